@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate gate-all proof release test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers gate-of gpu torch machines operators mutate-court clean
+.PHONY: help gate gate-all proof release test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers gate-of gpu torch machines operators fuzz mutate-court clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -230,6 +230,9 @@ operators: $(READY)  ## 400 changes drawn over the reference's source, then 300 
 	$(BIN)/rankproof coverage --pairs > reports/pairs.txt
 	head -n 2 reports/pairs.txt
 	exit $${failed:-0}
+
+fuzz: $(READY)  ## 100,000 damaged inputs for every reader of what others wrote, and long ones
+	@$(BIN)/pytest -q -m fuzz -n auto tests_unit/test_readers.py
 
 mutate-court: $(READY)  ## 40 mutants of the court's own code, by cosmic-ray, against the tests about their file; SEED=1
 	test -x .venv-mutate/bin/cosmic-ray || { $(BIN)/python -m venv .venv-mutate && .venv-mutate/bin/pip install -q cosmic-ray==8.7.0; }

@@ -1,11 +1,12 @@
 """Every reader of what others wrote ends as it documents, and soon, whatever it is given.
 
-A few hundred inputs each in every run; 100,000 each with `pytest -m fuzz`.
+A few hundred inputs each in every run; 100,000 each with `make fuzz`.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import re
 import time
@@ -18,13 +19,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import contracts.harness
+from contracts.checks._support.recorded_runs import RECEIPT
 from contracts.checks.gate._recorded_run import TODAY, A, B, declared, recorded
-from contracts.court import deviations, record
+from contracts.checks.manifest.run_states import DETACHED
+from contracts.contract import LAW
+from contracts.court import deviations, profiles, record
 from contracts.court.court import Court
-from contracts.harness import telemetry
+from contracts.harness import detection, kill_matrix, telemetry
+from contracts.harness.commands.installation import read_plan, read_table
+from contracts.harness.commands.storage import read_map
+from contracts.harness.commands.triage import Clock
+from contracts.harness.operators import trials
+from contracts.harness.ranks.journal import read_journal
+from contracts.harness.selftest import Matrix
+from contracts.observe import trace
+from contracts.observe.merged import Merged
 from contracts.spec import codec, fabric, manifest, pattern, storage
+from contracts.spec.abilities import Abilities
 from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.recipe import Recipe
+from contracts.spec.records import Kill
 from contracts.spec.redaction import LineRedactor, redact
 from contracts.spec.stack import questions
 from contracts.spec.stack_table import release
@@ -32,7 +47,9 @@ from contracts.spec.topology import Degrees
 from contracts.stacks.launched import Launched
 from contracts.stacks.megatron.flag_table import FlagTable
 from contracts.stacks.protocol import PROTOCOL
+from contracts.stacks.reference.launch import overrides
 from contracts.stacks.reference.stack import Reference
+from contracts.stacks.serve import reply
 
 FEW, MANY = 150, 100_000
 JUNK = (
@@ -59,8 +76,10 @@ def edited(draw: st.DrawFn, text: str) -> str:
 
 @st.composite
 def altered(draw: st.DrawFn, text: str) -> str:
-    """JSON after a value or two of it were replaced, dropped or given another name."""
-    whole = json.loads(text)
+    """JSON, one value or one a line, after a value or two of it were replaced, dropped or given another name."""
+    lines = _values(text)
+    number = draw(st.integers(0, len(lines) - 1))
+    whole = json.loads(lines[number])
     for _ in range(draw(st.integers(1, 3))):
         at = whole
         while isinstance(at, (dict, list)) and at:
@@ -74,7 +93,15 @@ def altered(draw: st.DrawFn, text: str) -> str:
                     del at[key]
                 break
             at = at[key]
-    return json.dumps(whole)
+    return "\n".join([*lines[:number], json.dumps(whole), *lines[number + 1 :], ""])
+
+
+def _values(text: str) -> list[str]:
+    try:
+        json.loads(text)
+    except ValueError:
+        return text.splitlines()
+    return [text]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,24 +114,24 @@ class Reader:
     json: bool = False
 
 
-def _deviations(folder: Path) -> Callable[[str], object]:
-    file = folder / "deviations.toml"
+def _of(file: Path, reader: Callable[[Path], object]) -> Callable[[str], object]:
+    """What reads a file, as a function of its text."""
 
     def read(text: str) -> object:
+        file.parent.mkdir(exist_ok=True)
         file.write_bytes(text.encode("utf-8", "surrogatepass"))
-        return deviations.load(file)
+        return reader(file)
 
     return read
 
 
-def _telemetry(folder: Path) -> Callable[[str], object]:
-    file = folder / "telemetry.jsonl"
-
-    def read(text: str) -> object:
-        file.write_bytes(text.encode("utf-8", "surrogatepass"))
-        return telemetry.read(file)
-
-    return read
+def _trace(file: Path) -> None:
+    """A trace, read and put together as who judges it does; the sketches are no text."""
+    merged = Merged(trace.read(file.parent))
+    for step in range(merged.steps + 1):
+        for kind in ("weight", "gradient", "updated", "moment"):
+            assert merged.tensors(kind, step) is not None
+        assert [merged.outputs(step), merged.rows(step), merged.loss(step), merged.data_ranks]
 
 
 def _hello(text: str) -> None:
@@ -123,9 +150,49 @@ def _read_back(text: str) -> object:
 
 
 _RUN = recorded((A, "violated"), (B, "holds"), deviations=(declared("pp2-tp2"),))
-_HELLO = {"protocol": PROTOCOL, "id": 1, "answer": {"name": "p", "version": "1", "offers": ["blocks"], "layouts": [],
-          "labels": {}, "persistent": False}}  # fmt: skip
-_DEVIATION = "".join(f'{name} = "x"\n' for name in ("id", "case", "reason", "issue", "owner"))
+_HELLO = {"protocol": PROTOCOL, "id": 1, "answer": {
+    "name": "p", "version": "1", "offers": ["blocks"], "layouts": [], "labels": {"blocks": "x"}, "persistent": False,
+    "abilities": codec.encode(Abilities(has=frozenset({"experts"}))), "conventions": {"rope-angles": "float32"},
+}}  # fmt: skip
+_TENSOR = {"name": "w", "shape": [2], "dtype": "float32", "squares": 1.5, "part": "", "partial": False, "bits": "0a",
+           "sketch": 0}  # fmt: skip
+_TRACE = "".join(
+    json.dumps({"e": kind, **more}) + "\n"
+    for kind, more in (
+        ("begin", {"version": trace.VERSION, "rank": 0, "world": 1, "command": ["x.py"], "run": "r/0", "shims": ""}),
+        ("root", {"number": 0, "type": "M", "replicas": [], "data": [0], "trainable": ["w"], "frozen": []}),
+        ("input", {"step": 1, "microbatch": 1, "rows": [7, -7], "random": "0a", "tensors": {"x": [[2], "int64"]}}),
+        ("forward", {"step": 1, **_TENSOR, "call": 1, "microbatch": 1, "batched": True}),
+        ("loss", {"step": 1, "backward": 1, "value": "nan"}),
+        ("clip", {"step": 1, "max": 1.0, "partial": False, "first": True, "norm": 2.0, "names": ["w"]}),
+        (
+            "group",
+            {"step": 1, "optimizer": "SGD 1", "number": 0, "names": ["w"], "lr": 0.1, "told": None, "decay": 0.0},
+        ),
+        *((kind, {"step": 1, **_TENSOR}) for kind in ("weight", "gradient", "updated")),
+        ("moment", {"step": 1, **_TENSOR, "moment": "exp_avg"}),
+        ("step", {"step": 1, "backward": 1, "microbatches": 1}),
+        ("collectives", {"step": 1, "group": "0-1", "said": ["barrier"], "count": 1, "digest": "0a"}),
+        ("end", {"error": "", "full": False, "steps": 1, "unseen": {"sparse": 1}}),
+    )
+)
+_PROOF = {
+    "about": {"content": kill_matrix.content(), "tier": "unit", "only": "", "surroundings": {
+        "python": "3", "packages": {"torch": "2"}, "cpu": "", "capability": "", "threads": 1, "settings": {},
+        "helping": []}},
+    **codec.encode(Matrix(
+        baseline=_RUN.results, kills=(Kill(mutant="M", of="PAT-01", case="a", fate="killed", words="w"),),
+        unguarded=())),
+}  # fmt: skip
+_TRIAL = codec.dumps(trials.Trial(content="c", change="lost-clone@a.py:3:0", fate="crashed"))
+_ALARMS = codec.dumps(
+    detection.Alarms(content="c", seed=1, cases=12, held=1, judged=2, red=({"item": "x"},), stack="s")
+)
+_JOURNAL = '{"start": "a::b"}\n{"of": "a::b", "report": {"when": "call"}}\n{"done": "a::b"}\n{"start": "a::c"}\n'
+_ASKED = '{"protocol": "rankproof/1", "id": 1, "question": "blocks", "arguments": {"pattern": "AE", "depth": 4}}'
+_SAMPLES = Path(contracts.harness.__path__[0], "samples")
+_DEVIATION = "[[deviation]]\n" + "".join(f'{name} = "x"\n' for name in ("id", "case", "reason", "issue", "owner"))
+_DEVIATION += 'says = "dp is #, expected #"\nexpires = 2027-01-01\n'
 _MATRIX = (
     "\tGPU0\tGPU1\tNIC0\tCPU Affinity\nGPU0\t X \tNV18\tPXB\t0-31\nGPU1\tNV18\t X \tSYS\t0-31\nNIC0\tPXB\tSYS\t X \n"
 )
@@ -142,27 +209,67 @@ _LOG = "--api-key abc Authorization: Bearer xyzxyz postgres://u:p@h token = x ey
 def _readers(folder: Path) -> Mapping[str, Reader]:
     reference = Reference()
     recipe = codec.dumps(reference.preset("nam56r_h200_bf16_v1", ()))
+    tiny = reference.preset("tiny-nam56r", ())
     mesh = codec.dumps(reference.topology(Degrees(tp=2, pp=2), 8, "own-axis"))
     return {
-        "pattern": Reader(read=lambda text: pattern.parse(text, 4), example="A/E|M(R)*4 AEMEAEMR"),
+        "pattern": Reader(read=lambda text: pattern.parse(text, 8), example="AEM|EA|EMR"),
         "recipe": Reader(read=lambda text: codec.loads(Recipe, text), example=recipe, json=True),
         "answer": Reader(read=lambda text: codec.loads(questions()["topology"].answer, text), example=mesh, json=True),
         "hello": Reader(read=_hello, example=json.dumps(_HELLO), errors=(Unreachable, NotOffered, Refused), json=True),
         "record": Reader(read=record.read, example=Court().write_run(_RUN, TODAY)),
-        "deviations": Reader(read=_deviations(folder), example=f"[[deviation]]\n{_DEVIATION}expires = 2027-01-01\n"),
+        "deviations": Reader(read=_of(folder / "d.toml", deviations.load), example=_DEVIATION),
         "mountinfo": Reader(read=storage.parse_mountinfo, example=_MOUNTS),
         "fabric": Reader(read=fabric.read_fabric, example=_MATRIX),
-        "manifest": Reader(read=manifest.loads, example='{"run": "r", "app_id": "ap-1", "state": "ok"}', json=True),
+        "manifest": Reader(read=manifest.loads, example=codec.dumps(DETACHED), json=True),
         "argv": Reader(read=_argv, example=_ARGV, errors=(Refused, NotOffered)),
-        "read-back": Reader(read=_read_back, example=_ARGV, errors=(Refused, NotOffered)),
-        "telemetry": Reader(read=_telemetry(folder), example=_STEPS, errors=()),
+        "read-back": Reader(
+            read=_read_back,
+            example="--recipe tiny-nam56r --mode author_dp --tp 2 --sp --set seed=4",
+            errors=(Refused, NotOffered),
+        ),
+        "telemetry": Reader(read=_of(folder / "t.jsonl", telemetry.read), example=_STEPS, errors=(), json=True),
+        "trace": Reader(read=_of(folder / "rank-00000.jsonl", _trace), example=_TRACE, json=True),
+        "receipt": Reader(read=reference.read_receipt, example=reference.write_receipt(RECEIPT), json=True),
+        "proof": Reader(read=_of(folder / "kills.json", kill_matrix.load), example=json.dumps(_PROOF), json=True),
+        "changes": Reader(
+            read=_of(folder / trials.JOURNAL, lambda file: trials.journal(file.parent, "c")),
+            example=f"{_TRIAL}\n{_TRIAL}\n",
+            json=True,
+        ),
+        "alarms": Reader(
+            read=_of(folder / "figure" / detection.FALSE_ALARMS, lambda file: detection.detection([file.parent])),
+            example=f"{_ALARMS}\n",
+            json=True,
+        ),
+        "journal": Reader(read=_of(folder / "journal.jsonl", read_journal), example=_JOURNAL, errors=(), json=True),
+        "spans": Reader(read=lambda text: codec.loads(Clock, text), example=_sample("spans.json"), json=True),
+        "map": Reader(read=_of(folder / "map.toml", read_map), example=_sample("map.toml")),
+        "table": Reader(read=_of(folder / "table.toml", read_table), example=_sample("table.toml")),
+        "plan": Reader(read=_of(folder / "plan.toml", read_plan), example=_sample("plan.toml")),
+        "profile": Reader(read=lambda text: profiles.plan(LAW, text), example="PAT-01[nam56r],TOPO-0,machine"),
+        "overrides": Reader(
+            read=lambda text: overrides.apply(tiny, dict(word.partition("=")[::2] for word in text.split())),
+            example="seed=4 name=x",
+        ),
+        "asked": Reader(read=lambda text: json.dumps(reply(reference, text)), example=_ASKED, errors=(), json=True),
         "release": Reader(read=release, example="590.48.01", errors=()),
         "redact": Reader(read=lambda text: redact(text, {"a-known-secret"}), example=_LOG, errors=()),
         "log": Reader(read=lambda text: LineRedactor({"a-known-secret"}).line(text), example=_LOG, errors=()),
     }
 
 
+def _sample(name: str) -> str:
+    return (_SAMPLES / name).read_text(encoding="utf-8")
+
+
 NAMES = tuple(_readers(Path()))
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("name", NAMES)
+def test_the_example_of_a_reader_is_read(name: str, tmp_path: Path) -> None:
+    reader = _readers(tmp_path)[name]
+    reader.read(reader.example)
 
 
 def _put(reader: Reader, text: str) -> None:
@@ -199,15 +306,30 @@ PIECES = (
 )  # fmt: skip
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("name", NAMES)
-def test_a_reader_takes_no_time_for_long_lines(name: str, tmp_path: Path) -> None:
-    """A second of a quiet machine for 64 KiB; what is quadratic takes minutes."""
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        pytest.param(False, marks=pytest.mark.unit),
+        pytest.param(True, marks=[pytest.mark.fuzz, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_a_reader_takes_no_time_for_long_lines(name: str, pairs: bool, tmp_path: Path) -> None:
+    """A second of a quiet machine for 64 KiB; what is quadratic takes minutes. With `pairs`, also one piece many times
+    behind another, behind many of another, and in turn with it."""
     reader = _readers(tmp_path)[name]
-    for piece in dict.fromkeys((*PIECES, *re.findall(r"\W", reader.example))):
+    pieces = dict.fromkeys((*PIECES, *re.findall(r"\W", reader.example)))
+    texts = (piece * LONG for piece in pieces)
+    if pairs:
+        texts = (
+            text
+            for one, two in itertools.product((*pieces, reader.example), pieces)
+            for text in (one + two * LONG, (one * LONG)[: LONG // 2] + two * LONG, (one + two) * LONG)
+        )
+    for text in texts:
         started = time.process_time()
-        _put(reader, (piece * LONG)[:LONG])
-        assert time.process_time() - started < 8, f"{name} takes too long for {piece!r}"
+        _put(reader, text[:LONG])
+        assert time.process_time() - started < 8, f"{name} takes too long for {text[:80]!r}"
 
 
 @pytest.mark.unit

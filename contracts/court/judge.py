@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import time
 import traceback
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from contracts.court.deadline import Overdue, deadline
 from contracts.court.party import Broken, OnTheStand, words_of
 from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.lacks import Lack
-from contracts.spec.records import Fate, Kill, Outcome, Result, Violation
+from contracts.spec.records import EXIT_CODES, Fate, Kill, Outcome, Result, Violation
 from contracts.spec.stack import Party, questions
 from contracts.spec.tolerance import in_float32
 from contracts.spec.violations import Heard, heard, parts_of
@@ -38,7 +39,7 @@ def judge(
 ) -> Result:
     """Judge one case of a contract on a party."""
     stand = OnTheStand(subject, assistants, contract.asks, contract.conventions, contract.float32)
-    started = time.perf_counter()
+    started, process = time.perf_counter(), os.getpid()
 
     def result(
         outcome: Outcome, words: str = "", *, violations: tuple[Violation, ...] = (), lack: Lack | None = None
@@ -67,7 +68,10 @@ def judge(
     with heard() as comparisons, coarser:
         try:
             with deadline(deadline_s, f"{contract.id}[{case}] of {subject.name}"):
-                contract.check(stand, *contract.asked[case])
+                try:
+                    contract.check(stand, *contract.asked[case])
+                finally:
+                    _end_copy(process)
         except KeyboardInterrupt:
             raise
         except Overdue:
@@ -80,6 +84,13 @@ def judge(
     if not stand.answered:
         return result("broken", "the check asked no question, so it judged nothing")
     return result("holds")
+
+
+def _end_copy(process: int) -> None:
+    """End a process that a stack has forked and that came back here: two would write one record."""
+    if os.getpid() != process:
+        os.write(2, b"rankproof: a process that the stack has forked came back to its judge, and was ended\n")
+        os._exit(EXIT_CODES["broken"])
 
 
 def violations_of(error: BaseException, comparisons: Heard) -> tuple[Violation, ...]:

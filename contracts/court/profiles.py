@@ -176,7 +176,7 @@ def _statement(entry: _Entry) -> Statement:
 
 def _words(law: Law, profile: str) -> tuple[str, ...]:
     """The words of a profile, each of which selects something."""
-    words = tuple(word.strip() for word in profile.split(",") if word.strip())
+    words = tuple(dict.fromkeys(word.strip() for word in profile.split(",") if word.strip()))
     for word in words:
         if word not in NAMED and not any(_matches(word, id, case) for id in law.ids() for case in _cases(law, id)):
             raise refuse("profile", word, "selects no contract", f"the nearest are {', '.join(nearest(law, word))}")

@@ -11,17 +11,32 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from contracts.harness import kill_matrix
 from contracts.harness.loss_curves import AGREES
 from contracts.harness.operators.reach import content
-from contracts.harness.operators.trials import FATES, JOURNAL, Trial
+from contracts.harness.operators.trials import FATES, JOURNAL, Trial, rows
+from contracts.spec import codec
 from contracts.spec.errors import refuse
 from contracts.spec.records import Kill
 
 FALSE_ALARMS = "false_alarms.jsonl"
 FILE = "detection"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarms:
+    """A row of the journal of correct stacks (`benchmarks/false_alarms.py`): one of them, and what is red of it."""
+
+    content: str
+    seed: int
+    cases: int
+    held: int
+    judged: int
+    red: tuple[Mapping[str, str], ...]
+    stack: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,35 +78,33 @@ def detection(folders: Iterable[Path], *, current: bool = False) -> Detection:
     `current`, of the journals only what is of this source.
 
     Raises:
-        Refused: for a folder that has none of them, or a kill matrix of other files than these.
+        Refused: for a folder that has none of them, a kill matrix of other files than these, or rows of another schema.
     """
     tiers: dict[str, tuple[Kill, ...]] = {}
     trials: dict[str, Trial] = {}
-    alarms: dict[int, dict[str, Any]] = {}
+    alarms: dict[int, Alarms] = {}
     for folder in folders:
         if not any((folder / name).exists() for name in (kill_matrix.FILE, JOURNAL, FALSE_ALARMS)):
             raise refuse("folder", str(folder), "has no kill matrix and no journal", "name what `selftest` wrote to")
         if (folder / kill_matrix.FILE).exists():
             proof = kill_matrix.load(folder)
             tiers[proof.about.tier] = proof.matrix.kills
-        trials |= {row["change"]: Trial(**row) for row in _latest(folder / JOURNAL, current)}
-        alarms |= {int(row["seed"]): row for row in _latest(folder / FALSE_ALARMS, current)}
+        trials |= {row.change: row for row in _latest(folder / JOURNAL, Trial, current)}
+        alarms |= {row.seed: row for row in _latest(folder / FALSE_ALARMS, Alarms, current)}
     return drawn_from(tiers, list(trials.values()), list(alarms.values()))
 
 
-def _latest(file: Path, current: bool) -> list[dict[str, Any]]:
+def _latest(file: Path, kind: type[T], current: bool) -> list[T]:
     """The rows of a journal that are of the same source as its last one, and of the one that is here where that is to
     be so. The key of false alarms begins with the source that is judged.
     """
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    rows = [json.loads(line) for line in lines if line.endswith("}")]
-    here = content() if current and rows else ""
-    return [row for row in rows if row["content"] == rows[-1]["content"] and row["content"].startswith(here)]
+    found = [*rows(file)]
+    here = content() if current and found else ""
+    ours = [row for row in found if row.get("content") == found[-1].get("content")]
+    return [codec.decode(kind, row, name=file.name) for row in ours if str(row.get("content")).startswith(here)]
 
 
-def drawn_from(
-    tiers: Mapping[str, Sequence[Kill]], trials: Sequence[Trial], alarms: Sequence[Mapping[str, Any]]
-) -> Detection:
+def drawn_from(tiers: Mapping[str, Sequence[Kill]], trials: Sequence[Trial], alarms: Sequence[Alarms]) -> Detection:
     """The figure, from kills by tier, changes by operators and rows of the journal of correct stacks."""
     tried = [kill for kills in tiers.values() for kill in kills if kill.fate != "void"]
     trained = [kill for kill in tried if kill.fate == "killed" and kill.loss]
@@ -110,7 +123,7 @@ def drawn_from(
             detected=sum(each.fate != "survived" for each in live), planted=len(live),
             median_s=_median(each.seconds for each in live if each.fate == "killed"),
         ),
-        stacks=len(alarms), cases=sum(row["judged"] for row in alarms), red=sum(len(row["red"]) for row in alarms),
+        stacks=len(alarms), cases=sum(row.judged for row in alarms), red=sum(len(row.red) for row in alarms),
     )  # fmt: skip
 
 

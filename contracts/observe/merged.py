@@ -130,7 +130,7 @@ class Merged:
         kept = {(rank.rank, line["microbatch"]) for rank, line in self._apart("input", step)}
         by_name: dict[str, list[tuple[RankTrace, Line]]] = {}
         for rank, line in self.lines("forward", step):
-            if (rank.rank, line["microbatch"]) in kept:
+            if (rank.rank, line["microbatch"]) in kept and line.get("placed", True):
                 name = line["name"] if line["call"] == 1 else f"{line['name']} (call {line['call']})"
                 by_name.setdefault(name, []).append((rank, line))
         found = {}

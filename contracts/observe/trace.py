@@ -32,6 +32,34 @@ _NAME = re.compile(r"rank-(\d{5})\.jsonl")
 
 Line = dict[str, Any]
 
+_PLACED: Mapping[str, Any] = {"part": str, "partial": bool, "bits": str, "sketch": (int, None)}
+_TENSOR: Mapping[str, Any] = {"step": int, "shape": [int], "dtype": str, "squares": float}
+_FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "begin": {"version": str, "rank": int, "world": int, "command": [str], "run": str},
+    "root": {"number": int, "type": str, "trainable": [str], "frozen": [str], "replicas": [int], "data": [int]},
+    "tied": {"names": [str]},
+    "untied": {"step": int, "names": [str]},
+    "input": {"step": int, "microbatch": int, "rows": [int], "random": str},
+    "forward": _TENSOR | {"name": str, "call": int, "microbatch": int, "batched": bool},
+    "drawn": {"step": int, "microbatch": int, "drawn": bool},
+    "loss": {"step": int, "backward": int, "value": float},
+    "left": {"step": int, "names": [str]},
+    "clip": {"step": int, "max": float, "norm": float, "partial": bool, "names": [str]},
+    "group": {"step": int, "optimizer": str, "number": int, "names": [str], "lr": float, "decay": float,
+              "told": (float, None)},
+    **dict.fromkeys(("weight", "gradient", "updated"), _TENSOR | {"name": str}),
+    "moment": _TENSOR | {"name": str, "moment": str},
+    "no-gradient": {"step": int, "name": str},
+    "modes": {"step": int, "evaluating": [str]},
+    "evaluation": {"step": int, "after": bool},
+    "told": {"step": int, "microbatches": int},
+    "step": {"step": int, "backward": int, "microbatches": int},
+    "collectives": {"step": int, "group": str, "said": [str]},
+    "end": {"error": str, "full": bool},
+}  # fmt: skip
+"""Kind → the fields that are read, and of which type: a list of one type, or one type or None."""
+MOST_RANKS = 100_000
+
 
 def lines_of(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.jsonl"
@@ -135,8 +163,9 @@ class RankTrace:
 
         held = b""
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
-            file.seek(number * SKETCH_BYTES)
-            held = file.read(SKETCH_BYTES)
+            if 0 <= number < LIMIT // SKETCH_BYTES:
+                file.seek(number * SKETCH_BYTES)
+                held = file.read(SKETCH_BYTES)
         if len(held) < SKETCH_BYTES:
             raise refuse(
                 "trace", self.path.name, f"has no sketch {number}", "copy the whole folder, or record it again"
@@ -174,8 +203,8 @@ def read(folder: Path) -> Trace:
     """Read a trace.
 
     Raises:
-        Refused: where there is none, where a line is no JSON object of this version, or where the files are of several
-            runs. A last line without its end, as a killed rank leaves it, is left out.
+        Refused: where there is none, where a line is no line of this version, or where the files are of several runs.
+            A last line without its end, as a killed rank leaves it, is left out.
     """
     names = (
         sorted(path for path in folder.glob("rank-*.jsonl") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
@@ -215,8 +244,34 @@ def _rank(path: Path, known: dict[str, Line]) -> RankTrace:
     if begin.get("version") != VERSION:
         problem = f"is of version {begin.get('version')}, and this suite reads {VERSION}"
         raise refuse("trace", path.name, problem, "record it again, or read it with the suite that wrote it")
-    rank, world = begin.get("rank"), begin.get("world")
-    if not (isinstance(rank, int) and isinstance(world, int) and "run" in begin):
-        raise refuse("trace", path.name, "begins without its rank, world and run", "record it again")
+    for number, line in enumerate(lines, start=1):
+        if bad := _not_of_its_kind(line, "begin" if number == 1 else line["e"], most_steps=len(lines)):
+            raise refuse("trace", f"{path.name}, line {number}", f"has no valid {bad!r}", "record it again")
+    rank, world = begin["rank"], begin["world"]
+    if not 0 <= rank < world <= MOST_RANKS:
+        raise refuse("trace", path.name, f"is of rank {rank} of {world}", "record it again")
     end = lines[-1] if lines[-1]["e"] == "end" else None
     return RankTrace(rank=rank, begin=begin, lines=tuple(lines[1:]), end=end, path=path.with_suffix(".sketches"))
+
+
+def _not_of_its_kind(line: Line, kind: str, *, most_steps: int) -> str:
+    """The first field that is not there, or of another type; empty where there is none. Each step writes a line."""
+    wanted = dict(_FIELDS.get(kind, {"e": None}))
+    if "shape" in wanted and line.get("placed") is not False:
+        wanted |= _PLACED
+    wanted |= {"steps": int} if kind == "end" and "steps" in line else {}
+    steps = range(most_steps + 1)
+    return next((name for name, of in wanted.items() if name not in line or not _is(line[name], of)
+                 or (name in ("step", "steps") and line[name] not in steps)), "")  # fmt: skip
+
+
+def _is(value: object, of: Any) -> bool:
+    if isinstance(of, tuple):
+        return value is None or _is(value, of[0])
+    if isinstance(of, list):
+        return isinstance(value, list) and all(_is(each, of[0]) for each in value)
+    if isinstance(value, bool) or of not in (int, float):
+        return of is not None and isinstance(value, of)
+    if isinstance(value, int):
+        return abs(value) < 1 << 64
+    return of is float and (isinstance(value, float) or value in ("nan", "inf", "-inf"))  # the name of what is none

@@ -5,12 +5,15 @@ Each is loaded by name (`--stack tests_unit._parties.hostile:PutsOutTheTimer`).
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import resource
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +135,63 @@ class ForgesTheRecord(Hostile):
                     break
             os._exit(0)
         return wrong(pattern, depth)
+
+
+def _write_everywhere() -> None:
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"CONFORMANT: hostile 1, profile PAT-01 (1 holds)\n")
+
+
+def _go_on_as_another() -> None:
+    """The process that is judged leaves, and a copy of it goes on."""
+    if os.fork():
+        os._exit(0)
+
+
+class _EqualsAnything(str):
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+DEEDS: dict[str, Callable[[], object]] = {
+    "ClearsModules": sys.modules.clear,
+    "ClosesItsStreams": lambda: (os.close(1), os.close(2)),
+    "ClosesItsDescriptors": lambda: os.closerange(3, 1024),
+    "LeavesAtExit": lambda: atexit.register(os._exit, 0),
+    "Forks": os.fork,
+    "GoesOnAsAnother": _go_on_as_another,
+    "WritesEverywhere": _write_everywhere,
+    "AllowsNoFiles": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10)),
+    "AllowsNoDescriptors": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)),
+    "AllowsNoDepth": lambda: sys.setrecursionlimit(80),
+    "TakesTheReportAway": lambda: shutil.rmtree("out"),
+    "KillsItsParent": lambda: (os.kill(os.getppid(), signal.SIGTERM), time.sleep(5)),
+    "ForgetsWhereItIs": lambda: (os.chdir("/"), os.environ.clear(), os.umask(0o777)),
+}
+"""Class → what it does to the process that judges it, before it answers wrongly."""
+
+
+def _after(name: str, deed: Callable[[], object]) -> type[Hostile]:
+    def blocks(self: Hostile, pattern: str, depth: int) -> Blocks:
+        deed()
+        return wrong(pattern, depth)
+
+    return type(name, (Hostile,), {"blocks": blocks})
+
+
+globals().update({name: _after(name, deed) for name, deed in DEEDS.items()})
+
+
+class AnswersWhatEqualsAnything(Hostile):
+    def blocks(self, pattern: str, depth: int) -> Blocks:
+        return tuple(_EqualsAnything("ablock") for _ in range(depth))
 
 
 class Right(Hostile):

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from contracts.contract import LAW
 from contracts.harness import detection
 from contracts.harness.cli import main
-from contracts.harness.detection import Detection
+from contracts.harness.detection import Alarms, Detection
 from contracts.harness.operators.reach import content
 from contracts.harness.operators.trials import JOURNAL, Trial
 from contracts.spec import codec
@@ -43,7 +43,7 @@ TRIALS = [
     Trial(content="c", change="lost-clone@a.py:4:0", fate="unreached"),
     Trial(content="c", change="lost-clone@a.py:5:0", fate="equivalent"),
 ]
-ALARMS = [{"content": "c", "seed": seed, "judged": 12, "held": 11, "red": [{}] * seed} for seed in (0, 1)]
+ALARMS = [Alarms(content="c", seed=seed, cases=12, judged=12, held=11, red=({},) * seed, stack="s") for seed in (0, 1)]
 
 
 def test_counts_are_of_what_could_be_detected_and_curves_of_what_was_trained() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 
 from contracts.court import record
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR
+from tests_unit._parties.hostile import DEEDS
 from tests_unit._parties.running import Done, side_by_side
 
 pytestmark = pytest.mark.unit
@@ -118,6 +120,21 @@ def test_whatever_a_stack_says_the_files_are_whole_and_small(
     said = run.stdout.splitlines()
     assert [line for line in said if line.startswith(("BROKEN: ", "VIOLATED: "))] == [said[-1]]
     assert not [line for line in said if line.lstrip().startswith("::") or "\x1b" in line]
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_whatever_a_stack_does_to_its_judge_it_is_not_green(
+    group: int, folder: Path, subtests: pytest.Subtests
+) -> None:
+    """These were red when they were tried; none may become green."""
+    names = (*DEEDS, "AnswersWhatEqualsAnything")[group::2]
+    options = ("--profile", "PAT-01[nam56r]", "--with", "none", "--deadline", 20, "--report", "out")
+    runs = side_by_side({name: ("check", "--stack", f"{HOSTILE}:{name}", *options) for name in names}, folder)
+    reports = side_by_side({f"{name}-report": ("report", folder / name / "out") for name in names}, folder)
+    for name in names:
+        with subtests.test(name):
+            assert runs[name].returncode in (VIOLATED, BROKEN, 128 + signal.SIGTERM), _said(runs[name])[-600:]
+            assert reports[f"{name}-report"].returncode in (VIOLATED, BROKEN, USAGE_ERROR, EXIT_CODES["incomplete"])
 
 
 def test_a_record_that_is_rewritten_behind_the_gate_is_no_verdict(

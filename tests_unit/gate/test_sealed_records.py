@@ -62,3 +62,9 @@ def test_a_key_that_is_none_is_refused(key: Path, content: bytes | None, says: s
     key.unlink() if content is None else key.write_bytes(content)
     with pytest.raises(Refused, match=says):
         Court().write_run(RUN, TODAY)
+
+
+def test_a_record_that_was_cut_anywhere_is_refused() -> None:
+    text = Court().write_run(RUN, TODAY)
+    for end in range(len(text)):
+        _refused(text[:end])

@@ -73,7 +73,8 @@ kind = "verify"
 words = "python -c 'import torch; assert \\"cu132\\" in torch.__version__'"
 """
 GOOD = {"MAMBA": "pip install --no-index kept/mamba_ssm-2.3.1-py3-none-any.whl",
-        "FLA": "python -m pip install --no-index --find-links index --no-deps fla-core"}  # fmt: skip
+        "FLA": "python -m pip install --no-index --extra-index-url https://u:PLANTED-in-a-plan@host.invalid/x "
+               "--find-links index --no-deps fla-core"}  # fmt: skip
 PLANS = {
     "good": GOOD,
     "from-the-index": GOOD | {"MAMBA": "pip install --no-index --find-links index mamba-ssm"},
@@ -123,6 +124,8 @@ def test_the_seeds_order_leaves_the_nightly_alone(said: dict[str, Result]) -> No
     assert steps(good)["torch"]["would_install"] == {"torch": NIGHTLY, "triton": "3.7.0"}
     assert steps(good)["mamba"]["would_install"] == {"mamba_ssm": "2.3.1"}
     assert steps(good)["fla"]["would_install"] == {"fla_core": "0.4.2"}
+    assert "PLANTED" not in good.output
+    assert "https://[redacted]@host.invalid" in good.output
 
 
 def test_pip_itself_says_which_step_would_move_torch(said: dict[str, Result]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -78,10 +79,10 @@ def command(ranks: int, restarts: int, *options: str) -> list[str]:
     ]
 
 
-def start(folder: Path, argv: list[str]) -> subprocess.Popen[str]:
+def start(folder: Path, argv: list[str], console: str = "console.txt") -> subprocess.Popen[str]:
     clean = {name: value for name, value in os.environ.items() if not TORCHRUN.match(name)}
     clean |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": ""}
-    with (folder / "console.txt").open("w") as log:
+    with (folder / console).open("w") as log:
         return subprocess.Popen(argv, cwd=folder, env=clean, stdout=log, stderr=subprocess.STDOUT, text=True,
                             start_new_session=True)  # fmt: skip
 
@@ -98,6 +99,27 @@ def torchrun(
     finally:
         end(process)
     return ended(folder, code, time.monotonic() - began)
+
+
+def two_nodes(folder: Path, files: dict[str, str], limit_s: float = 150) -> tuple[Run, int]:
+    """Run test files under two torchruns of one rank each, as on two nodes: what they said and the first one's exit
+    code, and the other's."""
+    write(folder, files)
+    with socket.create_server(("localhost", 0)) as free:
+        meeting = f"--rdzv-endpoint=localhost:{free.getsockname()[1]}"
+    argv = command(1, 0)
+    at = argv.index("--standalone")
+    argv[at : at + 1] = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=two", meeting]
+    began = time.monotonic()
+    nodes = [start(folder, argv, console) for console in ("console.txt", "other.txt")]
+    try:
+        first, other = (node.wait(limit_s) for node in nodes)
+    finally:
+        for node in nodes:
+            end(node)
+    with (folder / "console.txt").open("a") as both:
+        both.write((folder / "other.txt").read_text(errors="replace"))
+    return ended(folder, first, time.monotonic() - began), other
 
 
 def end(process: subprocess.Popen[str]) -> None:

@@ -198,3 +198,76 @@ def test_a_rank_whose_collectives_differ_is_named_and_not_its_victim() -> None:
     assert merged.primary == 1
     own = merge([Post(rank=0, kind="failed", text="E   assert 1 == 2", raised=True, order=1), Post(rank=1)])
     assert blamed(own, 1, "rank 1 differs: x") == own, "an error of the test's own names its rank"
+
+
+KEPT = """
+import resource
+
+def test_few_files_may_be_open():
+    there = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (there + 200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+@pytest.mark.parametrize("n", range(30))
+def test_destroys_groups_that_a_cycle_holds(n):
+    groups = [dist.new_group([0, 1]) for _ in range(4)]
+    groups.append(groups)
+    for group in groups[:4]:
+        assert summed(1, group) == 2
+        dist.destroy_process_group(group)
+"""
+
+
+def test_destroyed_groups_do_not_use_up_what_a_rank_may_open(tmp_path: Path) -> None:
+    run = torchrun(tmp_path, {"test_kept.py": KEPT}, ranks=2, limit_s=90)
+    assert run.code == 0, run.output[-3000:]
+    assert len(run.outcomes) == 31
+
+
+NODES = """
+kept = []
+
+def test_begins():
+    assert summed(1) == 2
+
+def test_leaves_a_collective_on_one_node():
+    if RANK == 1:
+        kept.append(dist.all_reduce(torch.tensor([100]), async_op=True))
+
+def test_after_the_collective():
+    assert summed(1) == 2
+
+def test_raises_on_one_node():
+    if RANK == 1:
+        raise ValueError("on the other node")
+    summed(1)
+
+def test_ends():
+    assert summed(RANK) == 1
+"""
+ALL_LEAVE = """
+def test_leaves():
+    summed(1)
+    os._exit(0)
+
+def test_never():
+    assert 0
+"""
+
+
+def test_two_nodes_agree_on_what_one_of_them_did(tmp_path: Path) -> None:
+    run, other = running.two_nodes(tmp_path, {"test_nodes.py": NODES})
+    assert (run.code, other) == (1, 1), run.output[-3000:]
+    outcomes = {name: run.outcome(name) for name in run.outcomes}
+    assert [name for name, said in outcomes.items() if said == "passed"] == [
+        "test_begins", "test_after_the_collective", "test_ends",
+    ]  # fmt: skip
+    assert len(outcomes) == 5
+    left = "rank 1 left 1 collective of group 0 [0,1] in flight, which rank 0 never entered"
+    assert left in run.words("test_leaves_a_collective_on_one_node")
+    assert "rank 1 diverged first: ValueError: on the other node" in run.words("test_raises_on_one_node")
+
+
+def test_two_nodes_whose_ranks_all_leave_with_0_are_red_on_both(tmp_path: Path) -> None:
+    run, other = running.two_nodes(tmp_path, {"test_nodes.py": ALL_LEAVE})
+    assert 0 not in (run.code, other), run.output[-3000:]
+    assert "left with exit code 0 before its session was over" in run.output

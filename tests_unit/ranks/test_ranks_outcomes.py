@@ -229,3 +229,104 @@ def test_a_test_has_one_outcome_and_the_one_after_it_its_own(tmp_path: Path, sub
         xml = (tmp_path / "junit.xml").read_text()
         assert '<property name="said by" value="2" />' in xml
         assert '<property name="said by" value="0" />' not in xml
+
+
+ABUSED = """
+import signal
+
+def test_leaves_with_0_by_an_exception():
+    if RANK == 1:
+        raise SystemExit(0)
+    summed(1)
+
+def test_after_1():
+    assert summed(1) == 2
+
+def test_has_no_memory():
+    if RANK == 0:
+        bytearray(1 << 60)
+    summed(1)
+
+def test_after_2():
+    assert summed(1) == 2
+
+def test_has_no_depth():
+    def deeper():
+        return deeper()
+    if RANK == 1:
+        deeper()
+    summed(1)
+
+def test_after_3():
+    assert summed(1) == 2
+
+def test_says_50_megabytes():
+    if RANK == 1:
+        raise ValueError("x" * 50_000_000)
+    summed(1)
+
+def test_after_4():
+    assert summed(1) == 2
+
+def test_has_no_words():
+    class Wordless(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+        __repr__ = __str__
+    if RANK == 1:
+        raise Wordless()
+    summed(1)
+
+def test_after_5():
+    assert summed(1) == 2
+
+def test_says_what_no_file_holds(record_property):
+    record_property("an object", object())
+    record_property("half a character", "\\ud800")
+    if RANK == 1:
+        raise ValueError("\\ud800 \\x00 \\x1b[31m ]]> <script>")
+    summed(1)
+
+def test_after_6():
+    assert summed(1) == 2
+
+def test_forgets_who_it_is():
+    if RANK == 1:
+        os.chdir("/")
+        os.environ["RANK"], os.environ["WORLD_SIZE"] = "0", "1"
+        os.umask(0o777)
+    signal.set_wakeup_fd(-1)
+
+def test_after_7():
+    assert summed(1) == 2
+
+def test_closes_its_descriptors():
+    if RANK == 1:
+        os.closerange(3, 2048)
+    summed(1)
+
+def test_after_8():
+    assert summed(1) == 2
+
+@pytest.mark.dist(timeout=2)
+def test_blocks_all_signals():
+    if RANK == 1:
+        signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
+        time.sleep(600)
+    summed(1)
+
+def test_after_9():
+    assert summed(1) == 2
+"""
+
+
+def test_whatever_a_test_does_to_its_process_the_next_one_is_right(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    run = torchrun(tmp_path, {"test_abused.py": ABUSED}, ranks=2, restarts=3)
+    assert run.code == 1
+    assert len(run.outcomes) == 18, run.output[-4000:]
+    for name in run.outcomes:
+        with subtests.test(name):
+            right = name.startswith("test_after") or name == "test_forgets_who_it_is"
+            assert run.outcome(name) == ("passed" if right else "failed"), run.words(name)[-2000:]
+    with subtests.test("a long message is cut"):
+        assert (tmp_path / "junit.xml").stat().st_size < 1_000_000

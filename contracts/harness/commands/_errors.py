@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import sys
@@ -18,7 +19,7 @@ from contracts.court.report import WIDTH
 from contracts.harness.supervisor import Ended, Stopped
 from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Form, Word
-from contracts.spec.redaction import secrets_here
+from contracts.spec.redaction import redact, redact_words, secrets_here
 
 P = ParamSpec("P")
 VERBOSE = "List every cause, item and id that the profile leaves outside, instead of counting them."
@@ -72,6 +73,26 @@ def told(work: Callable[[], int | None]) -> int:
     except (Broken, Ended) as error:
         _say(str(error))
         return EXIT_CODES["broken"]
+
+
+def show(text: str) -> None:
+    """Print what may quote a file, a package or pip, without secrets."""
+    click.echo(redact(text, secrets_here(os.environ, sys.argv)))
+
+
+def show_json(body: object) -> None:
+    """The same, as JSON."""
+    click.echo(json.dumps(_clean(body, secrets_here(os.environ, sys.argv)), indent=2, allow_nan=False))
+
+
+def _clean(body: object, known: frozenset[str]) -> object:
+    if isinstance(body, str):
+        return redact(body, known)
+    if isinstance(body, dict):
+        return {name: _clean(each, known) for name, each in body.items()}
+    if isinstance(body, list) and all(isinstance(each, str) for each in body):
+        return [*redact_words(body, known)]
+    return [_clean(each, known) for each in body] if isinstance(body, list) else body
 
 
 def _say(text: str) -> None:

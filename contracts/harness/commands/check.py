@@ -35,7 +35,7 @@ from contracts.harness.gate import device_of, today
 from contracts.harness.output import Output
 from contracts.harness.progress import Progress
 from contracts.harness.supervisor import Ended, supervised
-from contracts.spec.errors import Refusals, Unreachable, refuse
+from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
 from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Form, Header
 
 SUITE = Path(__file__).parents[1] / "suite.py"
@@ -231,7 +231,10 @@ def _verdict(folder: Path, form: Form, how: str, verbose: bool) -> int:
     """Read the record of a run, render and print it; `how` is how the run ended, for where there is none."""
     if not (folder / "run.jsonl").exists():
         raise Ended(f"the run ended early ({how}); {folder} holds what came in")
-    run, closing = record.load(folder)
+    try:
+        run, closing = record.load(folder)
+    except Refused as error:  # no bad input: this run has written it
+        raise Ended(f"its own record cannot be read: {error}") from None
     judged = verdict(run, today())
     for name, text in report.files(run, judged).items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import tomllib
@@ -12,7 +11,7 @@ from typing import Any
 
 import click
 
-from contracts.harness.commands._errors import one_clear_error
+from contracts.harness.commands._errors import one_clear_error, show, show_json
 from contracts.instruments import pip_plan
 from contracts.instruments.environment import Environment
 from contracts.spec import codec, install_plan, stack_table
@@ -36,15 +35,15 @@ def stack(table: str | None, python: str, load: bool, as_json: bool) -> None:
     compared, findings = compare_installed(stated, Environment(python), load=load)
     if as_json:
         lines = [{**codec.encode(each), "found": codec.encode(each.found)} for each in compared]
-        click.echo(json.dumps({"table": stated.name, "lines": lines, "findings": codec.encode(findings)}, indent=2))
+        show_json({"table": stated.name, "lines": lines, "findings": codec.encode(findings)})
     else:
         for each in compared:
             version = f"{each.line.version}{'+' if each.line.at_least else ''}"
             found = ", ".join(part.version or "no version" for part in each.found) or "-"
-            click.echo(f"{each.state:<13} {each.line.component:<24} {version:<28} {found}")
+            show(f"{each.state:<13} {each.line.component:<24} {version:<28} {found}")
         equal = sum(each.state == "equal" for each in compared)
         click.echo(f"{equal} of {len(compared)} lines of {stated.name} are equal")
-        show(each for each in findings if each.promise != "INST-01")
+        show_each(each for each in findings if each.promise != "INST-01")
     sys.exit(EXIT_CODES["violated"] if findings else 0)
 
 
@@ -61,12 +60,12 @@ def check_install_plan(plan: str, python: str, as_json: bool) -> None:
     asked = pip_plan.resolve(read_plan(Path(plan)), folder=Path(plan).resolve().parent, python=python)
     findings = install_plan.plan_findings(asked)
     if as_json:
-        click.echo(json.dumps({"plan": codec.encode(asked), "findings": codec.encode(findings)}, indent=2))
+        show_json({"plan": codec.encode(asked), "findings": codec.encode(findings)})
     else:
         for step in asked.steps:
             brings = " ".join(f"{name}=={version}" for name, version in (step.would_install or {}).items())
             click.echo(f"{step.name:<16} {brings or ('-' if step.would_install is not None else 'unknown')}")
-        show(findings)
+        show_each(findings)
         click.echo(f"torch {asked.torch} " + ("may be moved: the plan is refused" if findings else "stays"))
     sys.exit(EXIT_CODES["violated"] if findings else 0)
 
@@ -98,9 +97,9 @@ def _beside(parts: Iterable[InstalledPart], runtime: Iterable[InstalledPart]) ->
     return tuple(each for each in runtime if not any(name.startswith(f"nvidia-{each.name}") for name in held))
 
 
-def show(findings: Iterable[Finding]) -> None:
+def show_each(findings: Iterable[Finding]) -> None:
     for finding in findings:
-        click.echo(str(finding))
+        show(str(finding))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -112,7 +111,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise refuse("file", str(path), f"cannot be read: {error.strerror}", SAMPLE) from None
-    except ValueError as error:  # not UTF-8 either
+    except (ValueError, RecursionError) as error:  # not UTF-8 either
         raise refuse("file", str(path), f"is not TOML: {error}", "give a TOML file") from None
 
 
@@ -126,7 +125,10 @@ def read_plan(path: Path) -> InstallPlan:
     data = read_toml(path)
     for step in data.get("steps", ()) if isinstance(data.get("steps"), list) else ():
         if isinstance(step, dict) and isinstance(step.get("words"), str):
-            step["words"] = shlex.split(step["words"])
+            try:
+                step["words"] = shlex.split(step["words"])
+            except ValueError as error:
+                raise refuse("steps.words", step["words"], f"is no line of a shell: {error}", "close it") from None
         for observed in ("would_install", "requires", "error"):
             if isinstance(step, dict) and observed in step:
                 raise refuse(f"steps.{observed}", step[observed], "is pip's to say", "leave it out of the file")

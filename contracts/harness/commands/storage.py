@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from contracts.harness.commands._errors import one_clear_error
-from contracts.harness.commands.installation import read_toml, show
+from contracts.harness.commands._errors import one_clear_error, show_json
+from contracts.harness.commands.installation import read_toml, show_each
 from contracts.instruments.mounts import disks
 from contracts.spec import codec, storage
 from contracts.spec.installation import Disks, StorageMap
@@ -52,11 +51,11 @@ def check_storage(map_: str, run: str | None, as_json: bool) -> None:
         findings += storage.cache_findings(places, host, run, dict(os.environ))
     if as_json:
         body = {"map": codec.encode(places), "findings": codec.encode(findings), "caches": caches}
-        click.echo(json.dumps(body, indent=2))
+        show_json(body)
     else:
         for name in PLACES:
             click.echo(f"{name:<9} {getattr(places, name)}")
-        show(findings)
+        show_each(findings)
         if any(finding.promise == "STOR-03" for finding in findings):
             variables = storage.cache_environment(places, run) if run is not None else {}
             click.echo("\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items()))

@@ -13,7 +13,7 @@ import click
 
 from contracts.court.party import OnTheStand
 from contracts.harness import parties
-from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
+from contracts.harness.commands._errors import one_clear_error, show, show_json, the_stack_talks_to_stderr
 from contracts.instruments import run_folder
 from contracts.instruments.run_folder import RunFolder
 from contracts.spec import codec
@@ -68,9 +68,9 @@ def triage(
     if as_json:
         body = {"run": str(run), "facts": codec.encode(facts), "receipt_unread": unread,
                 "diagnosis": codec.encode(found)}  # fmt: skip
-        click.echo(json.dumps(body, indent=2, allow_nan=False))
+        show_json(body)
     else:
-        click.echo(_told(seen.manifest, found, unread))
+        show(_told(seen.manifest, found, unread))
     sys.exit(0 if found.layer is None else WRONG)
 
 

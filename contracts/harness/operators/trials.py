@@ -29,6 +29,7 @@ from contracts.harness.operators.cells import cells
 from contracts.harness.operators.changes import Change, drawn, equivalents, named
 from contracts.harness.operators.forked import forked
 from contracts.harness.operators.reach import Reach
+from contracts.spec import codec
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.records import Item, Result
 
@@ -188,10 +189,19 @@ def _by_ranks(folder: Path, ranks: int, profile: str) -> dict[str, Any]:
 
 def journal(folder: Path, content: str) -> dict[str, Trial]:
     """What is known of changes of this source; the last word on each."""
-    file = folder / JOURNAL
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    rows = [Trial(**json.loads(line)) for line in lines if line.endswith("}")]
-    return {row.change: row for row in rows if row.content == content}
+    told = [codec.decode(Trial, row, name=JOURNAL) for row in rows(folder / JOURNAL) if row.get("content") == content]
+    return {each.change: each for each in told}
+
+
+def rows(file: Path) -> Iterator[dict[str, Any]]:
+    """The objects in a journal, one a line. A line that a kill cut off, also with the next one behind it, is none."""
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            yield row
 
 
 def run(

@@ -7,6 +7,7 @@ PyTorch and NCCL and have not been tested on a device.
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -42,6 +43,10 @@ def backend_of(chosen: str) -> str:
     return "nccl" if torch.cuda.is_available() and torch.distributed.is_nccl_available() else "gloo"
 
 
+GROWN = 64
+"""Descriptors more than after the last garbage collection, for which the next is worth its time."""
+
+
 class SessionGroup:
     """The default process group and everything derived from it.
 
@@ -55,6 +60,7 @@ class SessionGroup:
         self.timeout = datetime.timedelta(seconds=timeout_s)
         self.generation = -1  # counts the groups made, from 0
         self._keep: frozenset[int] = frozenset()
+        self._descriptors = 1 << 30
         self._store: TCPStore | None = None
         self._group: object = None
 
@@ -101,6 +107,16 @@ class SessionGroup:
 
         return self.generation >= 0 and torch.distributed.group.WORLD is self._group
 
+    def let_go(self) -> None:
+        """Free the sockets and threads of groups that a test has destroyed. torch refers to them in cycles, and the
+        garbage collector counts objects of Python alone: after some hundred tests a rank may open no more files."""
+        there = _descriptors()
+        if there > self._descriptors + GROWN:
+            gc.collect()  # without what was imported, which is frozen (`Collection`)
+            self._descriptors = _descriptors()
+        else:
+            self._descriptors = min(self._descriptors, there)
+
     def synchronize(self) -> None:
         """Wait for the device, so that a kernel that never ends is charged to the test that started it."""
         if self.backend == "nccl" and self.generation >= 0:
@@ -124,6 +140,10 @@ class SessionGroup:
     def count(self) -> int:
         """The number of groups in this process, including the default one."""
         return len(_world_groups())
+
+
+def _descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def _sockets() -> Iterator[int]:

@@ -72,16 +72,18 @@ def read_journal(path: Path) -> Past:
     done: dict[str, list[Report]] = {}
     under_way: str | None = None
     begun: list[Report] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(name, ""), str) for name in ("start", "done")):
             continue
         if "start" in entry:
             under_way, begun = entry["start"], []
         elif "report" in entry:
             begun.append(entry["report"])
-        else:
+        elif "done" in entry:
             done[entry["done"]], under_way = begun, None
             begun = []
     return Past(done=done, under_way=under_way, begun=tuple(begun))

@@ -84,6 +84,7 @@ class Phases:
             self.job.rebuild(lambda: self._drop_fixtures(item.session))
         elif (made := self.job.group.count() - self._groups_before) > 0:
             counts.left_by[item.nodeid] = made
+        self.job.group.let_go()
         if counts.aborted >= self.config.getoption("dist_max_aborts"):
             item.session.shouldfail = f"{counts.aborted} phases were aborted; see --dist-max-aborts"
 
