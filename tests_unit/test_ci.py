@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -60,31 +62,146 @@ def _run(script: str, repository: Path, **variables: str) -> subprocess.Complete
     path = os.pathsep.join([str(repository / "bin"), str(RANKPROOF.parent), os.environ["PATH"]])
     return subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script], cwd=repository, text=True,
-        env=environment(PATH=path, PROFILE="PAT-01", REPORT="reports/rankproof", **variables),
+        env=environment(**{"PATH": path, "PROFILE": "PAT-01", "REPORT": "reports/rankproof"} | variables),
         capture_output=True, check=False, timeout=600,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("stack", CODES)
-def test_the_action_judges_and_shows_the_verdict(stack: str, repository: Path) -> None:
-    steps = {step["name"]: step for step in _yaml(CI / "action/action.yml")["runs"]["steps"]}
-    variables = dict.fromkeys(steps["judge"]["env"], "") | {"JOBS": "1", "SELFTEST": "false", "STACK": f"fork:{stack}"}
-    for known in ("PROFILE", "REPORT"):
-        del variables[known]
-    files = {"GITHUB_OUTPUT": str(repository / "output"), "GITHUB_STEP_SUMMARY": str(repository / "summary")}
-    done = _run(steps["judge"]["run"], repository, **variables, **files)
-    assert done.returncode == CODES[stack], done.stderr
-    assert (repository / "output").read_text() == f"exit-code={CODES[stack]}\n"
-    word = {"Green": "CONFORMANT", "Red": "VIOLATED"}[stack]
-    assert (repository / "summary").read_text().startswith(f"## {word}: fork 7")
-    said = [line for line in done.stdout.splitlines() if line.startswith("::")]
-    assert said[0].startswith(f"::{'notice' if stack == 'Green' else 'error'} title=rankproof::{word}: fork 7")
-    if stack == "Red":
-        line = FORK.splitlines().index("class Red(Green):") + 2
-        assert said[1].startswith(f"::error file=fork.py,line={line},title=PAT-01[")
-    done = _run(steps["content"]["run"], repository, GITHUB_OUTPUT=str(repository / "key"))
-    assert done.returncode == 0, done.stderr
-    assert len((repository / "key").read_text().strip().removeprefix("key=")) == 64
+class Service:
+    """GitHub, as far as our files go: evaluates expressions, runs the steps of the action, and has a cache."""
+
+    def __init__(self, repository: Path) -> None:
+        self.repository = repository
+        self.cache: dict[str, dict[str, bytes]] = {}
+
+    def run(self, event: str, branch: str) -> tuple[int, str, str]:
+        """The worst exit code of the workflow's rows, the summary and the log."""
+        workflow = _yaml(self.repository / ".github/workflows/rankproof.yml")
+        told: dict[str, Any] = {
+            "github.event_name": event, "github.ref_name": branch, "github.event.repository.default_branch": "main",
+            "github.base_ref": "main" if event == "pull_request" else "", "github.job": "gate", "runner.os": "Linux",
+            "github.sha": self._git("rev-parse", "HEAD"), "runner.arch": "X64", "strategy.job-index": "0",
+        }  # fmt: skip
+        if event not in workflow[True] or branch not in (workflow[True][event] or {}).get("branches", [branch]):
+            return -1, "", ""
+        job = workflow["jobs"]["gate"]
+        [step] = [step for step in job["steps"] if "rankproof" in step.get("uses", "")]
+        ended = [self._row(step["with"], told | {f"matrix.{name}": value for name, value in row.items()})
+                 for row in job["strategy"]["matrix"]["include"]]  # fmt: skip
+        return max(code for code, _, _ in ended), *(
+            "".join(part) for part in zip(*(each[1:] for each in ended), strict=True)
+        )
+
+    def _row(self, given: dict[str, str], told: dict[str, Any]) -> tuple[int, str, str]:
+        shutil.rmtree(self.repository / "reports", ignore_errors=True)  # each job has a machine of its own
+        action = _yaml(CI / "action/action.yml")
+        inputs = {name: about.get("default", "") for name, about in action["inputs"].items()}
+        inputs |= {name: self._filled(value, told) for name, value in given.items()}
+        told |= {f"inputs.{name}": value for name, value in inputs.items()} | {"code": 0}
+        summary, log = self.repository / "reports/summary", ""
+        for step in action["runs"]["steps"]:
+            if not self._holds(step.get("if", "true"), told) or (told["code"] and "always()" not in step.get("if", "")):
+                continue
+            if "uses" in step:
+                self._use(step, told)
+                continue
+            output = self.repository / "reports/output"
+            output.parent.mkdir(exist_ok=True)
+            output.write_text("")
+            variables = {name: self._filled(value, told) for name, value in step.get("env", {}).items()}
+            files = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(summary)}
+            done = _run(step["run"], self.repository, **variables, **files)
+            told["code"], log = done.returncode, log + done.stdout + done.stderr
+            for line in output.read_text().splitlines():
+                name, _, value = line.partition("=")
+                told[f"steps.{step.get('id')}.outputs.{name}"] = value
+            told[f"steps.{step.get('id')}.outcome"] = "failure" if done.returncode else "success"
+        return told["code"], summary.read_text() if summary.exists() else "", log
+
+    def _use(self, step: dict[str, Any], told: dict[str, Any]) -> None:
+        what, words = step["uses"].partition("@")[0], {k: self._filled(v, told) for k, v in step["with"].items()}
+        folder = self.repository / words["path"]
+        if what == "actions/cache/save":
+            self.cache.setdefault(words["key"], {each.name: each.read_bytes() for each in folder.iterdir()})
+        elif what == "actions/cache/restore":
+            starts = [words["key"], *words.get("restore-keys", "").split()]
+            found = [key for start in starts for key in reversed(self.cache) if key.startswith(start)]
+            for name, kept in self.cache[found[0]].items() if found else ():
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(kept)
+        else:
+            assert what == "actions/upload-artifact", what
+
+    def _filled(self, text: str, told: dict[str, Any]) -> str:
+        return re.sub(r"\$\{\{ (.*?) \}\}", lambda found: self._value(found[1], told), text)
+
+    def _holds(self, expression: str, told: dict[str, Any]) -> bool:
+        return self._value(expression, told) not in ("", "false")
+
+    def _value(self, expression: str, told: dict[str, Any]) -> str:
+        known = {"true": True, "always()": True, **told}
+        named = re.sub(
+            r"'[^']*'|always\(\)|format|&&|\|\||[A-Za-z_][\w.-]*",
+            lambda found: {"&&": " and ", "||": " or ", "format": "str.format"}.get(found[0])
+            or (found[0] if found[0][0] == "'" else repr(known.get(found[0], "") if found[0].startswith("steps.")
+                                                        else known[found[0]])),
+            expression,
+        )  # fmt: skip
+        value = eval(named)
+        return {True: "true", False: "false"}.get(value, value) if isinstance(value, bool) else value
+
+    def _git(self, *words: str) -> str:
+        given = ("-c", "user.name=t", "-c", "user.email=t@example.invalid", "-c", "commit.gpgsign=false")
+        done = subprocess.run(["git", *given, *words], cwd=self.repository, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def commit(self, branch: str, *replaced: str) -> None:
+        """A change of the stack on a branch from main."""
+        if branch != "main":
+            self._git("checkout", "-qb", branch, "main")
+        text = (self.repository / "fork.py").read_text(encoding="utf-8")
+        (self.repository / "fork.py").write_text(text.replace(*replaced) if replaced else text, encoding="utf-8")
+        self._git("add", "-A")
+        self._git("commit", "-qm", "a change")
+        self._git("update-ref", "refs/remotes/origin/main", "main")
+
+
+def test_a_copied_workflow_gates_a_red_and_a_green_change(repository: Path) -> None:
+    (repository / ".github/workflows").mkdir(parents=True)
+    (repository / ".gitignore").write_text("reports\n__pycache__\n")
+    text = WORKFLOW.read_text(encoding="utf-8")
+    [first, *others] = re.findall(r" *- \{name: .*\n", text)
+    for row in others:  # what the toy answers nothing of
+        text = text.replace(row, "")
+    text = text.replace(first, first.replace("our_stack.gate:Stack", "fork:Green").replace("launch,machine", "PAT-01"))
+    # What is installed here already; and the suite's own test, which takes minutes, has its own tests.
+    text = re.sub(r"install: >-\n(?: {12}.*\n)+", 'selftest: "false"\n', text)
+    (repository / ".github/workflows/rankproof.yml").write_text(text)
+    subprocess.run(["git", "init", "-qb", "main"], cwd=repository, check=True)
+    github = Service(repository)
+    github.commit("main")
+    code, summary, log = github.run("push", "main")
+    assert (code, summary[:19]) == (0, "## CONFORMANT: fork"), log
+    assert [key[:14] for key in github.cache] == ["rankproof-run-"]
+
+    github.commit("faster", "for layer in range(depth)", "for layer in [*range(depth)]")
+    for event in ("pull_request", "merge_group"):
+        code, summary, log = github.run(event, "faster")
+        assert code == 0, log
+        assert "0 new, 0 fixed, 0 lost" in summary
+        assert ("1 file changed" in log) == (event == "pull_request")
+
+    whole_periods = "for layer in range(depth // len(pattern) * len(pattern))"
+    github.commit("whole-periods", "for layer in range(depth)", whole_periods)
+    for event in ("pull_request", "merge_group"):
+        code, summary, log = github.run(event, "whole-periods")
+        assert code == EXIT_CODES["violated"], log
+        assert summary.startswith("## VIOLATED: fork 7")
+        assert " new, 0 fixed, 0 lost" in summary
+        line = next(number for number, text in enumerate(FORK.splitlines(), 1) if "def blocks" in text)
+        assert f"::error file=fork.py,line={line},title=PAT-01" in log
+    assert github.run("push", "whole-periods") == (-1, "", ""), "a push elsewhere judges nothing"
+    assert len(github.cache) == 1, "the records of pull requests are compared with nothing"
 
 
 @pytest.mark.parametrize("stack", CODES)
@@ -115,7 +232,7 @@ def test_slurm_s_script_ends_with_the_verdict_behind_tee(stack: str, repository:
 
 def test_the_workflow_uses_the_action_as_it_is() -> None:
     workflow, action = _yaml(WORKFLOW), _yaml(CI / "action/action.yml")
-    assert {*workflow[True]} == {"pull_request", "merge_group"}  # YAML 1.1 reads `on` as true
+    assert {*workflow[True]} == {"pull_request", "merge_group", "push"}  # YAML 1.1 reads `on` as true
     job = workflow["jobs"]["gate"]
     [step] = [step for step in job["steps"] if "rankproof" in step.get("uses", "")]
     assert {*step["with"]} <= {*action["inputs"]}

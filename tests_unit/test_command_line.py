@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from contracts.contract import LAW
 from contracts.harness.cli import GROUPS, main
 from contracts.harness.commands.samples import FILES
-from tests_unit._parties.running import RANKPROOF, environment, rankproof
+from tests_unit._parties.running import RANKPROOF, ROOT, environment, rankproof
 
 pytestmark = pytest.mark.unit
 
@@ -94,8 +94,21 @@ def test_json_is_what_the_text_says() -> None:
         for name, command in main.commands.items()
         if not {"--json"} & {each for parameter in command.params for each in parameter.opts}
     }
-    beside = {"observe", "diff", "judge"}  # of traces; `judge` has --form json
-    assert without - beside == {"init", "deviations", "launch", "completion", "sample"}, "they print no results"
+    assert without == {"observe", "deviations", "launch", "completion", "sample"}, "they print no results"
+
+
+def test_a_probe_tells_in_json_what_holds_and_what_to_answer_next(tmp_path: Path) -> None:
+    (tmp_path / "ours.py").write_text((ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8"))
+    done = rankproof("init", "--probe", "ours:Ours", "--propose", "declared.toml", "--json", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert told["word"] == "violated"
+    assert {each["id"] for each in told["results"] if each["outcome"] == "violated"} >= {"PAT-01"}
+    assert all(each["questions"] and sum(each["contracts"].values()) for each in told["next"])
+    assert "blocks" not in told["next"][0]["questions"]
+    assert "declared.toml proposes deviations for" in done.stderr
+    done = rankproof("init", "ours", "--json", cwd=tmp_path)
+    assert (done.returncode, "json = True: shows what a probe found" in done.stderr) == (USAGE, True)
 
 
 def test_every_command_stands_in_one_group_of_the_help() -> None:

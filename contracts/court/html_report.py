@@ -20,7 +20,7 @@ from contracts.contract import LAW
 from contracts.court import sources
 from contracts.court.baseline import change
 from contracts.court.causes import DETAILED, HEADINGS, Apart, Cause, apart, by_outcome, causes
-from contracts.court.mesh_picture import mesh_picture
+from contracts.court.mesh_picture import mesh_picture, schedule_picture
 from contracts.court.plain_text import fit
 from contracts.court.telling import (
     answered_by,
@@ -69,8 +69,8 @@ def page(run: Run, verdict: Verdict) -> str:
     held = [result for result in verdict.results if result.outcome == "holds"]
     counts = Counter((family_of(result.id), result.outcome) for result in verdict.results)
     outcomes = [outcome for outcome in HEADINGS if verdict.counts[outcome]]
-    text: str = _template("report.html.j2").render(
-        _frame(headline(verdict)),
+    text: str = template("report.html.j2").render(
+        frame(headline(verdict)),
         run=run,
         verdict=verdict,
         outcomes=outcomes,
@@ -93,6 +93,7 @@ def page(run: Run, verdict: Verdict) -> str:
         answered=lambda cause: answered_by(run, cause.results[0]),
         picture=_tensors,
         mesh=lambda cause: mesh_picture(cause.results),
+        schedule=lambda cause: schedule_picture(cause.results) if cause.outcome in ("violated", "broken") else None,
         compared=change(run, verdict),
         law=law_lines(run, verdict),
         compared_items=_COMPARED,
@@ -125,8 +126,8 @@ def overview(recorded: Sequence[Recorded]) -> str:
     series: dict[tuple[str, str], list[Recorded]] = {}
     for each in sorted(recorded, key=lambda each: each.run.header.started):
         series.setdefault((each.run.header.subject.name, each.verdict.profile), []).append(each)
-    text: str = _template("overview.html.j2").render(
-        _frame(f"rankproof: {counted(len(recorded), 'report')}"),
+    text: str = template("overview.html.j2").render(
+        frame(f"rankproof: {counted(len(recorded), 'report')}"),
         recorded=recorded,
         families=families,
         cells={id(each): _worst(each.verdict) for each in recorded},
@@ -278,7 +279,7 @@ def _left(rows: int, row: str, columns: int, column: str) -> str:
     return f"and {' and '.join(said)} more" if said else ""
 
 
-def _frame(title: str) -> dict[str, Any]:
+def frame(title: str) -> dict[str, Any]:
     """What every page has: its title, its style and its script, and the policy that allows this script alone."""
     script, style = _asset("report.js"), _asset("report.css")
     digest = base64.b64encode(hashlib.sha256(f"\n{script}".encode()).digest()).decode()
@@ -291,7 +292,7 @@ def _asset(name: str) -> str:
 
 
 @functools.cache
-def _template(name: str) -> Any:
+def template(name: str) -> Any:
     # jinja2 takes 50 ms to import; a command that draws no page does not pay for it.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -300,7 +301,7 @@ def _template(name: str) -> Any:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["seconds"] = _seconds
-    return environment.get_template(name)
+    return environment.gettemplate(name)
 
 
 def _seconds(value: float) -> str:

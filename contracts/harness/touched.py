@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from contracts.contract import LAW
+from contracts.court.telling import counted
 from contracts.spec.errors import refuse
 from contracts.spec.records import Item, Plan
 from contracts.spec.stack import Party
@@ -67,7 +68,8 @@ def first(plan: Plan, party: Party, change: Changed, places: Mapping[str, str]) 
     touched = [item for item in plan.items if found[item] is not None]
     rest = tuple(item for item in plan.items if found[item] is None)
     ordered = (*sorted(touched, key=lambda item: found[item] or 0), *rest)
-    words = f"{change.of}: {len(change.files)} files changed, {len(touched)} of {len(plan.items)} items judged first"
+    files = counted(len(change.files), "file")
+    words = f"{change.of}: {files} changed, {len(touched)} of {counted(len(plan.items), 'item')} judged first"
     return replace(plan, items=ordered), words
 
 

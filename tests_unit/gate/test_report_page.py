@@ -9,11 +9,17 @@ from pathlib import Path
 
 import pytest
 
+import contracts.checks
 from contracts.court.html_report import Recorded, overview
-from contracts.court.mesh_picture import mesh_picture
+from contracts.court.mesh_picture import mesh_picture, one_forward_one_backward
 from contracts.court.report import render
 from contracts.court.telling import rerun
+from contracts.harness.commands.traffic import drawn, lanes
+from contracts.spec.presets import PRESETS
 from contracts.spec.records import Item, Result, Run
+from contracts.spec.topology import Degrees
+from contracts.spec.traffic import Rehearsal, Sent
+from contracts.spec.training import Execution
 from tests_unit.gate._browser import CHROMIUM, Browser, browser
 from tests_unit.gate._reported import GREEN, ITEM, RED, run_of, sick
 from tests_unit.gate.test_reports import _judged
@@ -22,6 +28,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, wh
 pytestmark = pytest.mark.unit
 
 RUNS: dict[str, Callable[[], Run]] = {"green": lambda: GREEN, "red": lambda: RED, "sick": lambda: sick(2257)}
+assert contracts.checks
 SHOWN = "[...document.querySelectorAll('.item')].filter(each => !each.hidden).length"
 
 
@@ -81,9 +88,6 @@ def test_an_overview_tells_what_each_run_broke_and_mended() -> None:
 
 
 def test_the_mesh_shows_the_ranks_on_which_an_item_went_wrong() -> None:
-    import contracts.checks
-
-    assert contracts.checks
     wrong = Result(id="TOPO-05d", case="borrowed-pp2-tp2-ep4-etp1-on-8", outcome="violated", words="late", rank=5,
                    ranks=(2, 5))  # fmt: skip
     drawn = mesh_picture([wrong])
@@ -98,6 +102,51 @@ def test_the_mesh_shows_the_ranks_on_which_an_item_went_wrong() -> None:
     assert "rank 5 (pp 1, dp 0, tp 1): it went wrong here" in render(run, _judged(run), "html")
     for unknown in ({"ranks": ()}, {"case": "of-another-suite"}, {"ranks": (8,)}, {"id": "TOPO-99"}):
         assert mesh_picture([replace(wrong, **unknown)]) is None  # type: ignore[arg-type]
+
+
+def test_a_schedule_is_drawn_as_it_is_defined() -> None:
+    assert one_forward_one_backward(2, 2) == (("F0", "F1", "", "B0", "", "B1"), ("", "F0", "B0", "F1", "B1", ""))
+    assert one_forward_one_backward(3, 1) == (
+        ("F0", "", "", "", "", "B0"), ("", "F0", "", "", "B0", ""), ("", "", "F0", "B0", "", ""),
+    )  # fmt: skip
+    run = run_of(Result(id="PAR-08a", case="two-stages", outcome="violated", words="late"))
+    text = render(run, _judged(run), "html")
+    assert "The schedule that PAR-08a[two-stages] asks for, by its definition: 1F1B, " in text
+    assert '<td class="F">F0</td>' in text
+
+
+STEP = Rehearsal(
+    groups=((0, 1),),
+    issued=(
+        *(Sent(op="all_reduce", reduce="sum", group=0, shapes=((8,),), dtypes=("float32",)) for _ in range(2)),
+        Sent(op="send", group=0, shapes=((32,),), dtypes=("bfloat16",), peer=2),
+        Sent(op="receive", group=0, shapes=((32,),), dtypes=("bfloat16",), peer=2),
+    ),
+    held={},
+    experts=frozenset(),
+)
+IN_FOUR = Execution(world=4, degrees=Degrees(pp=2, tp=2))
+
+
+def test_the_traffic_of_a_step_has_a_lane_for_each_axis() -> None:
+    found = lanes(IN_FOUR, 0, STEP)
+    spans = {axis: [(each.op, each.left, each.width) for each in told] for axis, told in found.items()}
+    # A ring of two carries each all_reduce once, 32 B of it; the message is 64 B; what is received, the sender carries.
+    assert spans == {"tp, etp": [("all_reduce", 0, 500)], "pp": [("send", 500, 500), ("receive", 1000, 0)]}
+    assert found["pp"][0].title == "send over 0 2: 1 x, 64 B put in, 64 B over its link"
+    assert found["tp, etp"][0].title == "all_reduce sum over 0 1: 2 x, 64 B put in, 64 B over its link"
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1400, 420])
+def test_the_page_of_traffic_opens(width: int, chromium: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "traffic.html"
+    page.write_text(drawn(PRESETS["nam56r_h200_bf16_v1"], IN_FOUR, 0, "balanced", STEP), encoding="utf-8")
+    chromium.open(page, width=width)
+    assert chromium.run("document.querySelectorAll('.lanes rect').length") == 3
+    assert chromium.run("document.querySelector('.lanes rect').getBoundingClientRect().width") > 10
+    assert chromium.run("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
+    assert chromium.complaints == []
 
 
 def test_conventions_stand_side_by_side() -> None:

@@ -90,7 +90,7 @@ def test_what_a_change_can_touch_is_judged_first_and_the_rest_after_it(
     assert list(dict.fromkeys(result.id.partition("-")[0] for result in run.results)) == families
     number = {"fork/sizes.py": "TOPO", "fork/patterns.py": "PAT", "fork/stack.py": "PAT TOPO", "README": ""}[file]
     touched = sum(item.id.partition("-")[0] in number.split() for item in run.plan.items)
-    said = f"main..: 1 files changed, {touched} of {len(run.plan.items)} items judged first"
+    said = f"main..: 1 file changed, {touched} of {len(run.plan.items)} items judged first"
     assert run.header.changed == said
     assert f"Order: {said}" in done.stdout
     assert check(fork).returncode == 0

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec
 
 import click
@@ -17,7 +18,7 @@ from contracts.court.party import Broken
 from contracts.court.plain_text import MOST_LINES, terminal, words
 from contracts.court.report import WIDTH
 from contracts.harness.supervisor import Ended, Stopped
-from contracts.spec.errors import NotOffered, Refused, Unreachable
+from contracts.spec.errors import NotOffered, Refused, Unreachable, refuse
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Form, Word
 from contracts.spec.redaction import redact, redact_words, secrets_here
 
@@ -111,6 +112,19 @@ def print_report(text: str, word: Word, form: Form) -> None:
     if body:
         click.echo(body)
     click.secho(last, fg=COLOURS.get(word, "red"), bold=True)
+
+
+def written_to(file: Path, text: str, option: str) -> None:
+    """Write what an option asked for.
+
+    Raises:
+        Refused: where it cannot be written.
+    """
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        problem = f"cannot be written: {error.strerror}"
+        raise refuse(option, str(file), problem, "give a file in a folder that exists") from None
 
 
 def terminal_width() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import keyword
 import re
 import sys
@@ -35,20 +36,25 @@ _LABELS: dict[Outcome, str] = {"violated": "Violated", "broken": "Broken", "not 
               help="With --probe: write what is violated as deviations, for somebody to fill in.")  # fmt: skip
 @click.option("--deadline", type=click.FloatRange(min=0, min_open=True), default=DEADLINE_S, show_default=True,
               metavar="SECONDS", help="Time limit of one case, and of loading the stack.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="With --probe: JSON instead of text.")
 @one_clear_error
-def init(name: str | None, groups: tuple[str, ...], stack: str | None, propose: Path | None, deadline: float) -> None:
+def init(
+    name: str | None, groups: tuple[str, ...], stack: str | None, propose: Path | None, deadline: float, as_json: bool
+) -> None:
     """Write NAME_lane.py, an adapter that answers nothing yet; or probe one that answers something."""
     file = Path(f"{name}_lane.py")
-    _refuse(name, groups, stack, propose, file)
+    _refuse(name, groups, stack, propose, file, as_json)
     if stack is None:
         file.write_text(adapter_skeleton.written(str(name), groups or adapter_skeleton.DEFAULT), encoding="utf-8")
         click.echo(f"{file} answers nothing yet. Fill a method, name it in `offers`, then:\n"
                    f"  rankproof init --probe {name}_lane:Stack")  # fmt: skip
         return
-    sys.exit(supervised(lambda: told(lambda: _probe(stack, propose, deadline))))
+    sys.exit(supervised(lambda: told(lambda: _probe(stack, propose, deadline, as_json))))
 
 
-def _refuse(name: str | None, groups: tuple[str, ...], stack: str | None, propose: Path | None, file: Path) -> None:
+def _refuse(
+    name: str | None, groups: tuple[str, ...], stack: str | None, propose: Path | None, file: Path, as_json: bool
+) -> None:
     """Refuse what cannot be carried out, before anything is written; every fault at once."""
     found = Refusals()
     found.unless((name is None) != (stack is None), "init", name or stack, "wants a NAME or a --probe, and one of them",
@@ -61,6 +67,7 @@ def _refuse(name: str | None, groups: tuple[str, ...], stack: str | None, propos
     for group in groups:
         found.unless(group in adapter_skeleton.sides(), "group", group, "is no group of questions",
                      f"the groups are {', '.join(adapter_skeleton.sides())}")  # fmt: skip
+    found.unless(stack is not None or not as_json, "json", as_json, "shows what a probe found", "give --probe")
     if propose is not None:
         found.unless(stack is not None, "propose", str(propose), "proposes what a probe found", "give --probe")
         found.unless(not propose.exists(), "propose", str(propose), "exists and is not written over",
@@ -69,16 +76,22 @@ def _refuse(name: str | None, groups: tuple[str, ...], stack: str | None, propos
     found.raise_any()
 
 
-def _probe(stack: str, propose: Path | None, deadline: float) -> int:
+def _probe(stack: str, propose: Path | None, deadline: float, as_json: bool) -> int:
     read_law()
     with the_stack_talks_to_stderr():
         party = parties.load(stack, deadline_s=deadline)
         run, judged = adapter_probe.probed(party, stack, deadline_s=deadline)
-    _show(run, judged)
-    _show_next(run)
+    if as_json:
+        rows = [{"questions": row.questions, "contracts": dict(row.promises)}
+                for row in adapter_probe.unlocked(run.header.subject.offers)]  # fmt: skip
+        click.echo(json.dumps(json.loads(report.render(run, judged, "json")) | {"next": rows}, indent=1))
+    else:
+        _show(run, judged)
+        _show_next(run)
     if propose is not None:
-        _propose(run, propose)
-    click.secho(report.headline(judged), fg=COLOURS.get(judged.word, "red"), bold=True)
+        _propose(run, propose, to_stderr=as_json)
+    if not as_json:
+        click.secho(report.headline(judged), fg=COLOURS.get(judged.word, "red"), bold=True)
     return judged.exit_code
 
 
@@ -129,10 +142,11 @@ def _show_next(run: Run) -> None:
     click.echo("")
 
 
-def _propose(run: Run, propose: Path) -> None:
+def _propose(run: Run, propose: Path, *, to_stderr: bool) -> None:
     count = sum(result.outcome == "violated" for result in run.results)
     if not count:
-        click.echo(f"nothing is violated, and {propose} is not written")
+        click.echo(f"nothing is violated, and {propose} is not written", err=to_stderr)
         return
     propose.write_text(proposed_deviations.proposal(run, run.results, today()), encoding="utf-8")
-    click.echo(f"{propose} proposes deviations for {count} violated cases: fill in reason, issue and owner of each")
+    told_of = f"{propose} proposes deviations for {count} violated cases: fill in reason, issue and owner of each"
+    click.echo(told_of, err=to_stderr)

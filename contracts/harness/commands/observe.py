@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from contracts.court import profiles, record, report
 from contracts.court.plain_text import terminal
 from contracts.harness import output
 from contracts.harness.commands._errors import (
+    AS_JSON,
     VERBOSE,
     one_clear_error,
     print_report,
@@ -89,8 +91,9 @@ def observe(
               help="A trace of the reference run under --perturb, to measure rounding; may be repeated.")  # fmt: skip
 @click.option("--behind", type=click.IntRange(min=0), default=0, metavar="N",
               help="OTHER resumes behind step N of REFERENCE: compare its first step with step N + 1.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @one_clear_error
-def diff(reference: Path, other: Path, repeats: tuple[Path, ...], behind: int) -> None:
+def diff(reference: Path, other: Path, repeats: tuple[Path, ...], behind: int, as_json: bool) -> None:
     """Compare two traces: the first tensor that differs, in the order of computation.
 
     Exit codes: 0 equal up to rounding, 1 different, 3 not comparable.
@@ -101,7 +104,10 @@ def diff(reference: Path, other: Path, repeats: tuple[Path, ...], behind: int) -
 
     whole, again = Merged(read(reference), behind), [Merged(read(each), behind) for each in repeats]
     found = compare(whole, Merged(read(other)), again)
-    for line in lines(found, (str(reference), str(other))):
+    if as_json:
+        apart = [vars(each) for each in found.differences]
+        click.echo(json.dumps(vars(found) | {"differences": apart, "unseen": dict(found.unseen)}, indent=2))
+    for line in () if as_json else lines(found, (str(reference), str(other))):
         click.echo(terminal(line))
     sys.exit(EXIT_CODES["incomplete"] if found.incomparable else int(bool(found.differences)))
 
@@ -112,17 +118,20 @@ def diff(reference: Path, other: Path, repeats: tuple[Path, ...], behind: int) -
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
               show_default=True, help="Folder for the record and its renderings.")  # fmt: skip
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
+@click.option("--json", "as_json", is_flag=True, help=AS_JSON)
 @click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
 @click.option("--like", multiple=True, type=(click.Choice(LIKE), click.Path(path_type=Path)), metavar="KIND DIR",
               help="A trace that TRACE must equal: one-rank, whole (which it resumes) or plain.")  # fmt: skip
 @one_clear_error
 def judge(
-    trace: Path, deviations: Path | None, folder: Path, form: Form, verbose: bool, like: tuple[tuple[str, Path], ...]
-) -> None:
+    trace: Path, deviations: Path | None, folder: Path, form: Form, as_json: bool, verbose: bool,
+    like: tuple[tuple[str, Path], ...],
+) -> None:  # fmt: skip
     """Judge one trace: what every healthy training run keeps. Exit codes as of `check`."""
     from contracts.observe.party import Observed
     from contracts.observe.trace import read
 
+    form = "json" if as_json else form
     read_law()
     refusals: list[Refusal] = []
     for kind, count in Counter(kind for kind, _ in like).items():

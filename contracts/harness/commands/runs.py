@@ -17,7 +17,14 @@ from contracts.court.baseline import baseline
 from contracts.court.html_report import Recorded, overview
 from contracts.court.plain_text import terminal
 from contracts.court.verdict import verdict
-from contracts.harness.commands._errors import AS_JSON, VERBOSE, one_clear_error, print_report, terminal_width
+from contracts.harness.commands._errors import (
+    AS_JSON,
+    VERBOSE,
+    one_clear_error,
+    print_report,
+    terminal_width,
+    written_to,
+)
 from contracts.harness.gate import today
 from contracts.spec.errors import refuse
 from contracts.spec.records import FORMS, Form
@@ -46,11 +53,7 @@ def report(
         raise refuse("form", form, f"is of one run, and there are {len(runs)}", "give one run, or --html FILE")
     recorded = [_recorded(path, page, earlier) for path in runs]
     if page is not None:
-        try:
-            page.write_text(overview(recorded), encoding="utf-8")
-        except OSError as error:
-            problem = f"cannot be written: {error.strerror}"
-            raise refuse("html", str(page), problem, "give a file in a folder that exists") from None
+        written_to(page, overview(recorded), "html")
     if len(runs) == 1 and page is None:
         [only] = recorded
         text = renderings.render(only.run, only.verdict, form, verbose, terminal_width())

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import click
 
 from contracts.harness.commands._completion import complete_recipes
-from contracts.harness.commands._errors import one_clear_error
+from contracts.harness.commands._errors import one_clear_error, written_to
 from contracts.harness.commands.capacity import asked, changed, layout_of
 from contracts.spec import codec
 from contracts.spec.array import Element
@@ -58,11 +59,13 @@ class Row:
 @click.option("--depth", type=int, help="Layers, instead of the recipe's.")
 @click.option("--rank", type=int, default=0, show_default=True)
 @click.option("--routing", type=click.Choice(["balanced", "crowded"]), default="balanced", show_default=True)
+@click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write a page with the step as a timeline of each axis.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @one_clear_error
 def traffic(
     recipe: str, stack: str, changes: str | None, world: int, layout: Layout | None, fsdp: bool, replicas: int,
-    microbatches: int, depth: int | None, rank: int, routing: Routing, as_json: bool,
+    microbatches: int, depth: int | None, rank: int, routing: Routing, page: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print what one rank sends in a step of RECIPE at full size, by collective and group.
 
@@ -78,11 +81,13 @@ def traffic(
     )  # fmt: skip
     fed = fed_with_one(replace(settled, depth=depth or settled.depth), execution)
     found = party.rehearse(fed, execution, rank, routing)
+    if page is not None:
+        written_to(page, drawn(fed, execution, rank, routing, found), "html")
     if as_json:
         body = {"recipe": fed.name, "execution": codec.encode(execution), "rank": rank, "routing": routing}
         click.echo(json.dumps(body | {"issued": [vars(row) for row in rows(found)]}, indent=2))
         return
-    click.echo("\n".join(told(fed, execution, rank, routing, found)))
+    click.echo("\n".join([*told(fed, execution, rank, routing, found), *([f"page: {page}"] if page else [])]))
 
 
 def fed_with_one(recipe: Recipe, execution: Execution) -> Recipe:
@@ -110,6 +115,61 @@ def told(recipe: Recipe, execution: Execution, rank: int, routing: Routing, foun
     yield ""
     held = {name: sum(getattr(each, name) for each in found.held.values()) for name in ("weight", "gradient", "state")}
     yield "held behind it: " + ", ".join(f"{name}s {size:_} B" for name, size in held.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Like collectives or messages of one lane that follow each other. `left` and `width` are thousandths of all bytes
+    that the rank's links carry in the step."""
+
+    op: str
+    left: float
+    width: float
+    title: str
+
+
+def lanes(execution: Execution, rank: int, found: Rehearsal) -> dict[str, list[Span]]:
+    """The step in the order in which the rank issues it, a lane for each axis."""
+    axes = topology(execution.degrees, execution.world, execution.layout).groups
+    spent: list[tuple[str, str, str, int, int, float]] = []  # axis, op, over whom, times, bytes put in, over the link
+    for each in found.issued:
+        members = found.groups[each.group] if each.peer is None else tuple(sorted((rank, each.peer)))
+        size = sum(math.prod(shape) * BYTES[dtype] for shape, dtype in zip(each.shapes, each.dtypes, strict=True))
+        axis, op = _axis(members, axes, each.peer is not None), f"{each.op} {each.reduce}".rstrip()
+        times, link = 1, _link(op, members, size)
+        if spent and spent[-1][:3] == (axis, op, _group(members)):
+            *_, before, put_in, carried = spent.pop()
+            times, size, link = before + 1, put_in + size, carried + link
+        spent.append((axis, op, _group(members), times, size, link))
+    whole, at, told = sum(each[-1] for each in spent) or 1.0, 0.0, dict[str, list[Span]]()
+    for axis, op, over, times, size, link in spent:
+        title = f"{op} over {over}: {times} x, {size:_} B put in, {round(link):_} B over its link"
+        told.setdefault(axis, []).append(
+            Span(op=op.partition(" ")[0], left=round(1000 * at / whole, 2), width=round(1000 * link / whole, 2),
+                 title=title)
+        )  # fmt: skip
+        at += link
+    return told
+
+
+def _axis(members: Group, axes: Mapping[str, tuple[Group, ...]], message: bool) -> str:
+    """The axes that these ranks are a group of, or between whose members a message goes; else the ranks."""
+    if message:
+        of = [axis for axis in ("pp", "cp") if any({*members} <= {*group} for group in axes[axis])]
+        return of[0] if of else f"ranks {_group(members)}"
+    of = [axis for axis, groups in axes.items() if len(members) > 1 and members in groups]
+    return ", ".join(of) or f"ranks {_group(members)}"
+
+
+def drawn(recipe: Recipe, execution: Execution, rank: int, routing: Routing, found: Rehearsal) -> str:
+    """A rehearsal as a page without a network."""
+    from contracts.court.html_report import frame, template  # jinja2, which text does not need
+
+    head, about, *table = told(recipe, execution, rank, routing, found)
+    shown = lanes(execution, rank, found)
+    kinds = list(dict.fromkeys(each.op for spans in shown.values() for each in spans))
+    text: str = template("traffic.html.j2").render(frame(head), about=about, table=table, lanes=shown, kinds=kinds)
+    return text
 
 
 def rows(found: Rehearsal) -> list[Row]:
