@@ -22,7 +22,7 @@ STRIDED = {
 }  # fmt: skip
 
 
-@contract("BLK-09a", float32=True, asks=("block_weights", "run_block"), cases=STRIDED, source="SP-06; F21")
+@contract("BLK-09a", asks=("block_weights", "run_block"), cases=STRIDED, source="SP-06; F21")
 def a_block_reads_memory_in_any_order(stack: Blocks, asked: BlockCase) -> None:
     """A block has the output and every gradient of its definition also where its input and its upstream gradient lie in
     memory with their first axis fastest, and not row by row.
