@@ -20,7 +20,7 @@ from contracts.spec.records import EXIT_CODES
 
 FOLDER, SAMPLED = Path("reports/operators"), Path("reports/operators-sample")
 LEAST = 0.9  # of the changes that a contract executes and that are no equivalent ones
-LEAST_LIKELY = 0.3  # where lines that no case executes count as well; 0.45 was seen
+LEAST_LIKELY = 0.3  # where lines that no case executes count as well
 
 
 def operators(

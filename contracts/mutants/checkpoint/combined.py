@@ -6,17 +6,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from contracts.checks.checkpoint.combined import COMBINED
 from contracts.contract import mutant
 from contracts.mutants._support.trainer import Trained
 from contracts.stacks.reference.training.trainer import Trainer
 
 Position = Mapping[str, int]
-
-
-def _case(*words: str) -> str:
-    """The first combination of some features."""
-    return next(name for name in COMBINED if {*words} <= {*name.replace("own-data", "own").split("-")})
 
 
 class _RoundsMomentum(Trainer):
@@ -28,7 +22,11 @@ class _RoundsMomentum(Trainer):
         super().load(state, position)
 
 
-@mutant(of="CKPT-01k", case=_case("muon", "bf16"), says="after 1 loads, step 2: optimizer: ")
+@mutant(
+    of="CKPT-01k",
+    case="gqa-softmax-bf16-muon-linear-mtp-relu2-accumulated-packed-AEMR-recomputed",
+    says="after 1 loads, step 2: optimizer: ",
+)
 class RoundsTheMomentumOfMuonUnderBfloat16(Trained):
     """Muon multiplies in bfloat16, and its state is loaded in the dtype of the activations where that is bfloat16."""
 
@@ -44,7 +42,11 @@ class _FirstScale(Trainer):
                     each.fill_(1.0)
 
 
-@mutant(of="CKPT-01k", case=_case("fp8", "tied"), says="after 1 loads, step 2: losses is")
+@mutant(
+    of="CKPT-01k",
+    case="gqa-top-1-fp8-adamw-linear-tied-swiglu-accumulated-own-data-AE-kept",
+    says="after 1 loads, step 2: losses is",
+)
 class MakesScalesAnewWhereItTies(Trained):
     """A tie is made again behind a load, by a function that also sets up FP8: scales are those of a fresh model."""
 
