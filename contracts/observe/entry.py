@@ -103,7 +103,8 @@ def _lent(folder: Path, found: Refusals) -> Mapping[str, Whole]:
         found.extend(error)
         return {}
     kept = {name: each for name, each in weights.items() if each.kept is not None}
-    found.unless(bool(kept), "weights-from", str(folder), "kept no weights", "record it with --keep-weights")
+    problem = f"kept {len(kept)} of {len(weights)} weights"
+    found.unless(0 < len(kept) == len(weights), "weights-from", str(folder), problem, "record it with --keep-weights")
     return kept
 
 

@@ -332,6 +332,7 @@ class Recorder:
     def _first_weights(self) -> None:
         if self.lent is not None:
             self._lend(self.lent)
+            self.lent = None
         if self.perturb is not None:
             self._perturb(self.perturb)
         for pair in self._tied:
