@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from contracts.contract import LAW
 from contracts.court import record
-from contracts.harness import progress
+from contracts.harness import progress, selftest
 from contracts.harness.progress import Progress, Told
 from contracts.spec.records import Kill, Result
 from tests_unit._parties.running import RANKPROOF, environment
@@ -109,3 +110,10 @@ def test_a_run_shows_on_a_terminal_how_far_it_is(words: tuple[str, ...], tmp_pat
     os.close(here)
     assert b"rankproof: preparing" in seen
     assert seen.endswith(b"\r\x1b[K")
+
+
+def test_a_self_test_judges_as_often_as_it_has_planned() -> None:
+    told: list[Result | Kill] = []
+    law = selftest.part_of(LAW, ["BLK-06v", "TOPO-02"])  # the former is asked on leaner recipes too
+    selftest.run(law, (), told.append)
+    assert len(told) == selftest.judgements(law) > sum(len(each.cases) for each in law.contracts.values())
