@@ -6,8 +6,8 @@ planted.toml has them: a script of docs/examples, or the reference's small one, 
 (`rankproof judge --like`) beside the healthy script on one rank, uninterrupted or without recomputation. Each is the
 bug of that id (docs/detection.md), or a relative of its family that such a script can have. It is seen where a
 contract is violated, and named where the first words of `diff`, or else of the first contract about one run, are of
-the guilty place. Prints Markdown; exit code 1 under 90 % seen or 80 % named. Scripts of a stack that is not installed
-are left out, and said.
+the guilty place. A script that dies was planted wrong, and ends this. Prints Markdown; exit code 1 under 90 % seen or
+80 % named. Scripts of a stack that is not installed are left out, and said.
 """
 
 from __future__ import annotations
@@ -136,6 +136,8 @@ def main() -> int:
                            SCRIPTS[plant.script].read_text(encoding="utf-8"), *_healthy(plant), file)  # fmt: skip
             trace = _run(Path(folder, str(number)), plant.script, _edited(plant), plant.ranks, plant.words, file)
             found = _judged(trace, plant.like, healthy)
+            if "OBS-16" in found:
+                raise SystemExit(f"{plant.bug} in {plant.script}: planted so, it is no silent bug: {found['OBS-16']}")
             firsts = [found[each] for each in PAIRS if each in found][:1]
             firsts += [words for each, words in found.items() if each not in PAIRS][:1]
             named = next((each for each in firsts if re.search(plant.guilty, each.split("; ")[0])), "")

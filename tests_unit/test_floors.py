@@ -46,7 +46,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.half_precision",
     "contracts.instruments.dry_run", "contracts.instruments.traffic", "contracts.mutants._support.",
     "contracts.observe.diff", "contracts.observe.placement", "contracts.observe.readers", "contracts.observe.recorder",
-    "contracts.observe.sketch",
+    "contracts.observe.routing", "contracts.observe.sketch",
     "contracts.stacks.reference.training.small_script", "contracts.stacks.rewritten",
     "contracts.mutants.tensors",
     "contracts.stacks.kit.adapter", "contracts.stacks.kit.links", "contracts.stacks.kit.runs",

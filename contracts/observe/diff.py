@@ -131,7 +131,7 @@ class _Phases:
         words = f"{moved} of {total} assignments go to other experts"
         if moved > max(FLIPS, FLIPS_OF_ALL * total):
             return [Difference(step=step, phase="routing", name=router, words=words), *found]
-        self.flipped = f"{words} at {router}, whose inputs agree: ties that rounding decides"
+        self.flipped = f"{words} at {router}, and nothing seen before it differs: rounding may decide ties"
         return []
 
     def loss(self, step: int, agreed: list[str]) -> list[Difference]:

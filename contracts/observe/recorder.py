@@ -292,7 +292,8 @@ class Recorder:
         assert self.rows is not None
         count, lead = len(self.rows), len(self.tokens)
         indices = [span(size) for size in output.shape]
-        if tuple(output.shape[:lead]) == self.tokens:
+        shorter = (count, self.tokens[-1] - 1)  # where the model itself shifts its labels
+        if tuple(output.shape[:lead]) in (self.tokens, shorter):
             indices[0] = self.rows
             return (Piece(start=0, indices=tuple(indices), coarse=True),), True
         flat = count * self.tokens[1] if lead > 1 else 0

@@ -34,6 +34,7 @@ Line = dict[str, Any]
 
 _PLACED: dict[str, Any] = {"part": str, "partial": bool, "bits": str, "sketch": (int, None)}
 _TENSOR: dict[str, Any] = {"step": int, "shape": [int], "dtype": str, "squares": float}
+_COUNTS: dict[str, Any] = {"step": int, "name": str, "values": [float]}
 _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "begin": {"version": str, "rank": int, "world": int, "command": [str], "run": str},
     "root": {"number": int, "type": str, "trainable": [str], "frozen": [str], "replicas": [int], "data": [int]},
@@ -42,6 +43,10 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "input": {"step": int, "microbatch": int, "rows": [int], "random": str},
     "forward": _TENSOR | {"name": str, "call": int, "microbatch": int, "batched": bool},
     "drawn": {"step": int, "microbatch": int, "drawn": bool},
+    "routed": {"step": int, "microbatch": int, "name": str, "tokens": int, "counts": [int], "twice": int},
+    "counter": _COUNTS,
+    "bias": _COUNTS,
+    "counted": _COUNTS | {"again": bool},
     "loss": {"step": int, "backward": int, "value": float},
     "left": {"step": int, "names": [str]},
     "clip": {"step": int, "max": float, "norm": float, "partial": bool, "names": [str]},
