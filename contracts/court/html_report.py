@@ -301,7 +301,7 @@ def template(name: str) -> Any:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["seconds"] = _seconds
-    return environment.gettemplate(name)
+    return environment.get_template(name)
 
 
 def _seconds(value: float) -> str:
