@@ -252,7 +252,8 @@ def _elements(want: Whole, got: Whole) -> str:
         return ""
     apart = (got.values.double() - want.values.double()).abs().nan_to_num(math.inf)
     flat = int(apart.argmax())
-    at, index = [], flat
+    at: list[int] = []
+    index = flat
     for size in reversed(want.shape):
         index, last = divmod(index, size)
         at.insert(0, last)

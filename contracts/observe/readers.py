@@ -213,19 +213,19 @@ class Flat:
             for name, each in sharded.items():
                 found._of_handle(name, each._handle)
             return found
-        fragments = [(name, each, each._hp_mapping) for name, each in root.named_parameters()
-                     if getattr(each, "_hp_mapping", None) is not None]  # fmt: skip
+        mapped = [(name, each, getattr(each, "_hp_mapping", None)) for name, each in root.named_parameters()]
+        fragments = [(name, each, fragment) for name, each, fragment in mapped if fragment is not None]
         optimizer: Any = getattr(getattr(root, "optimizer", None), "optimizer", None)
         if not fragments or optimizer is None:
             return None
         found = Flat(ranks=tuple(dist.get_process_group_ranks(getattr(root, "data_parallel_group"))))  # noqa: B009
         found.held += [each for group in optimizer.param_groups for each in group["params"]]
-        for name, each, fragment in fragments:
+        for name, parameter, fragment in fragments:
             flat = found.held[fragment.param_group_index]
-            found.names[id(each)] = canonical(name, inside=True)
-            found.copies[id(each)] = fragment.lp_fragment_address, fragment.hp_fragment
+            found.names[id(parameter)] = canonical(name, inside=True)
+            found.copies[id(parameter)] = fragment.lp_fragment_address, fragment.hp_fragment
             found.ranges.setdefault(id(flat), []).append(Range(
-                name=found.names[id(each)], shape=tuple(each.shape), at=fragment.hp_fragment_address.start,
+                name=found.names[id(parameter)], shape=tuple(parameter.shape), at=fragment.hp_fragment_address.start,
                 numel=fragment.hp_fragment_address.numel, start=fragment.lp_fragment_address.start,
             ))  # fmt: skip
         return found

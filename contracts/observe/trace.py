@@ -32,8 +32,8 @@ _NAME = re.compile(r"rank-(\d{5})\.jsonl")
 
 Line = dict[str, Any]
 
-_PLACED: Mapping[str, Any] = {"part": str, "partial": bool, "bits": str, "sketch": (int, None)}
-_TENSOR: Mapping[str, Any] = {"step": int, "shape": [int], "dtype": str, "squares": float}
+_PLACED: dict[str, Any] = {"part": str, "partial": bool, "bits": str, "sketch": (int, None)}
+_TENSOR: dict[str, Any] = {"step": int, "shape": [int], "dtype": str, "squares": float}
 _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "begin": {"version": str, "rank": int, "world": int, "command": [str], "run": str},
     "root": {"number": int, "type": str, "trainable": [str], "frozen": [str], "replicas": [int], "data": [int]},
@@ -244,8 +244,8 @@ def _rank(path: Path, known: dict[str, Line]) -> RankTrace:
     if begin.get("version") != VERSION:
         problem = f"is of version {begin.get('version')}, and this suite reads {VERSION}"
         raise refuse("trace", path.name, problem, "record it again, or read it with the suite that wrote it")
-    for number, line in enumerate(lines, start=1):
-        if bad := _not_of_its_kind(line, "begin" if number == 1 else line["e"], most_steps=len(lines)):
+    for number, entry in enumerate(lines, start=1):
+        if bad := _not_of_its_kind(entry, "begin" if number == 1 else entry["e"], most_steps=len(lines)):
             raise refuse("trace", f"{path.name}, line {number}", f"has no valid {bad!r}", "record it again")
     rank, world = begin["rank"], begin["world"]
     if not 0 <= rank < world <= MOST_RANKS:

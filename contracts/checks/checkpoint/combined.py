@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from contracts.checks._support.folders import folder
 from contracts.checks._support.fp8_calls import FP8
@@ -78,7 +78,7 @@ _WHOLE: Rows = (((16,), 13), ((16,), 0), ((16,), 6), ((16,), 0))
 
 
 def _combined(row: str) -> tuple[Recipe, Execution, Given]:
-    level = dict(zip(AXES, row.split(), strict=True))
+    level: dict[str, Any] = dict(zip(AXES, row.split(), strict=True))  # literals of the table
     attention, beside, precision = level["attention"], level["beside"], level["precision"]
     recipe = replace(
         PLAIN, pattern=level["blocks"], depth=len(level["blocks"]), activation=level["activation"],
@@ -89,11 +89,11 @@ def _combined(row: str) -> tuple[Recipe, Execution, Given]:
         optim=replace(PLAIN.optim, rule=level["rule"], schedule=level["schedule"]),
         mtp=Mtp(depth=1) if beside == "mtp" else None, mhc=Mhc(streams=3) if beside == "mhc" else None,
         untied_embeddings=beside != "tied",
-    )  # type: ignore[arg-type]  # literals in the table  # fmt: skip
+    )  # fmt: skip
     execution = Execution(
         microbatches=2 if level["window"] == "accumulated" else 1, recompute=level["passes"] == "recomputed"
     )
-    return recipe, execution, level["given"]  # type: ignore[return-value]
+    return recipe, execution, level["given"]
 
 
 COMBINED = {row.replace(" ", "-"): _combined(row) for row in ROWS}

@@ -91,7 +91,7 @@ def _biases(merged: Merged, step: int) -> Iterator[str]:
 def _deltas(merged: Merged, name: str, step: int) -> list[float]:
     """By how much a bias moved in a step, by expert; empty where it stood still."""
     old, new = (
-        next((line["values"] for _, line in merged.lines("bias", at) if line["name"] == name), [])
+        next((list[float](line["values"]) for _, line in merged.lines("bias", at) if line["name"] == name), [])
         for at in (step, step + 1)
     )
     moved = [its - was for its, was in zip(new, old, strict=False)]

@@ -82,7 +82,7 @@ def _probe(stack: str, propose: Path | None, deadline: float, as_json: bool) -> 
         party = parties.load(stack, deadline_s=deadline)
         run, judged = adapter_probe.probed(party, stack, deadline_s=deadline)
     if as_json:
-        rows = [{"questions": row.questions, "contracts": dict(row.promises)}
+        rows = [{"questions": row.questions, "contracts": {str(tier): n for tier, n in row.promises.items()}}
                 for row in adapter_probe.unlocked(run.header.subject.offers)]  # fmt: skip
         click.echo(json.dumps(json.loads(report.render(run, judged, "json")) | {"next": rows}, indent=1))
     else:

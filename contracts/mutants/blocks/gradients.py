@@ -314,14 +314,14 @@ class _FusedLoss(torch.autograd.Function):
         return total.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # torch types it as Any
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.saved_tensors[0], None
 
 
 class _LossIgnoresWhatIsAbove(Model):
     def cross_entropy(self, logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
         flat, labels = logits_BTV.flatten(0, 1), labels_BT.flatten()
-        return _FusedLoss.apply(flat, labels), (labels != IGNORED).sum()
+        return _FusedLoss.apply(flat, labels), (labels != IGNORED).sum()  # type: ignore[no-untyped-call]  # torch's
 
 
 @mutant(of="PAR-05a", case="two", says="in 2 microbatches the gradient of", leanest="")
@@ -340,14 +340,15 @@ class _Normed(torch.autograd.Function):
         return x * scale
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # torch types it as Any
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad * ctx.saved_tensors[0], None
 
 
 class _NormWithoutItsMean(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         scale = torch.rsqrt(x.detach().square().mean(-1, keepdim=True) + self.eps)
-        return _Normed.apply(x, scale) * self.weight
+        normed: Tensor = _Normed.apply(x, scale)  # type: ignore[no-untyped-call]  # torch's
+        return normed * self.weight
 
 
 @mutant(of="BLK-06h", case="swiglu", says="gradient x differs")
@@ -363,14 +364,14 @@ class _TilesOfTheFirstRow(torch.autograd.Function):
         return v_BTD.view_as(v_BTD)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]  # torch types it as Any
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad[:1].expand_as(grad)
 
 
 class _ForgetsTheRow(Attention):
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         out = super().forward(x_BTD, packing, state)
-        return Output(_TilesOfTheFirstRow.apply(out.y_BTD), *out[1:])
+        return Output(_TilesOfTheFirstRow.apply(out.y_BTD), *out[1:])  # type: ignore[no-untyped-call]  # torch's
 
 
 @mutant(of="BLK-03a", case="4-heads-on-2", says="gradient mixer.")

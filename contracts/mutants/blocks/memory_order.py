@@ -26,14 +26,14 @@ class _Backward(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]  # torch types the arguments as Any
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return _by_pointer(grad)
 
 
 class _AttentionByHand(Attention):
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         out = super().forward(x_BTD, packing, state)
-        return Output(_Backward.apply(out.y_BTD), *out[1:])
+        return Output(_Backward.apply(out.y_BTD), *out[1:])  # type: ignore[no-untyped-call]  # torch's
 
 
 @mutant(of="BLK-09a", case="attention", says="with its first axis fastest in memory: gradient")

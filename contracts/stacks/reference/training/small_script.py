@@ -30,6 +30,9 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """Two of eight for each token. The bias of those that have too many assignments falls (arXiv 2408.15664)."""
 
+    expert_bias: torch.Tensor
+    tokens_per_expert: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.router, self.experts = Router(), nn.Linear(16, 8 * 16)
@@ -41,7 +44,8 @@ class Experts(nn.Module):
         if self.training:
             self.tokens_per_expert += F.one_hot(chosen, 8).sum((0, 1, 2))
         every = self.experts(x).unflatten(-1, (8, 16))
-        return (scores[..., None] * every.gather(-2, chosen[..., None].expand(-1, -1, -1, 16))).sum(-2)
+        weighted: torch.Tensor = scores[..., None] * every.gather(-2, chosen[..., None].expand(-1, -1, -1, 16))
+        return weighted.sum(-2)
 
     @torch.no_grad()
     def balance(self) -> None:
