@@ -17,7 +17,7 @@ import contracts.checks
 import contracts.mutants
 from contracts.contract import LAW
 from contracts.instruments.import_trace import modules_after
-from contracts.spec import conventions, errors, ladder, tolerance, violations
+from contracts.spec import conventions, errors, ladder, needs, tolerance, violations
 
 pytestmark = pytest.mark.unit
 
@@ -46,7 +46,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.half_precision",
     "contracts.instruments.dry_run", "contracts.instruments.traffic", "contracts.mutants._support.",
     "contracts.observe.diff", "contracts.observe.placement", "contracts.observe.readers", "contracts.observe.recorder",
-    "contracts.observe.sketch",
+    "contracts.observe.routing", "contracts.observe.sketch",
     "contracts.stacks.reference.training.small_script", "contracts.stacks.rewritten",
     "contracts.mutants.tensors",
     "contracts.stacks.kit.adapter", "contracts.stacks.kit.links", "contracts.stacks.kit.runs",
@@ -153,7 +153,7 @@ def test_a_whole_check_loads_no_torch(tmp_path: Path) -> None:
 
 
 TELLING = (
-    conventions.chosen, errors.shown, ladder.rung_of, ladder.stepped_down, tolerance.within,
+    conventions.chosen, errors.shown, ladder.rung_of, ladder.stepped_down, needs.features, tolerance.within,
     violations.compared, violations.require_none,
 )  # fmt: skip
 """What says how a thing is asked, called or reported, and computes nothing that is expected of a stack."""
