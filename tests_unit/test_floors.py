@@ -17,7 +17,7 @@ import contracts.checks
 import contracts.mutants
 from contracts.contract import LAW
 from contracts.instruments.import_trace import modules_after
-from contracts.spec import conventions, errors, ladder, tolerance, violations
+from contracts.spec import conventions, errors, ladder, needs, tolerance, violations
 
 pytestmark = pytest.mark.unit
 
@@ -153,7 +153,7 @@ def test_a_whole_check_loads_no_torch(tmp_path: Path) -> None:
 
 
 TELLING = (
-    conventions.chosen, errors.shown, ladder.rung_of, ladder.stepped_down, tolerance.within,
+    conventions.chosen, errors.shown, ladder.rung_of, ladder.stepped_down, needs.features, tolerance.within,
     violations.compared, violations.require_none,
 )  # fmt: skip
 """What says how a thing is asked, called or reported, and computes nothing that is expected of a stack."""

@@ -211,8 +211,9 @@ def result_of(report: pytest.TestReport, item: Item | None) -> Result | None:
         return result
     first, words = of_ranks[-1]["primary"], of_ranks[-1]["words"]
     rank = first if first >= 0 else None
-    # of the others, those that failed before the test was ended for all
-    ranks = tuple(int(each) for each, said in of_ranks[-1].get("outcomes", {}).items() if said == "failed")
+    # beside it, which may have died, those that failed before the test was ended for all
+    failed = {int(each) for each, said in of_ranks[-1].get("outcomes", {}).items() if said == "failed"}
+    ranks = tuple(sorted(failed | {first} - {-1}))
     if result is not None and result.outcome in ("violated", "broken"):
         return replace(result, rank=rank, ranks=ranks)
     if item is None:

@@ -150,6 +150,21 @@ def test_a_result_is_what_the_ranks_agreed_on(report: Any, expected: tuple[str, 
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize(
+    ("first", "outcomes", "ranks"),
+    [(1, {"0": "passed", "1": "failed", "3": "failed"}, (1, 3)), (2, {"0": "failed (aborted)"}, (2,)), (-1, {}, ())],
+    ids=["two-failed", "one-died", "no-rank"],
+)
+def test_a_result_has_the_ranks_on_which_it_went_wrong(
+    first: int, outcomes: dict[str, str], ranks: tuple[int, ...]
+) -> None:
+    for result in (VIOLATED, HOLDS):
+        found = result_of(_report(result, {"primary": first, "outcomes": outcomes}), ITEM)
+        assert found is not None
+        assert found.ranks == ranks
+
+
+@pytest.mark.unit
 def test_the_launch_of_several_nodes_is_one_line_with_its_rendezvous() -> None:
     page = (DOCS / "several-nodes.md").read_text(encoding="utf-8")
     line = next(line for line in page.splitlines() if line.startswith("$ rankproof emit"))
@@ -192,8 +207,9 @@ class TestUnderTorchrun:
         words = ("--ranks", "4", "--stack", "faulty:GoesWrong", "--profile", profile, "--report", "out")
         done = _rankproof("check", *words, "--form", "json", cwd=tmp_path)
         assert done.returncode == 1, done.stderr
-        found = {each["case"]: (each["outcome"], each["rank"], each["words"]) for each in
-                 json.loads(done.stdout)["results"]}  # fmt: skip
+        told = json.loads(done.stdout)["results"]
+        found = {each["case"]: (each["outcome"], each["rank"], each["words"]) for each in told}
+        assert {each["case"]: each["ranks"] for each in told} == dict(zip(cases, ([], [1], [3], [2]), strict=True))
         assert found["own-axis-dp3"] == ("holds", None, "")
         assert found["own-axis-pp2-tp2-on-4"] == ("broken", 1, "rank 1 died without an outcome")
         swapped = "rank 3 holds [1, 3] as its tp group, expected [2, 3]"
