@@ -140,6 +140,7 @@ def test_what_is_no_question_is_no_attribute(command: Make) -> None:
         ("say(answer=None)", "is not a list"),
         ("say(refused=[])", "refused without a reason"),
         ("say(refused=['no'])", "refused without saying what"),
+        ("say(refused=['no'] * 100_000)", "refused for 100000 reasons; at most 1000 are read"),
         ("say(not_offered=None)", "gave None as the reason of not_offered"),
         ("say(error='KeyError: rank')", "toy failed: KeyError: rank"),
     ],

@@ -20,7 +20,7 @@ from contracts.contract import Contract, Mutant
 from contracts.court import party as asking
 from contracts.court.deadline import Overdue, deadline
 from contracts.court.party import Broken, OnTheStand, words_of
-from contracts.spec.errors import NotOffered, Refused, Unreachable
+from contracts.spec.errors import MOST_REFUSALS, NotOffered, Refused, Unreachable
 from contracts.spec.lacks import Lack
 from contracts.spec.records import EXIT_CODES, Fate, Kill, Outcome, Result, Violation
 from contracts.spec.stack import Party, questions
@@ -96,7 +96,9 @@ def _end_copy(process: int) -> None:
 def violations_of(error: BaseException, comparisons: Heard) -> tuple[Violation, ...]:
     """Everything that is wrong, where an exception from a check stands for a violation."""
     if isinstance(error, Refused):
-        return tuple(Violation(words=f"a legal input was refused: {refusal}") for refusal in error.refusals)
+        read, more = error.refusals[:MOST_REFUSALS], len(error.refusals) - MOST_REFUSALS
+        beyond = (Violation(words=f"a legal input was refused for {more} reasons more"),) if more > 0 else ()
+        return (*(Violation(words=f"a legal input was refused: {refusal}") for refusal in read), *beyond)
     return parts_of(error, comparisons) if isinstance(error, AssertionError) else ()
 
 

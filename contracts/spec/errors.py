@@ -24,6 +24,10 @@ class Refusal:
         return f"{self.field} = {self.value}: {self.problem}; {self.remedy}"
 
 
+MOST_REFUSALS = 1000
+"""How many reasons of one refusal a judge reads; a recipe has some two hundred fields."""
+
+
 class Refused(ValueError):
     """The input is illegal. Carries every refusal at once, so that a user can fix all of them together."""
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, cast
 from contracts.spec import codec
 from contracts.spec.abilities import Abilities
 from contracts.spec.conventions import declared_by
-from contracts.spec.errors import NotOffered, Refusal, Refused, Unreachable, shown
+from contracts.spec.errors import MOST_REFUSALS, NotOffered, Refusal, Refused, Unreachable, shown
 from contracts.spec.lacks import LACKS, Lack
 from contracts.spec.stack import Question, questions
 from contracts.spec.topology import Layout
@@ -213,6 +213,8 @@ class Launched:
 
     def _declined(self, outcome: str, body: object, lack: object) -> NoReturn:
         if outcome == "refused":
+            if isinstance(body, list) and len(body) > MOST_REFUSALS:
+                self._fail(f"refused for {len(body)} reasons; at most {MOST_REFUSALS} are read")
             try:
                 refusals = codec.decode(tuple[Refusal, ...], body, name="refused")
             except Refused as refused:

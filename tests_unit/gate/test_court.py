@@ -20,7 +20,7 @@ from contracts.court import record
 from contracts.court.judge import judge, try_mutant
 from contracts.court.verdict import verdict
 from contracts.harness.gate import today
-from contracts.spec.errors import Unreachable
+from contracts.spec.errors import MOST_REFUSALS, Refusal, Refused, Unreachable
 from contracts.spec.launch import Lane
 from contracts.spec.records import EXIT_CODES, Word
 from contracts.spec.stack import Stack
@@ -210,6 +210,19 @@ def test_a_refusal_is_a_violation_only_if_the_stack_gave_it() -> None:
     result = judge(_contract(builds_an_illegal_value), "only", Reference())
     assert result.outcome == "broken"
     assert result.words.startswith("the check itself could not be carried out: rendezvous = None")
+
+
+def test_a_refusal_for_countless_reasons_is_read_so_far() -> None:
+    class Endless(Reference):
+        def blocks(self, pattern: str, depth: int) -> tuple[Any, ...]:
+            raise Refused(Refusal(field=f"field{n}", value="1", problem="no", remedy="none") for n in range(1500))
+
+    def asks_for_a_pattern(stack: Stack) -> None:
+        stack.blocks("AEME", 52)
+
+    found = judge(_contract(asks_for_a_pattern), "only", Endless()).violations
+    assert len(found) == MOST_REFUSALS + 1
+    assert found[-1].words == "a legal input was refused for 500 reasons more"
 
 
 def test_what_a_check_needs_and_lacks_here_was_not_run() -> None:
