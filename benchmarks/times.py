@@ -5,9 +5,10 @@
     python -m benchmarks.times --at 2ac6190 --at HEAD   # two commits in turn: before and after, on one machine
 
 Each commit is cloned afresh into a scratch folder with environments of its own, so rows behind `clone` have the warm
-environment that it leaves. A row is the time to the first byte, to the first line that tells a result or how far it
-is, and to the end. A command that a commit does not have says so by its exit code, 2; one that misses its target is
-marked. Prints Markdown; `--out DIR` also keeps what the commands said.
+environment that it leaves; a row asked without `clone` also compiles what it imports. A row is the time to the first
+byte, to the first line that tells a result or how far it is, and to the end. A command that a commit does not have
+says so by its exit code, 2; one that misses its target is marked. Prints Markdown; `--out DIR` also keeps what the
+commands said.
 """
 
 from __future__ import annotations
