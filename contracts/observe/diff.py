@@ -144,7 +144,8 @@ class _Phases:
             (EPS[each] for whole in self.one.outputs(step).values() for each in whole.dtypes), default=EPS["float32"]
         )
         bound = max([self._units(step) * dtype * abs(one), *(OVER_MEASURED * each for each in seen)])
-        if not abs(one - other) <= bound:
+        spread = _sharers(self.other) / _sharers(self.one)  # a share of the whole loss, or the loss of some rows
+        if not min(abs(one - other), abs(one - other * spread)) <= bound:
             words = f"{other:.9g}, and {one:.9g} in the reference; rounding explains {bound:.2g}"
             return [Difference(step=step, phase="loss", name="loss", words=words)]
         agreed.append(f"step {step}: loss ({one:.6g})")
@@ -155,9 +156,11 @@ class _Phases:
         order = _backwards(one, self.one.outputs(step))
         numel = sum(math.prod(each.shape) for each in one.values())
         typical = math.sqrt(sum(each.squares for each in one.values()) / max(1, numel))
+        # all are clipped by one norm, and that of n elements is a float32 sum of n squares, off by about √n roundings
+        norm = max([1.0, *(math.sqrt(math.prod(each.shape)) / UNITS for each in one.values())])
         weights = self.one.tensors("weight", 1)  # a gradient that is added up in float32 was computed in their dtype
         floors = {
-            name: self._units(step) * max(_eps(each, other.get(name)), _eps(weights.get(name, each), None))
+            name: norm * self._units(step) * max(_eps(each, other.get(name)), _eps(weights.get(name, each), None))
             * max(each.norm, typical * math.sqrt(math.prod(each.shape)))
             for name, each in one.items()
         }  # fmt: skip
@@ -244,6 +247,11 @@ class _Phases:
     def _miss(self, what: str, count: int = 1) -> None:
         if count:
             self.unseen[what] = self.unseen.get(what, 0) + count
+
+
+def _sharers(run: Merged) -> int:
+    """How many ranks a loss may be the sum of: FSDP2 adds gradients up where it was told to, DDP takes their mean."""
+    return 1 if any(line["replicas"] for _, line in run.lines("root")) else max(1, len(run.data_ranks))
 
 
 def _elements(want: Whole, got: Whole) -> str:

@@ -1,5 +1,5 @@
-"""Where a stack that shards plain tensors keeps what: Megatron-Core's layers and buffers, the flat parameters of FSDP1
-and of DeepSpeed's ZeRO.
+"""Where a stack that shards plain tensors keeps what: Megatron-Core's layers and buffers, the flat parameters of
+FSDP1.
 
 A reader is asked about a root module once, and then about each tensor; it issues no collective and imports no stack: a
 module of such a stack is there because the script imported it.
@@ -192,8 +192,7 @@ class Range:
 
 @dataclass(kw_only=True, eq=False)
 class Flat:
-    """FSDP1 says in its handles, and ZeRO's stages 1 and 2 by the fragments of their float32 partitions, which range of
-    which parameter lies where in a flat one.
+    """FSDP1 says in its handles which range of which parameter lies where in a flat one.
 
     Args:
         held: the parameters that optimizers have, so that no other one gets their number.
@@ -202,32 +201,16 @@ class Flat:
     ranks: tuple[int, ...]
     names: dict[int, str] = field(default_factory=dict)
     ranges: dict[int, list[Range]] = field(default_factory=dict)
-    copies: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)
     held: list[Tensor] = field(default_factory=list)
 
     @staticmethod
     def of(root: nn.Module) -> Flat | None:
         sharded = {name: each for name, each in root.named_modules() if isinstance(each, FullyShardedDataParallel)}
-        if sharded:
-            found = Flat(ranks=tuple(dist.get_process_group_ranks(next(iter(sharded.values())).process_group)))
-            for name, each in sharded.items():
-                found._of_handle(name, each._handle)
-            return found
-        mapped = [(name, each, getattr(each, "_hp_mapping", None)) for name, each in root.named_parameters()]
-        fragments = [(name, each, fragment) for name, each, fragment in mapped if fragment is not None]
-        optimizer: Any = getattr(getattr(root, "optimizer", None), "optimizer", None)
-        if not fragments or optimizer is None:
+        if not sharded:
             return None
-        found = Flat(ranks=tuple(dist.get_process_group_ranks(getattr(root, "data_parallel_group"))))  # noqa: B009
-        found.held += [each for group in optimizer.param_groups for each in group["params"]]
-        for name, parameter, fragment in fragments:
-            flat = found.held[fragment.param_group_index]
-            found.names[id(parameter)] = canonical(name, inside=True)
-            found.copies[id(parameter)] = fragment.lp_fragment_address, fragment.hp_fragment
-            found.ranges.setdefault(id(flat), []).append(Range(
-                name=found.names[id(parameter)], shape=tuple(parameter.shape), at=fragment.hp_fragment_address.start,
-                numel=fragment.hp_fragment_address.numel, start=fragment.lp_fragment_address.start,
-            ))  # fmt: skip
+        found = Flat(ranks=tuple(dist.get_process_group_ranks(next(iter(sharded.values())).process_group)))
+        for name, each in sharded.items():
+            found._of_handle(name, each._handle)
         return found
 
     def _of_handle(self, module: str, handle: Any) -> None:
@@ -250,9 +233,7 @@ class Flat:
         return self.ranks
 
     def renew(self, parameter: Tensor) -> None:
-        if id(parameter) in self.copies:
-            address, copied = self.copies[id(parameter)]
-            copied.data.copy_(parameter.data.reshape(-1)[address.start : address.start + address.numel])
+        pass  # its shards are the weights that the optimizer steps
 
     def parts(self, parameter: Tensor, tensor: Tensor) -> list[tuple[str, Held]] | None:
         if id(parameter) not in self.ranges:

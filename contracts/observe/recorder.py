@@ -788,8 +788,7 @@ def _compiled(module: nn.Module) -> bool:
 
 def _wraps(root: nn.Module) -> bool:
     megatron = type(root).__module__.startswith("megatron.") and isinstance(getattr(root, "module", None), nn.Module)
-    deepspeed = type(root).__module__.startswith("deepspeed.")
-    return megatron or deepspeed or isinstance(root, (DistributedDataParallel, nn.DataParallel))
+    return megatron or isinstance(root, (DistributedDataParallel, nn.DataParallel))
 
 
 def _replicas(root: nn.Module) -> tuple[int, ...]:

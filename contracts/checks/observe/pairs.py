@@ -40,7 +40,7 @@ def a_resumed_run_goes_on_as_if_it_had_not_ended(stack: Observing, reference: st
     if steps <= resumed.steps:
         raise NotOffered(f"the whole run has {steps} steps and the resumed one {resumed.steps}: none before it", "case")
     whole = merged_of(stack, reference, steps - resumed.steps)
-    none_of([*_same(whole, resumed), *_states(whole, resumed)])
+    none_of([*_modes(whole, resumed), *_same(whole, resumed), *_states(whole, resumed)])
 
 
 @contract("OBS-11", asks="trace", cases={"recomputed": ("plain", "recomputed")}, source="F13", slow=True)
@@ -64,6 +64,19 @@ def _same(one: Merged, other: Merged) -> Iterator[str]:
     if found.incomparable:
         yield found.incomparable
     yield from map(str, found.differences)
+
+
+def _modes(whole: Merged, resumed: Merged) -> Iterator[str]:
+    """A mode decides whether dropout draws, and so stands in front of the random states."""
+    for step in range(1, resumed.steps + 1):
+        want, got = ({name for _, line in each.lines("modes", step) for name in line["evaluating"]}
+                     for each in (whole, resumed))  # fmt: skip
+        for more, mode, other in ((got - want, "evaluation", "training"), (want - got, "training", "evaluation")):
+            if more:
+                yield (
+                    f"step {step}: {len(more)} modules are in {mode} mode, such as {min(more)}, and in {other} mode in "
+                    "the whole run"
+                )
 
 
 def _states(whole: Merged, resumed: Merged) -> Iterator[str]:

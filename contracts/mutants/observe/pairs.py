@@ -43,6 +43,13 @@ class DrawsFromTheSeed(Reference):
     edits = {'        torch.set_rng_state(kept["random"])\n': ""}
 
 
+@mutant(of="OBS-09", case="resumed", says="step 1: 11 modules are in evaluation mode, such as (root), and in training")
+class EvaluatesBehindTheResume(Reference):
+    """Loads under evaluation and goes on so, without dropout."""
+
+    edits = {"        done = 1\n": "        done = 1\n        model.eval()\n"}
+
+
 @mutant(of="OBS-11", case="recomputed", says="and the random states differ")
 class DrawsAgain(Reference):
     """The second forward pass draws other units to drop."""
