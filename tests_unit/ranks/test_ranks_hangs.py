@@ -145,7 +145,7 @@ def test_a_hang_costs_one_test_and_says_where_every_rank_was(tmp_path: Path, sub
             if name.startswith(("test_after", "test_groups_of", "test_a_tracer"))
         }
         assert len(after) == 8
-        assert set(after.values()) == {"passed"}
+        assert set(after.values()) == {"passed"}, {name: run.words(name) for name in after if after[name] != "passed"}
     with subtests.test("forty divergences in a row, and right sums after each"):
         for number in range(40):
             assert f"rank {number % 3} diverged first: ValueError: divergence {number}" in run.words(

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from contracts.instruments.ranks import launched
-
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -40,6 +38,14 @@ class Place:
         return self.rank == 0
 
 
+_LEAST = {
+    "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "MASTER_PORT": 1,
+    "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0,
+}  # fmt: skip
+"""The least value of each number that torchrun writes."""
+_REMEDY = "start the ranks with torchrun, or unset WORLD_SIZE and RANK for one process"
+
+
 def several(environment: Mapping[str, str]) -> bool:
     """Whether the environment speaks of several ranks, be it rightly or with an error that `from_environment` names."""
     return (environment.get("WORLD_SIZE") or "1").strip() != "1"
@@ -49,12 +55,12 @@ def from_environment(environment: Mapping[str, str]) -> Place | None:
     """The place that torchrun gave this process; None for a single rank.
 
     Raises:
-        Refused: as by `launched`. A process that knows of others but not which of them it is would judge alone and be
-            green for all of them.
+        ValueError: names every variable that is missing or is not what torchrun writes. A process that knows of others
+            but not which of them it is would judge alone and be green for all of them.
     """
     if not several(environment):
         return None
-    numbers = launched(environment)
+    numbers = _launched(environment)
     size = numbers["WORLD_SIZE"]
     return Place(
         rank=numbers["RANK"],
@@ -69,6 +75,27 @@ def from_environment(environment: Mapping[str, str]) -> Place | None:
         agent=os.getppid(),
         host=f"{socket.gethostname()}/{os.getppid()}",
     )
+
+
+def _launched(environment: Mapping[str, str]) -> dict[str, int]:
+    """As `contracts.instruments.ranks.launched`, which this package, since it stands by itself, does not import."""
+    numbers: dict[str, int] = {}
+    wrong: dict[str, str] = {}
+    for name, least in _LEAST.items():
+        said = environment.get(name)
+        if said and said.strip().isdecimal() and int(said) >= least:
+            numbers[name] = int(said)
+        elif said or name in ("RANK", "LOCAL_RANK"):
+            wrong[name] = f"is not a whole number of at least {least}" if said else "is not set"
+    node = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in numbers else "WORLD_SIZE"
+    for name, bound in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", node)):
+        if {name, bound} <= numbers.keys() and numbers[name] >= numbers[bound]:
+            wrong[name] = f"is not below {bound}, {environment[bound]}"
+    if wrong:
+        raise ValueError(
+            "\n".join(f"{name} = {environment.get(name)!r}: {why}; {_REMEDY}" for name, why in wrong.items())
+        )
+    return numbers
 
 
 @dataclass(frozen=True, kw_only=True)
