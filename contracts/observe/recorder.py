@@ -706,7 +706,10 @@ def _tensors(given: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
 
 
 def _rows(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, tuple[int, ...]]:
-    """A number for each row of a batch, of its contents alone, and the leading sizes of a batched output."""
+    """A number for each row of a batch, of its contents alone, and the leading sizes of a batched output.
+
+    A mask of (1 or rows, 1, length, length) counts for none: of one row, nobody can tell whose it is.
+    """
     local = {name: _local(each) for name, each in sorted(tensors.items()) if each.dim() > 0 and each.numel()}
     if not local:
         return None, ()
@@ -714,7 +717,8 @@ def _rows(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, tuple[int, ...]
     count = first.shape[0]
     rows = torch.zeros(count, dtype=torch.int64)
     for name, each in local.items():
-        if each.shape[0] == count and not each.is_complex():
+        mask = first.dim() > 1 and each.dim() == 4 and each.shape[1] == 1
+        if each.shape[0] == count and not mask and not each.is_complex():
             flat = each.detach().cpu().reshape(count, -1)
             values = flat.double().view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
             odd = (
