@@ -66,8 +66,8 @@ def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> 
 
     A model that stays in evaluation mode drops nothing and balances nothing for the rest of the run. A router that
     counts the tokens of a validation moves its bias by them, and amax histories that record it scale the steps behind
-    it. A validation that draws from the generators of the run, or
-    reads from its data, makes a run that validates more often another run.
+    it. A validation that draws from the generators of the run, or reads from its data, makes a run that validates more
+    often another run.
     """
     seen: frozenset[Observed] = frozenset({"gradients", "weights", "optimizer", "buffers", "rng"})
     rows = ROWS_OF_16 if recipe.fp8 else ROWS  # products in FP8 take rows by eight or sixteen
