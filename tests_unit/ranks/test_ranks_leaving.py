@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from contracts.harness.ranks import plugin_compatibility
-from contracts.harness.ranks.diagnostics import odd_one
+from contracts.harness.ranks.diagnostics import OddOne, odd_one
 from contracts.harness.ranks.merge import Post, blamed, merge
 from tests_unit.ranks import running
 from tests_unit.ranks.running import needs_torch, torchrun
@@ -180,24 +181,56 @@ def test_a_test_that_is_repeated_after_an_abort_meets_a_new_group(tmp_path: Path
     assert len(outcomes) == 4
 
 
+def _of_group_0(*calls: str) -> dict[str, object]:
+    return {"history": {"0": list(calls)}}
+
+
 def test_a_rank_whose_collectives_differ_is_named_and_not_its_victim() -> None:
-    usual, other = {"history": {"0": ["all_reduce [[1]] Float"]}}, {"history": {"0": ["all_reduce [[1]] Double"]}}
-    more = {"history": {"0": ["all_reduce [[1]] Float", "barrier"]}}
+    usual, other = _of_group_0("all_reduce [[1]] Float"), _of_group_0("all_reduce [[1]] Double")
     assert odd_one({0: usual, 1: other}) is None, "of two, neither is odd"
-    rank, words = odd_one({1: usual, 2: other, 3: usual}) or (-1, "")
-    assert rank == 2
-    assert words == (
-        "rank 2 differs: all_reduce [[1]] Double in group 0, where rank 1, 3 called all_reduce [[1]] Float"
-    )
-    assert (odd_one({0: usual, 1: more, 2: usual}) or (-1, ""))[0] == 1
+    words = "rank 2 differs: all_reduce [[1]] Double in group 0, where rank 1, 3 called all_reduce [[1]] Float"
+    assert odd_one({1: usual, 2: other, 3: usual}) == OddOne(2, words, certain=True)
+    more = odd_one({0: usual, 1: _of_group_0("all_reduce [[1]] Float", "barrier"), 2: usual})
+    assert more is not None
+    assert (more.rank, more.certain) == (1, False), "the others may have raised before it"
     assert odd_one({0: usual, 1: usual, 2: {"stack": "", "collectives": []}}) is None, "who called nothing has raised"
+    three, four = _of_group_0("all_to_all [[3]]"), _of_group_0("all_to_all [[4]]")
+    uneven = odd_one({0: three, 1: four, 2: three})
+    assert uneven is not None
+    assert not uneven.certain, "an uneven exchange may be right"
+    other_name = odd_one({0: usual, 1: usual, 2: _of_group_0("all_to_all [[1]]")})
+    assert other_name is not None
+    assert other_name.certain
     posts = [Post(rank=0, kind="failed", text="RuntimeError: Connection closed by peer", raised=True, order=1),
              Post(rank=1, aborted="rank 0 did not pass", kind="failed")]  # fmt: skip
-    merged = blamed(merge(posts), 1, "rank 1 differs: x")
+    perhaps, certain = (OddOne(1, "rank 1 differs: x", certain=each) for each in (False, True))
+    merged = blamed(merge(posts), perhaps)
     assert merged.crash.startswith("rank 1 differs: x; rank 0 diverged first: RuntimeError: Connection closed")
     assert merged.primary == 1
     own = merge([Post(rank=0, kind="failed", text="E   assert 1 == 2", raised=True, order=1), Post(rank=1)])
-    assert blamed(own, 1, "rank 1 differs: x") == own, "an error of the test's own names its rank"
+    assert blamed(own, perhaps) == own, "an error of the test's own names its rank"
+    assert blamed(own, certain).crash.startswith("rank 1 differs: x; rank 0 diverged first: ")
+
+
+SHAPES = """
+def test_one_rank_reduces_more():
+    some = torch.ones(4 if RANK == 2 else 2)
+    dist.all_reduce(some)
+    assert some.sum() == 2 * dist.get_world_size()
+
+def test_all_fail_alike():
+    some = torch.ones(2)
+    dist.all_reduce(some)
+    assert some.sum() == 0
+"""
+
+
+def test_a_wrong_shape_that_others_assert_is_charged_to_the_rank_that_has_it(tmp_path: Path) -> None:
+    run = torchrun(tmp_path, {"test_shapes.py": SHAPES}, ranks=4, limit_s=120)
+    assert run.code == 1, run.output[-3000:]
+    assert re.search(r"test_one_rank_reduces_more.*: rank 2 differs: gloo:all_reduce \[\[4\]\]", run.output)
+    assert re.search(r"test_all_fail_alike \(call\): assert", run.output)
+    assert run.output.count("where each rank was") == 1
 
 
 KEPT = """

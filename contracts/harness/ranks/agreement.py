@@ -15,7 +15,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 SLICE_S = 0.25  # of one blocking wait; between two, a rank checks its peers. Polling costs three times as much per test
+FIRST_S = 0.004  # of the first such wait, then twice as long each: who guesses wrongly is woken by nobody
 KEPT = 100  # characters
+MEMBERS = 31  # ranks that share a counter: each adds a bit when it comes, and one 31 higher when it says something
+_EVERYBODY = (1 << MEMBERS) - 1
+_OVER = ("silent", "said")  # the key that the last rank sets, where nobody says anything and where somebody does
 
 
 class Store(Protocol):
@@ -131,6 +135,7 @@ class Agreement:
         self.step = 0  # of a phase; phases nest
         self._exchanges = 0
         self._spent: tuple[str, ...] = ()
+        self._said: dict[str, bool] = {}  # name → whether anybody said something in its last exchange
 
     def next(self) -> int:
         """Begin the next phase."""
@@ -144,29 +149,66 @@ class Agreement:
     def gather(self, mine: str, look: Callable[[tuple[int, ...]], None], name: str = "") -> list[str]:
         """The message of every rank in the next exchange, by rank. While waiting, calls `look` with the missing.
 
+        Where nobody says anything, which is most of the time, a rank asks the store twice.
+
         Raises: whatever `look` raises in order to give up.
         """
         self._exchanges += 1
         stem = f"exchange/{self._exchanges}/{name}"
-        keys = [f"{stem}/{rank}" for rank in range(self.size)]
-        if mine:  # before its own key: a rank that sees all keys sees this one too, and reads nothing if it is missing
-            self.store.set(f"{stem}/said", "")
-        self.store.set(keys[self.rank], mine)
-        while not self._all_there(keys):
-            look(tuple(rank for rank, key in enumerate(keys) if not self.store.check([key])))
+        if mine:
+            self.store.set(f"{stem}/{self.rank}", mine)
+        any_said, seconds = self._arrive(stem, bool(mine)), FIRST_S
+        awaited = bool(mine) or self._said.get(name, False)  # who is silent can only guess what the others are
+        while any_said is None:
+            if self._comes(f"{stem}/{_OVER[awaited]}", seconds):
+                any_said = awaited
+            elif not (missing := self._without(there := self._there(stem))):  # a wrong guess, or the last one died
+                any_said = any(each >> MEMBERS for each in there)
+            elif seconds == SLICE_S:
+                look(missing)
+            seconds = min(2 * seconds, SLICE_S)
+        self._said[name] = any_said
         said = [""] * self.size
-        if self.store.check([f"{stem}/said"]):
-            said = [value.decode() for value in self.store.multi_get(keys)]
-        # Every rank has written this exchange, so every rank has read the one before, and its key can go. A short one
+        if any_said:
+            speaking = self._speaking(self._there(stem))
+            read = self.store.multi_get([f"{stem}/{rank}" for rank in speaking])
+            for rank, value in zip(speaking, read, strict=True):
+                said[rank] = value.decode()
+        # Every rank is in this exchange, so every rank has read the one before, and its message can go. A short one
         # stays: a deletion costs as much as a read, and saves torchrun some 100 bytes.
         for key in self._spent:
             self.store.delete_key(key)
-        self._spent = (keys[self.rank], f"{stem}/said") if len(mine) > KEPT else ()
+        self._spent = (f"{stem}/{self.rank}",) if len(mine) > KEPT else ()
         return said
 
-    def _all_there(self, keys: list[str]) -> bool:
+    def _arrive(self, stem: str, says: bool) -> bool | None:
+        """Count this rank in. The last one, which wakes the others, learns whether anybody says something."""
+        number, bit = divmod(self.rank, MEMBERS)
+        there = self.store.add(f"{stem}/there/{number}", 1 << bit | says << bit + MEMBERS)
+        if there & _EVERYBODY != _full(number, self.size):
+            return None
+        counters, any_said = -(-self.size // MEMBERS), there >> MEMBERS > 0
+        if counters > 1:
+            full = self.store.add(f"{stem}/full", 1 | any_said << MEMBERS)
+            if full & _EVERYBODY != counters:
+                return None
+            any_said = full >> MEMBERS > 0
+        self.store.set(f"{stem}/{_OVER[any_said]}", "")
+        return any_said
+
+    def _there(self, stem: str) -> list[int]:
+        """The counters of an exchange: who is there and, above, who says something."""
+        return [self.store.add(f"{stem}/there/{number}", 0) for number in range(-(-self.size // MEMBERS))]
+
+    def _without(self, there: Sequence[int]) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.size) if not there[rank // MEMBERS] >> rank % MEMBERS & 1)
+
+    def _speaking(self, there: Sequence[int]) -> list[int]:
+        return [rank for rank in range(self.size) if there[rank // MEMBERS] >> rank % MEMBERS + MEMBERS & 1]
+
+    def _comes(self, key: str, seconds: float) -> bool:
         try:
-            self.store.wait(keys, datetime.timedelta(seconds=SLICE_S))
+            self.store.wait([key], datetime.timedelta(seconds=seconds))
         except (
             RuntimeError
         ) as error:  # DistStoreError is a RuntimeError; a lost connection must not look like a late rank
@@ -206,6 +248,11 @@ class Agreement:
 
     def all_seen(self, step: int) -> bool:
         return self.store.add(f"{step}/seen", 0) >= self.size
+
+
+def _full(number: int, size: int) -> int:
+    """The bits of a counter when all of its ranks are there."""
+    return (1 << min(MEMBERS, size - number * MEMBERS)) - 1
 
 
 def _end(text: str) -> End:

@@ -7,11 +7,14 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+NOTHING = "nothing"
 CALLS = 100  # of a group, that a rank tells of
 FRAMES = 12  # of a stack, the innermost
+OF_ONE_SIZE = ("reduce", "broadcast", "barrier", "allgather_base")  # other collectives may be uneven
 HIDDEN = (
     "/_pytest/",
     "/pluggy/",
@@ -60,28 +63,46 @@ def history(since_ns: int = 0) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for entry in _recorded():
         made = entry.get("time_created_ns", 0)
-        if isinstance(made, int) and made >= since_ns:
+        alike = not entry.get("is_p2p")  # no two ranks have the same messages
+        if isinstance(made, int) and made >= since_ns and alike:
             parts = (entry.get("profiling_name"), entry.get("input_sizes"), entry.get("input_dtypes"))
             found.setdefault(_name(entry), []).append(" ".join(str(part) for part in parts if part))
     return {group: calls[:CALLS] for group, calls in found.items()}
 
 
-def odd_one(views: Mapping[int, Mapping[str, Any]]) -> tuple[int, str] | None:
-    """The rank whose collectives are the first to differ from those of most others, and how; None where there is no
-    such rank, as of two that differ from one another."""
+@dataclass(frozen=True)
+class OddOne:
+    """The rank whose collectives are the first to differ from those of most others, and how. `certain`: it called what
+    cannot go together with what they called, so that everything that follows may come from it."""
+
+    rank: int
+    words: str
+    certain: bool
+
+
+def odd_one(views: Mapping[int, Mapping[str, Any]]) -> OddOne | None:
+    """None where there is no such rank, as of two that differ from one another."""
     histories = {rank: view.get("history") or {} for rank, view in views.items()}
     for group in dict.fromkeys(group for each in histories.values() for group in each):
         calls = {rank: each[group] for rank, each in histories.items() if group in each}
         for number in range(max(map(len, calls.values()))):
-            here = {rank: dict(enumerate(each)).get(number, "nothing") for rank, each in calls.items()}
+            here = {rank: dict(enumerate(each)).get(number, NOTHING) for rank, each in calls.items()}
             (usual, most), *others = Counter(here.values()).most_common()
             if others and most > len(here) / 2:
                 odd = min(rank for rank, call in here.items() if call != usual)
                 rest = ", ".join(str(rank) for rank, call in here.items() if call == usual)
-                return odd, f"rank {odd} differs: {here[odd]} in group {group}, where rank {rest} called {usual}"
+                words = f"rank {odd} differs: {here[odd]} in group {group}, where rank {rest} called {usual}"
+                return OddOne(odd, words, certain=_never_together(here[odd], usual))
             if others:
                 break
     return None
+
+
+def _never_together(one: str, other: str) -> bool:
+    if NOTHING in (one, other):  # the rank may have failed before, and be no cause
+        return False
+    names = {call.partition(" ")[0] for call in (one, other)}
+    return len(names) == 2 or any(part in one for part in OF_ONE_SIZE)
 
 
 def _name(entry: Mapping[str, object]) -> str:

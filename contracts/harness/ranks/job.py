@@ -213,7 +213,7 @@ class Job:
             self.poisoned = True
         if even and not self.poisoned:
             merged = self._even(merged, [View(**(post.in_flight or {})) for post in posts])  # type: ignore[arg-type]  # as it was posted
-        if merged.kind == "failed" and any(said != "failed" for said in merged.outcomes.values()):
+        if merged.kind == "failed":
             return self._with_evidence(merged, region)
         return merged
 
@@ -238,9 +238,11 @@ class Job:
         mine = region.picture or {"stack": self._raised, **diagnostics.called(region.since_ns)}
         said = self.exchange(json.dumps(mine), limit=self.limits.end, name="evidence")
         views = {rank: json.loads(view) for rank, view in enumerate(said)}
-        merged = replace(merged, text=f"{merged.text}\n----- where each rank was -----\n{diagnostics.shown(views)}")
+        if any(outcome != "failed" for outcome in merged.outcomes.values()):  # where all fail, their words tell it
+            text = f"{merged.text}\n----- where each rank was -----\n{diagnostics.shown(views)}"
+            merged = replace(merged, text=text)
         odd = diagnostics.odd_one(views)
-        return merged if odd is None else blamed(merged, *odd)
+        return merged if odd is None else blamed(merged, odd)
 
     def from_rank_0(self, mine: str) -> str:
         """A value of rank 0, on every rank. All ranks call it in a phase of a test."""

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from contracts.harness.ranks.diagnostics import OddOne
+
 KINDS = ("passed", "failed", "skipped", "xfailed", "xpassed")
 TEXT = 20_000  # characters of a failure that are sent; the rank's log has all of it
 VERDICT = "ranks.verdict"
@@ -119,14 +121,16 @@ def charged(merged: Merged, rank: int, words: Sequence[str]) -> Merged:
     )  # fmt: skip
 
 
-def blamed(merged: Merged, rank: int, words: str) -> Merged:
+def blamed(merged: Merged, odd: OddOne) -> Merged:
     """The same failure, with the rank whose collectives differ from the others' before the one that suffered from it:
-    a backend ends, or hangs, whichever rank it finds first. An error of the test's own names its rank already."""
+    a backend ends, or hangs, whichever rank it finds first, and a wrong sum is asserted by whoever looks first. An
+    error of the test's own names its rank already where that rank's calls may have been right."""
     of_backend = any(said in merged.crash for said in OF_BACKEND) or all(
         said != "failed" for said in merged.outcomes.values()
     )
-    if not of_backend:
+    if not of_backend and not odd.certain:
         return merged
+    rank, words = odd.rank, odd.words
     crash = f"{words}; {merged.crash}"
     kept = tuple(pair for pair in merged.properties if pair[0] != VERDICT)
     verdicts = [json.loads(str(value)) for name, value in merged.properties if name == VERDICT]

@@ -164,7 +164,7 @@ class Phases:
         if isinstance(error, Aborted):  # the evidence has the stack of the abort
             post = replace(post, text=str(error), crash="")
         took = wanted(item, self.here.size) if call.when == "call" else None
-        merged = self.job.agree(post, region, took=took, even=call.when != "setup")
+        merged = self.job.agree(post, region, name=call.when, took=took, even=call.when != "setup")
         reports.rewrite(report, merged, own=post.kind, rank=self.here.rank)
         if call.when == "teardown" and self._poisoned_before and self._failed and merged.kind == "failed":
             reports.soften(report, merged)

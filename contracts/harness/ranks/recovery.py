@@ -163,8 +163,7 @@ def account(folder: rank_environment.Folder, attempt: int, size: int) -> Account
     doing = "\n".join([diagnostics.shown(views) if views else "", *crashes])
     reason, rank = str(first["reason"]), int(str(first["rank"]))
     if odd := diagnostics.odd_one(views):
-        rank, differs = odd
-        reason = f"{differs}; {reason}"
+        rank, reason = odd.rank, f"{odd.words}; {reason}"
     return Account(reason=reason, rank=rank, doing=doing)
 
 
