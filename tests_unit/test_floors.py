@@ -49,7 +49,8 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.observe.routing", "contracts.observe.sketch",
     "contracts.stacks.reference.training.small_script", "contracts.stacks.rewritten",
     "contracts.mutants.tensors",
-    "contracts.stacks.kit.adapter", "contracts.stacks.kit.links", "contracts.stacks.kit.runs",
+    "contracts.stacks.kit.adapter", "contracts.stacks.kit.checkpoints", "contracts.stacks.kit.links",
+    "contracts.stacks.kit.runs",
     "contracts.stacks.megatron.block_base", "contracts.stacks.megatron.blocks",
     "contracts.stacks.megatron.built_model", "contracts.stacks.megatron.checkpoint",
     "contracts.stacks.megatron.hybrid_model", "contracts.stacks.megatron.mamba_block",
@@ -61,7 +62,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.reference.answers.cold_compile", "contracts.stacks.reference.checkpoint.async_save",
     "contracts.stacks.reference.checkpoint.checkpoint", "contracts.stacks.reference.checkpoint.coordination",
     "contracts.stacks.reference.checkpoint.crash_during_save", "contracts.stacks.reference.checkpoint.dcp_storage",
-    "contracts.stacks.reference.checkpoint.forked_ranks", "contracts.stacks.reference.checkpoint.rng_state",
+    "contracts.stacks.forked_ranks", "contracts.stacks.reference.checkpoint.rng_state",
     "contracts.stacks.reference.checkpoint.weight_names", "contracts.stacks.reference.kernels.",
     "contracts.stacks.reference.model.blocks.", "contracts.stacks.reference.model.build",
     "contracts.stacks.reference.model.compile", "contracts.stacks.reference.model.hybrid_model",
@@ -73,10 +74,12 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.reference.parallel.parallel", "contracts.stacks.reference.parallel.pipeline",
     "contracts.stacks.reference.parallel.placements", "contracts.stacks.reference.parallel.tensor_parallel",
     "contracts.stacks.reference.training.trainer", "contracts.stacks.torchtitan.blocks",
-    "contracts.stacks.torchtitan.built_model", "contracts.stacks.torchtitan.configuration",
+    "contracts.stacks.torchtitan.built_model", "contracts.stacks.torchtitan.checkpoints",
+    "contracts.stacks.torchtitan.configuration",
     "contracts.stacks.torchtitan.model", "contracts.stacks.torchtitan.observed_trainer",
     "contracts.stacks.torchtitan.training", "contracts.stacks.torchtitan.weight_mapping",
-    "contracts.stacks.transformers.blocks", "contracts.stacks.transformers.shims",
+    "contracts.stacks.transformers.blocks", "contracts.stacks.transformers.checkpoints",
+    "contracts.stacks.transformers.shims",
     "contracts.stacks.transformers.training", "contracts.stacks.transformers.weight_mapping",
 )  # fmt: skip
 TORCH_MUTANTS = set(
@@ -86,10 +89,12 @@ TORCH_MUTANTS = set(
 )
 """The counterexamples that are torch modules, by the table that enters them."""
 OF_A_FRAMEWORK = {
-    "torchtitan": "contracts.stacks.torchtitan.observed_trainer",
-    "transformers": "contracts.stacks.transformers.training",
+    "contracts.stacks.torchtitan.checkpoints": "torchtitan",
+    "contracts.stacks.torchtitan.observed_trainer": "torchtitan",
+    "contracts.stacks.transformers.checkpoints": "transformers",
+    "contracts.stacks.transformers.training": "transformers",
 }
-ELSEWHERE = tuple(module for name, module in OF_A_FRAMEWORK.items() if importlib.util.find_spec(name) is None)
+ELSEWHERE = tuple(module for module, name in OF_A_FRAMEWORK.items() if importlib.util.find_spec(name) is None)
 """What only the environment of a framework can import."""
 
 

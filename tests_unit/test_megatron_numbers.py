@@ -21,12 +21,13 @@ OLD, NEW = VERSIONS
 LATER = {
     "megatron_empty_stage", "megatron_router_in_bfloat16", "megatron_counts_what_was_kept", "megatron_drops_flags",
     "megatron_accepts_what_it_cannot_run", "megatron_refuses_without_words", "megatron_balance_by_labels",
-    "megatron_bias_with_padding", "megatron_balance_with_padding",
+    "megatron_bias_with_padding", "megatron_balance_with_padding", "megatron_tracker_is_not_atomic",
+    "megatron_trusts_its_tracker", "megatron_runs_pickles", "megatron_damage_without_a_name",
 }  # fmt: skip
 """What 0.16.1 has not, or not without Transformer Engine; its package has no argument parser."""
 EARLIER = {"megatron_expert_gradients_stay_apart"}
 """What 0.19.2 has mended."""
-KEPT = "MOE-01a,MOE-02b,MOE-04a,MOE-05d,BLK-03a,BLK-03d,BLK-04e,BLK-04i,OPT-05d,TOPO-05c"
+KEPT = "MOE-01a,MOE-02b,MOE-04a,MOE-05d,BLK-03a,BLK-03d,BLK-04e,BLK-04i,OPT-05d,TOPO-05c,CKPT-04a,CKPT-06a"
 
 SAVED = "CKPT-01h[borrowed-ep2],CKPT-02h[tp2-sp],CKPT-02h[tp2-sp-to-interleaved],CKPT-02h[hybrid-tp2-sp]"
 

@@ -5,8 +5,10 @@ Standard library only. The process must not have started threads; a process that
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -16,8 +18,12 @@ class ForkDied(Exception):
     """The forked process ended without finishing its work."""
 
 
-def in_a_fork(work: Callable[[], str]) -> str:
+def in_a_fork(work: Callable[[], str], *, own_group: bool = False) -> str:
     """What `work` returns, computed in a fork of this process.
+
+    Args:
+        own_group: the fork leads a process group, and what it has started and left running is killed after it. For work
+            that ends soon: a signal to this process's group does not reach it.
 
     Raises:
         ForkDied: when the fork was killed or raised; its traceback is on standard error.
@@ -30,6 +36,8 @@ def in_a_fork(work: Callable[[], str]) -> str:
     if child == 0:
         code = 1
         try:
+            if own_group:
+                os.setpgid(0, 0)
             gc.disable()
             os.close(reading)
             with os.fdopen(writing, "w", encoding="utf-8") as pipe:
@@ -42,12 +50,35 @@ def in_a_fork(work: Callable[[], str]) -> str:
             sys.stderr.flush()
             os._exit(code)
     os.close(writing)
-    with os.fdopen(reading, encoding="utf-8") as pipe:
-        said = pipe.read()
-    _, status = os.waitpid(child, 0)
+    said, status = _heard(reading, child)
+    if own_group:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         raise ForkDied(f"killed by {signal.Signals(-code).name}")
     if code > 0:
         raise ForkDied(f"ended with exit code {code}")
     return said
+
+
+def _heard(reading: int, child: int) -> tuple[str, int]:
+    """What a fork wrote, and its wait status. What it leaves running may hold its end of the pipe open: a fork that has
+    ended says no more."""
+    parts: list[bytes] = []
+    ended = 0
+    try:
+        while True:
+            if select.select([reading], [], [], 0 if ended else 0.1)[0]:
+                if not (part := os.read(reading, 1 << 16)):
+                    break
+                parts.append(part)
+            elif ended:
+                break
+            else:
+                ended, status = os.waitpid(child, os.WNOHANG)
+    finally:
+        os.close(reading)
+    if not ended:
+        _, status = os.waitpid(child, 0)
+    return b"".join(parts).decode(), status

@@ -108,16 +108,17 @@ class Adapter(ABC):
         fitting(links, module.state_dict())
         module.load_state_dict(to_theirs(weights, links), strict=False)
         x_BTD.requires_grad_(call.dy is not None)
+        strided = not x_BTD.is_contiguous()
         alone = torch.zeros(x_BTD.shape[:2], dtype=torch.int64)
         documents_BT = alone if call.documents is None else numerics.tensor(call.documents)
         y_BTD = self.branch(module, letter, x_BTD, documents_BT)
         if call.dy is None:
-            return BlockRun(y=numerics.array(y_BTD))
+            return BlockRun(y=numerics.array(y_BTD), strided=strided)
         names = {link.theirs for link in links}
         leaves = {name: each for name, each in module.named_parameters() if name in names} | {"x": x_BTD}
         found = gradients_of(y_BTD, numerics.tensor(call.dy, strided=call.strided), leaves)
         told = {"x": found.pop("x"), **to_canonical(found, links)}
-        return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(told))
+        return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(told), strided=strided)
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         session = Session(recipe=recipe, steps=0, execution=Execution(mode=mode))

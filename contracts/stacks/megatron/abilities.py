@@ -10,9 +10,9 @@ ABILITIES = Abilities(
         "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
         "gqa", "mla", "qk-norm", "relu2", "swiglu", "tied",
         "softmax", "sigmoid", "top-1", "selection-bias", "shared-expert", "route-scale", "balance-loss", "z-loss",
-        "capacity", "float64", "float32", "adamw", "cosine", "linear", "constant", "WSD", "microbatches", "packed",
-        "checkpoint", "dp", "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved", "borrowed", "author-dp",
-        "ep-without-fsdp", "etp-without-ep",
+        "capacity", "float64", "float32", "adamw", "cosine", "linear", "constant", "WSD",
+        "microbatches", "packed", "checkpoint", "dp", "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved",
+        "borrowed", "author-dp", "ep-without-fsdp", "etp-without-ep",
     )),
     lacks=(
         lacks("recurrent", "stack", "it has no M2RNN"),
@@ -37,7 +37,7 @@ ABILITIES = Abilities(
         lacks("fsdp", "adapter", "its FSDP is not asked yet"),
         lacks("replicas", "adapter", "its FSDP is not asked yet"),
         lacks("own-data", "adapter", "it reads data sets of its own and not the recipe's"),
-        lacks("checkpoint-of-a-recipe", "adapter", "its training script compares some arguments, and is not asked"),
+        lacks("checkpoint-of-a-recipe", "stack", "of a checkpoint's arguments it compares layers, width and heads"),
         lacks("windows", "adapter", "it is given batches and cuts them itself"),
         lacks("uneven-microbatches", "stack", "its calculator asserts microbatches of one size"),
         lacks("uneven-vocab", "adapter", "its padded rows take part in the loss"),
@@ -48,6 +48,11 @@ ABILITIES = Abilities(
         without("fit card", "stack", "it knows no cards"),
         without("checkpoint_folder", "stack", "it saves where it is told, whatever volume that is"),
         without("probe_compiler", "stack", "it does not try the compiler before it is used"),
+        without("run_compiled pass_compiled allowed_breaks compile_cold pads_rows", "stack",
+                "it has no option that compiles a block or a model; it compiles fusions of its own (core/jit.py)"),
+        without("retire_checkpoints", "stack",
+                "its --save-retain-interval keeps every n-th checkpoint and no newest; it knows no copy of one"),
+        without("rename_weights", "stack", "its checkpoints have the names of its model, and it renames none"),
     ),
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""

@@ -116,6 +116,7 @@ class TransformerBlock(Block):
             gradients=numerics.arrays(gradients),
             losses=numerics.arrays({name: each.sum() for name, each in noted_losses().items()}),
             seen=numerics.arrays(self._seen(tuple(x_TBD.shape), call.padding is not None and _biased(call))),
+            strided=not x_TBD.is_contiguous(),
         )
 
     def _forward(self, x_TBD: Tensor, call: BlockCall) -> Tensor:

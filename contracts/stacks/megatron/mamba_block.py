@@ -69,7 +69,10 @@ class MambaBlock(Block):
             gradients["x"] = gradient(x_BTD)
         with torch.no_grad():
             state = self._state(x_BTD, documents_BT)
-        return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(gradients), state=numerics.arrays(state))
+        return BlockRun(
+            y=numerics.array(y_BTD), gradients=numerics.arrays(gradients), state=numerics.arrays(state),
+            strided=not x_BTD.is_contiguous(),
+        )  # fmt: skip
 
     def _trained(self, x_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:
         """The training pass. Megatron sees packed rows as one sequence of consecutive documents."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 
 from contracts.spec import pattern as patterns
 from contracts.spec.array import Arrays, Shape
 from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.checkpointing import Loaded, Snapshot, WriteFault, Written
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees, Layout
 from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
 from contracts.spec.world import LiveMesh
-from contracts.stacks.megatron import blocks, mamba_kernels, process_groups, shims, training
+from contracts.stacks.megatron import blocks, checkpoint_store, mamba_kernels, process_groups, shims, training
 from contracts.stacks.megatron.built_model import built
 from contracts.stacks.megatron.mamba_block import declined
 from contracts.stacks.megatron.model import LATENT
 
+STORE = ("write_checkpoint", "write_on_ranks", "latest_checkpoint", "load_checkpoint")
+"""What its training script answers; 0.16.1 does not ship it."""
 LOCAL = "; the local specification, Megatron's own without Transformer Engine"
 
 
@@ -32,6 +36,12 @@ class NumericAnswers:
         ),
     }
     offers = frozenset(labels)
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("megatron.training") is not None:
+            stored = dict.fromkeys(STORE, shims.LABEL + checkpoint_store.LABEL)
+            self.labels = {**self.labels, **stored}
+            self.offers = frozenset(self.labels)
 
     def live_mesh(self, degrees: Degrees, world: int, layout: Layout, contribution: int) -> LiveMesh:
         _only_borrowed(layout)
@@ -61,6 +71,20 @@ class NumericAnswers:
             _only_borrowed(session.execution.layout)
         _mixers(session.recipe, session.execution.mode)
         return training.train(session)
+
+    def write_checkpoint(self, folder: str, state: Snapshot, file_bytes: int, fault: WriteFault | None) -> Written:
+        return checkpoint_store.write_checkpoint(folder, state, file_bytes, fault)
+
+    def write_on_ranks(
+        self, folder: str, state: Snapshot, ranks: int, faults: Mapping[int, WriteFault]
+    ) -> tuple[Written, ...]:
+        return checkpoint_store.write_on_ranks(folder, state, ranks, faults)
+
+    def latest_checkpoint(self, folder: str) -> int | None:
+        return checkpoint_store.latest_checkpoint(folder)
+
+    def load_checkpoint(self, folder: str, step: int | None, target: Snapshot) -> Loaded:
+        return checkpoint_store.load_checkpoint(folder, step, target)
 
 
 def _mixers(recipe: Recipe, mode: Mode) -> None:

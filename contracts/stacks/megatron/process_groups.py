@@ -52,7 +52,12 @@ def parallel(degrees: Degrees, world: int, *, virtual: int | None = None) -> Ite
         try:
             yield
         finally:
-            mcore("parallel_state").destroy_model_parallel()
+            state = mcore("parallel_state")
+            state.destroy_model_parallel()
+            # Its end forgets some. A fork that drops one of them waits for threads that it does not have.
+            for name, held in [*vars(state).items()]:
+                if isinstance(held, dist.ProcessGroup):
+                    setattr(state, name, None)
 
 
 def _initialise(degrees: Degrees, world: int, virtual: int | None) -> None:

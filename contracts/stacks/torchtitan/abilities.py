@@ -44,7 +44,7 @@ ABILITIES = Abilities(
         lacks("windows", "adapter", "it is given batches and cuts them itself"),
         lacks("uneven-microbatches", "stack", "a batch is a multiple of its microbatches, it asserts"),
         lacks("uneven-vocab", "adapter", "it was not tried"),
-        lacks("checkpoint-of-a-recipe", "adapter", "it was not tried"),
+        lacks("checkpoint-of-a-recipe", "stack", "it compares no configuration with a checkpoint's"),
         without("seams kernel_facts kernels kernel promotion", "stack",
                 "a site has the kernel that its configuration names, or raises: none is chosen, and there is no table"),
         without("budget fit card", "stack", "it plans no memory, it reports peaks"),

@@ -6,6 +6,7 @@ and are rounded before use, as in the mixed precision of its `fully_shard`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from contracts.instruments import numerics
+from contracts.instruments import graphs, numerics
 from contracts.spec import pattern as patterns
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.compiling import AllowedBreak, Backend, CompiledRuns
 from contracts.spec.errors import decline
 from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Mode, Moe, Recipe
+from contracts.spec.training import Execution
 from contracts.stacks.kit.links import to_canonical, to_theirs
 from contracts.stacks.kit.runs import gradients_of
 from contracts.stacks.torchtitan import shims, weight_mapping
@@ -73,6 +76,41 @@ def run_block(call: BlockCall) -> BlockRun:
         return _Block(letter, one).run(call, x_BTD.requires_grad_(call.dy is not None))
 
 
+def run_compiled(calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:
+    """Calls of one block, compiled by its own `apply_compile`: a full graph, in which a break is an error."""
+    from torchtitan.config import CompileConfig
+    from torchtitan.distributed.compile import apply_compile
+
+    from contracts.stacks.torchtitan.observed_trainer import Alone
+
+    letter, one = alone(calls[0].recipe, calls[0].layer)
+    one = replace(one, seq_length=max(one.seq_length, *(call.x.shape[1] for call in calls)))
+    runs, seen = [], []
+    single = calls[0].x.dtype == "float32"
+    with (
+        graphs.counting(backend) as counter, shims.quiet(),
+        shims.compiled_in_float32() if single else contextlib.nullcontext(),
+    ):  # fmt: skip
+        block, model = _Block(letter, one), nn.Module()
+        model.add_module("layers", nn.ModuleDict({"0": block}))
+        apply_compile(
+            model, compile_config=CompileConfig(enable=True, components=["model"], backend=counter),
+            parallel_dims=Alone(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, world_size=1),
+        )  # fmt: skip
+        for call in calls:
+            x_BTD = numerics.tensor(call.x, strided=call.strided)
+            declined(call, letter, x_BTD)
+            with shims.block_in(x_BTD.dtype):
+                runs.append(block.run(call, x_BTD.requires_grad_(call.dy is not None)))
+            seen.append(counter.seen())
+    return CompiledRuns(runs=tuple(runs), graphs=tuple(seen))
+
+
+def allowed_breaks(recipe: Recipe, execution: Execution) -> tuple[AllowedBreak, ...]:
+    """None: each of its blocks is a full graph."""
+    return ()
+
+
 def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
     """Decline a call that torchtitan 0.3.0 cannot answer, or not on a CPU.
 
@@ -103,6 +141,10 @@ class _Block(nn.Module):
         self.before, self.branch = ("attention_norm", "attention") if letter == "A" else ("ffn_norm", _branch(recipe))
         for name in (self.before, self.branch):
             self.add_module(name, getattr(layer, name).build())
+        self.routed: list[Any] = []
+        if self.branch == "moe":
+            router: Any = self.get_submodule("moe.router")
+            router.register_forward_hook(lambda *told: self.routed.append(told[2]))
 
     def named(self) -> dict[str, Tensor]:
         return {**dict(self.named_parameters()), **dict(self.named_buffers())}
@@ -121,12 +163,10 @@ class _Block(nn.Module):
         counts_E = torch.zeros(self.recipe.moe.experts if self.recipe.moe else 0)
         tensors = {name: each.to(x_BTD.dtype) for name, each in trained.items()}
         tensors |= {name: each for name, each in given.items() if name not in trained}
-        routed: list[Any] = []
-        branch: Any = getattr(self, self.branch)
+        self.routed.clear()
         if self.branch == "moe":
             tensors["moe.tokens_per_expert_E"] = counts_E
-            branch.router.register_forward_hook(lambda *told: routed.append(told[2]))
-            shims.wide_gate(branch.router, x_BTD.dtype)
+            shims.wide_gate(self.get_submodule("moe.router"), x_BTD.dtype)
         y_BTD = torch.func.functional_call(self, tensors, (x_BTD,))
         gradients = {}
         if call.dy is not None:
@@ -135,7 +175,8 @@ class _Block(nn.Module):
         return BlockRun(
             y=numerics.array(y_BTD.detach()),
             gradients=numerics.arrays(gradients),
-            seen=numerics.arrays(_seen(routed, counts_E)),
+            seen=numerics.arrays(_seen(self.routed, counts_E)),
+            strided=not x_BTD.is_contiguous(),
         )
 
     def _fits(self, given: Mapping[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from contracts.stacks.torchtitan.abilities import ABILITIES, CONVENTIONS
 STEPS = ("device", "kernels", "experts", "sums", "stages", "attention", "compiled")
 BLOCK = ("device", "kernels", "experts", "attention", "wide", "gate")
 """The changes for a question, by their names in `shims.SHIMS`."""
+CHECKPOINTS = ("write_checkpoint", "latest_checkpoint", "load_checkpoint", "retire_checkpoints")
 
 
 def _shimmed(*names: str) -> str:
@@ -35,7 +36,10 @@ class Torchtitan(Package):
         "topology": "contracts.stacks.torchtitan.topology",
         "built": "contracts.stacks.torchtitan.built_model",
         **dict.fromkeys(("initial", "run_model", "train"), "contracts.stacks.torchtitan.training"),
-        **dict.fromkeys(("block_weights", "run_block"), "contracts.stacks.torchtitan.blocks"),
+        **dict.fromkeys(
+            ("block_weights", "run_block", "run_compiled", "allowed_breaks"), "contracts.stacks.torchtitan.blocks"
+        ),
+        **dict.fromkeys(CHECKPOINTS, "contracts.stacks.torchtitan.checkpoints"),
     }
     said = {  # noqa: RUF012
         "topology": f"{_shimmed('device')}; torch's fake process group",
@@ -43,6 +47,9 @@ class Torchtitan(Package):
         **dict.fromkeys(("initial", "train"), _shimmed(*STEPS)),
         "run_model": _shimmed(*STEPS, "wide"),
         "run_block": _shimmed(*BLOCK),
+        "run_compiled": _shimmed(*BLOCK, "compiled"),
+        "allowed_breaks": "none: a break in one of its full graphs is an error",
+        **dict.fromkeys(CHECKPOINTS, f"{_shimmed('device')}; its checkpoint manager by itself"),
     }
 
     def __init__(self, version: str | None = None) -> None:

@@ -55,6 +55,8 @@ ABILITIES = Abilities(
                asked=frozenset({"run_model"})),
         lacks("bf16", "adapter", "under autocast no parameter has one dtype in which it is used",
                asked=frozenset({"built"})),
+        without("seams kernel_facts", "stack",
+                "it takes what it can import on the machine that it runs on, and answers for no other"),
         without("kernels kernel promotion", "stack", "it has no catalogue of kernels by card and workload"),
         without("fit card", "stack", "it knows no cards"),
         without("checkpoint_folder", "stack", "it saves where it is told, whatever volume that is"),

@@ -7,16 +7,18 @@ over float32 parameters, as in its Trainer with `bf16=True`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from contracts.instruments import numerics
+from contracts.instruments import graphs, numerics
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.compiling import AllowedBreak, Backend, CompiledRuns
 from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.training import Execution
 from contracts.stacks.kit.links import to_canonical, to_theirs
 from contracts.stacks.kit.runs import gradients_of
 from contracts.stacks.transformers import shims, weight_mapping
@@ -84,6 +86,34 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
     })  # fmt: skip
 
 
+def run_compiled(calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:
+    """Calls of one block, whose norm and mixer its compiler takes as it takes a whole model: with breaks."""
+    first = calls[0]
+    kind, letter, one = block_of(first.recipe, first.layer, first.mode)
+    runs, seen = [], []
+    with graphs.counting(backend) as counter, shims.quiet():
+        config = kind.config(one)
+        config._experts_implementation = "grouped_mm"  # what its models choose where nobody asks for another
+        block, through = _Block(kind, letter, one, config), torch.compile(_through, backend=counter)
+        for call in calls:
+            x_BTD = numerics.tensor(call.x, strided=call.strided)
+            declined(call, letter, x_BTD)
+            half = x_BTD.dtype is torch.bfloat16
+            with torch.autocast("cpu", torch.bfloat16) if half else contextlib.nullcontext():
+                runs.append(block.run(call, x_BTD.requires_grad_(call.dy is not None), through))
+            seen.append(counter.seen())
+    return CompiledRuns(runs=tuple(runs), graphs=tuple(seen))
+
+
+def allowed_breaks(recipe: Recipe, execution: Execution) -> tuple[AllowedBreak, ...]:
+    """None: it lists no break."""
+    return ()
+
+
+def _through(norm: Any, mixer: Any, x_BTD: Tensor, **given: Any) -> Any:
+    return mixer(norm(x_BTD), **given)
+
+
 class _Block:
     """Half of a decoder layer: a norm and what its layer calls after it."""
 
@@ -97,19 +127,20 @@ class _Block:
                 self.layer.mlp.shared_experts = kind.part("MLP")(config, intermediate_size=width)
         self.norm, _, _ = self.links[0].theirs.rpartition(".")
         self.seen: dict[str, Any] = {}
+        self.watch()
 
     def held(self) -> dict[str, Tensor]:
         names = {link.theirs for link in self.links}
         return {name: each for name, each in self.layer.state_dict().items() if name in names}
 
-    def run(self, call: BlockCall, x_BTD: Tensor) -> BlockRun:
+    def run(self, call: BlockCall, x_BTD: Tensor, through: Callable[..., Any] | None = None) -> BlockRun:
+        """A call of it. `through` calls its norm and then its mixer; compiled, where that is asked."""
+        self.through, self.seen = through or _through, {}
         self.put(numerics.tensors(call.weights))
         if call.chunk is not None:
             self.layer.mixer.chunk_size = call.chunk
-        self.watch()
         cache = self.cache(numerics.tensors(call.state)) if self.letter == "M" else None
-        normed_BTD = self.layer.get_submodule(self.norm)(x_BTD)
-        y_BTD = self.mixed(normed_BTD, x_BTD, call, cache).to(x_BTD.dtype)
+        y_BTD = self.mixed(x_BTD, call, cache).to(x_BTD.dtype)
         dy_BTD = None if call.dy is None else numerics.tensor(call.dy, strided=call.strided)
         gradients = {} if dy_BTD is None else self.gradients(y_BTD, dy_BTD, x_BTD)
         return BlockRun(
@@ -117,6 +148,7 @@ class _Block:
             gradients=numerics.arrays(gradients),
             state=numerics.arrays(self.state(cache)) if cache else {},
             seen=numerics.arrays({name: each.detach() for name, each in self.seen.items()}),
+            strided=not x_BTD.is_contiguous(),
         )
 
     def put(self, ours: Mapping[str, Tensor]) -> None:
@@ -140,32 +172,34 @@ class _Block:
                 module.register_forward_hook(lambda *told: self.seen.update(selected=told[2]))
 
     def routed(self, x_ND: Tensor, experts_NK: Tensor, gates_NK: Tensor) -> None:
-        count = self.recipe.moe.experts if self.recipe.moe else 0
-        self.seen = {
-            "experts": experts_NK,
-            "gates": gates_NK,
-            "dropped": experts_NK >= count,  # its mark of an assignment that no expert here computes
-            "counts": torch.bincount(experts_NK.flatten(), minlength=count),
-        }
+        self.seen.update(experts=experts_NK, gates=gates_NK)
 
-    def mixed(self, normed_BTD: Tensor, x_BTD: Tensor, call: BlockCall, cache: Any) -> Tensor:
-        """The layer's own call of its mixer."""
+    def mixed(self, x_BTD: Tensor, call: BlockCall, cache: Any) -> Tensor:
+        """The layer's own call of its norm and its mixer."""
+        norm = self.layer.get_submodule(self.norm)
         if self.letter == "M":
-            scanned: Tensor = self.layer.mixer(normed_BTD, cache_params=cache)
+            scanned: Tensor = self.through(norm, self.layer.mixer, x_BTD, cache_params=cache)
             return scanned
         if self.letter == "A":
-            return self.attended(normed_BTD, x_BTD, call)
+            return self.attended(norm, x_BTD, call)
         if self.kind is GRANITE:
-            return self.routed_shape(self.layer.block_sparse_moe(normed_BTD) + self.layer.shared_mlp(normed_BTD))
+            layer = self.layer
+            return self.routed_shape(
+                self.through(norm, lambda each: layer.block_sparse_moe(each) + layer.shared_mlp(each), x_BTD)
+            )
         branch = self.layer.mixer if self.kind is NEMOTRON_H else self.layer.mlp
-        return self.routed_shape(branch(normed_BTD))
+        return self.routed_shape(self.through(norm, branch, x_BTD))
 
     def routed_shape(self, y_BTD: Tensor) -> Tensor:
-        told = {name: each.unflatten(0, y_BTD.shape[:2]) for name, each in self.seen.items() if name != "counts"}
-        self.seen |= told
+        if self.seen:
+            count = self.recipe.moe.experts if self.recipe.moe else 0
+            experts_NK = self.seen["experts"]
+            told = self.seen | {"dropped": experts_NK >= count}  # its mark of what no expert here computes
+            self.seen = {name: each.unflatten(0, y_BTD.shape[:2]) for name, each in told.items()}
+            self.seen["counts"] = torch.bincount(experts_NK.flatten(), minlength=count)
         return y_BTD
 
-    def attended(self, normed_BTD: Tensor, x_BTD: Tensor, call: BlockCall) -> Tensor:
+    def attended(self, norm: Any, x_BTD: Tensor, call: BlockCall) -> Tensor:
         from transformers.masking_utils import create_causal_mask
 
         sparse = self.kind is DEEPSEEK_V32
@@ -177,8 +211,8 @@ class _Block:
         )  # fmt: skip
         turns = self.kind.part("RotaryEmbedding")(self.config)(x_BTD, places_BT)
         y_BTD: Tensor
-        y_BTD, _ = self.layer.self_attn(
-            hidden_states=normed_BTD, position_embeddings=turns, attention_mask=mask, position_ids=places_BT
+        y_BTD, _ = self.through(
+            norm, self.layer.self_attn, x_BTD, position_embeddings=turns, attention_mask=mask, position_ids=places_BT
         )
         if sparse:  # what it chose of what its own mask leaves visible
             chosen = torch.zeros_like(mask[:, 0]).scatter(-1, self.seen["selected"].long(), True)

@@ -48,11 +48,14 @@ def quiet() -> Iterator[None]:
     """Ignore warnings about a CPU and about zero-sized tensors, and transformers' own progress."""
     from transformers.utils import logging
 
-    before = logging.get_verbosity()
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
             logging.set_verbosity(before)
+            if bars:
+                logging.enable_progress_bar()

@@ -21,6 +21,9 @@ SHARED = (
 )
 
 
+CHECKPOINTS = ("write_checkpoint", "latest_checkpoint", "load_checkpoint", "retire_checkpoints")
+
+
 class Transformers(Package):
     """An installed transformers, in this process.
 
@@ -42,12 +45,18 @@ class Transformers(Package):
     command = ".ci/transformers-env {0} .venv-transformers-{0}"
     of = {  # noqa: RUF012
         **dict.fromkeys(("built", "initial", "run_model", "train"), "contracts.stacks.transformers.training"),
-        **dict.fromkeys(("block_weights", "run_block"), "contracts.stacks.transformers.blocks"),
+        **dict.fromkeys(
+            ("block_weights", "run_block", "run_compiled", "allowed_breaks"), "contracts.stacks.transformers.blocks"
+        ),
+        **dict.fromkeys(CHECKPOINTS, "contracts.stacks.transformers.checkpoints"),
     }
     said = {  # noqa: RUF012
         **dict.fromkeys(("built", "initial", "block_weights"), OWN),
         **dict.fromkeys(("run_model", "train"), f"{OWN}; in float64 substituted: {WIDE}"),
+        "run_compiled": "a norm and its mixer, compiled as a whole model is",
+        "allowed_breaks": "none: it lists no break",
         "run_block": f"substituted: {WIDE}; {SHARED}",
+        **dict.fromkeys(CHECKPOINTS, "its own Trainer, with a state of the law in place of a model and moments"),
     }
 
     def __init__(self, version: str | None = None) -> None:

@@ -126,7 +126,7 @@ def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Toke
         model.put(weights, {})
     if _recomputes(recipe, execution):
         model.module.activation_checkpointing_enable(activation_checkpointing_kwargs=_recomputing(wide))
-    with shims.quiet(), shims.widened() if wide else contextlib.nullcontext(), _alone(execution):
+    with shims.quiet(), shims.widened() if wide else contextlib.nullcontext(), alone(execution):
         if half:
             Accelerator(cpu=True, mixed_precision="bf16").prepare_model(model.module, evaluation_mode=True)
         told = model.module(**_inputs(batch, slice(None)))
@@ -331,7 +331,7 @@ def train(session: Session) -> Trained:
             raise refuse("load", session.load, "holds no checkpoint", "name a folder that a run saved to")
         start = TrainerState.load_from_json(f"{folder}/trainer_state.json").global_step
     wide = session.execution.precision == "float64"
-    with _alone(session.execution), shims.quiet(), tempfile.TemporaryDirectory(prefix="transformers-") as kept:
+    with alone(session.execution), shims.quiet(), tempfile.TemporaryDirectory(prefix="transformers-") as kept:
         model = Model(session.recipe, "train", session.execution, wide=wide)
         if session.weights or session.buffers:
             model.put(session.weights, session.buffers)
@@ -358,11 +358,12 @@ def _cut(execution: Execution) -> bool:
 
 
 @contextlib.contextmanager
-def _alone(execution: Execution) -> Iterator[None]:
+def alone(execution: Execution | None = None) -> Iterator[None]:
     """Make accelerate see the world of this run, and forget that of an earlier one in this process."""
     from accelerate.state import AcceleratorState, GradientState
 
-    hidden = {name: os.environ.pop(name) for name in UNDER_TORCHRUN if execution.world == 1 and name in os.environ}
+    world = execution.world if execution else 1
+    hidden = {name: os.environ.pop(name) for name in UNDER_TORCHRUN if world == 1 and name in os.environ}
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     try:

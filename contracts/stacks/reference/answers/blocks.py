@@ -104,6 +104,7 @@ def run_call(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockC
         state=numerics.arrays(out.state),
         seen=numerics.arrays(out.seen),
         buffers=numerics.arrays(dict(branch.named_buffers())),
+        strided=not x_BTD.is_contiguous(),
     )
 
 

@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from contracts.instruments import numerics
 from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot
 from contracts.spec.errors import Refused
+from contracts.stacks.forked_ranks import DEADLINE_S, forked_ranks, join_process_group
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 from contracts.stacks.reference.checkpoint.crash_during_save import sharded
 from contracts.stacks.reference.checkpoint.filesystem import BlockedDisk, Disk
-from contracts.stacks.reference.checkpoint.forked_ranks import DEADLINE_S, forked_ranks, join_process_group
 from contracts.stacks.reference.parallel.gather import full_tensors
 from contracts.stacks.reference.parallel.placements import placed_zeros
 

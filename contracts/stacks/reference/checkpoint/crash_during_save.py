@@ -16,9 +16,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from contracts.spec.checkpointing import WriteFault, Written
 from contracts.spec.errors import Refused
+from contracts.stacks.forked_ranks import DEADLINE_S, forked_ranks, join_process_group
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 from contracts.stacks.reference.checkpoint.filesystem import DEATH, CrashingDisk, Disk
-from contracts.stacks.reference.checkpoint.forked_ranks import DEADLINE_S, forked_ranks, join_process_group
 
 Kept = Callable[[Disk], Checkpoints]
 

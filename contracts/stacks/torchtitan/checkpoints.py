@@ -1,0 +1,143 @@
+"""torchtitan's checkpoint manager by itself, in one process: what it writes, finds, loads and removes.
+
+A state of the law is handed to it as a trainer hands over its own: parameters and buffers in a model, moments where the
+optimizers stand, counters as bytes where the data loader stands, the step in the state of training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torchtitan.components.checkpointer import CheckpointManager
+
+from contracts.instruments import numerics
+from contracts.spec.checkpointing import Loaded, Snapshot, WriteFault, Written
+from contracts.spec.errors import NotOffered, refuse
+from contracts.stacks.kit.checkpoints import changed, module_with
+from contracts.stacks.torchtitan import shims
+
+ERRORS = (CheckpointException, OSError, RuntimeError, ValueError)
+"""What it raises where it does not save or load."""
+OF_OPTIMIZERS = "optimizer/"
+
+
+class Held:
+    """A part of a state: tensors and numbers by name, which its manager reads and puts back."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.values = dict(state_dict)
+
+
+class Kept:
+    """One state, and a manager that has it."""
+
+    def __init__(self, folder: str, state: Snapshot, keep: int = 0) -> None:
+        tensors = numerics.tensors(state.tensors)
+        self.names = tuple(tensors)
+        self.model = module_with({n: each for n, each in tensors.items() if not n.startswith(OF_OPTIMIZERS)})
+        self.optimizers = Held(**{n: each for n, each in tensors.items() if n.startswith(OF_OPTIMIZERS)})
+        self.data = Held(position=json.dumps(dict(state.position)).encode())
+        self.training = Held(step=state.step, recipe=state.recipe)
+        self.manager = CheckpointManager(
+            CheckpointManager.Config(enable=True, folder=folder, interval=1, keep_latest_k=keep),
+            dataloader=self.data, model_parts=[self.model], optimizers=self.optimizers, lr_schedulers=Held(),
+            states={"train_state": self.training}, sd_adapter=None,
+        )  # fmt: skip
+
+    def state(self) -> Snapshot:
+        position = json.loads(self.data.values["position"])
+        held = {**self.model.state_dict(), **self.optimizers.values}
+        tensors = numerics.arrays({name: held[name] for name in self.names})
+        return Snapshot(step=self.training.values["step"], tensors=tensors, position=position)
+
+
+def write_checkpoint(folder: str, state: Snapshot, file_bytes: int, fault: WriteFault | None) -> Written:
+    """A save of its manager. It writes one file of tensors a rank, however large."""
+
+    def write() -> None:
+        with shims.quiet():
+            Kept(folder, state).manager.save(state.step)
+
+    return changed(write, fault, ERRORS)
+
+
+def latest_checkpoint(folder: str) -> int | None:
+    """The step that its manager would load.
+
+    Private in torchtitan: nothing public says it without a load. Seen in 0.3.0.
+    """
+    with shims.quiet():
+        found = Kept(folder, Snapshot(step=0, tensors={})).manager._find_load_step()
+    return None if found == -1 else found
+
+
+def said(error: BaseException) -> str:
+    """What it raised on this rank, without the traceback that torch adds."""
+    inside = [each for each, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+    return "; ".join(f"{type(each).__name__}: {each}" for each in inside)
+
+
+def load_checkpoint(folder: str, step: int | None, target: Snapshot) -> Loaded:
+    """A load of its manager into a model and a state of training.
+
+    Raises:
+        NotOffered: where the recipe alone differs, which it does not save.
+    """
+    with shims.quiet():
+        kept = Kept(folder, target)
+        try:
+            found, words = kept.manager.load(-1 if step is None else step), ""
+        except ERRORS as error:
+            found, words = False, said(error)
+    if not found:
+        return Loaded(state=kept.state(), refused=words or "its manager found no checkpoint, and says so")
+    if kept.training.values["recipe"] != target.recipe:
+        raise NotOffered("torchtitan 0.3.0: it compares no configuration with a checkpoint's", "stack")
+    return Loaded(state=kept.state())
+
+
+def retire_checkpoints(folder: str, keep: int, durable: frozenset[int], fault: WriteFault | None) -> Written:
+    """What its manager purges behind a save. Private in torchtitan: a save of its own would purge as well, and write.
+    Seen in 0.3.0.
+
+    Raises:
+        NotOffered: for a durable copy, of which it knows nothing, and where it keeps one checkpoint or, with 0, all.
+    """
+    if keep in (0, 1):
+        raise NotOffered("torchtitan 0.3.0: it keeps at least two checkpoints, or with 0 all of them", "stack")
+    if not {int(each.name[5:]) for each in Path(folder).glob("step-*") if each.name[5:].isdecimal()} <= durable:
+        raise NotOffered("torchtitan 0.3.0: it knows no copy of its checkpoints on other storage", "stack")
+
+    def retire() -> None:
+        with shims.quiet(), _world_of_one():
+            try:
+                manager = Kept(folder, Snapshot(step=0, tensors={}), keep).manager
+            except ValueError as error:
+                raise refuse("keep", keep, str(error), "keep two at least") from None
+            manager._purge_stale_checkpoints()
+            manager.close()
+
+    return changed(retire, fault or WriteFault(), ERRORS)
+
+
+@contextlib.contextmanager
+def _world_of_one() -> Iterator[None]:
+    """What asks for a rank finds one: 0 of 1."""
+    store = dist.HashStore()  # type: ignore[attr-defined]  # public, and left out of the stubs
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,43 @@
+"""A call in a fork gives back what it said, and what it leaves running holds nobody up."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+import pytest
+
+from contracts.stacks.forked_call import ForkDied, in_a_fork
+
+pytestmark = pytest.mark.unit
+
+
+def test_an_answer_longer_than_a_pipe_arrives_whole() -> None:
+    assert in_a_fork(lambda: "ä" * 200_000) == "ä" * 200_000
+
+
+@pytest.mark.parametrize(("work", "words"), [(lambda: os._exit(3), "exit code 3"), (os.abort, "SIGABRT")])
+def test_a_fork_that_dies_is_said_to_have_died(work: object, words: str) -> None:
+    with pytest.raises(ForkDied, match=words):
+        in_a_fork(work)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("own_group", [False, True])
+def test_a_process_that_it_leaves_holds_nobody_up(own_group: bool) -> None:
+    alive, held = os.pipe()  # the end that is held open by the process that was left
+
+    def leave_one_running() -> str:
+        if process := os.fork():
+            return str(process)
+        time.sleep(60)
+        os._exit(0)
+
+    left = int(in_a_fork(leave_one_running, own_group=own_group))
+    os.close(held)
+    ended, _, _ = select.select([alive], [], [], 20 if own_group else 0)
+    assert bool(ended) == own_group
+    if not own_group:
+        os.kill(left, signal.SIGKILL)
+    os.close(alive)
