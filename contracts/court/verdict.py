@@ -218,12 +218,12 @@ def _compared(run: Run, baseline: Baseline, results: list[Result]) -> tuple[list
 
 
 def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
-    """The questions that the stack claims and then declines in every case, and the items that its declared abilities
-    cover and that it then declines."""
+    """The questions that the stack claims and then declines in every case, for more than it declared to lack, and the
+    items that its declared abilities cover and that it then declines."""
     found = []
     for question in sorted(run.header.subject.offers):
         asked = [r for r in results if question in _asks(run, r.id)]
-        if asked and all(result.outcome == "not offered" for result in asked):
+        if asked and all(result.outcome == "not offered" for result in asked) and not _foretold(run, asked):
             words = f"{run.header.subject.name} claims {question} and declined each of its {len(asked)} cases"
             found.append(Fault(kind="claim", words=words))
     claimed = {*run.plan.claimed}
@@ -233,6 +233,18 @@ def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
             words = f"{run.header.subject.name} declares all that {each.item} needs and declined it: {each.words}"
             found.append(Fault(kind="claim", words=words))
     return found
+
+
+def _foretold(run: Run, declined: list[Result]) -> bool:
+    """Whether each of these was declined for a lack that the stack declared, or because the case itself does not fit
+    it, and one at least for a declared lack."""
+    abilities = run.header.subject.abilities
+    if abilities is None:
+        return False
+    ruled_out = {choice.item for choice in run.plan.choices}
+    lacks = tuple(map(str, abilities.lacks))
+    others = [each for each in declined if str(each.item) not in ruled_out and not each.words.endswith(lacks)]
+    return len(others) < len(declined) and all(each.lack == "case" for each in others)
 
 
 def _suite_faults(run: Run) -> list[Fault]:

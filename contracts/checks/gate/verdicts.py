@@ -12,6 +12,7 @@ from dataclasses import replace
 from contracts.checks._support.refusals import refusal_of
 from contracts.checks.gate._recorded_run import TODAY, UNTESTED, A, B, declared, recorded
 from contracts.contract import contract
+from contracts.spec.abilities import Abilities, Absence
 from contracts.spec.records import (
     SCHEMA,
     Fate,
@@ -188,10 +189,23 @@ def a_deviation_covers_exactly_what_fails_until_it_expires(court: Court, run: Ru
         assert not judged.faults, f"faults in a run that has none: {[fault.words for fault in judged.faults]}"
 
 
+RECURRENT = Absence(features=frozenset({"recurrent"}), kind="stack", reason="it has no such block")
+
+
+def _declining(*reasons: str) -> Run:
+    """A run of a stack that declares to have no recurrent block, and declines each item for one of the reasons."""
+    run = recorded((A, "not offered"), (B, "not offered"))
+    subject = replace(run.header.subject, abilities=Abilities(has=frozenset({"experts"}), lacks=(RECURRENT,)))
+    results = tuple(replace(each, words=f"mine 3: {why}") for each, why in zip(run.results, reasons, strict=True))
+    return replace(run, header=replace(run.header, subject=subject), results=results)
+
+
 BOTH = frozenset({"topology", "launch"})
 CLAIMS: dict[str, tuple[Run, Word]] = {
     "claimed-and-answered": (recorded((A, "holds"), (B, "not offered")), "conformant"),
     "claimed-and-always-declined": (recorded((A, "not offered"), (B, "not offered")), "violated"),
+    "declined-for-a-declared-lack": (_declining(str(RECURRENT), str(RECURRENT)), "nothing ran"),
+    "declined-for-another-reason-too": (_declining(str(RECURRENT), "not today"), "violated"),
     "claimed-and-not-in-the-profile": (recorded((A, "holds"), offers=BOTH), "conformant"),
     "not-claimed-and-declined": (recorded((A, "not offered"), offers=frozenset()), "nothing ran"),
 }
@@ -200,7 +214,7 @@ CLAIMS: dict[str, tuple[Run, Word]] = {
 @contract("GATE-04", asks="verdict", cases=CLAIMS, source="law: GATE-04")
 def a_claim_is_verified(court: Court, run: Run, word: Word) -> None:
     """The gate verifies a stack's claims: a question that a stack offers and then declines in every case is a
-    violation.
+    violation, unless it declines them for what it has declared to lack.
 
     Otherwise a stack that claims everything and answers nothing would pass with every contract "not offered".
     """

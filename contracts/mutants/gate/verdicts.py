@@ -140,6 +140,27 @@ class ClaimsAreBelieved(Court):
         return super().verdict(replace(run, header=replace(run.header, subject=subject)), today)
 
 
+class _Believed(Court):
+    def verdict(self, run: Run, today: str) -> Verdict:
+        subject = run.header.subject
+        offers = subject.offers if subject.abilities is None else frozenset[str]()
+        return super().verdict(replace(run, header=replace(run.header, subject=replace(subject, offers=offers))), today)
+
+
+@mutant(of="GATE-04", case="declined-for-another-reason-too", says="verdict is nothing ran, expected violated")
+class WhoDeclaresAbilitiesIsBelieved(_Believed):
+    """Asks no claim of a stack that declares abilities, whatever it then declines."""
+
+
+@mutant(of="GATE-04", case="declined-for-a-declared-lack", says="verdict is violated, expected nothing ran")
+class AbilitiesAreForgotten(Court):
+    """Over-correction: a profile of what a stack has said that it lacks makes its claim a false one."""
+
+    def verdict(self, run: Run, today: str) -> Verdict:
+        subject = replace(run.header.subject, abilities=None)
+        return super().verdict(replace(run, header=replace(run.header, subject=subject)), today)
+
+
 @mutant(of="GATE-07", case="by-a-crash", says="fate is 'killed', expected 'crashed'", bugs=("TST-03",))
 class CrashIsAKill(Court):
     """Counts every outcome except a pass as a kill."""
