@@ -88,6 +88,8 @@ class Recorder:
         self.routing: list[tuple[str, Any, str]] = []
         self.counted: dict[str, list[float]] = {}  # behind the last backward pass
         self.recounts = False
+        self.looked_at = 0  # the step whose evaluation was looked at
+        self.buffers: dict[str, str] | None = None  # before the evaluation that is under way
         self.failed = ""
         self._undo: list[Callable[[], None]] = []
 
@@ -197,6 +199,9 @@ class Recorder:
         if torch.compiler.is_compiling() or self.busy or not self.on:
             return
         self.depth = max(0, self.depth - 1)
+        if self.depth == 0 and self.buffers is not None:
+            with _Apart(self):
+                self._evaluation_ends(self.buffers)
         if _recomputed() or self.step == 0 or self.rows is None:
             return
         with _Apart(self):
@@ -213,6 +218,8 @@ class Recorder:
         if not training:
             if self.step:
                 self.writer.add("evaluation", step=self.step, after=self.stepped)
+            if self.stepped and self.looked_at != self.step:  # the first of each step
+                self.looked_at, self.buffers = self.step, self._buffers()
             return
         if not any(True for _ in root.parameters()):
             return  # a loss module, a metric
@@ -240,6 +247,22 @@ class Recorder:
         )  # fmt: skip
         if self.rows is None:
             self._miss("root inputs without a tensor")
+
+    def _buffers(self) -> dict[str, str]:
+        """A digest of each buffer that a checkpoint keeps; a cache that none keeps may change at any time."""
+        found = {}
+        for module in (each for root in self.roots for each in root.modules()):
+            for name, each in module.named_buffers(recurse=False):
+                if name not in module._non_persistent_buffers_set and not each.is_meta:  # private; torch 1.6 - 2.13
+                    held = _local(each).detach().cpu().contiguous()
+                    digest = hashlib.sha256(held.reshape(-1).view(torch.uint8).numpy().tobytes())
+                    found[f"{self.modules.get(id(module), '')}.{name}"] = digest.hexdigest()
+        return found
+
+    def _evaluation_ends(self, before: Mapping[str, str]) -> None:
+        after, self.buffers = self._buffers(), None
+        changed = sorted(name for name in before if after.get(name) != before[name])
+        self.writer.add("evaluated", step=self.step, buffers=len(before), changed=changed[:1000])
 
     def _module_ends(self, module: nn.Module, result: Any) -> None:
         name = self.modules.get(id(module))
@@ -383,9 +406,8 @@ class Recorder:
                 local = mine.local
                 for piece in mine.pieces or ():
                     at = torch.zeros(piece.shape, dtype=torch.int64)
-                    for axis, indices in enumerate(piece.indices):
-                        shape = [-1 if axis == each else 1 for each in range(len(piece.shape))]
-                        at = at ^ hashed(key_of(f"{name} {seed}", axis), indices).view(shape)
+                    for axis, indices in enumerate(grid(piece.indices)):
+                        at = at ^ hashed(key_of(f"{name} {seed}", axis), indices)
                     up = torch.where(at & 1 == 0, torch.inf, -torch.inf).to(local)
                     view = local.data.reshape(-1)[piece.start : piece.start + piece.numel].view(piece.shape)
                     view.copy_(torch.nextafter(view, up))
@@ -708,17 +730,20 @@ def _tensors(given: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
 def _rows(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, tuple[int, ...]]:
     """A number for each row of a batch, of its contents alone, and the leading sizes of a batched output.
 
-    A mask of (1 or rows, 1, length, length) counts for none: of one row, nobody can tell whose it is.
+    A mask of (1 or rows, 1, length, length) beside tensors of that length counts for none: where there is one row,
+    nobody can tell whether the mask is of that row or of all.
     """
     local = {name: _local(each) for name, each in sorted(tensors.items()) if each.dim() > 0 and each.numel()}
+    lengths = {each.shape[1] for each in local.values() if each.dim() in (2, 3)}
+    local = {name: each for name, each in local.items()
+             if each.dim() != 4 or each.shape[1] != 1 or not lengths.issuperset(each.shape[2:])}  # fmt: skip
     if not local:
         return None, ()
     first = next((each for each in local.values() if not each.is_floating_point()), next(iter(local.values())))
     count = first.shape[0]
     rows = torch.zeros(count, dtype=torch.int64)
     for name, each in local.items():
-        mask = first.dim() > 1 and each.dim() == 4 and each.shape[1] == 1
-        if each.shape[0] == count and not mask and not each.is_complex():
+        if each.shape[0] == count and not each.is_complex():
             flat = each.detach().cpu().reshape(count, -1)
             values = flat.double().view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
             odd = (

@@ -57,6 +57,7 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "no-gradient": {"step": int, "name": str},
     "modes": {"step": int, "evaluating": [str]},
     "evaluation": {"step": int, "after": bool},
+    "evaluated": {"step": int, "buffers": int, "changed": [str]},
     "told": {"step": int, "microbatches": int},
     "step": {"step": int, "backward": int, "microbatches": int},
     "collectives": {"step": int, "group": str, "said": [str]},

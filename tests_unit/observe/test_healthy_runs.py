@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -271,6 +272,34 @@ def test_gradients_of_a_spread_clip_count_once_where_shards_are_replicated(tmp_p
         writer.add("step", step=1, backward=1, microbatches=1)
         writer.close(steps=1, unseen={})
     JUDGED["OBS-04"](Observed(read(tmp_path)))
+
+
+def _consumed(folder: Path, microbatches: list[dict[str, torch.Tensor]]) -> Counter[int]:
+    """The rows that a model is seen to consume."""
+
+    class Sum(nn.Linear):
+        def forward(self, **given: torch.Tensor) -> torch.Tensor:
+            return self.weight * sum(each.sum() for each in given.values())
+
+    recorder, net = Recorder(Writer(folder, 0, 1, ["train.py"], {"run": "r/0"}), 1), Sum(1, 1)
+    recorder.start()
+    for each in microbatches:
+        net(**each)
+    recorder.close()
+    return Merged(read(folder)).rows(1)
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "mask"])  # in front of the tokens by its name, and behind them
+def test_one_row_beside_a_mask_of_all_rows_is_the_row_that_it_is_among_four(tmp_path: Path, name: str) -> None:
+    tokens, mask = torch.arange(20).view(4, 5), torch.ones(1, 1, 5, 5, dtype=torch.bool).triu(1)
+    four = _consumed(tmp_path / "four", [{"input_ids": tokens, name: mask}])
+    apart = _consumed(tmp_path / "apart", [{"input_ids": each[None], name: mask} for each in tokens])
+    assert four == apart
+    assert len(four) == 4
+
+
+def test_images_of_one_channel_are_no_masks(tmp_path: Path) -> None:
+    assert len(_consumed(tmp_path / "trace", [{"images": torch.randn(4, 1, 5, 5)}])) == 4
 
 
 UNDECIDED = "and nothing seen before it differs: rounding may decide ties"

@@ -123,9 +123,11 @@ def the_applied_rate_is_that_of_the_schedule(stack: Observing) -> None:
 
 @contract("OBS-13", asks="trace", cases=RUN, source="F07 F13", slow=True)
 def evaluation_leaves_the_model_as_it_found_it(stack: Observing) -> None:
-    """A forward pass without gradients between two steps leaves the weights and the modes of the modules as they were.
+    """A forward pass without gradients between two steps leaves the weights, the modes of the modules and the buffers
+    that a checkpoint keeps as they were.
 
-    A missing `model.train()` turns dropout off for the rest of the run.
+    A missing `model.train()` turns dropout off for the rest of the run, and a missing `model.eval()` mixes statistics
+    of the validation set into those of the run.
     """
     merged = observed(stack)
     between = [step for step in range(1, merged.steps + 1)
@@ -144,6 +146,12 @@ def _evaluated(merged: Merged, step: int) -> Iterator[str]:
     for rank, line in merged.lines("updated", step):  # main weights, and shards, that the optimizer has are others
         if after.get((rank.rank, *_place(line)), line.get("bits")) != line.get("bits"):
             yield f"the evaluation behind step {step} changes the weight {line['name']} on rank {rank.rank}"
+    for rank, line in merged.lines("evaluated", step):
+        if line["changed"]:
+            yield (
+                f"the evaluation behind step {step} changes {len(line['changed'])} of {line['buffers']} buffers on "
+                f"rank {rank.rank}, such as {line['changed'][0]}"
+            )
     first = {rank.rank: set(line["evaluating"]) for rank, line in merged.lines("modes", 1)}
     for rank, line in merged.lines("modes", step + 1):
         still = sorted(set(line["evaluating"]) - first.get(rank.rank, set()))

@@ -34,6 +34,19 @@ class NeverZeroes(Reference):
     edits = {"        optimizer.zero_grad()\n": ""}
 
 
+@mutant(of="OBS-03", case="one-run", says="norm.weight is frozen and moved")
+class DecaysWhatIsFrozen(Reference):
+    """Weights are decayed by hand, those without gradients too."""
+
+    edits = {
+        "    model = DistributedDataParallel(": "    net.norm.weight.requires_grad_(False)\n"
+                                                "    model = DistributedDataParallel(",
+        "        optimizer.step()": "        optimizer.step()\n"
+                                    "        for each in net.parameters():\n"
+                                    "            each.data.mul_(0.99)",
+    }  # fmt: skip
+
+
 @mutant(of="OBS-05", case="one-run", says="embed.weight and head.weight were one parameter when they were built")
 class UntiesBehindTheWrapper(Reference):
     """The head gets weights of its own when the embedding's are loaded."""

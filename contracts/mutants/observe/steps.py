@@ -66,3 +66,18 @@ class EvaluatesAveragedWeights(Reference):
     """Exchanges the weights for their averages and does not put them back."""
 
     edits = {"        model.eval()\n": "        model.eval()\n        net.embed.weight.data.mul_(0.5)\n"}
+
+
+@mutant(
+    of="OBS-13", case="one-run",
+    says="the evaluation behind step 1 changes 1 of 2 buffers on rank 0, such as moe.mean",
+)  # fmt: skip
+class AveragesOverTheValidationSet(Reference):
+    """A running mean of what reaches the experts, which counts in evaluations too."""
+
+    edits = {
+        "        scores, chosen, _ =": "        self.mean.lerp_(x.detach().mean((0, 1)), 0.1)\n"
+                                       "        scores, chosen, _ =",
+        '        self.register_buffer("expert_bias"': '        self.register_buffer("mean", torch.zeros(16))\n'
+                                                      '        self.register_buffer("expert_bias"',
+    }  # fmt: skip
