@@ -65,10 +65,12 @@ def test_an_item_of_a_report_can_be_pasted(tmp_path: Path) -> None:
         "tp2-sp@pairs"
     ]
     assert said("list", "--profile", ITEM)[1].startswith("PAR-01e ")
-    words = ["selftest", "--only", "TOPO-02[pp13-on-52],PAT-01", "--only", "NAME-01", "--with", "none", "--json"]
+    words = ["selftest", "--only", "TOPO-02[pp13-on-52],PAT-01", "--only", "NAME-01", "--with", "none", "--json",
+             "--report", "out"]  # fmt: skip
     done = rankproof(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {kill["of"] for kill in json.loads(done.stdout)["kills"]} >= {"TOPO-02", "PAT-01", "NAME-01"}
+    assert (tmp_path / "out/detection.md").exists(), "what is printed does not decide what is written"
 
 
 def test_a_family_is_listed_and_letters_may_be_small() -> None:

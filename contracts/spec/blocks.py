@@ -127,6 +127,7 @@ class BlockRun:
             int64 of assignments asked for, `dropped` (B, T, k) bool; `selected` (B, T, T) bool, query by key, of DSA.
         buffers: the block's buffers after the pass, for instance the amax histories of delayed scaling.
         kernels: the kernel that ran at each site, recorded where it ran and not where it was chosen.
+        strided: whether the tensor that the block read had not been laid row by row, read off that tensor.
     """
 
     y: Array
@@ -136,6 +137,7 @@ class BlockRun:
     seen: Arrays = field(default_factory=dict)
     buffers: Arrays = field(default_factory=dict)
     kernels: Mapping[Site, Kernel] = field(default_factory=dict)
+    strided: bool = False
 
 
 class Blocks(Party, Protocol):

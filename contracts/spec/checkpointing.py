@@ -96,6 +96,7 @@ class Checkpointing(Party, Protocol):
         """Write one checkpoint, in a separate process if a fault is given.
 
         No file holds more than about `file_bytes` bytes of tensors; larger tensors are cut along their first dimension.
+        A stack whose files have no such bound writes them as it always does.
         """
         ...
 

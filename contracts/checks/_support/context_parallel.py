@@ -12,7 +12,8 @@ from contracts.spec.training import Tokens
 HALVES: Rows = (((16,), 13), ((8, 8), 0), ((7, 2, 7), 6), ((9, 7), 0))
 """Rows of 16 tokens, cut at 8; the first rank has no label in the first of them."""
 
-
+THIRDS: Rows = (((18,), 13), ((6, 12), 0), ((5, 8, 5), 3), ((13, 5), 2))
+"""Rows of 18 tokens, cut at 6 and 12."""
 QUARTERS: Rows = (((8,), 5), ((2, 6), 0), ((1, 4, 3), 2), ((3, 3, 2), 0))
 """Rows of 8 tokens, cut at 2, 4 and 6."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -97,6 +98,15 @@ def run(
             observe=frozenset(observe),
         )
     )
+
+
+def seed_generators(seed: int) -> None:
+    """Seed this process's generators, from which a run may draw. A stack in its own process may ignore this."""
+    import torch
+
+    random.seed(seed)
+    random.gauss(0, 1)  # gauss makes two numbers at once and keeps the second, which is part of the state
+    torch.manual_seed(seed)
 
 
 def table(stack: Training, recipe: Recipe) -> tuple[Parameter, ...]:

@@ -218,6 +218,7 @@ UNKNOWN = {  # words behind the argv, and what of the argv another version calls
     "a-switch-of-another-stack": (("--bogus",), ""),
     "with-an-equals-sign": (("--bogus=7",), ""),
     "a-renamed-flag": ((), "-of-old"),
+    "a-shortened-flag": ((), "…"),
 }
 
 
@@ -226,17 +227,44 @@ def a_trainer_refuses_a_flag_that_it_does_not_know(stack: Stack, more: tuple[str
     """The stack's own trainer refuses a flag that it does not know, by its name, and does not train without it.
 
     A parser that keeps what it knows and drops the rest (`parse_known_args`) trains with the default of a flag that a
-    new version has renamed.
+    new version has renamed. One that completes what was cut off (`allow_abbrev`) takes it for another flag.
     """
     launch = stack.launch(NAM56R, FSDP2)
     if "megatron" in launch.launcher.lower():
         raise NotOffered(f"launches for {launch.launcher}", "case")
     last = max(at for at, word in enumerate(launch.argv) if word.startswith("--"))
     argv = [*launch.argv, *more]
-    argv[last] += suffix
+    argv[last] = argv[last][:-2] if suffix == "…" else argv[last] + suffix
     flag = (more[0] if more else argv[last]).partition("=")[0]
     words = str(refusal_of(stack.read_back, tuple(argv)))
     assert flag in words, f"the refusal does not name {flag}: {words}"
+
+
+TWICE = {"a-flag": ("--pp", ""), "an-override": ("--set", "seed=")}
+
+
+@contract("ARGV-02c", asks=("launch", "read_back"), cases=TWICE, source="ARG-07; F15", conventions=("repeated-flag",))
+def a_trainer_reads_no_word_twice(stack: Stack, flag: str, begins: str) -> None:
+    """An argv whose last words say again, with another number, what earlier ones say is refused by the stack's own
+    trainer, or the last count where the stack declares it.
+
+    A launch script appends what a user gave to what it knows. Whoever reads the first of the two trains as if nothing
+    had been given.
+    """
+    launch = stack.launch(NAM56R, replace(FSDP2, overrides={"seed": "7"}))
+    argv = launch.argv
+    at = next((at for at in range(1, len(argv)) if argv[at - 1] == flag and argv[at].startswith(begins)), None)
+    if at is None:
+        raise NotOffered(f"{launch.launcher} has no {flag} {begins}", "case")
+    before = argv[at]
+    after = f"{before[:-1]}{int(before[-1]) + 1}"
+    again = (*argv, flag, after)
+    if chosen(stack, "repeated-flag") == "last-wins":
+        once = stack.read_back((*argv[:at], after, *argv[at + 1 :]))
+        assert stack.read_back(again) == once, f"{flag} {before} and then {flag} {after}: not the last"
+        return
+    words = str(refusal_of(stack.read_back, again))
+    assert flag in words, f"{flag} {before} and then {flag} {after}: the refusal does not name {flag}: {words}"
 
 
 QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron requires it under TP before it checks anything else

@@ -31,6 +31,7 @@ DEFINED = {  # recipe, letters
     "three-streams": (replace(STREAMED, depth=4), "AAEA"),
     "two-streams": (replace(STREAMED, mhc=Mhc(streams=2), depth=3, activation="swiglu"), "AAE"),
     "under-prediction-heads": (replace(AHEAD, pattern="A", depth=3, mhc=Mhc(streams=4)), "AAA"),
+    "wide-eps": (replace(STREAMED, depth=2, norm_eps=0.1), "AA"),
 }
 
 

@@ -33,6 +33,7 @@ DEFINED = {  # recipe, letters
         "E",
     ),
     "tied-embeddings": (replace(AHEAD, depth=1, untied_embeddings=False, mtp=Mtp(depth=1, loss_weight=0.5)), "E"),
+    "wide-eps": (replace(AHEAD, depth=1, norm_eps=0.1, mtp=Mtp(depth=1, loss_weight=0.5)), "E"),
 }
 
 

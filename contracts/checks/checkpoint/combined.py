@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from contracts.checks._support.folders import folder
 from contracts.checks._support.fp8_calls import FP8
-from contracts.checks._support.training_run import ROWS_OF_16, Rows, batches
-from contracts.checks.checkpoint.resume import EVERYTHING, seed_generators, unlike
+from contracts.checks._support.training_run import ROWS_OF_16, Rows, batches, seed_generators
+from contracts.checks.checkpoint.resume import EVERYTHING, unlike
 from contracts.contract import contract
 from contracts.spec.needs import features
 from contracts.spec.recipe import Batch, Dsa, Fp8, Mhc, Mla, Moe, Mtp, Optim, Recipe

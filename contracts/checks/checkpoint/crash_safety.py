@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from contracts.checks._support import saved_states
 from contracts.checks._support.folders import folder
 from contracts.checks._support.saved_states import (
@@ -116,6 +118,26 @@ def a_save_in_the_background_is_of_its_call(stack: Checkpointing, *steps: int) -
             assert not words, f"step {each.step} was saved in the background, and {words}"
         latest = stack.latest_checkpoint(str(at))
         assert latest == steps[-1], f"the latest is {latest}, expected {steps[-1]}"
+
+
+AGAIN: dict[str, tuple[int, ...]] = {"the-next-save": (), "behind-another": (4,)}
+
+
+@contract("CKPT-03h", asks=("write_in_background", "load_checkpoint"), cases=AGAIN, source=FAMILIES)
+def a_save_in_the_background_fails_aloud(stack: Checkpointing, *between: int) -> None:
+    """Of two asynchronous saves of one step the second is what a load gives, or the load that waits for it says why it
+    is not.
+
+    Nobody looks at a thread that has ended. A save that failed there is missed when the run is to be resumed.
+    """
+    last = replace(state(7), step=2)
+    with folder() as at:
+        overtaken = stack.write_in_background(str(at), (state(2), *map(state, between), last))
+        if overtaken.loaded.refused:
+            return
+        loaded = stack.load_checkpoint(str(at), 2, target(last))
+        words = f"was refused: {loaded.refused}" if loaded.refused else snapshot_difference(loaded.state, last)
+    assert not words, f"the second save of step 2 failed without a word: its load gave {words}"
 
 
 untested(

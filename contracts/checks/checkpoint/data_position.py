@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from dataclasses import replace
+from typing import Protocol
 
 from contracts.checks._support.folders import folder
 from contracts.checks._support.saved_states import FAMILIES
 from contracts.checks.checkpoint.resume import DENSE, MUON, SHORT, given_batches
 from contracts.contract import contract
+from contracts.spec.checkpointing import Checkpointing
 from contracts.spec.devices import Devices
 from contracts.spec.errors import Refused
 from contracts.spec.presets import PRESETS
-from contracts.spec.recipe import Checkpoint, Data, Moe, Recipe
+from contracts.spec.recipe import Batch, Checkpoint, Data, Moe, Recipe
 from contracts.spec.training import Session, Trained, Training
 
 TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
@@ -53,11 +57,14 @@ CHANGED: dict[str, tuple[Recipe, Recipe]] = {
     "optimizer": (SHORT, MUON),
     "width": (SHORT, replace(SHORT, ffn_hidden=44, hidden=28)),
     "deeper": (SHORT, replace(SHORT, depth=5)),
+    "rate": (SHORT, replace(SHORT, optim=replace(SHORT.optim, lr=2e-2))),
+    "batch": (SHORT, replace(SHORT, batch=Batch(micro=1, total=4))),
+    "balance": (SHORT, replace(SHORT, moe=replace(SHORT.moe or Moe(), aux_loss=0.2))),
 }
 
 
 KNOWN = ("checkpoint", "checkpoint-of-a-recipe")
-NEEDED = {"": KNOWN, "top-k": (*KNOWN, "experts")}
+NEEDED = {"": KNOWN, "top-k": (*KNOWN, "experts"), "balance": (*KNOWN, "experts")}
 
 
 @contract("CKPT-01c", asks="train", cases=CHANGED, needs=NEEDED, sheds=("own-data",), source=FAMILIES)
@@ -118,6 +125,40 @@ def the_command_goes_on_where_it_was_left(stack: Devices, saved: bool) -> None:
             ended = stack.started(recipe, _ALONE if number else {}, steps)
             words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
             assert (ended.steps, ended.exit_code) == (want, 0), f"start {number + 1} took {words}, expected {want}"
+
+
+class Saving(Devices, Checkpointing, Protocol):
+    """A command that saves, and what it has saved."""
+
+
+KEPT = {"every-third": (3, 7, (7, 6, 3)), "longer-than-the-run": (5, 2, (2,)), "ends-on-one": (2, 4, (4, 2))}
+
+
+@contract("CKPT-01l", asks=("started", "latest_checkpoint"), cases=KEPT, source=FAMILIES, slow=True)
+def the_command_saves_as_often_as_it_is_told(stack: Saving, interval: int, steps: int, saved: tuple[int, ...]) -> None:
+    """The training command leaves a checkpoint of every `checkpoint.interval`-th step and of its last, and of no other.
+
+    The run that nothing interrupts shows none of it. One that saves at its end alone has lost everything when it dies
+    before, and one that forgets the last step takes it again.
+    """
+    with folder() as at:
+        text = at / "text.bin"
+        text.write_bytes(bytes(3 * k % 59 for k in range(40 * TINY.seq_length)))
+        kept = Checkpoint(save=str(at / "run"), interval=interval)
+        ended = stack.started(replace(TINY, data=Data(path=str(text)), checkpoint=kept), {}, steps)
+        words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
+        assert (ended.steps, ended.exit_code) == (steps, 0), f"it took {words}, expected {steps}"
+        folders = [each for each in (at / "run", *sorted((at / "run").rglob("*"))) if each.is_dir()]
+        where = next((each for each in folders if stack.latest_checkpoint(str(each)) is not None), None)
+        found: list[int] = []
+        while where is not None and (latest := stack.latest_checkpoint(str(where))) is not None:
+            found.append(latest)
+            for path in [path for path in where.iterdir() if re.search(rf"(?<!\d)0*{latest}(?!\d)", path.name)]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            assert latest != stack.latest_checkpoint(str(where)), f"step {latest} is in no entry of {where} by its name"
+    assert tuple(found) == saved, (
+        f"a run of {steps} steps that saves every {interval} left checkpoints of steps {found}, expected {list(saved)}"
+    )
 
 
 def _refused(stack: Training, session: Session) -> tuple[str, Trained | None]:

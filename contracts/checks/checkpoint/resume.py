@@ -9,7 +9,7 @@ from contracts.checks._support import saved_states
 from contracts.checks._support.folders import folder
 from contracts.checks._support.recipes import SMALL, SMALL_DSA
 from contracts.checks._support.saved_states import FAMILIES
-from contracts.checks._support.training_run import batches
+from contracts.checks._support.training_run import batches, seed_generators
 from contracts.contract import contract
 from contracts.spec.array import Arrays
 from contracts.spec.ladder import rung_of
@@ -94,15 +94,6 @@ def resumed_twice_is_uninterrupted(
             start = end
             if not last:
                 _somewhere_else(stack, recipe, number)
-
-
-def seed_generators(seed: int) -> None:
-    """Seed this process's generators as both runs begin. A stack in its own process may ignore this."""
-    import torch
-
-    random.seed(seed)
-    random.gauss(0, 1)  # gauss makes two numbers at once and keeps the second, which is part of the state
-    torch.manual_seed(seed)
 
 
 def _somewhere_else(stack: Training, recipe: Recipe, number: int) -> None:

@@ -10,7 +10,7 @@ from contracts.checks._support.folders import folder
 from contracts.contract import contract
 from contracts.spec.devices import Devices
 from contracts.spec.presets import PRESETS
-from contracts.spec.recipe import Data
+from contracts.spec.recipe import Checkpoint, Data
 
 TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
@@ -60,6 +60,27 @@ def data_that_cannot_be_read_ends_the_start(stack: Devices, data: str) -> None:
     assert ended.steps == 0, f"with {data} data it took {words}"
     assert ended.exit_code != 0, f"with {data} data it ended after {words}"
     assert path in ended.words, f"with {data} data its end does not name the path, after {words}"
+
+
+UNWRITABLE = {"a-file-for-a-folder": ("file",)}
+
+
+@contract("ENV-09b", asks="started", cases=UNWRITABLE, source="F21", slow=True)
+def a_run_that_fails_half_way_says_so(stack: Devices, there: str) -> None:
+    """A training process that fails after its first step, because it cannot write its checkpoint, ends with an exit
+    code other than 0 and names the path.
+
+    What is refused before the first step is one way to end, what breaks behind it another: a handler that records the
+    failure and returns makes a run without a checkpoint a success.
+    """
+    with folder() as at:
+        path = at / there
+        path.write_bytes(b"")
+        kept = Checkpoint(save=str(path), interval=1)
+        ended = stack.started(replace(TINY, data=Data(path=_text(at)), checkpoint=kept), {}, 2)
+    words = f"{ended.steps} steps, exit code {ended.exit_code}: {ended.words[-300:]}"
+    assert ended.exit_code != 0, f"where its checkpoints cannot be written it ended after {words}"
+    assert str(path) in ended.words, f"where its checkpoints cannot be written no word of {path}, after {words}"
 
 
 def _text(at: Path) -> str:

@@ -116,6 +116,29 @@ def moments_are_means_of_clipped_gradients(stack: Training, recipe: Recipe) -> N
             assert not words, f"{words} (step 3)"
 
 
+NEARLY = {"letters": (LETTERS,), "dense": (DENSE,)}
+
+
+@contract("OPT-04g", asks=("built", "train"), cases=NEARLY, source="F07; CLP-05")
+def a_gradient_a_little_over_the_limit_is_clipped(stack: Training, recipe: Recipe) -> None:
+    """A gradient whose norm is a quarter over the limit is clipped to it: the moments of the step are those of an
+    unclipped step times the factor that is told.
+
+    Where every norm in a test is many times the limit or below it, a clipping that begins at twice the limit is right.
+    """
+    rows = table(stack, recipe)
+    weights, given = drawn_weights(rows), batches(1, recipe=recipe)
+    (free,) = run(stack, _with(recipe, clip=1e6), given, "optimizer", weights=weights).steps
+    (held,) = run(stack, _with(recipe, clip=0.8 * free.grad_norm), given, "optimizer", weights=weights).steps
+    assert 0.79 < held.clip_coef < 0.81, f"at 0.8 of the norm gradients were multiplied by {held.clip_coef:.6g}"
+    for name in (f"{row.name}/exp_avg" for row in rows if row.optimizer == "adamw"):
+        want = instruments.numerics.tensor(free.optimizer[name]) * held.clip_coef
+        words = instruments.numerics.difference(
+            f"{name} of a gradient a little over", held.optimizer[name], want, FLOAT64
+        )
+        assert not words, words
+
+
 PRECISIONS = {
     "bf16": (replace(LETTERS, dtype="bf16"),),
     "bf16-muon": (replace(MUON, dtype="bf16"),),

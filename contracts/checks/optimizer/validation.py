@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.fp8_calls import FP8, with_scaling
-from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.step_comparison import on_one_rank
 from contracts.checks._support.training_run import (
     DENSE,
@@ -19,6 +17,7 @@ from contracts.checks._support.training_run import (
     batches,
     drawn_weights,
     large_expert_weights,
+    seed_generators,
     table,
 )
 from contracts.checks._support.transformer_layouts import cells_named
@@ -77,9 +76,9 @@ def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> 
         weights=large_expert_weights(stack, recipe, "float32"), observe=seen,
     )  # fmt: skip
     others = batches(2, "validated", rows=rows, recipe=recipe)
-    _generators()
+    seed_generators(12)
     plain = stack.train(asked).steps
-    _generators()
+    seed_generators(12)
     validated = stack.train(replace(asked, validation=others, validate_at=frozenset({1, 2}))).steps
     pairs = list(zip(plain, validated, strict=True))
     for _, got in pairs:
@@ -90,14 +89,6 @@ def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> 
         *(f"with a validation after steps 1 and 2, {words}" for words in left[:1]),
         f"a validation draws: {drawn}" if drawn else "",
     )
-
-
-def _generators() -> None:
-    """Begin this process's generators anew: a run may draw from them."""
-    import torch
-
-    random.seed(12)
-    torch.manual_seed(12)
 
 
 def _unlike(got: Step, want: Step) -> str:
@@ -186,7 +177,7 @@ def the_loss_of_a_validation_is_that_of_one_rank(
     asked = session(stack, recipe, execution, 3, "weights")
     *given, other = asked.batches
     asked = replace(asked, steps=2, batches=tuple(given), validation=(other,), validate_at=frozenset({1}))
-    alone = replace(asked, execution=Execution(precision="float32", layout=in_a_layout_of(stack, execution).layout))
+    alone = replace(asked, execution=Execution(precision="float32", layout=asked.execution.layout))
     one, many = on_one_rank(stack, alone).steps, stack.train(asked).steps
     want, got = one[0].validation, many[0].validation
     assert want is not None, "a validation on one rank told no loss"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.context_parallel import HALVES, QUARTERS
+from contracts.checks._support.context_parallel import HALVES, QUARTERS, THIRDS
 from contracts.checks._support.layouts import in_a_layout_of, numbers_in
 from contracts.checks._support.multi_rank_run import BIASED, SPREAD, borrowed, one_rank_and_many
 from contracts.checks._support.recipes import SMALL_MLA
@@ -75,6 +75,8 @@ CELLS: dict[str, Cell] = {
     "cp2-recomputed": cell(AHEAD, replace(borrowed(2, cp=2), recompute=True, microbatches=2)),
     "cp2-fsdp": cell(TIED, borrowed(2, cp=2, fsdp=True)),
     "cp2-ep2-fsdp": cell(BIASED, borrowed(2, cp=2, ep=2, fsdp=True)),
+    "cp3": cell(replace(SPREAD, seq_length=18), borrowed(3, cp=3), rows=THIRDS),
+    "cp3-custom-mixers": cell(replace(SPREAD, seq_length=18), borrowed(3, cp=3), "author_dp", THIRDS),
     "cp4-short": cell(SPREAD, borrowed(4, cp=4), rows=QUARTERS),
     "cp4-short-custom-mixers": cell(SPREAD, borrowed(4, cp=4), "author_dp", QUARTERS),
     "cp2-dp2": cell(SPREAD, borrowed(4, cp=2)),

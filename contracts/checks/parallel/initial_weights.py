@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from contracts import instruments
 from contracts.checks._support import training_run
 from contracts.checks._support.model_passes import EVERYTHING, WHOLE, batch, one_pass
-from contracts.checks._support.recipes import DENSE, SMALL, SMALL_MLA
+from contracts.checks._support.recipes import DENSE, SMALL, SMALL_DSA, SMALL_MLA
 from contracts.checks._support.training_run import LETTERS, TIED
 from contracts.contract import contract
 from contracts.spec.recipe import Batch, Mhc, Mode, Moe, Mtp, Recipe
@@ -177,6 +177,54 @@ def recurrences_start_with_memory(
         least, greatest = float(rates.min()), float(rates.max())
         assert low <= least <= greatest <= high, f"{name} gives {least:.3g} … {greatest:.3g}, expected {low} … {high}"
         assert len(set(each.tolist())) == each.numel(), f"heads of {name} start alike: {each.tolist()}"
+
+
+ROUTED = replace(SMALL_DSA, moe=Moe(experts=12, top_k=3, expert_hidden=20, score="sigmoid", selection_bias=True))
+PLAIN: dict[str, tuple[Recipe, Mode, tuple[str, ...], str]] = {  # last names of tensors, and what they start as
+    "skip": (SMALL, "nemo_native", ("D",), "one"),
+    "skip-custom-mixers": (SMALL, "author_dp", ("D",), "one"),
+    "offsets": (SMALL, "author_dp", ("b_bias", "c_bias"), "one"),
+    "recurrence": (SMALL, "nemo_native", ("W",), "the identity"),
+    "biases": (ROUTED, "nemo_native", ("bias",), "zero"),
+    "streams": (EVERYTHING, "nemo_native", ("alpha",), "0.01"),
+}
+
+
+@contract(
+    "PAR-04j", asks="initial", cases=PLAIN, source="arXiv 2405.21060, 2603.14360, 2603.15569, 2512.24880; mamba-ssm"
+)
+def what_is_not_drawn_starts_plain(
+    stack: Training, recipe: Recipe, mode: Mode, names: tuple[str, ...], value: str
+) -> None:
+    """D and the biases of B and C start at 1, the transition W of a recurrence as the identity, the biases of routers
+    and norms at 0, and the gates of hyper-connections at 0.01.
+
+    None of it shows in the first loss. With D at 0 a block passes nothing of a token on but what its state holds, and
+    with a W that is drawn like a matrix a state keeps nothing of the token before.
+    """
+    import torch
+
+    every = _initial(stack, recipe, mode)
+    found = {name: each for name, each in every.items() if name.rsplit(".", 1)[-1] in names and ".conv" not in name}
+    assert found, f"no tensor is called {' or '.join(names)}"
+    for name, each in found.items():
+        numbers = {"one": 1.0, "zero": 0.0, "0.01": 0.01}
+        want = torch.eye(each.shape[-1]) if value == "the identity" else torch.tensor(numbers[value])
+        off = float((each.double() - want).abs().max())
+        assert off < 1e-6, f"{name} starts off by {off:.3g} from {value}"
+
+
+@contract("PAR-04k", asks="initial", cases=DRAWN, source="F14; torch: nn.init")
+def what_is_drawn_is_centred(stack: Training, recipe: Recipe, mode: Mode) -> None:
+    """The mean of every drawn weight of two or more dims lies within six standard errors of 0.
+
+    A uniform draw over 0 … 1 in place of -1 … 1 has the same spread, and every output of its channel the same sign.
+    """
+    for name, each in _drawn_tensors(stack, recipe, mode).items():
+        if each.dim() < 2:
+            continue
+        mean, error = float(each.double().mean()), float(each.double().std()) / math.sqrt(each.numel())
+        assert abs(mean) < 6 * error, f"{name} is drawn around {mean:.3g}, and its standard error is {error:.3g}"
 
 
 DEEPENED: dict[str, tuple[Recipe, Mode]] = {

@@ -50,11 +50,18 @@ STREAMS = replace(MANY, name="layouts-mhc", mhc=Mhc(streams=3))
 TIED = replace(AHEAD, name="layouts-tied", untied_embeddings=False)
 SWIGLU = replace(MANY, name="layouts-swiglu", activation="swiglu")
 MUON = replace(MANY, name="layouts-muon", optim=replace(MANY.optim, rule="muon"))
+CAPPED = replace(MANY, name="layouts-capacity", moe=replace(MANY.moe or Moe(), capacity_factor=0.7))
 FEW_GROUPS = replace(MANY, name="layouts-groups", replicate_kv=True, replicate_ssm_groups=True)
 """Two KV heads and two SSM groups, and four ranks."""
 ONE_GROUP = replace(
     FEW_GROUPS, name="layouts-one-group", kv_groups=1, mamba=Mamba(heads=4, head_dim=8, state=16, groups=1)
 )
+THIRDS = replace(
+    MANY, name="layouts-thirds", ffn_hidden=42, heads=6, kv_groups=3, batch=replace(MANY.batch, total=12),
+    mamba=Mamba(heads=6, head_dim=8, state=16, groups=3),
+    moe=replace(MANY.moe or Moe(), experts=15, expert_hidden=21, shared_hidden=27),
+)  # fmt: skip
+"""For three ranks: a tree of pairs, a mask of bits and a size that is halved are right for two and four alone."""
 
 
 def within(execution: Execution, mode: Mode, *, precision: Precision = "float64", microbatches: int = 1) -> Execution:
@@ -82,16 +89,24 @@ LAYOUTS: dict[str, Cell] = {
     "tp2-sp-swiglu": cell(SWIGLU, own_axis(2, tp=2, sp=True)),
     "tp2-sp-muon": cell(MUON, own_axis(2, tp=2, sp=True)),
     "tp2-one-group": cell(ONE_GROUP, own_axis(2, tp=2)),
+    "tp2-capacity": cell(CAPPED, own_axis(2, tp=2)),
     "tp2-sp-etp1": cell(MANY, own_axis(2, tp=2, etp=1, sp=True)),
     "tp4-few-groups": cell(FEW_GROUPS, own_axis(4, tp=4)),
     "tp4-sp-few-groups": cell(FEW_GROUPS, own_axis(4, tp=4, sp=True)),
     "dp2": cell(MANY, own_axis(2)),
+    "dp3": cell(THIRDS, own_axis(3)),
+    "fsdp3": cell(THIRDS, own_axis(3, fsdp=True)),
+    "tp3": cell(THIRDS, own_axis(3, tp=3)),
+    "ep3": cell(THIRDS, own_axis(3, ep=3)),
+    "borrowed-ep3-fsdp": cell(THIRDS, borrowed(3, ep=3, fsdp=True)),
     "fsdp2": cell(MANY, own_axis(2, fsdp=True)),
     "fsdp2-prediction": cell(AHEAD, own_axis(2, fsdp=True)),
+    "fsdp2-sparse": cell(SPARSE, own_axis(2, fsdp=True)),  # an indexer that nothing trains, beside what is trained
     "fsdp4-tied": cell(TIED, own_axis(4, fsdp=True)),
     "hsdp-2x2": cell(BIASED, own_axis(4, fsdp=True, replicas=2)),
     "hsdp-2x2-muon": cell(MUON, own_axis(4, fsdp=True, replicas=2)),
     "ep2-idle": cell(BIASED, own_axis(2, ep=2)),
+    "ep2-capacity": cell(CAPPED, own_axis(2, ep=2)),
     "ep4-idle": cell(BIASED, own_axis(4, ep=4)),
     "ep2-fsdp2": cell(MANY, own_axis(4, ep=2, fsdp=True)),
     "tp2-ep2": cell(MANY, own_axis(4, tp=2, ep=2)),

@@ -32,6 +32,7 @@ from contracts.checks._support.step_comparison import gradient_differences, labe
 from contracts.checks._support.training_run import batch
 from contracts.contract import contract
 from contracts.spec.recipe import Mhc, Recipe
+from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution, Tokens, Training
 
 EMBEDDING = "embedding.weight"
@@ -45,6 +46,7 @@ FLOWS: dict[str, Cell] = {
     "recomputed": cell(HALVES, replace(IN_TWO, recompute=True)),
     "interleaved": cell(QUARTERS, INTERLEAVED),
     "interleaved-cut-evenly": cell(replace(STAGED, depth=8), replace(INTERLEAVED, microbatches=2)),
+    "three-stages": cell(replace(STAGED, depth=6), replace(IN_TWO, world=3, degrees=Degrees(pp=3))),
     "four-stages": cell(QUARTERS, IN_FOUR),
     "four-stages-tied-and-ahead": cell(TIED_AHEAD_QUARTERS, IN_FOUR),
     "beside-dp": cell(HALVES, BESIDE_DP),

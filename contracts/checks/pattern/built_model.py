@@ -144,6 +144,7 @@ IN_A_ROW: dict[str, tuple[Recipe, Mode]] = {
     "every-family": (SMALL, "nemo_native"),
     "custom-mixers": (WHOLE, "author_dp"),
     "tied": (replace(WHOLE, untied_embeddings=False, depth=5), "nemo_native"),
+    "wide-eps": (replace(WHOLE, pattern="AE", depth=2, norm_eps=0.1), "nemo_native"),
     "sparse-by-rank": (
         replace(SMALL_DSA, pattern="AE", depth=5, dsa=Dsa(a_ranks=(1,), index_heads=8, index_head_dim=8, top_k=3)),
         "author_dp",

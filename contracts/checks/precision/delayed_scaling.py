@@ -108,6 +108,38 @@ def _moved(before: Step | None, step: Step, name: str) -> str:
     return numerics.difference(f"rows 2 and on of {name}", ring[2:], numerics.tensor(before.buffers[name])[1:-1], EXACT)
 
 
+@contract("PREC-01i", asks="train", cases={"full": (SHORT,)}, source="hub; arXiv 2209.05433")
+def a_full_ring_forgets_its_oldest_row(stack: Training, recipe: Recipe) -> None:
+    """Where every row of an amax history is filled, a step forgets the oldest, clears row 0, and computes the scales
+    from the greatest amax, however long ago it was met.
+
+    A ring is full after as many steps as it has rows. Before that a row that comes around is empty, whether it is
+    cleared or not.
+    """
+    import torch
+
+    numerics = instruments.numerics
+    asked = Session(recipe=recipe, steps=1, observe=frozenset({"buffers"}))
+    held = numerics.tensors(stack.train(asked).steps[0].buffers)
+    names = [name for name in held if name.endswith("amax_history")]
+    assert names, "delayed scaling has no amax_history among the buffers of the model"
+    for name in names:
+        rows = len(held[name])
+        held[name].copy_(torch.arange(1.0, rows + 1).view(-1, 1, 1).expand_as(held[name]))
+        held[name][-2] = GREATEST  # neither the oldest, which a step may read once more, nor one of the newest
+    (step,) = stack.train(replace(asked, buffers=numerics.arrays(held))).steps
+    for name in names:
+        ring = numerics.tensor(step.buffers[name])
+        assert not bool(ring[0].any()), f"row 0 of {name} has what came around, {float(ring[0].max()):.6g}"
+        words = numerics.difference(f"rows 2 and on of {name}", ring[2:], held[name][1:-1], EXACT)
+        assert not words, words
+        scale = numerics.tensor(step.buffers[name.removesuffix("amax_history") + "scale"]).double()
+        want = (torch.tensor(LARGEST, dtype=torch.float64) / GREATEST).expand_as(scale)
+        words = numerics.difference(f"scale of {name.split('.fp8')[0]}", scale, want, FLOAT32)
+        assert not words, f"with an amax of {GREATEST:g} in row {len(ring) - 2} {words}"
+
+
+GREATEST = 4096.0
 RESUMED = {"after-2-of-4": (2, 4), "after-1-of-3": (1, 3)}
 
 

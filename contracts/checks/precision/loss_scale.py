@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.checks._support.layouts import in_a_layout_of
+from contracts.checks._support.multi_rank_run import own_axis
 from contracts.checks._support.step_comparison import update_difference
-from contracts.checks._support.training_run import DENSE, LETTERS, Rows, batch, large_expert_weights, run
+from contracts.checks._support.training_run import (
+    DENSE,
+    LETTERS,
+    ROWS,
+    ROWS_OF_16,
+    Rows,
+    batch,
+    large_expert_weights,
+    run,
+)
 from contracts.checks._support.windows import WINDOW
 from contracts.contract import contract
 from contracts.spec.array import Arrays
@@ -41,8 +54,8 @@ def _weights(stack: Training, recipe: Recipe) -> Arrays:
     return numerics.arrays(held)
 
 
-def _batch(recipe: Recipe, name: str, *, loud: bool = False) -> Tokens:
-    given = batch(name, recipe.vocab - 1, recipe=recipe)
+def _batch(recipe: Recipe, name: str, *, loud: bool = False, rows: Rows = ROWS) -> Tokens:
+    given = batch(name, recipe.vocab - 1, rows, recipe=recipe)
     tokens_BT = instruments.numerics.tensor(given.tokens)
     if loud:
         tokens_BT[0, 3] = LOUD
@@ -80,6 +93,48 @@ def a_step_that_overflows_moves_nothing(stack: Training, recipe: Recipe) -> None
     assert not words, f"behind two steps that overflowed {words}"
     words = instruments.numerics.differences("the buffer", last.buffers, want.buffers, EXACT)
     assert not words, f"behind two steps that overflowed {words}"
+
+
+SPREAD_OUT: dict[str, tuple[Recipe, Execution, int]] = {
+    "dp2": (DENSE_HALF, own_axis(2), 2),
+    "fsdp2": (DENSE_HALF, own_axis(2, fsdp=True), 2),
+    "tp2": (DENSE_HALF, own_axis(2, tp=2), 2),
+    "ep2-fsdp2": (ROUTED, own_axis(4, ep=2, fsdp=True), 4),
+}
+
+
+@contract("PREC-05f", asks=("built", "train"), cases=SPREAD_OUT, tier="dist", source=SOURCE)
+def a_step_that_overflows_on_one_rank_moves_nothing_on_any(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """Under float16 a step whose gradients are not finite on one rank changes no bit of weights, optimizer state and
+    router biases on any rank, and the loss scale falls on all of them alike.
+
+    One row of the batch overflows, and one rank has it. A rank that asks its own gradients before they are reduced
+    takes the step, and what the others sent it is infinite.
+    """
+    weights = _weights(stack, recipe)
+    given = [_batch(recipe, name, loud=name == "loud", rows=ROWS_OF_16) for name in ("finite 1", "loud", "finite 2")]
+    asked = Session(
+        recipe=recipe, steps=3, execution=replace(in_a_layout_of(stack, execution), precision="declared"),
+        batches=tuple(given), weights=weights, observe=frozenset({"weights", "optimizer", "buffers"}),
+    )  # fmt: skip
+    before, skipped, last = stack.train(asked).steps
+    if math.isfinite(skipped.losses["lm"]) and math.isfinite(skipped.grad_norm):
+        raise NotOffered("its residual stream is wider than float16, and nothing overflows", "case")
+    for kind, what in (("weights", "the weight"), ("optimizer", "the optimizer state"), ("buffers", "the buffer")):
+        words = instruments.numerics.differences(what, getattr(skipped, kind), getattr(before, kind), EXACT)
+        assert not words, f"a step that overflowed on one rank moved something: {words}"
+    scales = [_scale(step) for step in (before, skipped, last)]
+    fell = f"the loss scale is {scales[1]:g} behind a step that overflowed on one rank, {scales[0]:g} before"
+    assert scales[1] < scales[0], fell
+    numbers = [each for step in (before, last) for each in step.weights.values()]
+    assert all(bool(instruments.numerics.tensor(each).isfinite().all()) for each in numbers), (
+        "behind a step that overflowed on one rank weights are not finite"
+    )
+    want = stack.train(replace(asked, steps=2, batches=(given[0], given[2]))).steps[-1]
+    words = update_difference(before.weights, last.weights, want.weights, FLOAT16)
+    assert not words, f"behind a step that overflowed on one rank {words}"
 
 
 def _scale(step: Step) -> float:
@@ -137,6 +192,53 @@ def a_resumed_run_has_the_loss_scale(stack: Training, recipe: Recipe) -> None:
     assert _scale(got) == _scale(want), f"the loss scale is {_scale(got):g} resumed, {_scale(want):g} without"
     words = instruments.numerics.differences("the weight", got.weights, want.weights, EXACT)
     assert not words, f"resumed behind a step that overflowed, {words}"
+
+
+QUIET = replace(DENSE_HALF, name="quiet-half", pattern="E", depth=1, hidden=8, ffn_hidden=8, heads=2, kv_groups=1,
+                vocab=17, optim=replace(STEADY, lr=1e-5, min_lr=1e-5, steps=4000))  # fmt: skip
+"""One layer: a step takes milliseconds."""
+GROWN = {"dense": (QUIET,)}
+STEPS, SAVED = 2003, 1990
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Two thousand steps of some numbers each: a second thread only waits, for minutes on a busy machine."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contract("PREC-05e", asks="train", cases=GROWN, slow=True, source=SOURCE)
+def the_loss_scale_rises_again(stack: Training, recipe: Recipe) -> None:
+    """Within 2000 steps of which none overflows the loss scale rises, and a run that was resumed on the way raises it
+    in the same step as the run that was not.
+
+    GradScaler waits 2000 steps, Megatron-Core 1000. A scale that only falls ends where small gradients are 0, and one
+    whose count begins anew at each load never rises in a run that saves more often.
+    """
+    given = replace(batch("quiet", recipe.vocab, (((13,), 0),), recipe=recipe), documents=None)
+    asked = Session(
+        recipe=recipe, steps=STEPS, execution=Execution(precision="declared"), batches=(given,) * STEPS,
+        observe=frozenset({"weights"}), at=frozenset({STEPS}),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder, _one_thread():
+        whole = stack.train(replace(asked, save=folder, save_at=frozenset({SAVED}))).steps
+        left = replace(asked, steps=STEPS - SAVED, batches=asked.batches[SAVED:], load=folder)
+        resumed = stack.train(left).steps
+    scales = [_scale(step) for step in whole]
+    lost = next((step.number for step in whole if not math.isfinite(step.grad_norm)), None)
+    if lost is not None:
+        raise NotOffered(f"its step {lost} overflows where every number is small", "case")
+    assert max(scales) > scales[0], f"the loss scale is {scales[-1]:g} behind {STEPS} finite steps, and was in each"
+    for got, want in zip(resumed, scales[SAVED:], strict=True):
+        words = f"{_scale(got):g} resumed behind step {SAVED}, {want:g} without"
+        assert _scale(got) == want, f"the loss scale of step {got.number} is {words}"
 
 
 EIGHT: Rows = tuple(((13,), 4) for _ in range(4))

@@ -287,7 +287,16 @@ def _tried_by_ranks(ranks: int, only: tuple[str, ...], folder: Path | None, plac
     return codec.loads(self_test.Matrix, file.read_text(encoding="utf-8"))
 
 
+def _figure(folder: Path) -> str:
+    """Write what lies in a folder detected, and say it."""
+    found = detection.detection([folder], current=True)
+    detection.write(folder, found)
+    counted = (folder / PAIRS).read_text(encoding="utf-8").partition("\n\n")[0]
+    return "\n".join([*detection.summary(found), counted])
+
+
 def _show_matrix(matrix: self_test.Matrix, as_json: bool, folder: Path | None) -> None:
+    figure = None if folder is None else _figure(folder)
     if as_json:
         click.echo(json.dumps(codec.encode(matrix) | {"word": matrix.word}, indent=2))
         return
@@ -315,11 +324,8 @@ def _show_matrix(matrix: self_test.Matrix, as_json: bool, folder: Path | None) -
         click.secho(f"no mutant: {id}", fg="red")
     if matrix.unfit:
         click.secho(f"unfit, so that they judge nobody who gives this proof: {', '.join(matrix.unfit)}", fg="red")
-    if folder is not None:
-        found = detection.detection([folder], current=True)
-        detection.write(folder, found)
-        counted = (folder / PAIRS).read_text(encoding="utf-8").partition("\n\n")[0]
-        click.echo("\n".join([*detection.summary(found), counted]))
+    if figure is not None:
+        click.echo(figure)
     killed = sum(kill.fate == "killed" for kill in matrix.kills)
     line = f"{matrix.word.upper()}: {killed} of {len(matrix.kills)} mutants killed for their words, "
     line += f"{len(matrix.baseline)} baseline judgements, {len(matrix.bugs)} catalogued bugs embodied"

@@ -226,6 +226,17 @@ class KeepsWhatItKnows(Reference):
         return super().read_back(tuple(kept))
 
 
+@mutant(of="ARGV-02b", case="a-shortened-flag", says="was accepted, expected a refusal")
+class CompletesWhatWasCutOff(Reference):
+    """argparse as it comes: the beginning of a flag is the flag."""
+
+    def read_back(self, argv: Words) -> Reread:
+        def whole(word: str) -> str:
+            return next((flag for flag in sorted(KNOWN) if word.startswith("--") and flag.startswith(word)), word)
+
+        return super().read_back(tuple(map(whole, argv)))
+
+
 @mutant(of="ARGV-02b", case="with-an-equals-sign", says="the refusal does not name --bogus")
 class RefusesWithoutAName(Reference):
     """Compares how many words were read with how many there are."""
@@ -235,6 +246,30 @@ class RefusesWithoutAName(Reference):
         if strange:
             raise refuse("argv", len(argv), "has words that nothing reads", "give what `rankproof emit` prints")
         return super().read_back(argv)
+
+
+@mutant(of="ARGV-02c", case="a-flag", says="was accepted, expected a refusal")
+@mutant(of="ARGV-02c", case="an-override", says="was accepted, expected a refusal")
+class ReadsTheFirst(Reference):
+    """Reads each flag where it stands first, and passes over the rest."""
+
+    def read_back(self, argv: Words) -> Reread:
+        seen: set[str] = set()
+        kept: list[str] = []
+        for at, word in enumerate(argv):
+            said = f"{word} {argv[at + 1].partition('=')[0]}" if word == "--set" else word
+            if word.startswith("--") and said in seen:
+                break
+            seen |= {said} if word.startswith("--") else set()
+            kept.append(word)
+        return super().read_back(tuple(kept))
+
+
+@mutant(of="ARGV-02c", case="a-flag", says="--pp 1 and then --pp 2: not the last")
+class DeclaresTheLastAndReadsTheFirst(ReadsTheFirst):
+    """Declares that the last of a repeated flag counts, and reads the first."""
+
+    conventions = {"repeated-flag": "last-wins"}
 
 
 @mutant(of="ARGV-03b", case="flag-given-twice", says="expected the last")

@@ -26,6 +26,19 @@ class MixesStreamsTransposed(Exchanged):
     exchange = {"streams": Transposed}
 
 
+class _UsualEpsilon(HyperConnections):
+    def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
+        super().__init__(recipe, parts)
+        self.eps = 1e-5
+
+
+@mutant(of="BLK-06m", case="wide-eps", says="logits differs")
+class NormsStreamsByTheUsualEpsilon(Exchanged):
+    """The norm of the streams has no weight, is no module, and does not know the recipe's epsilon."""
+
+    exchange = {"streams": _UsualEpsilon}
+
+
 class OneRound(HyperConnections):
     def mixing(self, logits_BTNN: Tensor) -> Tensor:
         matrix = logits_BTNN.softmax(-1)

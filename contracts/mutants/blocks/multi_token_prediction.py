@@ -9,9 +9,11 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.common import Packing
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.model.mtp import IGNORED, MtpModule, shift_left
+from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 
 class TokenFirst(MtpModule):
@@ -27,6 +29,19 @@ class JoinsTheTokenFirst(Exchanged):
     """The projection reads [token; hidden state], the reverse order. A published checkpoint loads without an error."""
 
     exchange = {"prediction": TokenFirst}
+
+
+class _UsualEpsilon(MtpModule):
+    def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
+        super().__init__(recipe, parts)
+        self.token_norm.eps = 1e-5
+
+
+@mutant(of="BLK-06p", case="wide-eps", says="the logits of depth 1 differs")
+class HasTheUsualEpsilon(Exchanged):
+    """The norm of the token ahead has its class's default epsilon, whatever the recipe says."""
+
+    exchange = {"prediction": _UsualEpsilon}
 
 
 class Unnormed(MtpModule):

@@ -214,6 +214,21 @@ class WritesTheLastFirst(Exchanged):
     exchange = {"checkpoints": _WritesTheLastFirst}
 
 
+class _LosesWhatFailed(Checkpoints):
+    def wait(self) -> None:
+        pending, self.pending = self.pending, []
+        for each in pending:
+            each.exception()
+
+
+@mutant(of="CKPT-03h", case="the-next-save", says="the second save of step 2 failed without a word")
+@mutant(of="CKPT-03h", case="behind-another", says="the second save of step 2 failed without a word")
+class LosesWhatFailed(Exchanged):
+    """Waits for the thread, and does not ask how it ended."""
+
+    exchange = {"checkpoints": _LosesWhatFailed}
+
+
 class _DoesNotWait(Checkpoints):
     def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
         under_way: list[Future[None]] = self.pending

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,9 @@ class _AsksNoRecipe(Checkpoints):
     of="CKPT-01c", case="rope", says="the run of short went on after step 1", bugs=("PRV-06",),
     leanest="the run of short@dense went on after step 1",
 )  # fmt: skip
+@mutant(of="CKPT-01c", case="rate", says="the run of short went on after step 1", leanest="")
+@mutant(of="CKPT-01c", case="batch", says="the run of short went on after step 1", leanest="")
+@mutant(of="CKPT-01c", case="balance", says="the run of short went on after step 1", leanest="")
 class AsksNoRecipe(Exchanged):
     """Compares no recipe: every tensor fits, so the run goes on with another rope base."""
 
@@ -142,3 +146,32 @@ class LoadsOnlyWhatIsThere(Reference):
         there = load is not None and Path(load).exists()
         kept = replace(recipe.checkpoint, load=load if there else None)
         return super().started(replace(recipe, checkpoint=kept), environment, steps)
+
+
+@mutant(of="CKPT-01l", case="every-third", says="left checkpoints of steps [7], expected [7, 6, 3]")
+class SavesAtTheEndAlone(Reference):
+    """The interval is that of the log: what dies before its last step has saved nothing."""
+
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
+        seldom = replace(recipe.checkpoint, interval=steps + 1)
+        return super().started(replace(recipe, checkpoint=seldom), environment, steps)
+
+
+@mutant(of="CKPT-01l", case="ends-on-one", says="left checkpoints of steps [4, 3, 2, 1], expected [4, 2]")
+class SavesBehindEveryStep(Reference):
+    """Over-correction: every step is saved, and the volume is full before the run is over."""
+
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
+        each = replace(recipe.checkpoint, interval=1)
+        return super().started(replace(recipe, checkpoint=each), environment, steps)
+
+
+@mutant(of="CKPT-01l", case="longer-than-the-run", says="left checkpoints of steps [], expected [2]")
+class ForgetsTheLastStep(Reference):
+    """Saves where the interval divides the step, and not where the run ends."""
+
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
+        ended = super().started(recipe, environment, steps)
+        if steps % recipe.checkpoint.interval and recipe.checkpoint.save is not None:
+            shutil.rmtree(Path(recipe.checkpoint.save, "checkpoints", f"step-{steps:08d}"))
+        return ended

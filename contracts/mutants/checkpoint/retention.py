@@ -125,11 +125,31 @@ class _LeavesHusks(Checkpoints):
         """Nothing: left to someone else."""
 
 
-@mutant(of="CKPT-05c", case="late", says="files is kept, and these files are left")
+@mutant(of="CKPT-05c", case="late", says="files are kept, and these files are left")
 class LeavesHusks(Exchanged):
     """Removes old checkpoints but never incomplete ones."""
 
     exchange = {"checkpoints": _LeavesHusks}
+
+
+class _LeavesTheNewestHusks(Checkpoints):
+    def latest(self) -> int | None:
+        newest = super().latest()
+        return None if newest is None else newest - self.clearing
+
+    def clear(self) -> None:
+        self.clearing = 1
+        super().clear()
+        self.clearing = 0
+
+    clearing = 0
+
+
+@mutant(of="CKPT-05c", case="saved-again", says="files are kept, and these files are left")
+class LeavesTheNewestHusks(Exchanged):
+    """What was left of the newest step is taken for one that is being written, though it has been saved again."""
+
+    exchange = {"checkpoints": _LeavesTheNewestHusks}
 
 
 class _RemovesInPlace(Checkpoints):
@@ -160,7 +180,7 @@ class _PutsAsideWhatItKeeps(Checkpoints):
         return removed
 
 
-@mutant(of="CKPT-05d", case="two-go", says="and the latest is")
+@mutant(of="CKPT-05d", case="two-go", says="and step 6 is not whole")
 class PutsAsideWhatItKeeps(Exchanged):
     """Moves the checkpoints that it keeps aside, removes everything, and moves them back."""
 
@@ -196,3 +216,32 @@ class TidiesTheFolder(Exchanged):
     """Over-correction: what is not a complete checkpoint is taken for a leftover and removed."""
 
     exchange = {"checkpoints": _ClearsTheRest}
+
+
+class _WalksIntoLinks(Checkpoints):
+    def remove(self, path: Path) -> None:
+        for each in path.iterdir():
+            for below in [each, *each.iterdir()] if each.is_symlink() and each.is_dir() else ():
+                if below.is_file():
+                    below.unlink()
+        super().remove(path)
+
+
+@mutant(of="CKPT-05g", case="to-a-folder", says="retention took model.bin")
+class WalksIntoWhatIsLinked(Exchanged):
+    """Takes a link to a folder for a folder, and empties it before it removes it."""
+
+    exchange = {"checkpoints": _WalksIntoLinks}
+
+
+class _LeavesLinked(Checkpoints):
+    def remove(self, path: Path) -> None:
+        if not any(each.is_symlink() for each in path.iterdir()):
+            super().remove(path)
+
+
+@mutant(of="CKPT-05g", case="to-a-file", says="has a link in it, and retention left it")
+class LeavesWhatHasALink(Exchanged):
+    """Over-correction: a checkpoint with a link in it is never removed, and the volume fills."""
+
+    exchange = {"checkpoints": _LeavesLinked}

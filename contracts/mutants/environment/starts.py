@@ -39,3 +39,22 @@ class TrainsOnMadeUpDataAfterAll(Reference):
     def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
         there = recipe.data.path is not None and Path(recipe.data.path).exists()
         return super().started(recipe if there else replace(recipe, data=Data()), environment, steps)
+
+
+@mutant(of="ENV-09b", case="a-file-for-a-folder", says="cannot be written it ended after 1 steps, exit code 0")
+class RecordsTheFailureAndReturns(Reference):
+    """The handler around the run writes down what went wrong, and the command returns."""
+
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
+        ended = super().started(recipe, environment, steps)
+        return replace(ended, exit_code=0) if ended.steps else ended
+
+
+@mutant(of="ENV-09b", case="a-file-for-a-folder", says="cannot be written it ended after 2 steps, exit code 0")
+class GoesOnWithoutSaving(Reference):
+    """Over-correction: a save that fails is no reason to stop, nor is the next one."""
+
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
+        save = recipe.checkpoint.save
+        kept = replace(recipe.checkpoint, save=None if save and Path(save).is_file() else save)
+        return super().started(replace(recipe, checkpoint=kept), environment, steps)

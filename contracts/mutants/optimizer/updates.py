@@ -91,6 +91,23 @@ class StepsBeforeItClips(Trained):
     moves = _ClipsAfterwards
 
 
+class _ClipsLate(Optimizer):
+    def clip(self) -> tuple[float, float]:
+        kept = [None if each.parameter.grad is None else each.parameter.grad.clone() for each in self.members]
+        norm, coefficient = super().clip()
+        for member, grad in zip(self.members, kept, strict=True) if coefficient > 0.5 else ():
+            member.parameter.grad = torch.zeros_like(member.parameter) if grad is None else grad
+        return norm, coefficient
+
+
+@mutant(of="OPT-04g", case="letters", says="of a gradient a little over differs")
+@mutant(of="OPT-04g", case="dense", says="of a gradient a little over differs")
+class ClipsFromTwiceTheLimit(Trained):
+    """Tells the factor, and applies it from twice the limit on."""
+
+    moves = _ClipsLate
+
+
 class _ClipsByGroup(Optimizer):
     def clip(self) -> tuple[float, float]:
         found = super().clip()

@@ -201,6 +201,79 @@ class StepsStartAtZero(Exchanged):
     exchange = {"initial": ZeroSteps}
 
 
+class _ZeroSkips(Initializer):
+    def state_space(self, name: str, last: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape) if last == "D" else super().state_space(name, last, shape)
+
+
+@mutant(of="PAR-04j", case="skip", says="D starts off by 1 from one")
+@mutant(of="PAR-04j", case="skip-custom-mixers", says="D starts off by 1 from one")
+class SkipsStartAtZero(Exchanged):
+    """Whatever is a vector and no norm starts at 0, D as well."""
+
+    exchange = {"initial": _ZeroSkips}
+
+
+class _DrawnRecurrence(Initializer):
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self.matrix(name, shape, STD) if name.endswith(".W") else super().tensor(name, shape)
+
+
+@mutant(of="PAR-04j", case="recurrence", says="W starts off by 1.0")
+class DrawsTheTransition(Exchanged):
+    """The transition of a recurrence is drawn like any matrix: its state fades within one token."""
+
+    exchange = {"initial": _DrawnRecurrence}
+
+
+class _OneForEveryBias(Initializer):
+    def bias(self, last: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.ones(shape)
+
+
+@mutant(of="PAR-04j", case="biases", says="bias starts off by 1 from zero")
+class StartsEveryBiasAtOne(Exchanged):
+    """Biases begin as the scales of norms do."""
+
+    exchange = {"initial": _OneForEveryBias}
+
+
+class _ZeroForEveryBias(Initializer):
+    def bias(self, last: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape)
+
+
+@mutant(of="PAR-04j", case="offsets", says="bias starts off by 1 from one")
+class StartsEveryBiasAtZero(Exchanged):
+    """Over-correction: what is called a bias begins at 0, those that Mamba-3 adds to B and C as well."""
+
+    exchange = {"initial": _ZeroForEveryBias}
+
+
+class _WideOpen(Initializer):
+    def mixing(self, name: str, last: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.ones(shape) if last == "alpha" else super().mixing(name, last, shape)
+
+
+@mutant(of="PAR-04j", case="streams", says="alpha starts off by 0.99 from 0.01")
+class OpensTheGatesOfStreams(Exchanged):
+    """Gates begin at 1: the drawn projection mixes the streams from the first step on."""
+
+    exchange = {"initial": _WideOpen}
+
+
+class _OneSided(Initializer):
+    def uniform(self, name: str, shape: tuple[int, ...], low: float, high: float) -> Tensor:
+        return super().uniform(name, shape, 0.0 if low == -high else low, high)
+
+
+@mutant(of="PAR-04k", case="streams-and-depths", says="is drawn around 0.2")
+class DrawsFromZeroUp(Exchanged):
+    """`torch.rand` in place of a uniform draw around 0."""
+
+    exchange = {"initial": _OneSided}
+
+
 class ForgetsExperts(Initializer):
     def matrix(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
         return super().matrix(name, shape, STD if ".mixer.experts." in name else std)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +17,13 @@ from contracts.mutants._support.multi_rank import Spread
 from contracts.stacks.kit.roles import role_of
 from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm, local
 from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, Mamba2
-from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.blocks.moe import MoE, Routing
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.optim.optimizer import orthogonalise
 from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.collectives import all_gather, sum_over_ranks
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
+from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
 from contracts.stacks.reference.parallel.gather import full_tensors, shard_like
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
 from contracts.stacks.reference.parallel.placements import from_local_part, local_part, placed_copy
@@ -404,6 +405,40 @@ class AveragesWhatIsDividedAlready(Spread):
     """Losses are divided by the labels of all ranks, and gradients are averaged over the ranks as well."""
 
     trains = _Averages
+
+
+class _DropsByShares(TokenDispatcher):
+    def share(
+        self, routed: Callable[[Tensor, Routing, Tensor], Tensor], x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor
+    ) -> Tensor:
+        drop: Callable[[Tensor], Tensor] = routed.__self__.drop  # type: ignore[attr-defined]  # a method of the layer
+        shares = routing.experts_BTK.flatten(0, 1).tensor_split(dist.get_world_size(self.sharers))
+        dropped_NK = torch.cat([drop(share[None])[0] for share in shares])
+        return super().share(routed, x_BTD, routing, dropped_NK.view_as(dropped_BTK))
+
+
+@mutant(of="PAR-01a", case="ep2-capacity", says="on one rank")
+class DropsByShares(Spread):
+    """Ranks that share their tokens count slots by the part of them that each sends: others are dropped."""
+
+    exchange = {"token_dispatcher": _DropsByShares}
+
+
+class _SumsInPairs(ParallelTrainer):
+    def reduce(self) -> None:
+        members = self.mesh.place("rows")
+        if members.index(self.mesh.rank) >= 1 << (len(members).bit_length() - 1):
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    _own(parameter.grad).zero_()
+        super().reduce()
+
+
+@mutant(of="PAR-01a", case="dp3", says="the gradient of")
+class SumsInPairs(Spread):
+    """Gradients are added up in a tree of pairs, in which the last of three ranks has no partner."""
+
+    trains = _SumsInPairs
 
 
 class _NeverReduces(ParallelTrainer):

@@ -225,6 +225,19 @@ class ScalesTheEmbedding(Exchanged):
     exchange = {"model": EmbedsScaled}
 
 
+class _UsualEpsilon(Model):
+    def __init__(self, recipe: Recipe, mode: Mode, parts: PartsInterface) -> None:
+        super().__init__(recipe, mode, parts)
+        self.norm.eps = 1e-5
+
+
+@mutant(of="PAT-12e", case="wide-eps", says="the logit tensor differs")
+class FinalNormHasTheUsualEpsilon(Exchanged):
+    """Every norm has the recipe's epsilon but the last, which has the class's default."""
+
+    exchange = {"model": _UsualEpsilon}
+
+
 class NoFinalNorm(Model):
     def predict(self, hidden_BTD: Tensor) -> Tensor:
         return super().predict(hidden_BTD / self.norm.weight)

@@ -95,6 +95,38 @@ class KeepsOneStep(Exchanged):
     exchange = multiplying_by(_Cleared)
 
 
+class _ComesAround(Fp8Matmul):
+    def advance(self) -> None:
+        oldest = self.amax_history[-1].clone() if self.delayed else None
+        super().advance()
+        if oldest is not None:
+            self.amax_history[0] = oldest
+
+
+@mutant(of="PREC-01i", case="full", says="has what came around, 16")
+class LetsTheOldestRowComeAround(Exchanged):
+    """The ring turns, and nobody clears the row that the next step raises: no amax is ever forgotten."""
+
+    exchange = multiplying_by(_ComesAround)
+
+
+class _LooksAtHalf(Fp8Matmul):
+    def advance(self) -> None:
+        kept = self.amax_history.clone() if self.delayed else None
+        if kept is not None:
+            self.amax_history[len(kept) // 2 :] = 0
+        super().advance()
+        if kept is not None:
+            self.amax_history[2:] = kept[1:-1]
+
+
+@mutant(of="PREC-01i", case="full", says="with an amax of 4096 in row 14 scale of")
+class LooksAtTheNewestHalf(Exchanged):
+    """Scales follow the newest half of the history alone, and saturate at what was met before."""
+
+    exchange = multiplying_by(_LooksAtHalf)
+
+
 class _SameForAll(Fp8Matmul):
     def advance(self) -> None:
         super().advance()

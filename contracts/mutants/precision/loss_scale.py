@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.trainer import Trained
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
@@ -72,6 +75,40 @@ class CountsASkippedStep(Trained):
     trains = _CountsSkipped
 
 
+class _AsksItsOwnRows(ParallelTrainer):
+    here = True
+
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        passed = super().passes(window, counts)
+        self.here = all(math.isfinite(float(each.sums["lm"])) for each in passed)
+        return passed
+
+    def follow(self, norm: float) -> bool:
+        return super().follow(1.0 if self.here else math.inf)
+
+
+@mutant(of="PREC-05f", case="dp2", says="a step that overflowed on one rank moved something: the weight")
+@mutant(of="PREC-05f", case="fsdp2", says="a step that overflowed on one rank moved something: the weight")
+class AsksItsOwnRows(Spread):
+    """Looks for infinities before gradients are reduced: the ranks without one take the step."""
+
+    trains = _AsksItsOwnRows
+
+
+class _KeepsItsOwnScale(_AsksItsOwnRows):
+    def follow(self, norm: float) -> bool:
+        scale, taken = self.scale, ParallelTrainer.follow(self, norm)
+        self.scale = scale if self.here else self.scale
+        return taken
+
+
+@mutant(of="PREC-05f", case="fsdp2", says="the loss scale is 65536 behind a step that overflowed on one rank")
+class KeepsItsOwnScale(Spread):
+    """All ranks leave the step out, and the scale falls where the row lies: the next sum adds two scales."""
+
+    trains = _KeepsItsOwnScale
+
+
 class _Unscaled(Trainer):
     def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         self.scale = 1.0
@@ -109,6 +146,33 @@ class ForgetsTheScale(Trained):
     """The checkpoint has weights and moments, and no loss scale."""
 
     trains = _BeginsAnew
+
+
+class _NeverRises(Trainer):
+    def follow(self, norm: float) -> bool:
+        self.finite = 0
+        return super().follow(norm)
+
+
+@mutant(of="PREC-05e", case="dense", says="the loss scale is 65536 behind 2003 finite steps, and was in each")
+class NeverRaisesTheScale(Trained):
+    """The count of finite steps is cleared in every step: the scale only falls."""
+
+    trains = _NeverRises
+
+
+class _CountsAnew(Trainer):
+    def position(self) -> dict[str, int]:
+        return {name: each for name, each in super().position().items() if name != "finite"}
+
+
+@mutant(
+    of="PREC-05e", case="dense", says="the loss scale of step 2000 is 65536 resumed behind step 1990, 131072 without"
+)
+class CountsFiniteStepsAnew(Trained):
+    """The checkpoint has the scale, and not how many steps were finite since it moved."""
+
+    trains = _CountsAnew
 
 
 class _AddsInBfloat16(Trainer):

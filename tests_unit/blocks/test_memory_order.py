@@ -1,0 +1,26 @@
+"""Whoever lays every tensor row by row is not asked about memory in another order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from contracts.checks.blocks.memory_order import STRIDED, a_block_reads_memory_in_any_order
+from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.errors import NotOffered
+from contracts.stacks.reference.stack import Reference
+
+pytestmark = pytest.mark.unit
+
+
+class _RowByRow(Reference):
+    def run_block(self, call: BlockCall) -> BlockRun:
+        return super().run_block(replace(call, strided=False))
+
+
+def test_an_adapter_that_lays_every_tensor_row_by_row_does_not_pass() -> None:
+    case = STRIDED["attention"]
+    a_block_reads_memory_in_any_order(Reference(), case)
+    with pytest.raises(NotOffered, match="row by row"):
+        a_block_reads_memory_in_any_order(_RowByRow(), case)
