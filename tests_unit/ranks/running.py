@@ -101,13 +101,15 @@ def torchrun(
     return ended(folder, code, time.monotonic() - began)
 
 
-def two_nodes(folder: Path, files: dict[str, str], limit_s: float = 150) -> tuple[Run, int]:
-    """Run test files under two torchruns of one rank each, as on two nodes: what they said and the first one's exit
+def two_nodes(
+    folder: Path, files: dict[str, str], *, ranks: int = 1, restarts: int = 0, limit_s: float = 150
+) -> tuple[Run, int]:
+    """Run test files under two torchruns of `ranks` each, as on two nodes: what they said and the first one's exit
     code, and the other's."""
     write(folder, files)
     with socket.create_server(("localhost", 0)) as free:
         meeting = f"--rdzv-endpoint=localhost:{free.getsockname()[1]}"
-    argv = command(1, 0)
+    argv = command(ranks, restarts)
     at = argv.index("--standalone")
     argv[at : at + 1] = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=two", meeting]
     began = time.monotonic()

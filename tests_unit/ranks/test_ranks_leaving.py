@@ -24,6 +24,10 @@ def test_fails():
     assert RANK == 0, "rank 1 fails"
 """
 LEAVE = "import os\n" + running.CONFTEST
+STARTS = LEAVE + """
+with open("starts", "a") as starts:
+    starts.write(os.environ["TORCHELASTIC_RESTART_COUNT"])
+"""
 
 RED_WITH_RESTARTS = """
 import signal
@@ -58,9 +62,9 @@ def test_after_the_fork():
 
 
 def test_a_red_end_uses_no_restart_and_what_a_test_does_to_its_process_is_its_own(tmp_path: Path) -> None:
-    run = torchrun(tmp_path, {"test_red.py": RED_WITH_RESTARTS}, ranks=2, restarts=3)
+    run = torchrun(tmp_path, {"test_red.py": RED_WITH_RESTARTS, "conftest.py": STARTS}, ranks=2, restarts=3)
     assert run.code == 1
-    assert len(run.left("rank1.*.log")) == 1, "the ranks were started again"
+    assert {*(tmp_path / "starts").read_text()} == {"0"}, "the ranks were started again"
     outcomes = {name: run.outcome(name) for name in run.outcomes}
     red = [name for name, said in outcomes.items() if said != "passed"]
     assert red == ["test_fails", "test_forks"], run.output[-3000:]
@@ -260,22 +264,22 @@ NODES = """
 kept = []
 
 def test_begins():
-    assert summed(1) == 2
+    assert summed(1) == 4
 
 def test_leaves_a_collective_on_one_node():
-    if RANK == 1:
+    if RANK > 1:
         kept.append(dist.all_reduce(torch.tensor([100]), async_op=True))
 
 def test_after_the_collective():
-    assert summed(1) == 2
+    assert summed(1) == 4
 
 def test_raises_on_one_node():
-    if RANK == 1:
+    if RANK == 3:
         raise ValueError("on the other node")
     summed(1)
 
 def test_ends():
-    assert summed(RANK) == 1
+    assert summed(RANK) == 6
 """
 ALL_LEAVE = """
 def test_leaves():
@@ -287,17 +291,19 @@ def test_never():
 """
 
 
-def test_two_nodes_agree_on_what_one_of_them_did(tmp_path: Path) -> None:
-    run, other = running.two_nodes(tmp_path, {"test_nodes.py": NODES})
+def test_two_nodes_agree_on_what_one_of_them_did_and_use_no_restart(tmp_path: Path) -> None:
+    files = {"test_nodes.py": NODES, "conftest.py": STARTS}
+    run, other = running.two_nodes(tmp_path, files, ranks=2, restarts=3)
     assert (run.code, other) == (1, 1), run.output[-3000:]
+    assert {*(tmp_path / "starts").read_text()} == {"0"}, "the ranks were started again"
     outcomes = {name: run.outcome(name) for name in run.outcomes}
     assert [name for name, said in outcomes.items() if said == "passed"] == [
         "test_begins", "test_after_the_collective", "test_ends",
     ]  # fmt: skip
     assert len(outcomes) == 5
-    left = "rank 1 left 1 collective of group 0 [0,1] in flight, which rank 0 never entered"
+    left = "rank 2 left 1 collective of group 0 [0,1,2,3] in flight, which rank 0, 1 never entered"
     assert left in run.words("test_leaves_a_collective_on_one_node")
-    assert "rank 1 diverged first: ValueError: on the other node" in run.words("test_raises_on_one_node")
+    assert "rank 3 diverged first: ValueError: on the other node" in run.words("test_raises_on_one_node")
 
 
 def test_two_nodes_whose_ranks_all_leave_with_0_are_red_on_both(tmp_path: Path) -> None:

@@ -24,11 +24,10 @@ def under_guard(here: Place, console: Callable[[], AbstractContextManager[object
     if _guarded.words >= 0:
         return
     missing = f"ranks: rank {here.rank} left with exit code 0 before its session was over"
-    alone = here.agent_store and here.local_size == here.size
     with console():
         _guarded = guard.stand_between(
             parent=here.agent, orders=True, words=missing, leads=here.local_rank == 0,
-            agent=here.agent if alone and here.restarts_left > 0 else 0,
+            agent=here.agent if here.agent_store and here.restarts_left > 0 else 0,
         )  # fmt: skip
 
 
