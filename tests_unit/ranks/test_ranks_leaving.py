@@ -24,7 +24,7 @@ def test_fails():
     assert RANK == 0, "rank 1 fails"
 """
 LEAVE = "import os\n" + running.CONFTEST
-STARTS = LEAVE + """
+STARTS = f"""{LEAVE}
 with open("starts", "a") as starts:
     starts.write(os.environ["TORCHELASTIC_RESTART_COUNT"])
 """
