@@ -4,7 +4,7 @@ Another BLAS, vector width or thread count adds the same terms in another order.
 the contracts must hold for it. `Reordered` is a dispatch mode that changes the order on any machine, forward and
 backward. A verdict that changes under it depends on rounding.
 
-It does not change integers, tensors without data (meta and fake ones), fused attention kernels, convolutions, compiled
+It does not change integers, tensors without data (meta and fake ones), attention with dropout, convolutions, compiled
 code, and sums over ranks.
 """
 
@@ -187,6 +187,58 @@ def _embedding_backward(order: Order, func: Any, grad: Tensor, indices: Tensor, 
     return func(grad.reshape(-1, grad.shape[-1]).flip(0), indices.reshape(-1).flip(0), *rest)
 
 
+def _attention(
+    order: Order, func: Any, query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0, is_causal: bool = False,
+    *, attn_mask: Tensor | None = None, scale: float | None = None,
+) -> Any:  # fmt: skip
+    """The fused kernel of a CPU, written out; all shapes are (batch, heads, tokens, head dim)."""
+    if dropout_p:
+        return func(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    scores = _scores(order, query, key, is_causal, attn_mask, scale)
+    out = _contract(order, _weights(scores), _wide(value))
+    return torch.empty_like(query).copy_(out), scores.logsumexp(-1)  # laid out as the kernel's
+
+
+def _attention_backward(
+    order: Order, func: Any, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+    dropout_p: float, is_causal: bool, *, attn_mask: Tensor | None = None, scale: float | None = None,
+) -> Any:  # fmt: skip
+    if dropout_p:
+        saved = (query, key, value, out, logsumexp)
+        return func(grad, *saved, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    q, k, v, upstream = (_wide(each) for each in (query, key, value, grad))
+    weights = _weights(_scores(order, query, key, is_causal, attn_mask, scale))
+    # Where a token sees only itself, these two sums have the same terms. Kernels add them in two orders, or by accident
+    # in one, and then the difference is zero; here each has another one.
+    reach = _contract(order, upstream, v.mT)
+    terms = upstream * _wide(out)
+    forward, backward = (each.cumsum(-1)[..., -1:] for each in (terms, terms.flip(-1)))
+    mean = torch.where((reach == forward).any(-1, keepdim=True), backward, forward)
+    of_scores = weights * (reach - mean) * _scale(query, scale)
+    found = _contract(order, of_scores, k), _contract(order, of_scores.mT, q), _contract(order, weights.mT, upstream)
+    return tuple(each.to(query.dtype) for each in found)
+
+
+def _scale(query: Tensor, scale: float | None) -> float:
+    return query.shape[-1] ** -0.5 if scale is None else scale
+
+
+def _scores(
+    order: Order, query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    scores = _contract(order, _wide(query), _wide(key).mT) * _scale(query, scale)
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores if mask is None else scores + mask
+
+
+def _weights(scores: Tensor) -> Tensor:
+    """Softmax over the last dim; 0 for a token that sees none, as the kernel has it."""
+    sees_none = (scores == -torch.inf).all(-1, keepdim=True)
+    return scores.softmax(-1).masked_fill(sees_none, 0)
+
+
 def _rsqrt(order: Order, func: Any, value: Tensor) -> Any:
     return (1 / _wide(value).sqrt()).to(value.dtype) if order == "unfused" else func(value)
 
@@ -211,5 +263,7 @@ _HANDLERS: dict[Any, _Handler] = {
     _aten.linalg_vector_norm.default: _norm,
     _aten.index_add.default: _index_add, _aten.index_add_.default: _index_add,
     _aten.embedding_dense_backward.default: _embedding_backward,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     _aten.rsqrt.default: _rsqrt, _aten.sigmoid.default: _sigmoid, _aten.silu.default: _silu,
 }  # fmt: skip

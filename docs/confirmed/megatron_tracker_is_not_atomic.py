@@ -14,7 +14,6 @@ class Host(torch.overrides.TorchFunctionMode):  # "cuda" is the CPU
 class Model:
     def sharded_state_dict(self, metadata): return {"w": ShardedTensor.from_rank_offsets("w", torch.ones(2))}
 def save(at, step, dies):
-    os.setpgrp()
     parser = arguments.add_megatron_arguments(argparse.ArgumentParser())
     args = parser.parse_args(["--ckpt-format", "torch_dist", "--no-save-optim", "--no-save-rng", "--save", at])
     args.use_dist_ckpt = True
@@ -33,10 +32,8 @@ def save(at, step, dies):
 if __name__ == "__main__":  # Megatron's writers import this file again
     with tempfile.TemporaryDirectory() as at:
         for step in (2, 4):
-            if (child := os.fork()) == 0: save(at, step, step == 4), os._exit(0)
-            os.waitpid(child, 0)
-            try: os.killpg(child, signal.SIGKILL)  # writers that outlive the job keep its output open
-            except ProcessLookupError: pass
+            if (child := os.fork()) == 0: os.setpgrp(), save(at, step, step == 4), os._exit(0)
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT), os.killpg(child, signal.SIGKILL)  # and its writers
         whole = [dist_checkpointing.check_is_distributed_checkpoint(f"{at}/iter_000000{step}") for step in (2, 4)]
         try: checkpointing.read_metadata(checkpointing.get_checkpoint_tracker_filename(at))
         except SystemExit: sys.exit(not all(whole))
