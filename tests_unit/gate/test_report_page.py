@@ -17,7 +17,7 @@ from contracts.court.report import render
 from contracts.court.telling import rerun
 from contracts.harness.commands.traffic import drawn, lanes
 from contracts.spec.presets import PRESETS
-from contracts.spec.records import Item, Result, Run
+from contracts.spec.records import Item, OnRanks, Result, Run, Violation
 from contracts.spec.topology import Degrees
 from contracts.spec.traffic import Rehearsal, Sent
 from contracts.spec.training import Execution
@@ -103,6 +103,62 @@ def test_the_mesh_shows_the_ranks_on_which_an_item_went_wrong() -> None:
     assert "rank 5 (pp 1, dp 0, tp 1): it went wrong here" in render(run, _judged(run), "html")
     for unknown in ({"ranks": ()}, {"case": "of-another-suite"}, {"ranks": (8,)}, {"id": "TOPO-99"}):
         assert mesh_picture([replace(wrong, **unknown)]) is None  # type: ignore[arg-type]
+
+
+def _off(name: str, error: str) -> Violation:
+    return Violation(words=f"the gradient of {name} differs: L2 error {error} over 1e-10 (float64 scan)", tensor=name)
+
+
+def test_errors_are_drawn_by_rank_and_layer() -> None:
+    alike = (_off("layers.0.norm.weight", "1.0e-03"), _off("layers.0.mixer.wq", "2.0e-06"), _off("head", "1.0e-04"))
+    first = Result(id="PAR-01a", case="tp2-sp-ep2", outcome="violated", rank=2, ranks=(0, 1, 2), words=alike[0].words,
+                   on_ranks=(OnRanks(ranks=(0, 1), violations=alike), OnRanks(ranks=(3,), violations=()),
+                             OnRanks(ranks=(2,), violations=(_off("layers.11.norm.weight", "5.0e-01"),))))  # fmt: skip
+    table = _table(first, "Largest relative error by rank and layer in PAR-01a[tp2-sp-ep2]")
+    assert re.findall(r'<th scope="col"><span>([^<]*)', table) == ["no layer", "layer 0", "layer 11"]
+    rows = re.findall(r'<th scope="row">(rank \d)</th>(.*)</tr>', table)
+    assert [(rank, re.findall(r">([^<>]*)</td>", row)) for rank, row in rows] == [
+        ("rank 0", ["1e-4", "1e-3", ""]), ("rank 1", ["1e-4", "1e-3", ""]), ("rank 2", ["", "", "5e-1"]),
+        ("rank 3", ["", "", ""]),
+    ]  # fmt: skip
+    assert 'title="layers.11.norm.weight in PAR-01a[tp2-sp-ep2] rank 2: 5.0e-01"' in rows[2][1]
+    without = replace(first, on_ranks=(OnRanks(ranks=(0,), violations=(alike[2], Violation(words="late"))),))
+    for each in (replace(first, on_ranks=()), without):
+        assert _table(each, "Largest relative error by rank and layer") == "", "no layer is told"
+
+
+def _table(result: Result, title: str) -> str:
+    """The table of the picture with this title, in the page of a run with one result."""
+    run = run_of(result)
+    return render(run, _judged(run), "html").partition(f"<figcaption>{title}")[2].partition("</table>")[0]
+
+
+@needs_chromium
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 420])
+def test_pictures_of_many_ranks_fit_the_page(width: int, dark: bool, chromium: Browser, tmp_path: Path) -> None:
+    many = tuple(
+        OnRanks(ranks=(rank,), violations=tuple(_off(f"layers.{layer}.wq", "1.0e-03") for layer in range(30)))
+        for rank in range(8)
+    )
+    run = run_of(
+        Result(id="PAR-01a", case="tp2-sp-ep2-fsdp2", outcome="violated", words="off", on_ranks=many),
+        Result(id="PAR-08a", case="interleaved", outcome="violated", words="late"),
+    )
+    page = tmp_path / "page.html"
+    page.write_text(render(run, _judged(run), "html"), encoding="utf-8")
+    chromium.open(page, width=width, dark=dark)
+    assert chromium.run("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
+    assert chromium.run("document.querySelectorAll('.cause .heat:not(.slots) td[style]').length") == 8 * 24
+    assert chromium.run("document.querySelector('.cause .heat:not(.slots) > .dim').textContent") == "and 6 layers more"
+    passes, waits = "td.F, td.B", "td:not(.F, .B)"
+    assert chromium.run(f"document.querySelector('.slots').querySelectorAll('{passes}').length") == 2 * 2 * 2 * 4
+    colours = [
+        chromium.run(f"getComputedStyle(document.querySelector('.slots {each}')).backgroundColor")
+        for each in ("td.F", "td.B", 'td.F[style*="chunk:1"]', waits)
+    ]
+    assert len({*colours}) == 4, "passes, chunks and waits are told apart"
+    assert chromium.complaints == []
 
 
 def _told(ranks: int, microbatches: int, chunks: int = 1) -> list[str]:
