@@ -42,7 +42,7 @@ IMPORTS = {
     "the law": "import contracts.checks, contracts.mutants",
     "torch": "import torch",
     "the law with torch": "import contracts.checks, contracts.mutants.tensors",
-    "pipelines of torch": "import contracts.stacks.reference.parallel.pipeline",
+    "pipelines of torch": "import torch.distributed.pipelining",
 }
 
 

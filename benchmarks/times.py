@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+OUTSIDE = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
+"""What a command does not inherit. Without bytecode each start compiles the suite anew; `make` drops it too."""
 PROGRESS = re.compile(r"\b\d+ of \d+\b|\d+%|PASSED|\bkilled\b")
 
 
@@ -49,6 +51,7 @@ ROWS: Mapping[str, Row] = {
         command="pytest -n 0 -q --collect-only -m unit -k PAT-01 tests_unit", cpu=4,
         formerly=("pytest -q --collect-only -m unit -k PAT-01 tests_unit",),
     ),
+    "whole collection": Row(command="pytest -q --collect-only", cpu=4),
     "test": Row(command="make test", at_most=1080),
 }  # fmt: skip
 """`clone` has no environment yet. `full gate` comes twice where nothing was proved before: the second is the gate's."""
@@ -115,7 +118,7 @@ def _rows(clone: Path, wanted: list[str]) -> Iterator[tuple[str, str, Timed]]:
 def timed(command: str, clone: Path) -> Timed:
     """Run a command of a clone and read what it says as it says it."""
     path = os.pathsep.join([str(clone / ".venv/bin"), os.environ["PATH"]])
-    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    inherited = {name: value for name, value in os.environ.items() if name not in OUTSIDE}
     before, began = os.times(), time.monotonic()
     running = subprocess.Popen(
         command, shell=True, cwd=clone, env=inherited | {"PATH": path}, stdout=subprocess.PIPE,

@@ -10,6 +10,7 @@ Ids are permanent. A contract may be split (`PAT-04a`); a retired id is never us
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import re
@@ -306,7 +307,10 @@ def _leaner(
 
 
 def _nameless(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(replace(each, name="") if isinstance(each, Recipe) else each for each in arguments)
+    return tuple(_unnamed(each) if isinstance(each, Recipe) else each for each in arguments)
+
+
+_unnamed = functools.cache(functools.partial(replace, name=""))
 
 
 def _ladder(

@@ -123,11 +123,20 @@ def skeleton(words: str) -> str:
 def apart(results: Iterable[Result]) -> Iterator[Apart]:
     """The tensors that the words of these results say differ."""
     for result in results:
-        for found in _APART.finditer(result.words) if "differs: " in result.words else ():
-            if found["kind"] or "." in found["tensor"]:
-                yield Apart(
-                    tensor=found["tensor"], error=float(found["error"]) if found["kind"] else None, result=result
-                )
+        yield from _named(result.words, result)
+
+
+def apart_by_rank(result: Result) -> Iterator[tuple[int, Apart]]:
+    """The tensors that each of several ranks found to differ, with the rank."""
+    for told in result.on_ranks:
+        for each in told.violations:
+            yield from ((rank, found) for found in _named(each.words, result) for rank in told.ranks)
+
+
+def _named(words: str, result: Result) -> Iterator[Apart]:
+    for found in _APART.finditer(words) if "differs: " in words else ():
+        if found["kind"] or "." in found["tensor"]:
+            yield Apart(tensor=found["tensor"], error=float(found["error"]) if found["kind"] else None, result=result)
 
 
 def _questions(run: Run, result: Result) -> tuple[str, ...]:

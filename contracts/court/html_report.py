@@ -19,7 +19,7 @@ from typing import Any
 from contracts.contract import LAW
 from contracts.court import sources
 from contracts.court.baseline import change
-from contracts.court.causes import DETAILED, HEADINGS, Apart, Cause, apart, by_outcome, causes
+from contracts.court.causes import DETAILED, HEADINGS, Apart, Cause, apart, apart_by_rank, by_outcome, causes
 from contracts.court.mesh_picture import mesh_picture, schedule_picture
 from contracts.court.plain_text import fit
 from contracts.court.telling import (
@@ -38,6 +38,7 @@ from contracts.court.telling import (
 from contracts.spec.records import Outcome, Result, Run, Verdict
 
 _TENSORS, _CASES = 24, 20  # rows and columns of a picture of errors; a page is to be looked at
+_RANKS = 64  # rows, likewise
 _COMPARED = 100  # of each kind of change, that are named
 _CONTRACTS = 6  # of one cause, whose statements are told
 _SLOWEST = 12
@@ -92,6 +93,7 @@ def page(run: Run, verdict: Verdict) -> str:
         statement=lambda id: _statement(run, id),
         answered=lambda cause: answered_by(run, cause.results[0]),
         picture=_tensors,
+        by_rank=_layers_by_rank,
         mesh=lambda cause: mesh_picture(cause.results),
         schedule=lambda cause: schedule_picture(cause.results) if cause.outcome in ("violated", "broken") else None,
         compared=change(run, verdict),
@@ -244,6 +246,32 @@ def _layers(found: Iterable[Cause]) -> Picture | None:
     )
 
 
+def _layers_by_rank(cause: Cause) -> Picture | None:
+    """The largest error that each rank found in each layer, of the first result whose ranks say; None without layers.
+    A rank that found nothing has an empty row, and one that another rank ended has none."""
+    for result in cause.results:
+        told = [(rank, each) for rank, each in apart_by_rank(result) if each.error is not None]
+        if all(each.layer is None for _, each in told):
+            continue
+        largest: dict[tuple[int, int | None], Apart] = {}
+        for rank, each in sorted(told, key=lambda pair: pair[1].error or 0):
+            largest[rank, each.layer] = each
+        ranks = sorted({rank for found in result.on_ranks for rank in found.ranks})
+        layers = sorted({layer for _, layer in largest}, key=lambda layer: -1 if layer is None else layer)
+        scale = _scale(each for _, each in told)
+        return Picture(
+            title=f"Largest relative error by rank and layer in {result.item}",
+            columns=tuple("no layer" if layer is None else f"layer {layer}" for layer in layers[:_TENSORS]),
+            rows=tuple(
+                (f"rank {rank}", tuple(_cell(largest.get((rank, layer)), scale, f"{result.item} rank {rank}")
+                                       for layer in layers[:_TENSORS]))
+                for rank in ranks[:_RANKS]
+            ),
+            left=_left(len(ranks) - _RANKS, "rank", len(layers) - _TENSORS, "layer"),
+        )  # fmt: skip
+    return None
+
+
 def _column(result: Result) -> str:
     return f"{result.item}" + (f" rank {result.rank}" if result.rank is not None else "")
 
@@ -254,10 +282,10 @@ def _scale(found: Iterable[Apart]) -> tuple[float, float]:
     return min(tens), max(*tens, min(tens) + 1)
 
 
-def _cell(told: Apart | None, scale: tuple[float, float]) -> Cell:
+def _cell(told: Apart | None, scale: tuple[float, float], place: str = "") -> Cell:
     if told is None:
         return Cell()
-    where = f"{told.tensor} in {_column(told.result)}"
+    where = f"{told.tensor} in {place or _column(told.result)}"
     if told.error is None:
         return Cell(heat=1.0, text="≠", title=f"{where}: differs")
     least, most = scale

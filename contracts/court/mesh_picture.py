@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import cast, get_args
+from dataclasses import dataclass, replace
+from typing import Literal, cast, get_args
 
 from contracts.contract import LAW
 from contracts.court.telling import counted
+from contracts.spec.recipe import Recipe
 from contracts.spec.records import Item, Result
 from contracts.spec.topology import Degrees, Layout, Mesh, grids
 from contracts.spec.training import Execution
@@ -45,52 +46,87 @@ def mesh_picture(results: Iterable[Result]) -> MeshPicture | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A forward (F) or backward (B) pass of one microbatch through one stage."""
+
+    kind: Literal["F", "B"]
+    microbatch: int
+    stage: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The slots of each pipeline stage, as its schedule is defined: `F0`, `B0`, or empty where the stage waits."""
+    """The slots of each pipeline rank, as its schedule is defined: a pass, or None where the rank waits. Rank r has the
+    stages r, r + `ranks`, … of `stages`."""
 
     title: str
-    stages: tuple[tuple[str, ...], ...]
+    stages: int
+    ranks: tuple[tuple[Pass | None, ...], ...]
 
 
 def schedule_picture(results: Iterable[Result]) -> Schedule | None:
-    """Of the first result whose case has pipeline stages under 1F1B."""
+    """Of the first result whose case has a pipeline and a number of stages and microbatches that its schedule has."""
     for result in results:
-        told = _execution(_arguments(result.item))
-        if told is not None and 1 < told.degrees.pp <= told.world and told.schedule == "1f1b":
-            cut = counted(told.microbatches, "microbatch", "microbatches")
-            title = f"The schedule that {result.item} asks for, by its definition: 1F1B, {cut}"
-            return Schedule(title=title, stages=one_forward_one_backward(told.degrees.pp, told.microbatches))
+        arguments = _arguments(result.item)
+        told = _execution(arguments)
+        if told is None or not 1 < told.degrees.pp <= told.world:
+            continue
+        ranks, count, chunks = told.degrees.pp, told.microbatches, 1
+        words = [counted(count, "microbatch", "microbatches")]
+        if told.schedule == "interleaved":
+            stages = _cut(arguments)
+            chunks, left = divmod(stages or 2 * ranks, ranks)
+            if chunks < 2 or left or count % ranks:
+                continue  # it asks for what no interleaved schedule has, to see it refused
+            words += [f"{chunks} stages a rank{'' if stages else ', the fewest that there can be'}"]
+        name = "1F1B" if chunks == 1 else "interleaved 1F1B"
+        return Schedule(
+            title=f"The schedule that {result.item} asks for, by its definition: {name}, {', '.join(words)}",
+            stages=chunks * ranks,
+            ranks=one_forward_one_backward(ranks, count, chunks),
+        )
     return None
 
 
-def one_forward_one_backward(stages: int, microbatches: int) -> tuple[tuple[str, ...], ...]:
-    """1F1B (arXiv 2104.04473): a stage begins with as many forward passes as there are stages behind it, then takes one
-    of each in turn, then the backward passes that are left. Every pass is drawn as long as any other."""
-    left: list[list[str]] = []
-    for stage in range(stages):
-        warm = min(stages - 1 - stage, microbatches)
-        turns = [word for n in range(microbatches - warm) for word in (f"F{warm + n}", f"B{n}")]
-        rest = [f"B{n}" for n in range(microbatches - warm, microbatches)]
-        left.append([*(f"F{n}" for n in range(warm)), *turns, *rest])
-    done: list[set[str]] = [set() for _ in range(stages)]
-    drawn: list[list[str]] = [[] for _ in range(stages)]
+def one_forward_one_backward(ranks: int, microbatches: int, chunks: int = 1) -> tuple[tuple[Pass | None, ...], ...]:
+    """1F1B (arXiv 2104.04473), interleaved if a rank has several chunks, which are stages; then the microbatches are a
+    multiple of the ranks. A rank begins with forward passes: one for each rank behind it, and interleaved two for each,
+    beside those of `ranks` microbatches through all its chunks but the last. Then it takes one of each in turn, and at
+    the end the backward passes that are left. As many microbatches as there are ranks go through a chunk before the
+    next chunk. Every pass is drawn as long as any other."""
+    passes = [
+        (n // ranks % chunks, n // (ranks * chunks) * ranks + n % ranks) if chunks > 1 else (0, n)
+        for n in range(chunks * microbatches)
+    ]
+    left: list[list[Pass]] = []
+    for rank in range(ranks):
+        behind = ranks - 1 - rank
+        warm = min(behind if chunks == 1 else 2 * behind + (chunks - 1) * ranks, len(passes))
+        forward = [Pass(kind="F", microbatch=n, stage=chunk * ranks + rank) for chunk, n in passes]
+        back = [Pass(kind="B", microbatch=n, stage=(chunks - 1 - chunk) * ranks + rank) for chunk, n in passes]
+        turns = [each for pair in zip(forward[warm:], back, strict=False) for each in pair]
+        left.append([*forward[:warm], *turns, *back[len(passes) - warm :]])
+    done: set[Pass] = set()
+    drawn: list[list[Pass | None]] = [[] for _ in range(ranks)]
     while any(left):
-        ready = [
-            bool(left[stage]) and all(each in done[at] for each, at in _before(left[stage][0], stage, stages))
-            for stage in range(stages)
-        ]
-        for stage in range(stages):
-            drawn[stage].append(left[stage].pop(0) if ready[stage] else "")
-        for stage in range(stages):
-            done[stage].add(drawn[stage][-1])
+        ready = [bool(turns) and _before(turns[0], chunks * ranks) <= done for turns in left]
+        for rank in range(ranks):
+            drawn[rank].append(left[rank].pop(0) if ready[rank] else None)
+        done.update(each[-1] for each in drawn if each[-1] is not None)
     return tuple(map(tuple, drawn))
 
 
-def _before(word: str, stage: int, stages: int) -> list[tuple[str, int]]:
-    """What must be done before a pass, and on which stage."""
-    if word[0] == "F":
-        return [(word, stage - 1)] if stage else []
-    return [(f"F{word[1:]}", stage), *([(word, stage + 1)] if stage < stages - 1 else [])]
+def _before(one: Pass, stages: int) -> set[Pass]:
+    """What must be done before a pass."""
+    if one.kind == "F":
+        return {replace(one, stage=one.stage - 1)} if one.stage else set()
+    return {replace(one, kind="F")} | ({replace(one, stage=one.stage + 1)} if one.stage < stages - 1 else set())
+
+
+def _cut(arguments: Iterable[object]) -> int | None:
+    """The stages that the pattern of a case is cut into; None where it is not cut."""
+    recipe = next((each for each in arguments if isinstance(each, Recipe)), None)
+    return None if recipe is None or "|" not in recipe.pattern else recipe.pattern.count("|") + 1
 
 
 def _arguments(item: Item) -> tuple[object, ...]:

@@ -15,9 +15,10 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ from contracts.instruments.ranks import here
 from contracts.spec import codec
 from contracts.spec.errors import Refused, Unreachable, refuse
 from contracts.spec.party import abilities_of
-from contracts.spec.records import Deviation, Item, Result, Verdict
+from contracts.spec.records import Deviation, Item, OnRanks, Result, Verdict, Violation
 from contracts.spec.stack import Party
 
 # Only where torchrun has started several ranks: in one process the ranks plugin would have nothing to do.
@@ -215,10 +216,24 @@ def result_of(report: pytest.TestReport, item: Item | None) -> Result | None:
     failed = {int(each) for each, said in of_ranks[-1].get("outcomes", {}).items() if said == "failed"}
     ranks = tuple(sorted(failed | {first} - {-1}))
     if result is not None and result.outcome in ("violated", "broken"):
-        return replace(result, rank=rank, ranks=ranks)
+        return replace(result, rank=rank, ranks=ranks, on_ranks=_on_ranks(of_ranks[-1]))
     if item is None:
         return None
     return Result(id=item.id, case=item.case, outcome="broken", words=words, rank=rank, ranks=ranks)
+
+
+def _on_ranks(of_ranks: Mapping[str, Any]) -> tuple[OnRanks, ...]:
+    """What each rank that reached its end found wrong; ranks that found the same stand together."""
+    found: dict[tuple[Violation, ...], list[int]] = {}
+    for rank, pairs in of_ranks.get("properties", {}).items():
+        said = [str(value) for name, value in pairs if name == PROPERTY]
+        result = codec.loads(Result, said[-1]) if said else None
+        if result is not None and result.outcome == "violated":
+            found.setdefault(result.parts, []).append(int(rank))
+    passed = [int(rank) for rank, outcome in of_ranks.get("outcomes", {}).items() if outcome == "passed"]
+    if found and passed:
+        found[()] = passed
+    return tuple(OnRanks(ranks=tuple(ranks), violations=parts) for parts, ranks in found.items())
 
 
 @pytest.hookimpl(trylast=True)

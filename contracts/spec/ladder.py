@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from contracts.spec.errors import Refused
@@ -86,6 +87,7 @@ def rungs(recipe: Recipe, needs: frozenset[str], *, sheds: frozenset[str] = froz
     return found
 
 
+@cache  # contracts are written with the same few recipes, and every recipe made is checked in all its relations
 def stepped_down(recipe: Recipe, rung: str, needs: frozenset[str] = frozenset()) -> Recipe:
     """A recipe on a rung, with what a case needs of it.
 

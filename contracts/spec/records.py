@@ -66,6 +66,14 @@ class Violation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnRanks:
+    """What a case of several ranks found wrong on these ranks, which all found the same; nothing where they passed."""
+
+    ranks: tuple[int, ...]
+    violations: tuple[Violation, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """The result of one planned item.
 
@@ -73,7 +81,8 @@ class Result:
     (unpatched)"}`. `rank` is the rank that diverged first, where there are several, and `ranks` are those on which it
     went wrong. `violations` has everything that is wrong where the item is violated; `words` may be shorter. `lack`
     says whose lack it is where an item is not offered. `dtype` is float32 where a case in float64 was put in float32,
-    because the stack has no float64.
+    because the stack has no float64. `on_ranks` is what each of several ranks found by itself, where one found
+    anything; a rank that another ended is in none. The judgement is by `violations` alone.
     """
 
     id: str
@@ -87,6 +96,7 @@ class Result:
     violations: tuple[Violation, ...] = ()
     lack: Lack | None = None
     dtype: str = ""
+    on_ranks: tuple[OnRanks, ...] = ()
 
     @property
     def item(self) -> Item:

@@ -8,6 +8,7 @@ import re
 import shlex
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from contracts.harness.plugin import _marks, result_of
 from contracts.mutants.gate.multi_rank import _RANK_0_REPORTS
 from contracts.spec import codec
 from contracts.spec.errors import NotOffered
-from contracts.spec.records import Result
+from contracts.spec.records import Result, Violation
 from contracts.stacks.reference.stack import Reference
 from tests_unit._parties.running import RANKPROOF, Done, rankproof
 from tests_unit.ranks.running import needs_torch
@@ -162,6 +163,31 @@ def test_a_result_has_the_ranks_on_which_it_went_wrong(
         found = result_of(_report(result, {"primary": first, "outcomes": outcomes}), ITEM)
         assert found is not None
         assert found.ranks == ranks
+
+
+@pytest.mark.unit
+def test_a_result_has_what_each_rank_found() -> None:
+    def said(*words: str) -> list[tuple[str, str]]:
+        violations = tuple(Violation(words=each) for each in words)
+        return [("rankproof.result", codec.dumps(replace(VIOLATED, violations=violations)))]
+
+    alike = ("layers.0.wq differs: L2 error 1.0e-03", "layers.1.wq differs: L2 error 2.0e-03")
+    verdict = {
+        "outcomes": {
+            "0": "failed",
+            "1": "passed",
+            "2": "failed",
+            "3": "failed",
+            "4": "failed (aborted)",
+            "5": "failed",
+        },
+        "properties": {"0": said(*alike), "2": said(alike[0]), "3": said(*alike), "5": [("of-another", "plugin")]},
+    }
+    found = result_of(_report(VIOLATED, verdict), ITEM)
+    assert found is not None
+    told = [(each.ranks, [part.words for part in each.violations]) for each in found.on_ranks]
+    assert told == [((0, 3), [*alike]), ((2,), [alike[0]]), ((1,), [])]
+    assert codec.loads(Result, codec.dumps(found)) == found
 
 
 @pytest.mark.unit

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 import contracts.checks
+from contracts.contract import LAW
 from contracts.court.html_report import Recorded, overview
-from contracts.court.mesh_picture import mesh_picture, one_forward_one_backward
+from contracts.court.mesh_picture import mesh_picture, one_forward_one_backward, schedule_picture
 from contracts.court.report import render
 from contracts.court.telling import rerun
 from contracts.harness.commands.traffic import drawn, lanes
 from contracts.spec.presets import PRESETS
-from contracts.spec.records import Item, Result, Run
+from contracts.spec.records import Item, OnRanks, Result, Run, Violation
 from contracts.spec.topology import Degrees
 from contracts.spec.traffic import Rehearsal, Sent
 from contracts.spec.training import Execution
@@ -104,15 +105,133 @@ def test_the_mesh_shows_the_ranks_on_which_an_item_went_wrong() -> None:
         assert mesh_picture([replace(wrong, **unknown)]) is None  # type: ignore[arg-type]
 
 
+def _off(name: str, error: str) -> Violation:
+    return Violation(words=f"the gradient of {name} differs: L2 error {error} over 1e-10 (float64 scan)", tensor=name)
+
+
+def test_errors_are_drawn_by_rank_and_layer() -> None:
+    alike = (_off("layers.0.norm.weight", "1.0e-03"), _off("layers.0.mixer.wq", "2.0e-06"), _off("head", "1.0e-04"))
+    first = Result(id="PAR-01a", case="tp2-sp-ep2", outcome="violated", rank=2, ranks=(0, 1, 2), words=alike[0].words,
+                   on_ranks=(OnRanks(ranks=(0, 1), violations=alike), OnRanks(ranks=(3,), violations=()),
+                             OnRanks(ranks=(2,), violations=(_off("layers.11.norm.weight", "5.0e-01"),))))  # fmt: skip
+    table = _table(first, "Largest relative error by rank and layer in PAR-01a[tp2-sp-ep2]")
+    assert re.findall(r'<th scope="col"><span>([^<]*)', table) == ["no layer", "layer 0", "layer 11"]
+    rows = re.findall(r'<th scope="row">(rank \d)</th>(.*)</tr>', table)
+    assert [(rank, re.findall(r">([^<>]*)</td>", row)) for rank, row in rows] == [
+        ("rank 0", ["1e-4", "1e-3", ""]), ("rank 1", ["1e-4", "1e-3", ""]), ("rank 2", ["", "", "5e-1"]),
+        ("rank 3", ["", "", ""]),
+    ]  # fmt: skip
+    assert 'title="layers.11.norm.weight in PAR-01a[tp2-sp-ep2] rank 2: 5.0e-01"' in rows[2][1]
+    without = replace(first, on_ranks=(OnRanks(ranks=(0,), violations=(alike[2], Violation(words="late"))),))
+    for each in (replace(first, on_ranks=()), without):
+        assert _table(each, "Largest relative error by rank and layer") == "", "no layer is told"
+
+
+def _table(result: Result, title: str) -> str:
+    """The table of the picture with this title, in the page of a run with one result."""
+    run = run_of(result)
+    return render(run, _judged(run), "html").partition(f"<figcaption>{title}")[2].partition("</table>")[0]
+
+
+@needs_chromium
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 420])
+def test_pictures_of_many_ranks_fit_the_page(width: int, dark: bool, chromium: Browser, tmp_path: Path) -> None:
+    many = tuple(
+        OnRanks(ranks=(rank,), violations=tuple(_off(f"layers.{layer}.wq", "1.0e-03") for layer in range(30)))
+        for rank in range(8)
+    )
+    run = run_of(
+        Result(id="PAR-01a", case="tp2-sp-ep2-fsdp2", outcome="violated", words="off", on_ranks=many),
+        Result(id="PAR-08a", case="interleaved", outcome="violated", words="late"),
+    )
+    page = tmp_path / "page.html"
+    page.write_text(render(run, _judged(run), "html"), encoding="utf-8")
+    chromium.open(page, width=width, dark=dark)
+    assert chromium.run("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
+    assert chromium.run("document.querySelectorAll('.cause .heat:not(.slots) td[style]').length") == 8 * 24
+    assert chromium.run("document.querySelector('.cause .heat:not(.slots) > .dim').textContent") == "and 6 layers more"
+    passes, waits = "td.F, td.B", "td:not(.F, .B)"
+    assert chromium.run(f"document.querySelector('.slots').querySelectorAll('{passes}').length") == 2 * 2 * 2 * 4
+    colours = [
+        chromium.run(f"getComputedStyle(document.querySelector('.slots {each}')).backgroundColor")
+        for each in ("td.F", "td.B", 'td.F[style*="chunk:1"]', waits)
+    ]
+    assert len({*colours}) == 4, "passes, chunks and waits are told apart"
+    assert chromium.complaints == []
+
+
+def _told(ranks: int, microbatches: int, chunks: int = 1) -> list[str]:
+    """The slots of each rank: `F0.2` is the forward pass of microbatch 0 through stage 2."""
+    rows = one_forward_one_backward(ranks, microbatches, chunks)
+    return [" ".join(f"{one.kind}{one.microbatch}.{one.stage}" if one else "-" for one in row) for row in rows]
+
+
 def test_a_schedule_is_drawn_as_it_is_defined() -> None:
-    assert one_forward_one_backward(2, 2) == (("F0", "F1", "", "B0", "", "B1"), ("", "F0", "B0", "F1", "B1", ""))
-    assert one_forward_one_backward(3, 1) == (
-        ("F0", "", "", "", "", "B0"), ("", "F0", "", "", "B0", ""), ("", "", "F0", "B0", "", ""),
-    )  # fmt: skip
+    assert _told(2, 2) == ["F0.0 F1.0 - B0.0 - B1.0", "- F0.1 B0.1 F1.1 B1.1 -"]
+    assert _told(3, 1) == ["F0.0 - - - - B0.0", "- F0.1 - - B0.1 -", "- - F0.2 B0.2 - -"]
+    assert _told(2, 2, 2) == [
+        "F0.0 F1.0 F0.2 F1.2 - B0.2 - B1.2 B0.0 B1.0",
+        "- F0.1 F1.1 F0.3 B0.3 F1.3 B1.3 B0.1 B1.1 -",
+    ]
     run = run_of(Result(id="PAR-08a", case="two-stages", outcome="violated", words="late"))
     text = render(run, _judged(run), "html")
     assert "The schedule that PAR-08a[two-stages] asks for, by its definition: 1F1B, " in text
-    assert '<td class="F">F0</td>' in text
+    assert 'title="forward pass of microbatch 0 through stage 0">F0</td>' in text
+
+
+@pytest.mark.parametrize(
+    ("id", "case", "told"),
+    [
+        ("PAR-08a", "interleaved", "interleaved 1F1B, 4 microbatches, 2 stages a rank"),
+        ("PAR-08a", "interleaved-cut-evenly",
+         "interleaved 1F1B, 2 microbatches, 2 stages a rank, the fewest that there can be"),
+    ],
+)  # fmt: skip
+def test_an_interleaved_schedule_is_drawn_rank_by_rank(id: str, case: str, told: str) -> None:
+    run = run_of(Result(id=id, case=case, outcome="violated", words="late"))
+    text = render(run, _judged(run), "html")
+    assert f"{id}[{case}] asks for, by its definition: {told}<" in text
+    rows = re.findall(r'<th scope="row">rank (\d)</th>(.*)</tr>', text)
+    drawn = [(rank, re.findall(r">([FB]\d)<sub>(\d)</sub>", row)[:4]) for rank, row in rows]
+    assert drawn[0] == ("0", [("F0", "0"), ("F1", "0"), ("F0", "2"), ("F1", "2")])
+    assert drawn[1] == ("1", [("F0", "1"), ("F1", "1"), ("F0", "3"), ("B0", "3")])
+    assert len(drawn) == 2
+
+
+def test_a_schedule_that_no_pipeline_has_is_not_drawn() -> None:
+    for case in ("no-multiple-when-interleaved", "two-segments-interleaved"):
+        assert case in LAW.contracts["PAR-08f"].cases
+        assert schedule_picture([Result(id="PAR-08f", case=case, outcome="violated", words="late")]) is None
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), [(2, 2, 2), (2, 2, 4), (3, 3, 6), (4, 2, 8), (4, 3, 4)])
+def test_an_interleaved_rank_has_its_passes_in_torch_s_order_and_waits_no_longer_than_it_must(
+    ranks: int, chunks: int, microbatches: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        x = torch.empty(1, device="meta")
+        stages = [
+            PipelineStage(torch.nn.Identity(), chunk * ranks, chunks * ranks, torch.device("cpu"), input_args=x,
+                          output_args=x)
+            for chunk in range(chunks)
+        ]  # fmt: skip
+        theirs = ScheduleInterleaved1F1B(stages, microbatches, loss_fn=torch.nn.functional.mse_loss).pipeline_order
+    finally:
+        torch.distributed.destroy_process_group()
+    kinds = {"FORWARD": "F", "FULL_BACKWARD": "B"}
+    drawn = one_forward_one_backward(ranks, microbatches, chunks)
+    for rank, row in enumerate(drawn):
+        assert [(one.kind, one.microbatch, one.stage) for one in row if one] == [
+            (kinds[one.computation_type.name], one.microbatch_index, one.stage_index) for one in theirs[rank] if one
+        ]
+    if microbatches > ranks:  # otherwise the first rank has no forward pass left to fill its wait with
+        assert len(drawn[0]) == 2 * chunks * microbatches + 2 * (ranks - 1)
 
 
 STEP = Rehearsal(

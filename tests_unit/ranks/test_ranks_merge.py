@@ -145,3 +145,15 @@ def test_a_long_failure_travels_with_its_end() -> None:
     post = Post(rank=1, kind="failed", text="x" * 100_000 + "the end")
     assert len(read(written(post), post.rank).text) == 20_000
     assert read(written(post), post.rank).text.endswith("the end")
+
+
+def test_a_verdict_has_the_properties_of_each_rank_that_failed_by_itself() -> None:
+    said = [
+        Post(rank=0, kind="failed", order=2, properties=(("off", "0.5"), (VERDICT, "of an earlier phase"))),
+        Post(rank=1, properties=(("off", "0"),)),
+        Post(rank=2, kind="failed", order=1, properties=(("off", "0.25"),)),
+        Post(rank=3, kind="failed", aborted="rank 2 did not pass", properties=(("off", "?"),)),
+    ]
+    verdict = json.loads(str(dict(merge(said).properties)[VERDICT]))
+    assert verdict["properties"] == {"0": [["off", "0.5"]], "2": [["off", "0.25"]]}
+    assert verdict["primary"] == 2

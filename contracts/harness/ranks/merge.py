@@ -99,13 +99,20 @@ def merge(posts: Sequence[Post]) -> Merged:
     )
     if merged.kind != "failed":
         return merged
-    verdict = {
+    verdict: dict[str, object] = {
         "outcome": "failed",
         "primary": merged.primary,
         "words": merged.crash,
         "recovery": "aborted" if merged.aborted else "",
         "outcomes": {str(rank): said for rank, said in outcomes.items()},
     }
+    own = {
+        str(post.rank): [pair for pair in post.properties if pair[0] != VERDICT]
+        for post in posts
+        if post.kind == "failed" and post.properties and not post.aborted
+    }
+    if own:  # what each rank that failed by itself reports, and not the one alone that decided
+        verdict["properties"] = own
     return replace(merged, properties=(*merged.properties, (VERDICT, json.dumps(verdict))))
 
 

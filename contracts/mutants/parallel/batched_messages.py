@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage
 
 from contracts.contract import mutant
 from contracts.mutants._support.pipeline import Staged
@@ -36,8 +36,13 @@ class SendsPlainlyBetweenInterleavedStages(Staged):
 
 
 class _Voting(BatchedStage):
-    _warmup_forward_vote = PipelineStage._warmup_forward_vote
-    _warmup_backward_result = PipelineStage._warmup_backward_result
+    """Votes as torch's stage does, which is the next of its bases but one."""
+
+    def _warmup_forward_vote(self, *given: Any, **named: Any) -> Tensor:
+        return super(BatchedStage, self)._warmup_forward_vote(*given, **named)
+
+    def _warmup_backward_result(self, *given: Any, **named: Any) -> Tensor:
+        return super(BatchedStage, self)._warmup_backward_result(*given, **named)
 
 
 @mutant(of="PAR-09", case="four-stages", says="messages outside a batch, the first a")

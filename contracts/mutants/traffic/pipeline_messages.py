@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.pipelining import schedules
 
 from contracts.contract import mutant
 from contracts.mutants._support.pipeline import Staged
@@ -75,6 +74,8 @@ class SendsBeforeItReceives(Staged):
 @contextmanager
 def _sends_first() -> Iterator[None]:
     """Sends and receives as two batches, with the sends first on every stage."""
+    from torch.distributed.pipelining import schedules
+
     former = schedules._batch_p2p
 
     def in_order(p2p_ops: list[dist.P2POp], desc: str | None = None) -> list[dist.Work]:

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B
 
 from contracts.spec import pattern as patterns
 from contracts.spec.errors import Refusals, refuse
@@ -29,7 +28,7 @@ from contracts.spec.training import Execution
 from contracts.stacks.reference.model.blocks.common import Packing, packing
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.mtp import IGNORED, shift_left
-from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage, batched
+from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage, batched, over_torch
 from contracts.stacks.reference.training.trainer import Batch
 
 CHUNKS = 2  # stages per rank of an interleaved pipeline whose pattern has no cuts
@@ -222,6 +221,8 @@ class Pipeline:
 
     def schedule(self, window: Sequence[Batch]) -> Any:
         """A schedule for the microbatches of one window; the next window may have other shapes."""
+        from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B  # imports torch's compiler
+
         count, stages = len(window), [self.stage(each, window) for each in self.stages]
         if self.execution.schedule == "interleaved":
             return ScheduleInterleaved1F1B(stages, count, loss_fn=own_part, scale_grads=False)  # type: ignore[arg-type]
@@ -230,7 +231,7 @@ class Pipeline:
     def stage(self, stage: Stage, window: Sequence[Batch]) -> BatchedStage:
         piece, streams = stage.piece, [self.stream(stage, micro.tokens_BT) for micro in window]
         (x, *_), tokens_BT = streams, window[0].tokens_BT
-        made = self.stage_class(
+        made = over_torch(self.stage_class)(
             stage, piece.stage, piece.stages, tokens_BT.device, group=self.group,
             input_args=tokens_BT if piece.first else x,
             output_args=x.new_empty(1, dtype=torch.promote_types(x.dtype, torch.float32)) if piece.last else x,

@@ -11,11 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, schedules
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
+else:
+    PipelineStage = object  # importing torch's imports its compiler, a second of CPU time: see `over_torch`
 
 STATIC = 1
 """The vote of a stage with known shapes."""
@@ -67,9 +72,19 @@ class BatchedStage(PipelineStage):
         return torch.tensor([STATIC], dtype=torch.int32, device=self.device)
 
 
+@cache
+def over_torch(stage: type[BatchedStage]) -> type[BatchedStage]:
+    """The class with torch's stage below it, for a pipeline that runs."""
+    from torch.distributed.pipelining import PipelineStage
+
+    return type(stage.__name__, (stage, PipelineStage), {})
+
+
 @contextmanager
 def batched() -> Iterator[None]:
     """Inside, torch's schedules send in batches only; at the end they are restored."""
+    from torch.distributed.pipelining import schedules
+
     former = schedules._batch_p2p
     schedules._batch_p2p = exchanged
     try:
