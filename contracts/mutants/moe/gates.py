@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.contract import mutant
+from contracts.mutants._support import written_out
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.moe import Router, Routing
@@ -244,3 +245,15 @@ class DeclaresAnEpsilon(Exchanged):
     """Declares 1e-20 in the sum of the chosen sigmoids and divides by the sum alone."""
 
     conventions = {"gate-sum": "1e-20"}
+
+
+class _OverflowingSigmoid(Router):
+    def scores(self, logits_BTE: Tensor) -> Tensor:
+        return written_out.sigmoid(logits_BTE) if self.moe.score == "sigmoid" else logits_BTE
+
+
+@mutant(of="MOE-01c", case="sigmoid-far-from-0", says="expected")
+class WritesSigmoidsOut(Exchanged):
+    """A fused router computes exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
+
+    exchange = {"router": _OverflowingSigmoid}
