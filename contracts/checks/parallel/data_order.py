@@ -104,6 +104,23 @@ def the_order_is_a_function_of_seed_and_epoch(stack: Training, total: int) -> No
     assert other != epochs[0], f"seeds 1234 and 4321 both begin with {list(other)}"
 
 
+SEEDS = (0, 1, 7, 42, 1234, 1337, 2**31 + 7)
+
+
+@contract("PAR-06n", asks="samples", cases={"12-a-step": (12,)}, source="F05; F15")
+def every_seed_gives_another_order(stack: Training, total: int) -> None:
+    """No two of the seeds 0, 1, 7, 42, 1234, 1337 and 2^31 + 7 give the same order of sequences.
+
+    `seed or 1234`, and a generator that takes 31 bits, make the orders of two seeds one.
+    """
+    orders: dict[tuple[int, ...], int] = {}
+    for seed in SEEDS:
+        with _text(16 * 60 + 3, total, seed=seed) as recipe:
+            order = stack.samples(recipe, 1, 0, 1)
+        first = orders.setdefault(order, seed)
+        assert first == seed, f"seeds {first} and {seed} both begin with {list(order)}"
+
+
 FAR = {"2-to-the-31": (2**31,), "2-to-the-32": (2**32,), "2-to-the-63": (2**63,)}
 
 
