@@ -27,7 +27,7 @@ DEFINED = {
     "float32": ScanCase(block="mamba3", lengths=((13, 8), (21,)), dtype="float32", chunk=8),
     "one-token": ScanCase(block="mamba3", lengths=((1,), (1,)), state=True),
     "a-large-epsilon": ScanCase(block="mamba3", recipe=replace(SMALL, norm_eps=0.3), lengths=((7,), (7,))),
-    "saturated": ScanCase(block="mamba3", lengths=((5,), (2, 3)), loud=("mixer.wz.weight",)),
+    "saturated": ScanCase(block="mamba3", lengths=((5,), (2, 3)), loud=("mixer.wz.weight", "mixer.wtrap.weight")),
 }
 
 

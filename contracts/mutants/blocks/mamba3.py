@@ -320,3 +320,15 @@ class WritesTheGateOfMamba3Out(Exchanged):
     """The gate behind the scan is x · exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
 
     exchange = {"mamba3": _OverflowingSilu}
+
+
+class _OverflowingTrap(Mamba3):
+    def mix(self, trap_BTh: Tensor) -> Tensor:
+        return written_out.sigmoid(wide(trap_BTh))
+
+
+@mutant(of="BLK-04m", case="saturated", says="y is not finite")
+class WritesTheSigmoidOfTrapOut(Exchanged):
+    """The share of the current token is exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
+
+    exchange = {"mamba3": _OverflowingTrap}
