@@ -44,10 +44,10 @@ def the_mlp_is_its_definition(
 
     numerics = instruments.numerics
     call = call_of(stack, recipe, lengths, layer=E_LAYER, dtype=dtype)
-    assert call.dy is not None
     if loud != 1:
         louder = numerics.array(loud * numerics.tensor(call.weights["mixer.w1.weight"]))
         call = replace(call, weights=with_weights(call, {"mixer.w1.weight": louder}))
+    assert call.dy is not None
     run = stack.run_block(call)
     weights = {name: each.requires_grad_() for name, each in numerics.tensors(call.weights, torch.float64).items()}
     leaves = {**weights, "x": numerics.tensor(call.x, torch.float64).requires_grad_()}

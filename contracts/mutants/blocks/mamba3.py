@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.contract import mutant
@@ -16,7 +17,6 @@ from contracts.mutants._support.mamba_parts import GRADIENT, Y
 from contracts.mutants._support.patched_functions import swapped
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.model.blocks import mamba3
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State, local
 from contracts.stacks.reference.model.blocks.mamba2 import split, wide
 from contracts.stacks.reference.model.blocks.mamba3 import SLOWEST, Mamba3
@@ -311,7 +311,7 @@ class WritesSoftplusOut(Exchanged):
 
 class _OverflowingSilu(Mamba3):
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
-        with swapped(mamba3.F, "silu", written_out.silu):
+        with swapped(F, "silu", written_out.silu):
             return super().forward(x_BTD, packing, state)
 
 
