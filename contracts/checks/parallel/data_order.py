@@ -134,14 +134,17 @@ def the_order_holds_far_into_a_run(stack: Training, far: int) -> None:
     with _text(16 * 60 + 3, 12) as recipe:
         epoch = far // 60
         first = epoch * 5 + 1
-        taken = [id for step in range(first, first + 5) for id in stack.samples(recipe, step, 0, 1)]
-        early = [id for step in range(1, 6) for id in stack.samples(recipe, step, 0, 1)]
+        taken, before, early = (
+            [id for step in range(at, at + 5) for id in stack.samples(recipe, step, 0, 1)]
+            for at in (first, first - 5, 1)
+        )
     said = f"steps {first} to {first + 4}, about sequence {far} of the run,"
     repeated = sorted({id for id in taken if taken.count(id) > 1})
     assert not repeated, f"{said} consume {repeated[:8]} more than once in one epoch"
     lost = sorted(set(range(60)) - set(taken))
     assert not lost, f"{said} leave out {lost[:8]}"
     assert taken != early, f"{said} have the order of the first epoch, {taken[:6]}…"
+    assert taken != before, f"{said} have the order of the epoch before, {taken[:6]}…"
 
 
 STALE = {  # what changes between two runs of one process over one path: length, text, vocabulary, seed

@@ -403,3 +403,16 @@ class CutsTheSeedOfTheOrder(Trained):
     """The sampler's generator takes 31 bits, and so the seed is cut to them."""
 
     trains = _ReadsBy31Bits
+
+
+class _EpochTo255(DataOrder):
+    def order(self, epoch: int, index: int) -> int:
+        return super().order(min(epoch, 255), index)
+
+
+@mutant(of="PAR-06k", case="2-to-the-31", says="have the order of the epoch before")
+class CountsEpochsTo255(Trained):
+    """The epoch that seeds the order saturates at the end of a byte: every later epoch has one order."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _EpochTo255
