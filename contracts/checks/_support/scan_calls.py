@@ -35,6 +35,7 @@ class ScanCase:
         lengths: of the documents in each row; every row adds up to the same number of tokens.
         state: whether a state before the first token is given.
         weights: name → what every element is set to, or nested lists of all of them.
+        loud: names of drawn weights that are a thousand times as large, so that what they feed saturates.
     """
 
     block: str = "mamba2"
@@ -44,6 +45,7 @@ class ScanCase:
     chunk: int | None = None
     recipe: Recipe = SMALL
     weights: Mapping[str, Any] = field(default_factory=dict)
+    loud: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -85,6 +87,7 @@ def drawn_inputs(stack: Blocks, case: ScanCase) -> Inputs:
     fixtures, rows, hidden = instruments.fixtures, len(case.lengths), case.recipe.hidden
     layer, mode = layer_and_mode(case.block)
     found = fixtures.weights(stack.block_weights(case.recipe, layer, mode))
+    found |= {name: 1000 * found[name] for name in case.loud}
     found |= {name: torch.as_tensor(value).expand(found[name].shape) for name, value in case.weights.items()}
 
     def rounded(tensor: Tensor) -> Tensor:

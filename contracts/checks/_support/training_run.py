@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -107,6 +108,8 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
     random.gauss(0, 1)  # gauss makes two numbers at once and keeps the second, which is part of the state
     torch.manual_seed(seed)
+    if importlib.util.find_spec("numpy"):
+        importlib.import_module("numpy.random").seed(seed)
 
 
 def table(stack: Training, recipe: Recipe) -> tuple[Parameter, ...]:

@@ -118,3 +118,31 @@ def the_total_is_the_weighed_sum(stack: Training, recipe: Recipe, shares: dict[s
     want = sum(weight * run.losses[name] for name, weight in shares.items())
     sums = " + ".join(f"{weight:g} · {run.losses[name]:.6f} ({name})" for name, weight in shares.items())
     assert abs(run.losses["total"] - want) <= 1e-12 * want, f"total is {run.losses['total']:.6f}, expected {sums}"
+
+
+MANY = {"a-token-above-two-to-the-sixteen": (2**16,), "above-two-to-the-eight": (2**8,)}
+
+
+@contract("BLK-06x", asks=("built", "initial", "run_model"), cases=MANY, source="F12; DSP-17; DAT-13")
+def a_large_vocabulary_keeps_its_tokens_apart(stack: Training, least: int) -> None:
+    """Tokens and labels that differ by 2^8, or by 2^16, are different ones: each token has the gradient of its own row
+    of the embedding, and `lm` is the cross entropy of each label's own logit.
+
+    A loader, a kernel or a cache that holds tokens in 8 or 16 bits wraps around at the end of its range. Vocabularies
+    of this decade have 128 000 to 256 000 tokens; those of tests have some dozens.
+    """
+    import torch
+
+    recipe = replace(DENSE, name="many-tokens", depth=2, hidden=8, heads=2, kv_groups=1, ffn_hidden=8, vocab=least + 40)
+    array = instruments.numerics.array
+    low_T = torch.arange(7)
+    tokens_BT, labels_BT = torch.stack([low_T, least + 9 + low_T]), torch.stack([least + 20 + low_T, 30 + low_T])
+    given = Tokens(tokens=array(tokens_BT), labels=array(labels_BT))
+    run = one_pass(stack, recipe, drawn_weights(stack, recipe), given, backward=True)
+    (name,) = (row.name for row in stack.built(recipe, "nemo_native").parameters if row.role == "embedding")
+    reached = tensor(run.gradients[name]).any(-1).nonzero().flatten().tolist()
+    asked = sorted(tokens_BT.flatten().tolist())
+    assert reached == asked, f"tokens {asked} train rows {reached} of {name}"
+    want = float(instruments.oracles.model.mean_loss(tensor(run.logits).double(), labels_BT))
+    found = run.losses["lm"]
+    assert abs(found - want) <= 1e-11 * want, f"lm is {found:.9g}, the mean over these labels is {want:.9g}"

@@ -30,6 +30,9 @@ DEFINED = {
     "shorter-than-the-convolution": ScanCase(lengths=((2,), (1, 1)), state=True),
     "one-token": ScanCase(lengths=((1,), (1,)), state=True),
     "a-large-epsilon": ScanCase(recipe=replace(SMALL, norm_eps=0.3), lengths=((9,), (9,))),
+    "saturated": ScanCase(
+        lengths=((9,), (4, 5)), loud=("mixer.wz.weight", *(f"mixer.conv_{name}.weight" for name in "xbc"))
+    ),
 }
 
 
@@ -38,7 +41,8 @@ def mamba2_is_its_recurrence(stack: Blocks, case: ScanCase) -> None:
     """Mamba-2 has the output, last state and every gradient of its recurrence, including that of the initial state.
 
     The recurrence is s_t = exp(dt_t A) s_{t-1} + dt_t x_t B_tᵀ and y_t = s_t C_t + D x_t. A causal convolution of four
-    taps with bias and silu precedes it, and the norm of y · silu(z) follows.
+    taps with bias and silu precedes it, and the norm of y · silu(z) follows. Written out as x · exp(x) / (1 + exp(x)),
+    silu is NaN from 710 on (in float32 from 89 on), where it should be x.
     """
     scan_calls.equals_its_definition(stack, case, instruments.oracles.mamba.mamba2)
 

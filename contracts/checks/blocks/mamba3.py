@@ -27,6 +27,7 @@ DEFINED = {
     "float32": ScanCase(block="mamba3", lengths=((13, 8), (21,)), dtype="float32", chunk=8),
     "one-token": ScanCase(block="mamba3", lengths=((1,), (1,)), state=True),
     "a-large-epsilon": ScanCase(block="mamba3", recipe=replace(SMALL, norm_eps=0.3), lengths=((7,), (7,))),
+    "saturated": ScanCase(block="mamba3", lengths=((5,), (2, 3)), loud=("mixer.wz.weight", "mixer.wtrap.weight")),
 }
 
 
@@ -39,6 +40,27 @@ def mamba3_is_its_recurrence(stack: Blocks, case: ScanCase) -> None:
     rotated by the running sum of π tanh(angle) dt. The block's output is y · silu(z).
     """
     scan_calls.equals_its_definition(stack, case, instruments.oracles.mamba.mamba3)
+
+
+STEPS = {"long-and-short": [-50.0, 0.0, 21.0, 100.0]}  # dt_bias of four heads; wdt is 0, and nothing rotates
+
+
+@contract("BLK-04u", asks=("block_weights", "run_block"), cases=STEPS, source="mamba-ssm: softplus over dt > 20")
+def the_step_of_mamba3_is_softplus_everywhere(stack: Blocks, biases: list[float]) -> None:
+    """The time step of Mamba-3 is the softplus of its input, in float32, from -50 to 100, with finite gradients.
+
+    A literal log(1 + exp(x)) is infinite from 89 on, and its gradient is NaN. Angles are proportional to the step; the
+    digits that a gradient loses to them are no part of this.
+    """
+    weights = {"mixer.dt_bias": biases, "mixer.wdt.weight": 0.0, "mixer.wangle.weight": 0.0}
+    case = ScanCase(block="mamba3", lengths=((7,), (4, 3)), dtype="float32", weights=weights)
+    inputs, numerics = drawn_inputs(stack, case), instruments.numerics
+    got = run(stack, case, inputs)
+    want = instruments.oracles.mamba.mamba3(case.recipe, inputs.weights, inputs.x, inputs.documents, {})
+    words = numerics.difference("y", got.y, want.y_BTD, case.tolerances[0])
+    assert not words, words
+    lost = [name for name, each in numerics.tensors(got.gradients).items() if not bool(each.isfinite().all())]
+    assert not lost, f"the gradient of {', '.join(lost)} is not finite"
 
 
 STEADY = 40.0  # sigmoid of 40 times a normed element of 1 or more rounds to 1 in float64, of minus that to below 1e-17

@@ -19,7 +19,7 @@ _ASKS = ("block_weights", "run_block")
 RELU2 = replace(SMALL, moe=None)
 SWIGLU = replace(RELU2, activation="swiglu")
 
-DEFINED: dict[str, tuple[Recipe, Lengths, Element]] = {
+DEFINED: dict[str, tuple[Recipe, Lengths, Element] | tuple[Recipe, Lengths, Element, float]] = {
     "relu2": (RELU2, ROWS, "float64"),
     "swiglu": (SWIGLU, ROWS, "float64"),
     "relu2-narrow": (replace(RELU2, ffn_hidden=3), PACKED, "float64"),
@@ -27,18 +27,26 @@ DEFINED: dict[str, tuple[Recipe, Lengths, Element]] = {
     "wide-eps": (replace(RELU2, norm_eps=0.1), ROWS, "float64"),
     "relu2-float32": (RELU2, ROWS, "float32"),
     "swiglu-float32": (SWIGLU, ROWS, "float32"),
+    "swiglu-saturated": (SWIGLU, ROWS, "float64", 1000.0),
 }
 
 
 @contract("BLK-06h", asks=_ASKS, cases=DEFINED, source="naming")
-def the_mlp_is_its_definition(stack: Blocks, recipe: Recipe, lengths: Lengths, dtype: Element) -> None:
+def the_mlp_is_its_definition(
+    stack: Blocks, recipe: Recipe, lengths: Lengths, dtype: Element, loud: float = 1.0
+) -> None:
     """The dense MLP has the outputs and every gradient of w2 relu(w1 x)² with relu2, and of w2 (silu(w1 x) · w3 x) with
     swiglu.
+
+    Written out as x · exp(x) / (1 + exp(x)), silu is NaN from 710 on (in float32 from 89 on), where it should be x.
     """
     import torch
 
     numerics = instruments.numerics
     call = call_of(stack, recipe, lengths, layer=E_LAYER, dtype=dtype)
+    if loud != 1:
+        louder = numerics.array(loud * numerics.tensor(call.weights["mixer.w1.weight"]))
+        call = replace(call, weights=with_weights(call, {"mixer.w1.weight": louder}))
     assert call.dy is not None
     run = stack.run_block(call)
     weights = {name: each.requires_grad_() for name, each in numerics.tensors(call.weights, torch.float64).items()}

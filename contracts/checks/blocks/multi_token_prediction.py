@@ -6,6 +6,7 @@ Depths count from 1: at position t, depth k predicts the label of position t + k
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from contracts import instruments
 from contracts.checks._support.model_passes import (
@@ -52,25 +53,34 @@ def a_depth_joins_the_state_below_with_the_token_ahead(stack: Training, recipe: 
     assert not words, words
 
 
-HELD: dict[str, tuple[Recipe, Lengths]] = {  # recipe, documents of each row
+HELD: dict[str, tuple[Any, ...]] = {  # recipe, documents of each row, whether the last position has a label too
     "packed": (AHEAD, PACKED),
     "one-document-a-row": (AHEAD, ((9,), (9,))),
     "three-depths": (replace(AHEAD, mtp=Mtp(depth=3, loss_weight=0.2)), PACKED),
     "documents-shorter-than-the-depth": (replace(AHEAD, mtp=Mtp(depth=2, loss_weight=1.0)), ((1, 2, 1, 3), (1, 6))),
+    "rows-shorter-than-the-depth": (replace(AHEAD, mtp=Mtp(depth=4, loss_weight=0.5)), ((2,), (2,)), True),
+    "rows-of-one-token": (replace(AHEAD, mtp=Mtp(depth=2, loss_weight=0.5)), ((1,), (1,)), True),
 }
 
 
 @contract("BLK-06q", asks=("initial", "run_model"), cases=HELD, source="arXiv 2412.19437 eq. 24-25; DPS-24")
-def a_depth_is_held_to_the_labels_of_its_own_distance(stack: Training, recipe: Recipe, lengths: Lengths) -> None:
+def a_depth_is_held_to_the_labels_of_its_own_distance(
+    stack: Training, recipe: Recipe, lengths: Lengths, to_the_end: bool = False
+) -> None:
     """Prediction depth k is trained on the label k positions later, never on one of another document or past the end of
     the row, and averages over its own labels; the recipe's weight multiplies the mean over depths.
 
     Rolled labels bring the first tokens of a row to its end. Dividing by the label count of the main head makes the
-    loss too small, because every document loses labels at its end.
+    loss too small, because every document loses labels at its end. A depth that looks past the end of every row has no
+    label at all: its loss is 0, and its gradient finite.
     """
     assert recipe.mtp is not None
     tokens = batch(recipe, lengths)
-    run = one_pass(stack, recipe, drawn_weights(stack, recipe), tokens)
+    if to_the_end:
+        tokens = replace(tokens, labels=instruments.numerics.array((tensor(tokens.tokens) + 1) % recipe.vocab))
+    run = one_pass(stack, recipe, drawn_weights(stack, recipe), tokens, backward=to_the_end)
+    lost = [name for name, each in run.gradients.items() if not bool(tensor(each).isfinite().all())]
+    assert not lost, f"the gradient of {lost[0]} is not finite where depths have no label"
     oracle = instruments.oracles.model
     found = len(run.mtp_logits)
     assert found == recipe.mtp.depth, f"{found} depths give logits, expected {recipe.mtp.depth}"

@@ -51,6 +51,7 @@ DEFINED = {
     "float32": ScanCase(block="m2rnn", lengths=((11, 10), (21,)), dtype="float32", state=True),
     "one-token": ScanCase(block="m2rnn", lengths=((1,), (1,)), state=True),
     "a-large-epsilon": ScanCase(block="m2rnn", recipe=replace(SMALL, norm_eps=0.3), lengths=((7,), (7,))),
+    "saturated": ScanCase(block="m2rnn", lengths=((9,), (4, 5)), loud=("mixer.wg.weight", "mixer.wf.weight")),
 }
 
 

@@ -143,16 +143,18 @@ def qk_norm_takes_the_length_of_each_head(stack: Blocks, name: str, rows: slice,
             assert words, f"{what}, without qk_norm: y is the same as before, as if it were normed"
 
 
-FAR = {"1027-tokens": (1027, 500_000), "1027-tokens-theta-10": (1027, 10)}
+FAR = {"1027-tokens": (1027, 500_000), "1027-tokens-theta-10": (1027, 10), "4099-tokens": (4099, 500_000)}
 
 
 @contract("BLK-03j", asks=_ASKS, cases=FAR, source="hub naming", conventions=("rope-angles",))
 def far_positions_are_as_precise_as_near_ones(stack: Blocks, length: int, theta: int) -> None:
-    """In float32 the last tokens of a document of 1027 match the definition of attention as closely as the first.
+    """In float32 the last tokens of a document of 1027, or of 4099, match the definition of attention as closely as the
+    first.
 
     An angle in float32 is off by up to position · 2^-24: 6e-5 at 1027 and 4e-3 at 65 536, against a tolerance of 2e-6.
     The pair that turns by 1 per token is exact all the same, so a small theta shows more. From 257 on, a position in
-    bfloat16 is that of another token. A stack that declares float32 angles must have just those.
+    bfloat16 is that of another token. A table of angles that was made for 2048 or 4096 tokens begins anew. A stack that
+    declares float32 angles must have just those.
     """
     import torch
 

@@ -63,6 +63,9 @@ AUX: dict[str, tuple[Any, ...]] = {
     "sequences-apart": (TWO, [_onto((2 * n, 2 * n + 1), LN5)[:4] for n in range(6)], None, 3.0, 1.0),
     "one-of-three-balanced": (TWO, [_around(2, LN5), _onto((1, 2), LN5), _onto((0, 11), LN5)], None, 7 / 3, 61 / 45),
     "full": (_FULL, [_onto((3, 11), LN5)], None, 3.0),
+    # Where exp overflows, one expert has all of P: f = P = 1. Two sigmoids of 1 beside ten of 0: P = f = 1/2.
+    "far-from-0": (ONE, [_onto((11,), 1000.0)], None, 12.0),
+    "sigmoids-far-from-0": (TWO_SIGMOIDS, [_onto((0, 7), 1000.0, -1000.0)], None, 6.0),
     # The bias sends all tokens to experts 1 and 3, whose scores are 1/4: f = 1/2, P = 1/16, so 3/4. Counted by score
     # alone, f is that of experts 0 and 7, so 9/4.
     "bias-in-f": (TWO_SIGMOIDS, [_onto((0, 7), LN3, -LN3)] * 2, _raised((1, 3), 5.0), (3 / 4, 9 / 4)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from contracts import instruments
 from contracts.checks._support import expert_calls
@@ -26,7 +27,7 @@ from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import EXACT
 
-DRAWN: dict[str, tuple[Moe, Activation, int, int, Element]] = {
+DRAWN: dict[str, tuple[Any, ...]] = {  # moe, activation, rows, tokens, dtype, factor on w1
     "softmax-relu2": (SOFTMAX, "relu2", 2, 7, "float64"),
     "sigmoid-swiglu": (SIGMOID, "swiglu", 3, 5, "float64"),
     "without-shared": (replace(SIGMOID, shared_hidden=0, top_k=4), "relu2", 2, 6, "float64"),
@@ -39,16 +40,20 @@ DRAWN: dict[str, tuple[Moe, Activation, int, int, Element]] = {
     "sigmoid-without-losses": (PLAIN_SIGMOID, "swiglu", 3, 5, "float64"),
     "one-expert-without-losses": (replace(PLAIN_SIGMOID, top_k=1, selection_bias=False), "swiglu", 2, 6, "float64"),
     "float32-without-losses": (PLAIN_SIGMOID, "swiglu", 2, 7, "float32"),
+    "saturated": (PLAIN, "swiglu", 2, 7, "float64", 1000.0),
 }
 
 
 @contract("MOE-02b", asks="run_block", cases=DRAWN, source="arXiv 2412.19437, eq. 12; F01",
           conventions=("balance-over",))  # fmt: skip
 def the_block_is_its_definition(
-    stack: Blocks, moe: Moe, activation: Activation, batch: int, length: int, dtype: Element
+    stack: Blocks, moe: Moe, activation: Activation, batch: int, length: int, dtype: Element, loud: float = 1.0
 ) -> None:
     """Output and every gradient of the block match a plain loop over tokens and their experts."""
     call = expert_calls.drawn_call(expert_calls.with_moe(moe, activation), batch, length, dtype)
+    if loud != 1:
+        louder = instruments.numerics.array(loud * instruments.numerics.tensor(call.weights["mixer.experts.w1"]))
+        call = replace(call, weights={**call.weights, "mixer.experts.w1": louder})
     run = stack.run_block(call)
     tolerance, numerics = expert_calls.TOLERANCE[dtype], instruments.numerics
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import exp, log
+from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks._support import expert_calls
@@ -13,6 +14,9 @@ from contracts.spec.blocks import Blocks
 from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import FLOAT64
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PAPERS = "arXiv 1701.06538; arXiv 2412.19437"
 ONE = replace(PLAIN_SIGMOID, top_k=1, selection_bias=False, shared_hidden=0)
@@ -29,6 +33,7 @@ GATES = {
     "sigmoid": (_UNBIASED, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 1 / 3, 7: 1 / 2, 10: 1 / 6}),
     "sigmoid-scaled": (PLAIN_SIGMOID, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 5 / 6, 7: 5 / 4, 10: 5 / 12}),
     "sigmoid-faint": (_UNBIASED, {0: -20.0, 7: -20.0, 10: -20.0}, -40.0, {}, {0: 1 / 3, 7: 1 / 3, 10: 1 / 3}),
+    "sigmoid-far-from-0": (_UNBIASED, {0: 1000.0, 7: 1000.0, 10: 1000.0}, -1000.0, {}, {0: 1 / 3, 7: 1 / 3, 10: 1 / 3}),
     "sigmoid-alone": (replace(ONE, route_scale=1.0), {6: log(3)}, -2.0, {}, {6: 3 / 4}),
     "sigmoid-alone-scaled": (ONE, {6: log(3)}, -2.0, {}, {6: 15 / 8}),
     # Without the bias experts 1, 3 and one of the others would be chosen; 1 has the best score of all.
@@ -118,3 +123,39 @@ def the_router_learns_from_the_model(stack: Blocks, moe: Moe, batch: int, length
         "gradient of", got, {name: expert_calls.oracle_answer(call).gradients[name]}, FLOAT64
     )
     assert not words, words
+
+
+UNSCORED = {
+    "sigmoid": (replace(PLAIN_SIGMOID, selection_bias=False),),
+    "with-bias": (PLAIN_SIGMOID,),
+    "one-of-twelve": (replace(PLAIN_SIGMOID, top_k=1),),
+    "with-losses": (SIGMOID,),
+}
+
+
+@contract("MOE-01h", asks="run_block", cases=UNSCORED, source="sgl-project/sglang#31017")
+def scores_of_0_poison_nothing(stack: Blocks, moe: Moe) -> None:
+    """Where every expert's score of a token is 0, because a sigmoid underflows, the token goes to k distinct experts,
+    and its gates, the output, the losses and every gradient are finite.
+
+    Divided by their sum, scores of 0 are 0 / 0: NaN in the token's row, and one step later in every weight. Which gates
+    such a token gets is left open; together they are no more than route_scale.
+    """
+    numerics = instruments.numerics
+    faint, plain = [-2000.0] * moe.experts, [float(expert) for expert in range(moe.experts)]
+    run = stack.run_block(
+        expert_calls.labelled_call(moe, [[faint, plain, faint], [plain, faint, plain]], backward=True)
+    )
+    for went in (each for row in expert_calls.rows(run.seen["experts"]) for each in row):
+        assert len(went) == len(set(went)) == moe.top_k, f"a token goes to {sorted(went)}, expected {moe.top_k} experts"
+    gates = numerics.tensor(run.seen["gates"]).flatten(0, 1)
+    for n, row in enumerate(gates.tolist()):
+        legal = all(0 <= gate <= moe.route_scale for gate in row) and sum(row) <= moe.route_scale * (1 + 1e-9)
+        assert legal, f"the gates of token {n} are {row}, expected numbers from 0 to {moe.route_scale} in all"
+    lost = [name for name, each in {"y": run.y, **run.gradients}.items() if not _finite(numerics.tensor(each))]
+    lost += [name for name, loss in run.losses.items() if not _finite(numerics.tensor(loss))]
+    assert not lost, f"{', '.join(lost)} is not finite where a token has scores of 0 alone"
+
+
+def _finite(values: Tensor) -> bool:
+    return bool(values.isfinite().all())

@@ -39,6 +39,7 @@ STEPS = {
     "never-clipped": (_with(LETTERS, clip=1e6),),
     "gradients-as-small-as-epsilon": (_with(LETTERS, clip=1e-6),),
     "other-betas": (_with(LETTERS, beta1=0.5, beta2=0.7, weight_decay=0.0),),
+    "no-first-moment": (_with(LETTERS, beta1=0.0),),
     "tied": (TIED,),
     "dense": (DENSE,),
     "muon": (MUON,),

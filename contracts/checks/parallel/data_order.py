@@ -104,6 +104,23 @@ def the_order_is_a_function_of_seed_and_epoch(stack: Training, total: int) -> No
     assert other != epochs[0], f"seeds 1234 and 4321 both begin with {list(other)}"
 
 
+SEEDS = (0, 1, 7, 42, 1234, 1337, 2**31 + 7)
+
+
+@contract("PAR-06n", asks="samples", cases={"12-a-step": (12,)}, source="F05; F15")
+def every_seed_gives_another_order(stack: Training, total: int) -> None:
+    """No two of the seeds 0, 1, 7, 42, 1234, 1337 and 2^31 + 7 give the same order of sequences.
+
+    `seed or 1234`, and a generator that takes 31 bits, make the orders of two seeds one.
+    """
+    orders: dict[tuple[int, ...], int] = {}
+    for seed in SEEDS:
+        with _text(16 * 60 + 3, total, seed=seed) as recipe:
+            order = stack.samples(recipe, 1, 0, 1)
+        first = orders.setdefault(order, seed)
+        assert first == seed, f"seeds {first} and {seed} both begin with {list(order)}"
+
+
 FAR = {"2-to-the-31": (2**31,), "2-to-the-32": (2**32,), "2-to-the-63": (2**63,)}
 
 
@@ -117,14 +134,17 @@ def the_order_holds_far_into_a_run(stack: Training, far: int) -> None:
     with _text(16 * 60 + 3, 12) as recipe:
         epoch = far // 60
         first = epoch * 5 + 1
-        taken = [id for step in range(first, first + 5) for id in stack.samples(recipe, step, 0, 1)]
-        early = [id for step in range(1, 6) for id in stack.samples(recipe, step, 0, 1)]
+        taken, before, early = (
+            [id for step in range(at, at + 5) for id in stack.samples(recipe, step, 0, 1)]
+            for at in (first, first - 5, 1)
+        )
     said = f"steps {first} to {first + 4}, about sequence {far} of the run,"
     repeated = sorted({id for id in taken if taken.count(id) > 1})
     assert not repeated, f"{said} consume {repeated[:8]} more than once in one epoch"
     lost = sorted(set(range(60)) - set(taken))
     assert not lost, f"{said} leave out {lost[:8]}"
     assert taken != early, f"{said} have the order of the first epoch, {taken[:6]}…"
+    assert taken != before, f"{said} have the order of the epoch before, {taken[:6]}…"
 
 
 STALE = {  # what changes between two runs of one process over one path: length, text, vocabulary, seed

@@ -20,7 +20,8 @@ from contracts.spec.tolerance import FLOAT32_STEPS, FLOAT64_SCAN, Tolerance, wit
 from contracts.spec.training import Execution, Parameter, Session, Tokens, Training
 
 Relation = Literal[
-    "weights in another order", "rows in another order", "documents by other numbers", "one document a row written out",
+    "weights in another order", "rows in another order", "documents by other numbers", "documents by large numbers",
+    "one document a row written out",
     "every step observed", "fresh memory filled with NaN", "all logits shifted alike",
 ]  # fmt: skip
 SHIFTED = replace(LETTERS, moe=replace(LETTERS.moe or Moe(), z_loss=0.0))
@@ -32,13 +33,15 @@ RELATIONS: dict[str, tuple[Recipe, Relation]] = {
     "order-of-weights": (LETTERS, "weights in another order"),
     "order-of-rows": (LETTERS, "rows in another order"),
     "numbers-of-documents": (LETTERS, "documents by other numbers"),
+    "large-numbers-of-documents": (LETTERS, "documents by large numbers"),
     "one-document-a-row": (LETTERS, "one document a row written out"),
     "observed": (LETTERS, "every step observed"),
     "fresh-memory": (LETTERS, "fresh memory filled with NaN"),
     "shifted-logits": (SHIFTED, "all logits shifted alike"),
 }
 NEEDS = {
-    "": (), "numbers-of-documents": ("packed",), "one-document-a-row": ("packed",),
+    "": (), "numbers-of-documents": ("packed",), "large-numbers-of-documents": ("packed",),
+    "one-document-a-row": ("packed",),
     "shifted-logits": ("float64",), "observed": ("float64",),
 }  # fmt: skip
 """Of logits that large float32 keeps four digits, and steps in float32 hide what an observer rounds."""
@@ -153,7 +156,9 @@ def _rewritten(given: Tokens, relation: Relation) -> Tokens:
         return Tokens(tokens=_turned(given.tokens), labels=_turned(given.labels), documents=documents)
     if given.documents is None:
         return replace(given, documents=numerics.array(torch.zeros_like(numerics.tensor(given.tokens))))
-    return replace(given, documents=numerics.array(3 * numerics.tensor(given.documents) + 7))
+    numbers_BT = numerics.tensor(given.documents)
+    large = relation == "documents by large numbers"  # of which float32 does not know every one
+    return replace(given, documents=numerics.array(2**24 + numbers_BT if large else 3 * numbers_BT + 7))
 
 
 def _turned(value: Array) -> Array:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from contracts import instruments
 from contracts.checks._support import training_run
 from contracts.checks._support.model_passes import EVERYTHING, WHOLE, batch, one_pass
 from contracts.checks._support.recipes import DENSE, SMALL, SMALL_DSA, SMALL_MLA
+from contracts.checks._support.refusals import refusal_of
 from contracts.checks._support.training_run import LETTERS, TIED
 from contracts.contract import contract
+from contracts.spec.errors import Refused
 from contracts.spec.recipe import Batch, Mhc, Mode, Moe, Mtp, Recipe
-from contracts.spec.tolerance import EXACT, FLOAT32
-from contracts.spec.training import Session, Training
+from contracts.spec.tolerance import EXACT, FLOAT32, within
+from contracts.spec.training import Execution, Session, Training
+from contracts.spec.violations import require_none
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -303,3 +307,60 @@ def a_run_starts_from_its_initial_weights(stack: Training, recipe: Recipe) -> No
         "without given weights the gradient of", drawn.gradients, taken.gradients, FLOAT32
     )
     assert not words, words
+
+
+SEEDS = (0, 1, 7, 42, 1234, 1337, 2**31 + 7)
+"""Among them the usual defaults, 0, which reads as "none", and one that 31 bits do not hold."""
+
+
+@contract("PAR-04l", asks="initial", cases={"dense": (DENSE,)}, source="F14; F15")
+def every_seed_draws_other_weights(stack: Training, recipe: Recipe) -> None:
+    """No two of the seeds 0, 1, 7, 42, 1234, 1337 and 2^31 + 7 give the same initial weights.
+
+    `seed or 1234` makes the runs of two seeds one run: the error bars of a study are too small, and nothing else shows
+    it.
+    """
+    drawn = {seed: _initial(stack, replace(recipe, seed=seed), "nemo_native") for seed in SEEDS}
+    for one, other in itertools.combinations(SEEDS, 2):
+        alike = all(bool((each == drawn[other][name]).all()) for name, each in drawn[one].items())
+        assert not alike, f"seeds {one} and {other} give the same initial weights"
+
+
+LITTLE = replace(training_run.DENSE, name="dense-given", depth=2)
+WRONGLY: dict[str, tuple[Literal["missing", "foreign", "misshapen"]]] = {
+    "one-is-missing": ("missing",), "a-foreign-name": ("foreign",), "another-shape": ("misshapen",),
+}  # fmt: skip
+
+
+@contract("PAR-04m", asks=("built", "initial", "train"), cases=WRONGLY, source="F07; RSM-52")
+def weights_that_do_not_fit_are_not_taken(stack: Training, how: Literal["missing", "foreign", "misshapen"]) -> None:
+    """A run that is given a tensor of a name or a shape that the model does not have is refused, with the name. One
+    that is given all weights but one is refused too, or begins with the initial value of that one.
+
+    `strict=False` leaves out what does not fit: a renamed tensor keeps the numbers of its memory, and the run trains.
+    """
+    rows = training_run.table(stack, LITTLE)
+    weights = dict(training_run.drawn_weights(rows))
+    name = next(row.name for row in rows if row.role == "matrix")
+    matrix = instruments.numerics.tensor(weights.pop(name))
+    asked = Session(
+        recipe=LITTLE, steps=1, execution=Execution(precision="float64"),
+        batches=(replace(training_run.batch("given", recipe=LITTLE), documents=None),),
+    )  # fmt: skip
+    if how != "missing":
+        foreign = how == "foreign"
+        wrong = {name: instruments.numerics.array(matrix if foreign else matrix[:-1])}
+        wrong |= {f"{name}.of_another_model": instruments.numerics.array(matrix)} if foreign else {}
+        refused = str(refusal_of(lambda: stack.train(replace(asked, weights=weights | wrong))))
+        assert name in refused, f"the refusal does not name {name}: {refused}"
+        return
+    try:
+        got = stack.train(replace(asked, weights=weights)).steps[0].losses["lm"]
+    except Refused as error:
+        unnamed = "" if name in str(error) else f"the refusal does not name {name}: {error}"
+        require_none(unnamed)
+        return
+    initial = stack.initial(LITTLE, "nemo_native")[name]
+    want = stack.train(replace(asked, weights=weights | {name: initial})).steps[0].losses["lm"]
+    words = f"lm is {got:.9g} where {name} was not given, {want:.9g} with its initial value"
+    assert abs(got - want) <= within(1e-9, FLOAT32.bound) * want, words

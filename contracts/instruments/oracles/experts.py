@@ -148,7 +148,7 @@ def _mlp(recipe: Recipe, held: Mapping[str, Tensor], x_D: Tensor) -> Tensor:
     up_F = held["w1"] @ x_D
     if recipe.activation == "relu2":
         return held["w2"] @ (torch.clamp(up_F, min=0) ** 2)
-    return held["w2"] @ (up_F / (1 + torch.exp(-up_F)) * (held["w3"] @ x_D))
+    return held["w2"] @ (up_F * torch.sigmoid(up_F) * (held["w3"] @ x_D))
 
 
 def _norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:

@@ -19,6 +19,6 @@ def dense(recipe: Recipe, weights: Mapping[str, Tensor], x_TD: Tensor) -> Tensor
         if recipe.activation == "relu2":
             inner = torch.where(one > 0, one * one, torch.zeros_like(one))
         else:
-            inner = one / (1 + torch.exp(-one)) * (weights["mixer.w3.weight"] @ h)
+            inner = one * torch.sigmoid(one) * (weights["mixer.w3.weight"] @ h)
         rows.append(weights["mixer.w2.weight"] @ inner)
     return torch.stack(rows)

@@ -64,7 +64,7 @@ def mlp(recipe: Recipe, weights: Weights, x_TD: Tensor) -> Tensor:
     if recipe.activation == "relu2":
         inner_TF = torch.where(up_TF > 0, up_TF, 0) ** 2
     else:
-        inner_TF = up_TF / (1 + torch.exp(-up_TF)) * (h_TD @ weights["mixer.w3.weight"].T)
+        inner_TF = up_TF * torch.sigmoid(up_TF) * (h_TD @ weights["mixer.w3.weight"].T)
     return inner_TF @ weights["mixer.w2.weight"].T
 
 

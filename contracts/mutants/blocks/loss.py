@@ -10,7 +10,7 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.model.mtp import IGNORED
 
 
@@ -151,3 +151,27 @@ class WeighsDepthsFully(Exchanged):
     """The loss weight of multi-token prediction is not applied."""
 
     exchange = {"model": Unweighed}
+
+
+class _HoldsTokensIn16Bits(Model):
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
+        return super().forward(tokens_BT & 0xFFFF, labels_BT, documents_BT)
+
+
+@mutant(of="BLK-06x", case="a-token-above-two-to-the-sixteen", says="train rows")
+class HoldsTokensIn16Bits(Exchanged):
+    """The file of tokens is of uint16, as for the vocabulary of GPT-2."""
+
+    exchange = {"model": _HoldsTokensIn16Bits}
+
+
+class _HoldsLabelsIn8Bits(Model):
+    def cross_entropy(self, logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
+        return super().cross_entropy(logits_BTV, torch.where(labels_BT < 0, labels_BT, labels_BT & 0xFF))
+
+
+@mutant(of="BLK-06x", case="above-two-to-the-eight", says="lm is")
+class HoldsLabelsInBytes(Exchanged):
+    """Labels are packed into bytes, which holds for a vocabulary of bytes."""
+
+    exchange = {"model": _HoldsLabelsIn8Bits}

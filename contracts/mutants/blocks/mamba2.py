@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support import written_out
 from contracts.mutants._support.mamba_parts import GRADIENT, Convolved, Normed, Y
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants.blocks.mamba_scan import ChunkByChunk, ForgetsThePastAfterAShortCall
@@ -469,3 +470,36 @@ class GivesTheInitialStateNoGradient(Exchanged):
 
 
 mutant(of="BLK-04a", case="one-token", says="the state conv_b differs", bugs=("SSM-16",))(ForgetsThePastAfterAShortCall)
+
+
+class _OverflowingGate(GatedNorm):
+    def forward(self, y_BTI: Tensor, gate_BTI: Tensor) -> Tensor:  # type: ignore[override]  # a norm of two
+        return self.normed(wide(y_BTI) * written_out.silu(wide(gate_BTI)))
+
+
+class _OverflowingConv(CausalConv):
+    def forward(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        seen_Bwc, of_Bw = self.extended(u_BTc, packing, state)
+        return written_out.silu(self.mixed(seen_Bwc, of_Bw)).to(u_BTc.dtype), self.last(seen_Bwc, of_Bw)
+
+
+class _GateWrittenOut(Normed):
+    gated = _OverflowingGate
+
+
+class _ConvWrittenOut(Convolved):
+    convolution = _OverflowingConv
+
+
+@mutant(of="BLK-04a", case="saturated", says="y is not finite")
+class WritesTheGateOut(Exchanged):
+    """The gated norm computes x · exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
+
+    exchange = {"mamba2": _GateWrittenOut}
+
+
+@mutant(of="BLK-04a", case="saturated", says="y is not finite")
+class WritesTheConvolutionOut(Exchanged):
+    """The kernel of the convolution computes its silu as x · exp(x) / (1 + exp(x))."""
+
+    exchange = {"mamba2": _ConvWrittenOut}

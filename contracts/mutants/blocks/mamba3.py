@@ -8,13 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.contract import mutant
+from contracts.mutants._support import written_out
 from contracts.mutants._support.mamba_parts import GRADIENT, Y
+from contracts.mutants._support.patched_functions import swapped
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State, local
 from contracts.stacks.reference.model.blocks.mamba2 import split, wide
 from contracts.stacks.reference.model.blocks.mamba3 import SLOWEST, Mamba3
 
@@ -292,3 +295,40 @@ class HoldsTheBiasOfTheStepInBfloat16(Exchanged):
     """dt_bias is cast to bfloat16 with the rest of the block."""
 
     exchange = {"mamba3": _HoldsBfloat16}
+
+
+class _OverflowingStep(Mamba3):
+    def time_step(self, dt_BTh: Tensor) -> Tensor:
+        return written_out.softplus(wide(dt_BTh) + local(self.dt_bias))
+
+
+@mutant(of="BLK-04u", case="long-and-short", says="y is not finite")
+class WritesSoftplusOut(Exchanged):
+    """The time step is log(1 + exp(x)), which is infinite where exp overflows."""
+
+    exchange = {"mamba3": _OverflowingStep}
+
+
+class _OverflowingSilu(Mamba3):
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        with swapped(F, "silu", written_out.silu):
+            return super().forward(x_BTD, packing, state)
+
+
+@mutant(of="BLK-04m", case="saturated", says="y is not finite")
+class WritesTheGateOfMamba3Out(Exchanged):
+    """The gate behind the scan is x · exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
+
+    exchange = {"mamba3": _OverflowingSilu}
+
+
+class _OverflowingTrap(Mamba3):
+    def mix(self, trap_BTh: Tensor) -> Tensor:
+        return written_out.sigmoid(wide(trap_BTh))
+
+
+@mutant(of="BLK-04m", case="saturated", says="y is not finite")
+class WritesTheSigmoidOfTrapOut(Exchanged):
+    """The share of the current token is exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
+
+    exchange = {"mamba3": _OverflowingTrap}

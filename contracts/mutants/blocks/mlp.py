@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support import written_out
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants.blocks.attention import DropsTheEpsOfTheRecipe
 from contracts.stacks.reference.model.blocks.mlp import Mlp
@@ -148,3 +149,27 @@ class CentresOverTokens(Exchanged):
 
 
 mutant(of="BLK-06h", case="wide-eps", says="y differs", bugs=("MXP-08",))(DropsTheEpsOfTheRecipe)
+
+
+class _OverflowingSilu(Mlp):
+    def gate(self, gate_BTF: Tensor, up_BTF: Tensor) -> Tensor:
+        return written_out.silu(gate_BTF) * up_BTF
+
+
+@mutant(of="BLK-06h", case="swiglu-saturated", says="y is not finite")
+class WritesSiluOut(Exchanged):
+    """A fused gate computes x · exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
+
+    exchange = {"mlp": _OverflowingSilu}
+
+
+class _ClampedSilu(Mlp):
+    def gate(self, gate_BTF: Tensor, up_BTF: Tensor) -> Tensor:
+        return written_out.silu(gate_BTF.clamp(-80, 80)) * up_BTF
+
+
+@mutant(of="BLK-06h", case="swiglu-saturated", says="y differs")
+class ClampsBeforeSilu(Exchanged):
+    """Against the overflow the input of a gate is clamped, with it the output, and its gradient ends there."""
+
+    exchange = {"mlp": _ClampedSilu}

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.patched_functions import swapped
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.recipe import Recipe
+from contracts.stacks.reference.model import hybrid_model
 from contracts.stacks.reference.model.blocks.common import Packing
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.model.mtp import IGNORED, MtpModule, shift_left
@@ -243,3 +245,20 @@ class MixesRows(Exchanged):
     """The embedding of the token ahead includes a mean over the batch."""
 
     exchange = {"prediction": Mixes}
+
+
+class _StaysInTheRow(Model):
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
+        def shifted(values_BT: Tensor, packing: Packing, steps: int, otherwise: int) -> Tensor:
+            return shift_left(values_BT, packing, min(steps, values_BT.shape[1] - 1), otherwise)
+
+        with swapped(hybrid_model, "shift_left", shifted):
+            return super().forward(tokens_BT, labels_BT, documents_BT)
+
+
+@mutant(of="BLK-06q", case="rows-shorter-than-the-depth", says="mtp loss is")
+@mutant(of="BLK-06q", case="rows-of-one-token", says="mtp loss is")
+class LooksNoFurtherThanTheRow(Exchanged):
+    """A distance is clamped to the row, so that the deepest heads learn the last label, which is not theirs."""
+
+    exchange = {"model": _StaysInTheRow}

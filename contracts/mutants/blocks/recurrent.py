@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.contract import mutant
+from contracts.mutants._support import written_out
 from contracts.mutants._support.mamba_parts import GRADIENT, Y, become, shifted, unpacked
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.model.blocks.common import Packing, RMSNorm, packing
+from contracts.stacks.reference.model.blocks.common import Packing, RMSNorm, local, packing
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, wide
 
@@ -395,3 +396,16 @@ class SharesWAmongHeads(Exchanged):
     """All heads share one W."""
 
     exchange = {"recurrent": _SharesW}
+
+
+class _OverflowingForgetting(M2RNN):
+    def forget(self, f_BTh: Tensor) -> Tensor:
+        step_BTh = written_out.softplus(wide(f_BTh) + local(self.dt_bias))
+        return torch.exp(-torch.exp(local(self.A_log)) * step_BTh)
+
+
+@mutant(of="BLK-05a", case="saturated", says="the gradient of")
+class WritesSoftplusOutInR(Exchanged):
+    """The forget gate computes log(1 + exp(x)): exp(-inf) is the 0 that it should be, and its gradient is NaN."""
+
+    exchange = {"recurrent": _OverflowingForgetting}

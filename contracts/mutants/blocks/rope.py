@@ -190,3 +190,15 @@ class DeclaresFloat32AnglesOfBfloat16Positions(Exchanged):
 
     conventions = {"rope-angles": "float32"}
     exchange = {"attention": _Bfloat16Positions}
+
+
+class _TableOf2048(Attention):
+    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
+        return super().angles(positions_BT % 2048, size)
+
+
+@mutant(of="BLK-03j", case="4099-tokens", says="y of the last three tokens differs", bugs=("ROP-04",))
+class WrapsAroundATable(Exchanged):
+    """Angles are looked up in a table of 2048 positions, by the position modulo its length."""
+
+    exchange = {"attention": _TableOf2048}

@@ -304,6 +304,18 @@ class DrawsAfterwards(Trained):
     trains = _DrawsAfterwards
 
 
+class _LeavesNumpy(Trainer):
+    def restore_generators(self, states: Mapping[str, Tensor]) -> None:
+        super().restore_generators({name: each for name, each in states.items() if name != "numpy"})
+
+
+@mutant(of="CKPT-01a", case="adamw", says="rng: the state numpy differs")
+class LeavesTheGeneratorOfNumpy(Trained):
+    """The generators of torch and of Python are loaded, and not NumPy's, from which data loaders draw."""
+
+    trains = _LeavesNumpy
+
+
 class _DropsTheSpare(Trainer):
     def restore_generators(self, states: Mapping[str, Tensor]) -> None:
         super().restore_generators(states)

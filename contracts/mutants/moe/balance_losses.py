@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support import written_out
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants.moe.gates import BalancesBiasedScores
 from contracts.spec.recipe import Recipe
@@ -385,3 +386,19 @@ class TakesZOfHalfLogits(Exchanged):
     """The balance loss is float32 again; the z loss still takes the logarithm in the activations' dtype."""
 
     exchange = {"router": _LogarithmInHalf}
+
+
+class _OverflowingProbabilities(Router):
+    def probabilities(self, logits_BTE: Tensor) -> Tensor:
+        if self.moe.score == "softmax":
+            return written_out.softmax(logits_BTE)
+        scores_BTE = written_out.sigmoid(logits_BTE)
+        return scores_BTE / scores_BTE.sum(-1, keepdim=True)
+
+
+@mutant(of="MOE-05a", case="far-from-0", says="the balance loss is nan, expected 12")
+@mutant(of="MOE-05a", case="sigmoids-far-from-0", says="the balance loss is nan, expected 6")
+class WritesProbabilitiesOut(Exchanged):
+    """The balance loss normalises by itself, without taking the largest logit out: NaN where exp overflows."""
+
+    exchange = {"router": _OverflowingProbabilities}

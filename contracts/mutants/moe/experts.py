@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support import written_out
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Router, Routing
@@ -218,3 +219,17 @@ class ForgetsTokensWithoutASlot(Exchanged):
     """Tokens that lost every slot leave the block, and miss the shared expert too."""
 
     exchange = {"moe": _SharedWhereKept}
+
+
+class _OverflowingSilu(Experts):
+    def forward(self, x_SD: Tensor, ends_E: Tensor) -> Tensor:
+        assert self.w3 is not None
+        gate_SF, up_SF = (self.matmul(x_SD, weight, ends_E) for weight in (self.w1, self.w3))
+        return self.matmul(written_out.silu(gate_SF) * up_SF, self.w2, ends_E)
+
+
+@mutant(of="MOE-02b", case="saturated", says="y is not finite")
+class WritesSiluOutInExperts(Exchanged):
+    """The activation between the grouped products computes x · exp(x) / (1 + exp(x)): NaN where exp overflows."""
+
+    exchange = {"experts": _OverflowingSilu}

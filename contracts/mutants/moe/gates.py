@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.contract import mutant
+from contracts.mutants._support import written_out
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.moe import Router, Routing
@@ -42,6 +43,7 @@ class _NormalisesAlways(Router):
 
 
 @mutant(of="MOE-01c", case="sigmoid-alone", says="has gate 1.0")
+@mutant(of="MOE-01h", case="one-of-twelve", says="the gates of token 0 are [nan")
 class NormalisesTheLoneGate(Exchanged):
     """Over-correction: a lone sigmoid is divided by its own sum, which makes it the constant 1, so the router never
     learns.
@@ -244,3 +246,58 @@ class DeclaresAnEpsilon(Exchanged):
     """Declares 1e-20 in the sum of the chosen sigmoids and divides by the sum alone."""
 
     conventions = {"gate-sum": "1e-20"}
+
+
+class _OverflowingSigmoid(Router):
+    def scores(self, logits_BTE: Tensor) -> Tensor:
+        return written_out.sigmoid(logits_BTE) if self.moe.score == "sigmoid" else logits_BTE
+
+
+@mutant(of="MOE-01c", case="sigmoid-far-from-0", says="expected")
+class WritesSigmoidsOut(Exchanged):
+    """A fused router computes exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
+
+    exchange = {"router": _OverflowingSigmoid}
+
+
+class _DividesByNothing(Router):
+    def weigh(self, chosen_BTK: Tensor) -> Tensor:
+        if self.moe.score == "softmax" or self.moe.top_k == 1:
+            return super().weigh(chosen_BTK)
+        return chosen_BTK / chosen_BTK.sum(-1, keepdim=True)
+
+
+@mutant(of="MOE-01h", case="sigmoid", says="the gates of token 0 are [nan")
+@mutant(of="MOE-01h", case="with-bias", says="the gates of token 0 are [nan")
+class DividesScoresByNothing(Exchanged):
+    """A port of the router leaves out the 1e-20 in the sum of sigmoids, which nothing but a faint token needs."""
+
+    exchange = {"router": _DividesByNothing}
+
+
+class _BalancesNothing(Router):
+    def probabilities(self, logits_BTE: Tensor) -> Tensor:
+        if self.moe.score == "softmax":
+            return super().probabilities(logits_BTE)
+        scores_BTE = logits_BTE.sigmoid()
+        return scores_BTE / scores_BTE.sum(-1, keepdim=True)
+
+
+@mutant(of="MOE-01h", case="with-losses", says="aux is not finite")
+class BalancesScoresOfNothing(Exchanged):
+    """Gates are safe from 0 / 0, and the probabilities of the balance loss are not."""
+
+    exchange = {"router": _BalancesNothing}
+
+
+class _TakesNobody(Router):
+    def choose(self, scores_BTE: Tensor) -> Tensor:
+        experts_BTK = super().choose(scores_BTE)
+        return experts_BTK.masked_fill(~scores_BTE.detach().any(-1, keepdim=True), 0)
+
+
+@mutant(of="MOE-01h", case="sigmoid", says="a token goes to [0, 0, 0], expected 3 experts")
+class SendsFaintTokensToTheFirstExpert(Exchanged):
+    """Against 0 / 0 a token without scores is called unrouted: all of its slots go to expert 0."""
+
+    exchange = {"router": _TakesNobody}

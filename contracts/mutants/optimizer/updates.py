@@ -309,3 +309,16 @@ class KeepsWeightsInFp8OfTheStepBefore(Trained):
     """Weights in FP8 are cached for the microbatches of a step, and the cache is not emptied behind the step."""
 
     trains = _ComputesWithOldWeights
+
+
+class _BetaOf0IsNone(Optimizer):
+    def groups(self, rule: Rule) -> list[dict[str, Any]]:
+        found, betas = super().groups(rule), (self.optim.beta1 or 0.9, self.optim.beta2)
+        return [{**group, "betas": betas} for group in found] if rule == "adamw" else found
+
+
+@mutant(of="OPT-04a", case="no-first-moment", says="the adamw move of")
+class TakesABetaOf0ForNone(Trained):
+    """`beta1 or 0.9`: whoever turns the first moment off gets the default."""
+
+    moves = _BetaOf0IsNone

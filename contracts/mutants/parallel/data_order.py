@@ -371,3 +371,48 @@ class KeysTheIndexWithoutTheLength(Trained):
 
     class trains(Trainer):  # noqa: N801
         corpus_class = _CachedLength
+
+
+class _SeedOfSome(DataOrder):
+    def __init__(self, size: int, seed: int) -> None:
+        super().__init__(size, seed or 1234)
+
+
+class _ReadsBySome(Trainer):
+    data_order_class = _SeedOfSome
+
+
+@mutant(of="PAR-06n", case="12-a-step", says="seeds 0 and 1234 both begin with")
+class TakesASeedOf0ForNoneInTheOrder(Trained):
+    """`seed or 1234`: the order of seed 0 is that of the default."""
+
+    trains = _ReadsBySome
+
+
+class _SeedOf31Bits(DataOrder):
+    def __init__(self, size: int, seed: int) -> None:
+        super().__init__(size, seed % 2**31)
+
+
+class _ReadsBy31Bits(Trainer):
+    data_order_class = _SeedOf31Bits
+
+
+@mutant(of="PAR-06n", case="12-a-step", says="seeds 7 and 2147483655 both begin with")
+class CutsTheSeedOfTheOrder(Trained):
+    """The sampler's generator takes 31 bits, and so the seed is cut to them."""
+
+    trains = _ReadsBy31Bits
+
+
+class _EpochTo255(DataOrder):
+    def order(self, epoch: int, index: int) -> int:
+        return super().order(min(epoch, 255), index)
+
+
+@mutant(of="PAR-06k", case="2-to-the-31", says="have the order of the epoch before")
+class CountsEpochsTo255(Trained):
+    """The epoch that seeds the order saturates at the end of a byte: every later epoch has one order."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _EpochTo255

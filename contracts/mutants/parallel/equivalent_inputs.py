@@ -197,3 +197,16 @@ class TakesDocumentsForAMaskOnRanks(Spread):
     """The kernel of context parallel takes a mask of ones; given document numbers, it separates the first alone."""
 
     exchange = {"context_parallel": _TakesDocumentsForAMask}
+
+
+class _FloatMask(Model):
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
+        rounded_BT = None if documents_BT is None else documents_BT.float().long()
+        return super().forward(tokens_BT, labels_BT, rounded_BT)
+
+
+@mutant(of="PAR-13", case="large-numbers-of-documents", says="documents by large numbers: ")
+class HoldsDocumentsInFloat32(Exchanged):
+    """Document numbers travel in the dtype of the mask: from 2^24 on, neighbours have one number."""
+
+    exchange = {"model": _FloatMask}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -329,3 +330,45 @@ class StartsSomeNormsElsewhere(Trained):
     """The trainer's own way of building a scan leaves its norm at another value than the model that is shown."""
 
     trains = _StartsNormsElsewhere
+
+
+class _NoneForNothing(Initializer):
+    def generator(self, name: str) -> torch.Generator:
+        if not self.recipe.seed:
+            return Initializer(replace(self.recipe, seed=1234)).generator(name)
+        return super().generator(name)
+
+
+@mutant(of="PAR-04l", case="dense", says="seeds 0 and 1234 give the same initial weights")
+class TakesASeedOf0ForNone(Exchanged):
+    """`seed or 1234`: a seed of 0 is the default seed."""
+
+    exchange = {"initial": _NoneForNothing}
+
+
+class _LoadsWhatFits(Trainer):
+    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
+        fits = {name for name, each in into.items() if name in values and values[name].shape == each.shape}
+        super().put({name: values[name] for name in fits}, {name: into[name] for name in fits}, what)
+
+
+@mutant(of="PAR-04m", case="a-foreign-name", says="was accepted, expected a refusal")
+@mutant(of="PAR-04m", case="another-shape", says="was accepted, expected a refusal")
+class LoadsWhatFits(Trained):
+    """`strict=False`: what has another name or shape is left out without a word."""
+
+    trains = _LoadsWhatFits
+
+
+class _LoadsIntoEmptyMemory(_LoadsWhatFits):
+    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
+        for name in into.keys() - values.keys():
+            torch.nn.init.normal_(into[name], std=0.5)
+        super().put(values, into, what)
+
+
+@mutant(of="PAR-04m", case="one-is-missing", says="was not given")
+class LoadsIntoEmptyMemory(Trained):
+    """A model that will be loaded is not initialised: a weight that the file lacks keeps what its memory held."""
+
+    trains = _LoadsIntoEmptyMemory

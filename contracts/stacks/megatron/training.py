@@ -14,7 +14,7 @@ from torch import Tensor
 
 from contracts.instruments import numerics
 from contracts.spec.array import Arrays
-from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.errors import NotOffered, Refusals, refuse
 from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Observed, Pass, Session, Step, Tokens, Trained
@@ -30,7 +30,7 @@ from contracts.stacks.megatron.optimizer import inner, optimizer_of, rate_of, wr
 from contracts.stacks.megatron.process_groups import parallel
 from contracts.stacks.megatron.rank_tensors import full_tensors, is_trained, rank_tensors_of
 from contracts.stacks.megatron.shims import mcore, on_the_host
-from contracts.stacks.megatron.weight_mapping import cut, theirs_of
+from contracts.stacks.megatron.weight_mapping import cut, ours_of, theirs_of
 
 
 class Trainer:
@@ -53,11 +53,24 @@ class Trainer:
         self.shapes = whole_shapes(self.recipe, self.table)
 
     def put(self, ours: Mapping[str, Tensor]) -> None:
-        """Copy this rank's part of full tensors into the model."""
+        """Copy this rank's part of full tensors into the model.
+
+        Raises:
+            Refused: every name that is unknown, of another shape or, where weights are given, missing.
+        """
+        blank = {name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()}
+        wanted = {name: tuple(each.shape) for name, each in ours_of(self.table, blank).items()}
+        weights = {name for name in wanted if not name.endswith("router.bias")}
+        found = Refusals()
+        for name in sorted(ours.keys() | (weights if weights & ours.keys() else set())):
+            if name not in wanted:
+                found.add("weights", name, "has no place in the model", "give what `built` names")
+            elif name not in ours:
+                found.add("weights", name, "is missing", "give every weight that `built` names")
+            elif (shape := tuple(ours[name].shape)) != wanted[name]:
+                found.add("weights", name, f"has shape {shape}", f"give {wanted[name]}")
+        found.raise_any()
         given = theirs_of(self.table, ours)
-        lacking = sorted(given.keys() - self.shapes.keys())
-        if lacking:
-            raise refuse("weights", lacking[0], "has no place in the model", "give what `built` names")
         with torch.no_grad():
             for each in self.held:
                 if each.name in given:
