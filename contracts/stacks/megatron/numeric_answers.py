@@ -94,4 +94,4 @@ def _mixers(recipe: Recipe, mode: Mode) -> None:
 
 def _only_borrowed(layout: Layout) -> None:
     if layout != "borrowed":
-        raise NotOffered(f"Megatron-Core builds the borrowed layout, not {layout}", "case")
+        raise NotOffered(f"Megatron-Core builds the borrowed layout, not {layout}", "stack")

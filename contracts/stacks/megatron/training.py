@@ -54,6 +54,11 @@ class Trainer:
 
     def put(self, ours: Mapping[str, Tensor]) -> None:
         """Copy this rank's part of full tensors into the model."""
+        unknown = sorted(ours.keys() - whole_of(self.recipe).keys())
+        if unknown:
+            raise NotOffered(
+                f"Megatron-Core: the adapter puts weights into the model, which has no place for {unknown[0]}"
+            )
         given = theirs_of(self.table, ours)
         lacking = sorted(given.keys() - self.shapes.keys())
         if lacking:
