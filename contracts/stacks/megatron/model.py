@@ -101,7 +101,8 @@ def _offered(recipe: Recipe, degrees: Degrees, letters: str, families: str) -> N
         ("E" in letters and recipe.moe is not None and (recipe.moe.score, recipe.moe.top_k) == ("softmax", 1),
          "it refuses a softmax over one chosen expert, and offers one before the choice", "stack"),
         # A recipe of a whole model has every letter, whichever of them the case is about.
-        (bool(other), f"transformer layers have no {', '.join(other)} block", "case"),
+        (bool(other), f"transformer layers have no {', '.join(other)} block",
+         "case" if set(letters) & set(families) else "stack"),
     )  # fmt: skip
     for holds, words, lack in reasons:
         if holds:
