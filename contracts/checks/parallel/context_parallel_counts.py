@@ -26,8 +26,8 @@ AT_BORDERS: dict[str, tuple[Recipe, Execution, int]] = {
 }
 
 
-@contract("PAR-06i", asks=("built", "train"), cases=with_rungs(AT_BORDERS), needs=(), sheds=("packed",), source="F05; ROP-23",
-          tier="dist")  # fmt: skip
+@contract("PAR-06i", asks=("built", "train"), cases=with_rungs(AT_BORDERS), needs=(), sheds=("packed",),
+          source="F05; ROP-23", tier="dist")  # fmt: skip
 def labels_at_the_borders_of_ranks_count(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
     """Under context parallel, the label of a rank's last token is the first token of the next rank, for the main loss
     and for the prediction heads.

@@ -44,7 +44,7 @@ class _LooksAheadWithin(Model):
         return found
 
 
-@mutant(of="PAR-06i", case="cp2", says="mtp is", bugs=("ROP-23",))
+@mutant(of="PAR-06i", case="cp2", says="mtp is", bugs=("ROP-23",), leanest="")
 class LooksAheadWithinEachRank(Spread):
     """Prediction heads look for their tokens on their own rank only."""
 
