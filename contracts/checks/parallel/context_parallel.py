@@ -213,6 +213,7 @@ def _one_document_counts() -> tuple[Tokens, list[bool | None]]:
     return Tokens(tokens=array(tokens_BT), labels=array(labels_BT), documents=array(documents_BT)), reached
 
 
+BALANCED = ("experts", "balance-loss")
 LENGTHS: dict[str, tuple[Recipe, Execution, int, int]] = {
     "cp2": (SPREAD, borrowed(2, cp=2), 15, 2),
     "cp2-fsdp": (SPREAD, borrowed(2, cp=2, fsdp=True), 13, 2),
@@ -223,8 +224,8 @@ LENGTHS: dict[str, tuple[Recipe, Execution, int, int]] = {
 @contract(
     "PAR-01i",
     asks=("built", "train"),
-    cases=with_rungs(LENGTHS),
-    needs=(),
+    cases=with_rungs(LENGTHS, *BALANCED),
+    needs=BALANCED,
     sheds=("packed",),
     source="F05",
     tier="dist",

@@ -110,7 +110,7 @@ class _RemembersTheFirst(ContextParallel):
         return former
 
 
-@mutant(of="PAR-05h", case="cp2-in-microbatches", says="on one rank", bugs=("SSM-19",))
+@mutant(of="PAR-05h", case="cp2-in-microbatches", says="on one rank", bugs=("SSM-19",), leanest="")
 class CutsAsForTheFirstMicrobatch(Spread):
     """Document borders on context-parallel ranks are computed for the first microbatch and reused for rows packed
     otherwise.
