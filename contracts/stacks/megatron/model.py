@@ -87,7 +87,6 @@ def _offered(recipe: Recipe, degrees: Degrees, letters: str, families: str) -> N
         (recipe.dsa is not None, "sparse attention asserts bfloat16, and wants a kernel that a CPU lacks", "device"),
         (recipe.mhc is not None, "it has no hyper-connections in a version that was tried", "stack"),
         (recipe.fp8 is not None, "FP8 is Transformer Engine's, and that runs on GPUs", "device"),
-        (recipe.dtype != "fp32", f"{recipe.dtype} is not asked through this adapter yet", "adapter"),
         (degrees.cp > 1, "context parallel is Transformer Engine's attention alone", "device"),
         (recipe.vocab % degrees.tp != 0, f"a vocabulary of {recipe.vocab} is padded to a multiple of tp {degrees.tp}, "
          "and padded rows take part in the loss", "case"),
