@@ -7,6 +7,7 @@ arguments and its caller. Messages of other threads are not seen.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ def watched() -> Iterator[Seen]:
     seen, former = Seen(), sys.getprofile()
 
     def look(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code in (SENDS, RECEIVES):
+        if event == "call" and frame.f_code in (SENDS, RECEIVES) and not _again(frame):
             seen.issued.append(_message(frame, seen.batches))
             seen.held = held_groups()
 
@@ -55,6 +56,19 @@ def watched() -> Iterator[Seen]:
             sys.setprofile(former)
             seen.warnings = [str(each.message) for each in warned]
             seen.batches.clear()
+
+
+def _again(frame: FrameType) -> bool:
+    """Whether a call comes out of another one, which a mode of torch took up and passes on."""
+    callers = itertools.islice(_callers(frame), 8)
+    return any(each.f_code is frame.f_code for each in callers)
+
+
+def _callers(frame: FrameType) -> Iterator[FrameType]:
+    caller = frame.f_back
+    while caller is not None:
+        yield caller
+        caller = caller.f_back
 
 
 def _message(frame: FrameType, batches: list[FrameType]) -> Message:

@@ -42,7 +42,8 @@ INPUTS = (  # for a scatter the outputs are read, since only the root has inputs
 NAMES = {  # torch has several names for one collective; the descriptions of ranks must agree
     "_allgather_base": "all_gather", "all_gather_into_tensor": "all_gather", "allgather": "all_gather",
     "_reduce_scatter_base": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
-    "allreduce": "all_reduce", "alltoall_base": "all_to_all", "all_to_all_single": "all_to_all",
+    "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce",
+    "alltoall_base": "all_to_all", "all_to_all_single": "all_to_all",
 }  # fmt: skip
 LIMIT_S = 20.0  # how long a rank waits for another's description; a rank that has ended says so at once
 LOOK_UP = timedelta(seconds=0.25)  # how often a waiting rank checks whether the others have ended

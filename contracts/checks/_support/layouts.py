@@ -29,19 +29,28 @@ def needs_layout(stack: Party, layout: Layout) -> None:
         NotOffered: when it does not; both layouts are legal, so that is no violation.
     """
     if layout not in stack.layouts:
-        raise NotOffered(f"{stack.name} does not build the {layout} layout", "case")
+        raise NotOffered(f"{stack.name} does not build the {layout} layout", "stack")
 
 
-def in_a_layout_of(stack: Party, execution: Execution) -> Execution:
-    """The execution in the layout of the stack: without expert parallel, the two layouts have the same ranks.
+def layout_of(stack: Party, layout: Layout, degrees: Degrees) -> Layout:
+    """The layout in which a stack is asked: without expert parallel, the two layouts have the same ranks.
 
     Raises:
         NotOffered: when there is expert parallel and the stack does not build the layout.
     """
-    if execution.degrees.ep == 1 and execution.layout not in stack.layouts:
-        return replace(execution, layout=min(stack.layouts, default=execution.layout))
-    needs_layout(stack, execution.layout)
-    return execution
+    if degrees.ep == 1 and layout not in stack.layouts:
+        return min(stack.layouts, default=layout)
+    needs_layout(stack, layout)
+    return layout
+
+
+def in_a_layout_of(stack: Party, execution: Execution) -> Execution:
+    """The execution in that layout.
+
+    Raises:
+        NotOffered: when there is expert parallel and the stack does not build the layout.
+    """
+    return replace(execution, layout=layout_of(stack, execution.layout, execution.degrees))
 
 
 def groups_of(topology: Topology, axis: str) -> tuple[Group, ...]:

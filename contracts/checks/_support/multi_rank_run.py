@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from contracts.checks._support import training_run
 from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.step_comparison import on_one_rank_and_many
 from contracts.checks._support.training_run import LETTERS, ROWS_OF_16, large_expert_weights
 from contracts.spec.array import Arrays
+from contracts.spec.ladder import rungs
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
@@ -41,8 +44,25 @@ def borrowed(world: int, *, fsdp: bool = False, replicas: int = 1, **degrees: in
     return replace(own_axis(world, fsdp=fsdp, replicas=replicas, **degrees), layout="borrowed")
 
 
-def batches(steps: int) -> tuple[Tokens, ...]:
-    return training_run.batches(steps, "spread", SPREAD.vocab, ROWS_OF_16)
+def with_rungs(
+    cases: Mapping[str, tuple[Recipe, Execution, *tuple[Any, ...]]], *needs: str
+) -> dict[str, tuple[Any, ...]]:
+    """Cases, and behind each its leaner rungs, whose vocabulary every number of ranks here divides: few stacks cut one
+    that does not. Where ranks share experts, a rung has experts.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, (recipe, execution, *more) in cases.items():
+        others = (execution, *more)
+        found[name] = (recipe, *others)
+        even = replace(recipe, vocab=recipe.vocab + -recipe.vocab % 4)
+        needed = frozenset(needs) | ({"experts"} if execution.degrees.ep > 1 else set())
+        for rung, lean in rungs(even, needed, sheds=frozenset({"packed"})).items():
+            found[f"{name}@{rung}"] = (lean, *others)
+    return found
+
+
+def batches(steps: int, recipe: Recipe = SPREAD) -> tuple[Tokens, ...]:
+    return training_run.batches(steps, "spread", SPREAD.vocab, ROWS_OF_16, recipe=recipe)
 
 
 def one_rank_and_many(

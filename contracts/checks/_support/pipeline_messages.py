@@ -9,6 +9,7 @@ from contracts.checks._support.pipeline_run import (
     IN_FOUR,
     IN_TWO,
     INTERLEAVED,
+    PLAIN,
     QUARTERS,
     TIED,
     TIED_AHEAD_QUARTERS,
@@ -25,13 +26,19 @@ SENT: dict[str, Cell] = {
     "tied": cell(TIED, IN_TWO),
     "interleaved": cell(QUARTERS, INTERLEAVED),
     "four-stages": cell(TIED_AHEAD_QUARTERS, IN_FOUR),
+    "two-stages@dense": cell(PLAIN, IN_TWO),
+    "tied@dense": cell(replace(PLAIN, untied_embeddings=False), IN_TWO),
+    "interleaved@dense": cell(replace(PLAIN, pattern="A|E|A|E"), INTERLEAVED),
+    "four-stages@dense": cell(replace(PLAIN, pattern="A|E|A|E", untied_embeddings=False), IN_FOUR),
 }
+BATCHED = {name: SENT[name] for name in SENT if name != "interleaved@dense"}
+"""A stack that overlaps the messages of interleaved stages with work sends them one by one."""
 
 
 def messages_seen(stack: Messaging, recipe: Recipe, execution: Execution) -> Messages:
     """The messages of two steps; in the first, stages may exchange shapes."""
     precise = replace(execution, precision="float64")
-    return stack.messages(Session(recipe=recipe, steps=2, execution=precise, batches=batches(2)))
+    return stack.messages(Session(recipe=recipe, steps=2, execution=precise, batches=batches(2, recipe)))
 
 
 def message_text(message: Message) -> str:

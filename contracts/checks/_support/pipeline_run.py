@@ -10,6 +10,7 @@ from dataclasses import replace
 from contracts.checks._support import training_run
 from contracts.checks._support.step_comparison import on_one_rank_and_many
 from contracts.checks._support.training_run import LETTERS, ROWS_OF_16, large_expert_weights
+from contracts.spec.ladder import stepped_down
 from contracts.spec.recipe import Moe, Mtp, Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
@@ -26,6 +27,8 @@ BIASED = replace(
 AHEAD = replace(HALVES, mtp=Mtp(depth=2, loss_weight=0.4))
 TIED = replace(HALVES, untied_embeddings=False)
 TIED_AHEAD_QUARTERS = replace(QUARTERS, untied_embeddings=False, mtp=Mtp(depth=1, loss_weight=0.4))
+PLAIN = replace(stepped_down(STAGED, "dense"), depth=4, pattern="AE|AE")
+"""A plain transformer in two stages."""
 
 TWO = Degrees(pp=2)
 IN_TWO = Execution(world=2, degrees=TWO, microbatches=4)
@@ -46,8 +49,8 @@ def cell(recipe: Recipe, execution: Execution) -> Cell:
     return recipe, execution, execution.world
 
 
-def batches(steps: int) -> tuple[Tokens, ...]:
-    return training_run.batches(steps, "stages", STAGED.vocab, ROWS_OF_16)
+def batches(steps: int, recipe: Recipe = STAGED) -> tuple[Tokens, ...]:
+    return training_run.batches(steps, "stages", STAGED.vocab, ROWS_OF_16, recipe=recipe)
 
 
 def one_rank_and_many(

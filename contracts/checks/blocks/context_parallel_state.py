@@ -27,9 +27,13 @@ CARRIED: dict[str, tuple[Mode, Execution, int, int]] = {
 }
 
 
-@contract("BLK-04t", asks=("built", "train"), cases=CARRIED, source="naming; SSM-18", tier="dist")
+def _of(recipe: Recipe) -> dict[str, tuple[Recipe, Mode, Execution, int, int]]:
+    return {name: (recipe, *others) for name, others in CARRIED.items()}
+
+
+@contract("BLK-04t", asks=("built", "train"), cases=_of(SCANS), needs=("mamba",), source="naming; SSM-18", tier="dist")
 def a_scan_goes_on_where_the_rank_before_ended(
-    stack: Training, mode: Mode, execution: Execution, length: int, world: int
+    stack: Training, recipe: Recipe, mode: Mode, execution: Execution, length: int, world: int
 ) -> None:
     """Under context parallelism the scan state and the convolution's last inputs pass from each rank to the next, and
     their gradients pass back.
@@ -37,17 +41,19 @@ def a_scan_goes_on_where_the_rank_before_ended(
     The model is one M layer, and only the last token of each row has a label, so the first token reaches the loss only
     through every rank. With one token per rank, the convolution reads inputs from three ranks.
     """
-    _carried(stack, SCANS, mode, execution, length)
+    _carried(stack, recipe, mode, execution, length)
 
 
-@contract("BLK-05j", asks=("built", "train"), cases=CARRIED, source="naming; SSM-18", tier="dist")
+@contract(
+    "BLK-05j", asks=("built", "train"), cases=_of(RECURS), needs=("recurrent",), source="naming; SSM-18", tier="dist"
+)
 def a_recurrence_goes_on_where_the_rank_before_ended(
-    stack: Training, mode: Mode, execution: Execution, length: int, world: int
+    stack: Training, recipe: Recipe, mode: Mode, execution: Execution, length: int, world: int
 ) -> None:
     """Under context parallelism the state of R passes from each rank to the next, and its gradient passes back, through
     a recurrence that is not linear in the state.
     """
-    _carried(stack, RECURS, mode, execution, length)
+    _carried(stack, recipe, mode, execution, length)
 
 
 def _carried(stack: Training, recipe: Recipe, mode: Mode, execution: Execution, length: int) -> None:

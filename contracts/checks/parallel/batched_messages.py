@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contracts.checks._support.pipeline_messages import SENT, message_text, messages_seen
+from contracts.checks._support.pipeline_messages import BATCHED, message_text, messages_seen
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.messages import Messaging
@@ -10,7 +10,7 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution
 
 
-@contract("PAR-09", asks="messages", cases=SENT, source="bringup", tier="dist")
+@contract("PAR-09", asks="messages", cases=BATCHED, needs=(), sheds=("packed",), source="bringup", tier="dist")
 def stages_send_in_batches(stack: Messaging, recipe: Recipe, execution: Execution, world: int) -> None:
     """Pipeline stages issue every point-to-point message through a batched call, in the first step as in later ones,
     and no warning about point-to-point messages appears.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.checks._support.context_parallel import HALVES, QUARTERS, THIRDS
 from contracts.checks._support.layouts import in_a_layout_of, numbers_in
-from contracts.checks._support.multi_rank_run import BIASED, SPREAD, borrowed, one_rank_and_many
+from contracts.checks._support.multi_rank_run import BIASED, SPREAD, borrowed, one_rank_and_many, with_rungs
 from contracts.checks._support.recipes import SMALL_MLA
 from contracts.checks._support.step_comparison import (
     clip_difference,
@@ -213,16 +213,25 @@ def _one_document_counts() -> tuple[Tokens, list[bool | None]]:
     return Tokens(tokens=array(tokens_BT), labels=array(labels_BT), documents=array(documents_BT)), reached
 
 
-LENGTHS: dict[str, tuple[Execution, int, int]] = {
-    "cp2": (borrowed(2, cp=2), 15, 2),
-    "cp2-fsdp": (borrowed(2, cp=2, fsdp=True), 13, 2),
-    "cp4": (borrowed(4, cp=4), 14, 4),
+BALANCED = ("experts", "balance-loss")
+LENGTHS: dict[str, tuple[Recipe, Execution, int, int]] = {
+    "cp2": (SPREAD, borrowed(2, cp=2), 15, 2),
+    "cp2-fsdp": (SPREAD, borrowed(2, cp=2, fsdp=True), 13, 2),
+    "cp4": (SPREAD, borrowed(4, cp=4), 14, 4),
 }
 
 
-@contract("PAR-01i", asks=("built", "train"), cases=LENGTHS, source="F05", tier="dist")
+@contract(
+    "PAR-01i",
+    asks=("built", "train"),
+    cases=with_rungs(LENGTHS, *BALANCED),
+    needs=BALANCED,
+    sheds=("packed",),
+    source="F05",
+    tier="dist",
+)
 def no_token_is_lost_where_a_row_does_not_divide(
-    stack: Training, execution: Execution, length: int, world: int
+    stack: Training, recipe: Recipe, execution: Execution, length: int, world: int
 ) -> None:
     """A row whose length does not divide by the context-parallel degree is either refused, with the length and the
     degree named, or padded, with the result of one rank.
@@ -230,9 +239,9 @@ def no_token_is_lost_where_a_row_does_not_divide(
     If the leftover tokens at the end of each row are dropped, no loss curve shows it.
     """
     execution = in_a_layout_of(stack, execution)
-    given = batch("context left over", SPREAD.vocab, (((length,), 0), ((5, length - 5), 0)))
-    weights = drawn_weights(stack.built(SPREAD, "nemo_native").parameters)
-    session = Session(recipe=SPREAD, steps=1, batches=(given,), weights=weights)
+    given = batch("context left over", SPREAD.vocab, (((length,), 0), ((5, length - 5), 0)), recipe=recipe)
+    weights = drawn_weights(stack.built(recipe, "nemo_native").parameters)
+    session = Session(recipe=recipe, steps=1, batches=(given,), weights=weights)
     alone, spread = (
         replace(session, execution=replace(each, precision="float64")) for each in (Execution(), execution)
     )

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.layouts import in_a_layout_of
-from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis, with_rungs
 from contracts.checks._support.step_comparison import replica_differences
 from contracts.contract import contract
 from contracts.instruments.ranks import here
+from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import EXACT
 from contracts.spec.training import Execution, Session, Training
 
@@ -17,8 +18,8 @@ STILL = replace(SPREAD, name="spread-still", optim=replace(SPREAD.optim, lr=1e-6
 """A learning rate too small to move a float32: the weights after a step are the initial ones."""
 
 
-BEGUN: dict[str, tuple[Execution, int]] = {
-    name: (execution, execution.world)
+BEGUN: dict[str, tuple[Recipe, Execution, int]] = {
+    name: (STILL, execution, execution.world)
     for name, execution in {
         "tp2": own_axis(2, tp=2),
         "dp2": own_axis(2),
@@ -33,8 +34,11 @@ BEGUN: dict[str, tuple[Execution, int]] = {
 }
 
 
-@contract("PAR-04g", asks=("initial", "train"), cases=BEGUN, source="F14", tier="dist")
-def a_run_begins_with_the_same_weights_on_any_layout(stack: Training, execution: Execution, world: int) -> None:
+@contract("PAR-04g", asks=("initial", "train"), cases=with_rungs(BEGUN), needs=(), sheds=("packed",), source="F14",
+          tier="dist")  # fmt: skip
+def a_run_begins_with_the_same_weights_on_any_layout(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
     """A run on several ranks starts from `initial`, tensor by tensor: every shard is its own part, and every replica is
     equal.
 
@@ -43,10 +47,10 @@ def a_run_begins_with_the_same_weights_on_any_layout(stack: Training, execution:
     """
     execution = in_a_layout_of(stack, execution)
     (step,) = stack.train(
-        Session(recipe=STILL, steps=1, execution=execution, batches=batches(1), observe=frozenset({"weights"}))
+        Session(recipe=recipe, steps=1, execution=execution, batches=batches(1, recipe), observe=frozenset({"weights"}))
     ).steps
     words = replica_differences(step.weights)
     assert not words, f"{words} at the start"
-    want = stack.initial(STILL, execution.mode)
+    want = stack.initial(recipe, execution.mode)
     words = instruments.numerics.differences("of the initial weights", step.weights, want, EXACT)
     assert not words, f"{words} (rank {here().rank})"

@@ -9,23 +9,25 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.layouts import in_a_layout_of
-from contracts.checks._support.multi_rank_run import SPREAD, batches, own_axis
+from contracts.checks._support.multi_rank_run import SPREAD, batches, own_axis, with_rungs
 from contracts.checks._support.step_comparison import gradient_differences, label_difference, on_one_rank
 from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Training
 
-NODES: dict[str, tuple[Execution, int, int]] = {  # ranks of a node
-    "dp2": (own_axis(2), 1, 2),
-    "tp2": (own_axis(2, tp=2), 1, 2),
-    "tp2-fsdp2": (own_axis(4, tp=2, fsdp=True), 2, 4),
+NODES: dict[str, tuple[Recipe, Execution, int, int]] = {  # ranks of a node
+    "dp2": (SPREAD, own_axis(2), 1, 2),
+    "tp2": (SPREAD, own_axis(2, tp=2), 1, 2),
+    "tp2-fsdp2": (SPREAD, own_axis(4, tp=2, fsdp=True), 2, 4),
 }
 
 
-@contract("PAR-12", asks=("built", "train"), cases=NODES, source="Megatron-LM#2571", tier="dist")
-def the_rank_is_that_of_the_world(stack: Training, execution: Execution, size: int, world: int) -> None:
+@contract("PAR-12", asks=("built", "train"), cases=with_rungs(NODES), needs=(), sheds=("packed",),
+          source="Megatron-LM#2571", tier="dist")  # fmt: skip
+def the_rank_is_that_of_the_world(stack: Training, recipe: Recipe, execution: Execution, size: int, world: int) -> None:
     """Ranks on several nodes take the step of one rank: a rank's place is its place in the world, not in its node.
 
     On one node the two are the same. A rank that takes LOCAL_RANK or the devices of its node for its place reads
@@ -35,8 +37,8 @@ def the_rank_is_that_of_the_world(stack: Training, execution: Execution, size: i
         raise NotOffered("has one device a rank of a node, and these nodes are made up", "device")
     execution = in_a_layout_of(stack, execution)
     session = Session(
-        recipe=SPREAD, steps=1, execution=replace(execution, precision="float64"), batches=batches(1),
-        weights=large_expert_weights(stack, SPREAD), observe=frozenset({"gradients"}),
+        recipe=recipe, steps=1, execution=replace(execution, precision="float64"), batches=batches(1, recipe),
+        weights=large_expert_weights(stack, recipe), observe=frozenset({"gradients"}),
     )  # fmt: skip
     with _nodes_of(size):
         (many,) = stack.train(session).steps

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.layouts import in_a_layout_of
-from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis, with_rungs
 from contracts.checks._support.step_comparison import (
     gradient_differences,
     loss_difference,
@@ -15,11 +15,13 @@ from contracts.checks._support.step_comparison import (
 )
 from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
+from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT32_SCAN
 from contracts.spec.training import Execution, Session, Training
 
-MIXED: dict[str, tuple[Execution, int]] = {
-    name: (execution, execution.world)
+HALF = replace(SPREAD, name="spread-half", dtype="bf16")
+MIXED: dict[str, tuple[Recipe, Execution, int]] = {
+    name: (HALF, execution, execution.world)
     for name, execution in {
         "dp2": own_axis(2),
         "fsdp2": own_axis(2, fsdp=True),
@@ -27,14 +29,14 @@ MIXED: dict[str, tuple[Execution, int]] = {
         "hsdp-2x2": own_axis(4, fsdp=True, replicas=2),
     }.items()
 }
-TRAINED: dict[str, tuple[Execution, int]] = {name: MIXED[name] for name in ("dp2", "fsdp2", "hsdp-2x2")} | {
-    "fsdp2-recomputed": (replace(own_axis(2, fsdp=True), recompute=True), 2)
+TRAINED: dict[str, tuple[Recipe, Execution, int]] = {name: MIXED[name] for name in ("dp2", "fsdp2", "hsdp-2x2")} | {
+    "fsdp2-recomputed": (HALF, replace(own_axis(2, fsdp=True), recompute=True), 2)
 }
-HALF = replace(SPREAD, name="spread-half", dtype="bf16")
 
 
-@contract("PAR-10", asks=("built", "train"), cases=MIXED, source="hub; F09", tier="dist")
-def mixed_precision_reduces_in_float32(stack: Training, execution: Execution, world: int) -> None:
+@contract("PAR-10", asks=("built", "train"), cases=with_rungs(MIXED), needs=(), sheds=("packed",), source="hub; F09",
+          tier="dist")  # fmt: skip
+def mixed_precision_reduces_in_float32(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
     """Under bfloat16, gradients are reduced in float32, parameters keep their declared dtype, and the loss scale is
     removed from gradients exactly once.
 
@@ -42,9 +44,9 @@ def mixed_precision_reduces_in_float32(stack: Training, execution: Execution, wo
     by a few percent here; a loss scale that is left in multiplies it.
     """
     execution = in_a_layout_of(stack, execution)
-    weights = large_expert_weights(stack, SPREAD)
+    weights = large_expert_weights(stack, recipe)
     session = Session(
-        recipe=HALF, steps=1, execution=execution, batches=batches(1), weights=weights,
+        recipe=recipe, steps=1, execution=execution, batches=batches(1, recipe), weights=weights,
         observe=frozenset({"gradients", "weights"}),
     )  # fmt: skip
     with instruments.traffic.watched() as watch:
@@ -53,18 +55,21 @@ def mixed_precision_reduces_in_float32(stack: Training, execution: Execution, wo
     for each in watch.of("all_reduce", "reduce_scatter"):
         low = [dtype for dtype in each.dtypes if dtype in ("bfloat16", "float16")]
         assert not low, f"{each.said()} over {list(each.members)} reduces in {low[0]}"
-    for row in stack.built(HALF, execution.mode).parameters:
+    for row in stack.built(recipe, execution.mode).parameters:
         found = step.weights[row.name].dtype
         assert found == row.dtype, f"{row.name} is held in {found}, declared {row.dtype}"
-    single = replace(session, recipe=SPREAD, execution=Execution(precision="float32"))
+    single = replace(session, recipe=replace(recipe, dtype="fp32"), execution=Execution(precision="float32"))
     (alone,) = on_one_rank(stack, single).steps
     ratio = step.grad_norm / alone.grad_norm
     assert 0.8 < ratio < 1.25, f"the norm of the gradient is {ratio:.3g} times that in float32"
 
 
-@contract("PAR-10a", asks=("built", "train"), cases=TRAINED, source="DeepSpeed#5170; Automodel#2484; F01",
+@contract("PAR-10a", asks=("built", "train"), cases=with_rungs(TRAINED, "mamba"), needs=("mamba",), sheds=("packed",),
+          source="DeepSpeed#5170; Automodel#2484; F01",
           tier="dist")  # fmt: skip
-def mixed_precision_gradients_are_those_of_one_rank(stack: Training, execution: Execution, world: int) -> None:
+def mixed_precision_gradients_are_those_of_one_rank(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
     """Under bfloat16, losses and every gradient by name on several data-parallel ranks equal those of one rank whose
     microbatches are their shares, to float32 accuracy.
 
@@ -73,7 +78,8 @@ def mixed_precision_gradients_are_those_of_one_rank(stack: Training, execution: 
     """
     execution = in_a_layout_of(stack, execution)
     session = Session(
-        recipe=HALF, steps=1, execution=execution, batches=batches(1), weights=large_expert_weights(stack, SPREAD),
+        recipe=recipe, steps=1, execution=execution, batches=batches(1, recipe),
+        weights=large_expert_weights(stack, recipe),
         observe=frozenset({"gradients"}),
     )  # fmt: skip
     ((one, many),) = on_one_rank_and_many(stack, session, microbatches=world)

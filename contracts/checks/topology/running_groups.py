@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import layout_of
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.conventions import chosen
@@ -180,8 +180,7 @@ def _nothing_is_left(before: tuple[Group, ...], after: tuple[Group, ...]) -> Non
 
 
 def _asked(stack: World, degrees: Degrees, world: int, layout: Layout) -> LiveMesh:
-    needs_layout(stack, layout)
-    return stack.live_mesh(degrees, world, layout, 2 ** here().rank)
+    return stack.live_mesh(degrees, world, layout_of(stack, layout, degrees), 2 ** here().rank)
 
 
 def _mine(mesh: LiveMesh, expected: Groups) -> dict[str, list[int]]:

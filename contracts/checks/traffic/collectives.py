@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks._support.layouts import in_a_layout_of
-from contracts.checks._support.multi_rank_run import BIASED, SPREAD, batches, borrowed, one_rank_and_many, own_axis
+from contracts.checks._support.multi_rank_run import (
+    BIASED,
+    SPREAD,
+    batches,
+    borrowed,
+    one_rank_and_many,
+    own_axis,
+    with_rungs,
+)
 from contracts.checks._support.step_comparison import gradient_differences, state_differences
 from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
@@ -41,7 +49,8 @@ WATCHED: dict[str, tuple[Recipe, Execution, int]] = {
 }
 
 
-@contract("TRAF-01", asks=("built", "train"), cases=WATCHED, source="modal F04", tier="dist")
+@contract("TRAF-01", asks=("built", "train"), cases=with_rungs(WATCHED), needs=(), sheds=("packed",),
+          source="modal F04", tier="dist")  # fmt: skip
 def members_of_a_group_issue_the_same_collectives(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
@@ -96,28 +105,31 @@ def nobody_sends_nothing(stack: Training, execution: Execution, world: int, rule
     assert not words, words
 
 
-SENT: dict[str, tuple[Execution, int]] = {
-    "dp2": (replace(own_axis(2), microbatches=2), 2),
-    "fsdp2": (own_axis(2, fsdp=True), 2),
-    "dp4": (own_axis(4), 4),
-    "fsdp4": (own_axis(4, fsdp=True), 4),
-    "hsdp-2x2": (own_axis(4, fsdp=True, replicas=2), 4),
+SENT: dict[str, tuple[Recipe, Execution, int]] = {
+    "dp2": (SPREAD, replace(own_axis(2), microbatches=2), 2),
+    "fsdp2": (SPREAD, own_axis(2, fsdp=True), 2),
+    "dp4": (SPREAD, own_axis(4), 4),
+    "fsdp4": (SPREAD, own_axis(4, fsdp=True), 4),
+    "hsdp-2x2": (SPREAD, own_axis(4, fsdp=True, replicas=2), 4),
 }
 COUNTS = 4096
 """Bytes for what is neither a gradient nor a parameter: label counts, reported losses."""
 
 
-@contract("TRAF-05", asks=("built", "train"), cases=SENT, source="playbook", tier="dist")
-def what_a_rank_sends_does_not_grow_with_the_ranks(stack: Training, execution: Execution, world: int) -> None:
+@contract("TRAF-05", asks=("built", "train"), cases=with_rungs(SENT), needs=(), sheds=("packed",), source="playbook",
+          tier="dist")  # fmt: skip
+def what_a_rank_sends_does_not_grow_with_the_ranks(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
     """In every step, a rank puts each gradient into one reduction, whatever the world size and the number of
     microbatches, and its shard of each parameter into at most two all-gathers.
 
     The ring traffic is then bounded by two and three times the parameters. A reduction per microbatch, or another one
     over copies that are already reduced, doubles the bytes and changes no number that anybody looks at.
     """
-    watch = _watched(stack, SPREAD, execution, 1)
+    watch = _watched(stack, recipe, execution, 1)
     assert not watch.diverged, watch.diverged
-    rows = stack.built(SPREAD, execution.mode).parameters
+    rows = stack.built(recipe, execution.mode).parameters
     whole = 8 * sum(_numel(row) for row in rows)
     padded = whole + 8 * sum(_numel(row) // max(row.shape[0], 1) * world for row in rows)
     reduced = sum(each.bytes for each in watch.of("all_reduce", "reduce_scatter"))
@@ -135,7 +147,7 @@ def _watched(stack: Training, recipe: Recipe, execution: Execution, steps: int) 
         recipe=recipe,
         steps=steps,
         execution=replace(execution, precision="float64"),
-        batches=batches(steps),
+        batches=batches(steps, recipe),
         weights=large_expert_weights(stack, recipe),
     )
     with instruments.traffic.watched() as watch:

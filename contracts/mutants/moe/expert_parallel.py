@@ -119,7 +119,7 @@ class _GatesWithoutGradient(_Shares):
         return own_rows(gates_NK, self.sharers).detach()
 
 
-@mutant(of="MOE-07a", case="ep2", says="router.weight differs", bugs=("SP-18",))
+@mutant(of="MOE-07a", case="ep2", says="router.weight differs", bugs=("SP-18",), leanest="experts.w1 differs")
 class GathersGatesWithoutTheirGradient(Spread):
     """Gates come from a collective that autograd does not see: the router learns balance and nothing of the task."""
 
@@ -197,7 +197,7 @@ class _SharedTwice(MoE):
         return out._replace(y_BTD=out.y_BTD + self.shared(x_BTD, packing, state).y_BTD)
 
 
-@mutant(of="MOE-07a", case="ep2", says="on one rank", bugs=("DSP-16",))
+@mutant(of="MOE-07a", case="ep2", says="on one rank", bugs=("DSP-16",), leanest="")
 class AddsTheSharedExpertTwice(Spread):
     """With expert parallel, the shared expert is added before the rows come back and again after."""
 

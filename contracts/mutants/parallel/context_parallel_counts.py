@@ -44,7 +44,7 @@ class _LooksAheadWithin(Model):
         return found
 
 
-@mutant(of="PAR-06i", case="cp2", says="mtp is", bugs=("ROP-23",))
+@mutant(of="PAR-06i", case="cp2", says="mtp is", bugs=("ROP-23",), leanest="")
 class LooksAheadWithinEachRank(Spread):
     """Prediction heads look for their tokens on their own rank only."""
 
@@ -110,7 +110,7 @@ class _RemembersTheFirst(ContextParallel):
         return former
 
 
-@mutant(of="PAR-05h", case="cp2-in-microbatches", says="on one rank", bugs=("SSM-19",))
+@mutant(of="PAR-05h", case="cp2-in-microbatches", says="on one rank", bugs=("SSM-19",), leanest="")
 class CutsAsForTheFirstMicrobatch(Spread):
     """Document borders on context-parallel ranks are computed for the first microbatch and reused for rows packed
     otherwise.

@@ -29,7 +29,13 @@ class StartsReplicasApart(Spread):
     trains = _SeedsByRank
 
 
-@mutant(of="PAR-04g", case="tp2", says="hold different values of", bugs=("INI-11",))
+@mutant(
+    of="PAR-04g",
+    case="tp2",
+    says="hold different values of",
+    bugs=("INI-11",),
+    leanest="of the initial weights embedding.weight differs",
+)
 class StartsCopiesApart(Spread):
     """The same bug under tensor parallel: replicated parameters start differently on each rank."""
 

@@ -80,7 +80,7 @@ class _Backwards(ParallelTrainer):
 
 
 @mutant(of="TRAF-01", case="dp2", says="float64 on rank 0 and all_reduce(sum) 24x28 float64 on rank 1",
-        bugs=("FSD-10",))  # fmt: skip
+        bugs=("FSD-10",), leanest="all_reduce(sum) 40x24 float64 on rank 1")  # fmt: skip
 class ReducesInAnOrderOfItsOwn(Spread):
     """Gradients are reduced as they become ready, in a different order on each rank."""
 
@@ -97,7 +97,7 @@ class _FromASet(ParallelTrainer):
         return found
 
 
-@mutant(of="TRAF-01", case="dp2", says="16 int64 on rank", bugs=("CLP-23",))
+@mutant(of="TRAF-01", case="dp2", says="16 int64 on rank", bugs=("CLP-23",), leanest="")
 class ReducesMetricsAsASetHasThem(Spread):
     """Metrics are reduced in the order of a set of names, which differs between processes."""
 
@@ -113,7 +113,8 @@ class _NarrowsOnOne(ParallelTrainer):
                 parameter.grad = sent.to(parameter.dtype)
 
 
-@mutant(of="TRAF-01", case="dp2", says="is all_reduce(sum) 67x24 float64 on rank 0 and all_reduce(sum) 67x24 float32")
+@mutant(of="TRAF-01", case="dp2", says="is all_reduce(sum) 67x24 float64 on rank 0 and all_reduce(sum) 67x24 float32",
+        leanest="all_reduce(sum) 68x24 float32 on rank 1")  # fmt: skip
 class ReducesInAnotherDtypeOnOneRank(Spread):
     """Autocast is on on one rank only. The bytes are misread, and nothing reports it."""
 

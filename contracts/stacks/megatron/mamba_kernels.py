@@ -59,12 +59,15 @@ def chunk_scan(
     """`mamba_chunk_scan_combined` from an empty state: (b, l, h, p), and the last state (b, h, p, n) if asked for."""
     if z is not None or initial_states is not None or not dt_softplus or cu_seqlens is not None or return_varlen_states:
         raise NotImplementedError("a gate, an initial state, a step without softplus or states of several requests")
+    given, wide = x_blhp.dtype, torch.promote_types(x_blhp.dtype, torch.float32)  # as the kernel adds up
+    x_blhp, dt_blh, B_blgn, C_blgn = (each.to(wide) for each in (x_blhp, dt_blh, B_blgn, C_blgn))
     share = x_blhp.shape[2] // B_blgn.shape[2]
     b_blhn, c_blhn = (each.repeat_interleave(share, 2) for each in (B_blgn, C_blgn))
     dt_bhl = F.softplus(dt_blh + dt_bias).movedim(1, -1)
     left_bhts = _left(dt_bhl * A_h[:, None], seq_idx) * dt_bhl[..., None, :]
     seen_bhts = torch.einsum("bthn,bshn->bhts", c_blhn, b_blhn) * left_bhts
     y_blhp = torch.einsum("bhts,bshp->bthp", seen_bhts, x_blhp) + D[:, None] * x_blhp
+    y_blhp = y_blhp.to(given)
     if not return_final_states:
         return y_blhp
     return y_blhp, torch.einsum("bhs,bshn,bshp->bhpn", left_bhts[..., -1, :], b_blhn, x_blhp)

@@ -87,7 +87,6 @@ def _offered(recipe: Recipe, degrees: Degrees, letters: str, families: str) -> N
         (recipe.dsa is not None, "sparse attention asserts bfloat16, and wants a kernel that a CPU lacks", "device"),
         (recipe.mhc is not None, "it has no hyper-connections in a version that was tried", "stack"),
         (recipe.fp8 is not None, "FP8 is Transformer Engine's, and that runs on GPUs", "device"),
-        (recipe.dtype != "fp32", f"{recipe.dtype} is not asked through this adapter yet", "adapter"),
         (degrees.cp > 1, "context parallel is Transformer Engine's attention alone", "device"),
         (recipe.vocab % degrees.tp != 0, f"a vocabulary of {recipe.vocab} is padded to a multiple of tp {degrees.tp}, "
          "and padded rows take part in the loss", "case"),
@@ -101,7 +100,8 @@ def _offered(recipe: Recipe, degrees: Degrees, letters: str, families: str) -> N
         ("E" in letters and recipe.moe is not None and (recipe.moe.score, recipe.moe.top_k) == ("softmax", 1),
          "it refuses a softmax over one chosen expert, and offers one before the choice", "stack"),
         # A recipe of a whole model has every letter, whichever of them the case is about.
-        (bool(other), f"transformer layers have no {', '.join(other)} block", "case"),
+        (bool(other), f"transformer layers have no {', '.join(other)} block",
+         "case" if set(letters) & set(families) else "stack"),
     )  # fmt: skip
     for holds, words, lack in reasons:
         if holds:

@@ -10,10 +10,12 @@ from contracts.spec.array import Arrays, Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.checkpointing import Loaded, Snapshot, WriteFault, Written
 from contracts.spec.errors import NotOffered
+from contracts.spec.messages import Messages
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees, Layout
 from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
 from contracts.spec.world import LiveMesh
+from contracts.stacks.kit.messages import watched
 from contracts.stacks.megatron import blocks, checkpoint_store, mamba_kernels, process_groups, shims, training
 from contracts.stacks.megatron.built_model import built
 from contracts.stacks.megatron.mamba_block import declined
@@ -32,7 +34,8 @@ class NumericAnswers:
         "block_weights": shims.LABEL + LOCAL + mamba_kernels.LABEL,
         **dict.fromkeys(("built", "initial"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL),
         **dict.fromkeys(
-            ("run_block", "run_model", "train"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE
+            ("run_block", "run_model", "train", "messages"),
+            shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE,
         ),
     }
     offers = frozenset(labels)
@@ -72,6 +75,9 @@ class NumericAnswers:
         _mixers(session.recipe, session.execution.mode)
         return training.train(session)
 
+    def messages(self, session: Session) -> Messages:
+        return watched(self.train, session)
+
     def write_checkpoint(self, folder: str, state: Snapshot, file_bytes: int, fault: WriteFault | None) -> Written:
         return checkpoint_store.write_checkpoint(folder, state, file_bytes, fault)
 
@@ -94,4 +100,4 @@ def _mixers(recipe: Recipe, mode: Mode) -> None:
 
 def _only_borrowed(layout: Layout) -> None:
     if layout != "borrowed":
-        raise NotOffered(f"Megatron-Core builds the borrowed layout, not {layout}", "case")
+        raise NotOffered(f"Megatron-Core builds the borrowed layout, not {layout}", "stack")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.recipe import Recipe
 from contracts.stacks.megatron.model import Plan
@@ -11,10 +13,11 @@ from contracts.stacks.megatron.shims import mcore
 
 
 def wrapped(config: Any, chunk: Any) -> Any:
+    """A chunk as Megatron's training wraps it: in bfloat16 behind a cast, with gradients in float32."""
     distributed = mcore("distributed")
-    return distributed.DistributedDataParallel(
-        config=config, ddp_config=distributed.DistributedDataParallelConfig(), module=chunk
-    )
+    module = mcore("transformer.module").Float16Module(config, chunk) if config.bf16 else chunk
+    made = distributed.DistributedDataParallelConfig(grad_reduce_in_fp32=config.bf16)
+    return distributed.DistributedDataParallel(config=config, ddp_config=made, module=module)
 
 
 def optimizer_of(plan: Plan, chunks: list[Any]) -> Any:
@@ -24,9 +27,14 @@ def optimizer_of(plan: Plan, chunks: list[Any]) -> Any:
     config = module.OptimizerConfig(
         optimizer="adam", lr=optim.lr, min_lr=optim.min_lr, weight_decay=optim.weight_decay, adam_beta1=optim.beta1,
         adam_beta2=optim.beta2, adam_eps=1e-8, clip_grad=optim.clip, params_dtype=plan.dtype,
-        use_distributed_optimizer=False,
+        bf16=plan.dtype is torch.bfloat16, use_distributed_optimizer=False,
     )  # fmt: skip
     return module.get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
+
+
+def main(tensor: Any) -> Any:
+    """The float32 copy of a weight that the optimizer moves; the weight itself where it has none."""
+    return getattr(tensor, "main_param", tensor)
 
 
 def inner(optimizer: Any) -> list[Any]:

@@ -26,9 +26,9 @@ from contracts.stacks.megatron.built_model import whole_of, whole_shapes
 from contracts.stacks.megatron.hybrid_model import chunks_of
 from contracts.stacks.megatron.mamba_kernels import kernels
 from contracts.stacks.megatron.model import Plan, config_of, mask_of, planned
-from contracts.stacks.megatron.optimizer import inner, optimizer_of, rate_of, wrapped
+from contracts.stacks.megatron.optimizer import inner, main, optimizer_of, rate_of, wrapped
 from contracts.stacks.megatron.process_groups import parallel
-from contracts.stacks.megatron.rank_tensors import full_tensors, is_trained, rank_tensors_of
+from contracts.stacks.megatron.rank_tensors import RankTensor, full_tensors, is_trained, rank_tensors_of
 from contracts.stacks.megatron.shims import mcore, on_the_host
 from contracts.stacks.megatron.weight_mapping import cut, ours_of, theirs_of
 
@@ -44,13 +44,17 @@ class Trainer:
         # as its training script seeds each stage; without it a run starts wherever the last one left the generator
         torch.manual_seed(self.recipe.seed + 100 * mcore("parallel_state").get_pipeline_model_parallel_rank())
         self.bare = chunks_of(plan, self.config)
-        self.held = [each for chunk in self.bare for each in rank_tensors_of(chunk, self.table)]
         self.chunks = [wrapped(self.config, chunk) for chunk in self.bare]
         self.config.finalize_model_grads_func = mcore("distributed.finalize_model_grads").finalize_model_grads
         self.optimizer = optimizer_of(plan, self.chunks)
         self.rate = rate_of(self.recipe, self.optimizer)
         self.number = 0
         self.shapes = whole_shapes(self.recipe, self.table)
+
+    @property
+    def held(self) -> list[RankTensor]:
+        """This rank's tensors, always in one order. A router in bfloat16 makes its bias anew in float32."""
+        return [each for chunk in self.bare for each in rank_tensors_of(chunk, self.table)]
 
     def put(self, ours: Mapping[str, Tensor]) -> None:
         """Copy this rank's part of full tensors into the model.
@@ -76,7 +80,11 @@ class Trainer:
                 if each.name in given:
                     part = cut(self.table[each.name], given[each.name], each.tensor.shape, each.part)
                     each.tensor.copy_(part)
-        self.optimizer.reload_model_params()
+            self.optimizer.reload_model_params()
+            for each in self.held:
+                if each.name in given and main(each.tensor) is not each.tensor:  # as a checkpoint gives it
+                    part = cut(self.table[each.name], given[each.name], each.tensor.shape, each.part)
+                    main(each.tensor).copy_(part)
 
     def close(self) -> None:
         """Release the model. Hooks of Megatron's DDP keep it alive through autograd nodes, which Python's garbage
@@ -118,8 +126,16 @@ class Trainer:
         clear_losses()
         lm, _ = _mean(self._forward_backward(_share(batch, self.execution)))
         hook.remove()
+        told = self._returned(batch) if self.config.bf16 else logits[0].transpose(0, 1)
         found = _told(self.gradients()) if backward else {}
-        return Pass(logits=numerics.array(logits[0].transpose(0, 1)), losses=self._losses(lm), gradients=found)
+        return Pass(logits=numerics.array(told), losses=self._losses(lm), gradients=found)
+
+    @torch.no_grad()
+    def _returned(self, batch: Tokens) -> Tensor:
+        """The logits that the model returns where it has no labels: in bfloat16 its wrapper casts them."""
+        rows = _share(batch, self.execution)
+        logits_BTV: Tensor = self.chunks[0](*_inputs(rows))
+        return logits_BTV
 
     def _forward_backward(self, rows: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
         cuts = self.execution.microbatches
@@ -150,7 +166,7 @@ class Trainer:
         return self._whole({n: each.tensor.main_grad for n, each in enumerate(self.held) if is_trained(each)})
 
     def weights(self) -> dict[str, Tensor]:
-        return self._whole({n: each.tensor for n, each in enumerate(self.held) if is_trained(each)})
+        return self._whole({n: main(each.tensor) for n, each in enumerate(self.held) if is_trained(each)})
 
     def buffers(self) -> dict[str, Tensor]:
         return self._whole({n: each.tensor for n, each in enumerate(self.held) if not is_trained(each)})
@@ -161,10 +177,10 @@ class Trainer:
         found: dict[str, Tensor] = {}
         for entry in MOMENTS:
             local = {
-                n: state[each.tensor][entry]
+                n: state[main(each.tensor)][entry]
                 for n, each in enumerate(self.held)
                 for state in states
-                if each.tensor in state
+                if main(each.tensor) in state
             }
             found |= {f"{name}/{entry}": each for name, each in self._whole(local).items()}
         return found
@@ -208,13 +224,15 @@ def _forward_step(source: Iterator[dict[str, Tensor]], model: Any, *_: Any) -> A
     """The forward step of Megatron's pretraining scripts: the loss of each token, and the function that sums it."""
     rows = next(source)
     labels_BT = rows["labels"]
-    length = labels_BT.shape[1]
     counts_BT = labels_BT >= 0
-    losses_BT = model(
-        rows["tokens"], torch.arange(length).expand(labels_BT.shape), mask_of(rows["documents"]),
-        labels=labels_BT.clamp(min=0),
-    )  # fmt: skip
+    losses_BT = model(*_inputs(rows), labels=labels_BT.clamp(min=0))
     return losses_BT, functools.partial(_summed, counts_BT)
+
+
+def _inputs(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, their positions in the row, and which keys a query may not see."""
+    tokens_BT = rows["tokens"]
+    return tokens_BT, torch.arange(tokens_BT.shape[1]).expand(tokens_BT.shape), mask_of(rows["documents"])
 
 
 def _summed(counts_BT: Tensor, losses_BT: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -242,8 +260,9 @@ def _shrunk(before: list[float], after: list[float]) -> float:
     return after[largest] / before[largest] if largest >= 0 and before[largest] else 1.0
 
 
-def _dtype(execution: Execution) -> torch.dtype:
-    return torch.float64 if execution.precision == "float64" else torch.float32
+def _dtype(recipe: Recipe, execution: Execution) -> torch.dtype:
+    named = {"float64": torch.float64, "float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    return named.get(recipe.dtype if execution.precision == "declared" else execution.precision, torch.float32)
 
 
 def _offered(session: Session) -> None:
@@ -266,7 +285,9 @@ def _offered(session: Session) -> None:
 @contextlib.contextmanager
 def _running(recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = ()) -> Iterator[Trainer]:
     """A trainer on the ranks of an execution, while a question is answered."""
-    dtype = _dtype(execution)
+    dtype = _dtype(recipe, execution)
+    if dtype is torch.float16:
+        raise NotOffered("Megatron-Core: steps in float16 are not asked yet")
     interleaved = execution.schedule == "interleaved"
     plan = planned(recipe, execution.degrees, dtype, interleaved=interleaved, families="AEM")
     if "M" in plan.letters and any(map(runs.packed, batches)):
