@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from contracts.checks._support.brute_force import flaw_of_grid, flaw_of_partition
 from contracts.spec.errors import NotOffered
+from contracts.spec.lacks import Lack
 from contracts.spec.party import Party
 from contracts.spec.topology import Degrees, Group, Layout, Topology
 from contracts.spec.training import Execution
@@ -22,14 +23,14 @@ GRIDS: dict[Layout, tuple[tuple[str, ...], ...]] = {
 }
 
 
-def needs_layout(stack: Party, layout: Layout) -> None:
+def needs_layout(stack: Party, layout: Layout, lack: Lack = "case") -> None:
     """Leave a case aside when the stack does not build its layout.
 
     Raises:
         NotOffered: when it does not; both layouts are legal, so that is no violation.
     """
     if layout not in stack.layouts:
-        raise NotOffered(f"{stack.name} does not build the {layout} layout", "case")
+        raise NotOffered(f"{stack.name} does not build the {layout} layout", lack)
 
 
 def in_a_layout_of(stack: Party, execution: Execution) -> Execution:
@@ -40,7 +41,7 @@ def in_a_layout_of(stack: Party, execution: Execution) -> Execution:
     """
     if execution.degrees.ep == 1 and execution.layout not in stack.layouts:
         return replace(execution, layout=min(stack.layouts, default=execution.layout))
-    needs_layout(stack, execution.layout)
+    needs_layout(stack, execution.layout, "stack")
     return execution
 
 

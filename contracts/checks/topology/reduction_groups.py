@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
 from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
@@ -44,7 +44,7 @@ def gradients_meet_over_the_ranks_that_saw_other_data(
     The check counts bytes, so gradients may travel one by one or in buckets. A group that is too large, with a divisor
     that makes up for it, gives the right number until a rank has no tokens.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     rows = stack.built(SPREAD, execution.mode).parameters
     experts = _bytes([row for row in rows if row.role == "expert"])
     dense = _bytes(list(rows)) - experts
@@ -88,7 +88,7 @@ def routers_read_the_local_shard(stack: Training, execution: Execution, world: i
 
     The check compares depths: three expert layers gather and scatter the residual stream no more often than one does.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     found = []
     for depth in (1, 3):
         recipe = replace(ROUTERS, depth=depth)

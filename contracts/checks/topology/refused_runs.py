@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
 from contracts.checks._support.refusals import refusal_of
 from contracts.checks._support.training_run import large_expert_weights
@@ -33,7 +33,7 @@ def a_refused_run_leaves_no_group_behind(stack: Training, execution: Execution, 
     A caller that catches the refusal and tries another setting would otherwise keep the first run's communicators for
     good.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     recipe = replace(SPREAD, depth=6, pattern="AEM") if execution.degrees.pp > 1 else SPREAD
     legal = Session(
         recipe=recipe, steps=1, execution=execution, batches=batches(1), weights=large_expert_weights(stack, recipe)

@@ -60,5 +60,6 @@ CONVENTIONS = {
     "sigmoid-router": "bfloat16-weight",
     "gate-sum": "1e-20",
     "last-rate": "step-before",
+    "communicators": "purpose",
 }
 """Its choices where correct stacks differ."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from contracts.spec.errors import NotOffered, Unreachable, refuse
 from contracts.spec.lacks import Lack
 from contracts.spec.topology import Degrees, Group, Layout, Topology
+from contracts.spec.world import LiveMesh
 
 VIEWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "pp": (("dataloading", ("pp",)),),
@@ -33,6 +35,8 @@ VIEWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 """Our axis → the view of the world mesh, and the dims of the view that form the axis."""
 OWN = {"pp": "pp", "dp": "batch", "cp": "cp", "tp": "tp", "ep": "ep"}
 """Our axis → torchtitan's one-dimensional mesh with this rank's process group."""
+LIVE = {**OWN, "dp_cp": "loss", "edp": "efsdp"}
+"""The same of axes that need no replicas: all its ranks shard here, and without EP experts have no axes of their own."""
 
 
 def topology(degrees: Degrees, world: int, layout: Layout) -> Topology:
@@ -42,13 +46,9 @@ def topology(degrees: Degrees, world: int, layout: Layout) -> Topology:
         Refused: torchtitan refuses the degrees; in its own words.
         NotOffered: it has no such expert TP, or no such layout.
     """
-    if layout != "borrowed":
-        lack: Lack = "stack" if degrees.ep > 1 else "case"  # without EP both layouts have the same ranks
-        words = "torchtitan carves experts out of the data-parallel and tensor-parallel ranks: borrowed"
-        raise NotOffered(words, lack)
     from torchtitan.distributed.parallel_dims import ParallelDims
 
-    known = {each.name for each in dataclasses.fields(ParallelDims)}
+    known = _in_its_layout(ParallelDims, degrees, layout)
     whole = _whole_experts(degrees, known)
     groups: dict[str, tuple[Group, ...]] = {}
     for rank in sorted({0, world // 2, world - 1} if world > 0 else {0}):
@@ -61,6 +61,15 @@ def topology(degrees: Degrees, world: int, layout: Layout) -> Topology:
         world=world, layout="borrowed", dp=len(groups["dp"][0]), expert_dp=len(groups["edp"][0]),
         sizes={axis: len(members[0]) for axis, members in groups.items()}, groups=groups,
     )  # fmt: skip
+
+
+def _in_its_layout(kind: Any, degrees: Degrees, layout: Layout) -> set[str]:
+    """The axes of this version's ParallelDims, where the layout is its own."""
+    if layout != "borrowed":
+        lack: Lack = "stack" if degrees.ep > 1 else "case"  # without EP both layouts have the same ranks
+        words = "torchtitan carves experts out of the data-parallel and tensor-parallel ranks: borrowed"
+        raise NotOffered(words, lack)
+    return {each.name for each in dataclasses.fields(kind)}
 
 
 def _whole_experts(degrees: Degrees, known: set[str]) -> bool:
@@ -110,6 +119,28 @@ def _seen(dims: Any, whole: bool, rank: int) -> dict[str, tuple[Group, ...]]:
         if held is not None and tuple(_members(held)) != mine:
             raise RuntimeError(f"the {axis} group of rank {rank} is {_members(held)}, and its mesh says {mine}")
     return found
+
+
+def live_mesh(degrees: Degrees, world: int, layout: Layout, contribution: int) -> LiveMesh:
+    """The groups of its meshes on this rank. It closes none: its `train.main` ends all groups with the process.
+
+    Raises:
+        Refused: torchtitan refuses the degrees; in its own words.
+        NotOffered: it has no such expert TP, or no such layout.
+    """
+    from torchtitan.distributed.parallel_dims import ParallelDims
+
+    from contracts.stacks.kit import worlds
+
+    known = _in_its_layout(ParallelDims, degrees, layout)
+    _whole_experts(degrees, known)
+
+    def build() -> dict[str, Any]:
+        importlib.import_module("torch.distributed.fsdp")  # as its trainer does: the fake backend comes with it
+        dims = _built(ParallelDims, known, degrees, world)
+        return {axis: dims.get_optional_mesh(name) for axis, name in LIVE.items() if axis != "edp" or degrees.ep > 1}
+
+    return worlds.live_mesh(build, contribution)
 
 
 def _groups(mesh: Any, of: tuple[str, ...]) -> tuple[Group, ...]:

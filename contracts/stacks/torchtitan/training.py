@@ -17,9 +17,10 @@ from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered
 from contracts.spec.array import Arrays
 from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.messages import Messages
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Execution, Pass, Session, Step, Tokens, Trained
-from contracts.stacks.kit import runs
+from contracts.stacks.kit import runs, worlds
 from contracts.stacks.torchtitan import shims, weight_mapping
 from contracts.stacks.torchtitan.configuration import configuration, declined
 
@@ -138,7 +139,7 @@ class Run(runs.Run):
         self.folder.cleanup()
         if not self.alone:
             dist.barrier()
-            _close_groups()
+            worlds.close_groups()
 
 
 def _reset() -> None:
@@ -146,16 +147,6 @@ def _reset() -> None:
     from contracts.stacks.reference.parallel.mesh import forget_meshes
 
     forget_meshes()
-
-
-def _close_groups() -> None:
-    """Destroy every group but the world: torchtitan creates a dozen per run and keeps them until the process ends.
-
-    torch has no public list of groups; `_world.pg_map` is in 2.13.
-    """
-    for group in list(dist.distributed_c10d._world.pg_map):
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
 
 
 def _plain(name: str) -> str:
@@ -220,6 +211,11 @@ def train(session: Session) -> Trained:
     if session.execution.compile != "none" and session.batches and _graphs() == before:
         raise RuntimeError("blocks were to be compiled, and no graph was made")
     return found
+
+
+def messages(session: Session) -> Messages:
+    """What the stages of its pipeline send each other in a session."""
+    return worlds.messages(train, session)
 
 
 def _graphs() -> int:

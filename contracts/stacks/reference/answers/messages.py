@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contracts.instruments.ranks import held_groups
 from contracts.spec.messages import Messages
 from contracts.spec.training import Session, Trained
 
@@ -16,9 +15,6 @@ class MessageAnswers:
         raise NotImplementedError  # TrainingAnswers'
 
     def messages(self, session: Session) -> Messages:
-        from contracts.instruments import point_to_point
+        from contracts.stacks.kit import worlds
 
-        before = held_groups()
-        with point_to_point.watched() as seen:
-            self.train(session)
-        return Messages(issued=tuple(seen.issued), warnings=tuple(seen.warnings), before=before, held=seen.held)
+        return worlds.messages(self.train, session)
