@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from contracts.checks._support import transformers
 from contracts.checks._support.pipeline_run import (
     HALVES,
     IN_FOUR,
@@ -16,6 +17,7 @@ from contracts.checks._support.pipeline_run import (
     batches,
     cell,
 )
+from contracts.checks._support.transformer_layouts import STAGES
 from contracts.spec.messages import Message, Messages, Messaging
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session
@@ -26,10 +28,16 @@ SENT: dict[str, Cell] = {
     "interleaved": cell(QUARTERS, INTERLEAVED),
     "four-stages": cell(TIED_AHEAD_QUARTERS, IN_FOUR),
 }
+OF_TRANSFORMERS: dict[str, Cell] = {
+    f"transformer-{name}": STAGES[name] for name in ("1f1b", "interleaved", "beside-fsdp2", "beside-tp2-sp")
+}
+"""The same of transformers with experts, in float32."""
 
 
 def messages_seen(stack: Messaging, recipe: Recipe, execution: Execution) -> Messages:
     """The messages of two steps; in the first, stages may exchange shapes."""
+    if execution.precision == "float32":
+        return stack.messages(Session(recipe=recipe, steps=2, execution=execution, batches=transformers.batches(2)))
     precise = replace(execution, precision="float64")
     return stack.messages(Session(recipe=recipe, steps=2, execution=precise, batches=batches(2)))
 

@@ -36,7 +36,7 @@ VIEWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 OWN = {"pp": "pp", "dp": "batch", "cp": "cp", "tp": "tp", "ep": "ep"}
 """Our axis → torchtitan's one-dimensional mesh with this rank's process group."""
 LIVE = {**OWN, "dp_cp": "loss", "edp": "efsdp"}
-"""The same of axes that need no replicas: all its ranks shard here, and without EP experts have no axes of their own."""
+"""The same and more, where all ranks shard. Without EP, experts have no axes of their own."""
 
 
 def topology(degrees: Degrees, world: int, layout: Layout) -> Topology:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -156,8 +157,8 @@ def _plain(name: str) -> str:
 @contextlib.contextmanager
 def _running(session: Session, question: str) -> Iterator[Run]:
     """A run of a session that torchtitan can run, with tables of rope as long as its longest batch."""
-    shims.experts_keep_their_dtype()
     declined(session.recipe, session.execution, question)
+    shims.experts_keep_their_dtype()
     longest = max((batch.tokens.shape[1] for batch in (*session.batches, *session.validation)), default=0)
     if longest > session.recipe.seq_length:
         session = replace(session, recipe=replace(session.recipe, seq_length=longest))
@@ -215,6 +216,8 @@ def train(session: Session) -> Trained:
 
 def messages(session: Session) -> Messages:
     """What the stages of its pipeline send each other in a session."""
+    declined(session.recipe, session.execution, "train")
+    importlib.import_module("torchtitan.trainer")  # under the watch this would take minutes
     return worlds.messages(train, session)
 
 
