@@ -169,10 +169,12 @@ def a_mesh_that_is_closed_leaves_nothing_behind(stack: World, degrees: Degrees, 
     Each NCCL communicator keeps device memory and a thread. A run that rebuilds its mesh at each resume runs out of
     them.
     """
-    first, again = (_asked(stack, degrees, world, layout) for _ in range(2))
-    if first.after is None or again.after is None:
+    first = _asked(stack, degrees, world, layout)
+    if first.after is None:
         raise NotOffered(f"{stack.name} closes no mesh before the process ends", "stack")
     _nothing_is_left(first.before, first.after)
+    again = _asked(stack, degrees, world, layout)
+    assert again.after is not None, "the first mesh was closed, and the second is not"
     _nothing_is_left(first.before, again.after)
     assert again.calls == first.calls, f"the second mesh makes {len(again.calls)} groups, the first {len(first.calls)}"
 

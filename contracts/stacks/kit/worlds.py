@@ -6,6 +6,7 @@ For stacks whose groups are torch's and live until the process ends, as those of
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from contracts.instruments import point_to_point
 from contracts.instruments.ranks import held_groups, here
+from contracts.spec.errors import Unreachable, refuse
 from contracts.spec.messages import Messages
 from contracts.spec.topology import Group
 from contracts.spec.training import Session
@@ -92,3 +94,24 @@ def messages(train: Callable[[Session], object], session: Session) -> Messages:
     with point_to_point.watched() as seen:
         train(session)
     return Messages(issued=tuple(seen.issued), warnings=tuple(seen.warnings), before=before, held=seen.held)
+
+
+@contextmanager
+def pretended(world: int, rank: int) -> Iterator[None]:
+    """A world on torch's fake backend, which forms groups of any size in one process and moves no data.
+
+    Raises:
+        Refused: for a world without ranks.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise Unreachable("the layout of a world is asked outside of a running one")
+    if world < 1:
+        raise refuse("world", world, "must be at least 1", "give the number of ranks")
+    logging.getLogger().setLevel(logging.ERROR)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

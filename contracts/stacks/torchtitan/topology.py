@@ -10,14 +10,11 @@ has an axis for expert TP.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
-import logging
-from collections.abc import Iterator
 from typing import Any
 
-from contracts.spec.errors import NotOffered, Unreachable, refuse
+from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.lacks import Lack
 from contracts.spec.topology import Degrees, Group, Layout, Topology
 from contracts.spec.world import LiveMesh
@@ -48,11 +45,13 @@ def topology(degrees: Degrees, world: int, layout: Layout) -> Topology:
     """
     from torchtitan.distributed.parallel_dims import ParallelDims
 
+    from contracts.stacks.kit import worlds
+
     known = _in_its_layout(ParallelDims, degrees, layout)
     whole = _whole_experts(degrees, known)
     groups: dict[str, tuple[Group, ...]] = {}
     for rank in sorted({0, world // 2, world - 1} if world > 0 else {0}):
-        with _pretended(world, rank):
+        with worlds.pretended(world, rank):
             seen = _seen(_built(ParallelDims, known, degrees, world), whole, rank)
         if groups and seen != groups:
             raise RuntimeError(f"rank {rank} sees other meshes than rank 0")
@@ -159,21 +158,3 @@ def _members(mesh: Any) -> list[int]:
     import torch.distributed as dist
 
     return list(dist.get_process_group_ranks(mesh.get_group()))
-
-
-@contextlib.contextmanager
-def _pretended(world: int, rank: int) -> Iterator[None]:
-    """A world on torch's fake backend, which forms groups of any size in one process and moves no data."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    if dist.is_initialized():
-        raise Unreachable("the layout of a world is asked outside of a running one")
-    if world < 1:
-        raise refuse("world", world, "must be at least 1", "give the number of ranks")
-    logging.getLogger().setLevel(logging.ERROR)
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
