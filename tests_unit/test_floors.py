@@ -92,6 +92,8 @@ OF_A_FRAMEWORK = {
     "contracts.stacks.torchtitan.checkpoints": "torchtitan",
     "contracts.stacks.torchtitan.observed_trainer": "torchtitan",
     "contracts.stacks.transformers.checkpoints": "transformers",
+    "contracts.stacks.transformers.data_order": "transformers",
+    "contracts.stacks.transformers.process_groups": "transformers",
     "contracts.stacks.transformers.training": "transformers",
 }
 ELSEWHERE = tuple(module for module, name in OF_A_FRAMEWORK.items() if importlib.util.find_spec(name) is None)
