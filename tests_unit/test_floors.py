@@ -50,7 +50,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.reference.training.small_script", "contracts.stacks.rewritten",
     "contracts.mutants.tensors",
     "contracts.stacks.kit.adapter", "contracts.stacks.kit.checkpoints", "contracts.stacks.kit.links",
-    "contracts.stacks.kit.runs",
+    "contracts.stacks.kit.runs", "contracts.stacks.kit.worlds",
     "contracts.stacks.megatron.block_base", "contracts.stacks.megatron.blocks",
     "contracts.stacks.megatron.built_model", "contracts.stacks.megatron.checkpoint",
     "contracts.stacks.megatron.hybrid_model", "contracts.stacks.megatron.mamba_block",
@@ -92,6 +92,8 @@ OF_A_FRAMEWORK = {
     "contracts.stacks.torchtitan.checkpoints": "torchtitan",
     "contracts.stacks.torchtitan.observed_trainer": "torchtitan",
     "contracts.stacks.transformers.checkpoints": "transformers",
+    "contracts.stacks.transformers.data_order": "transformers",
+    "contracts.stacks.transformers.process_groups": "transformers",
     "contracts.stacks.transformers.training": "transformers",
 }
 ELSEWHERE = tuple(module for module, name in OF_A_FRAMEWORK.items() if importlib.util.find_spec(name) is None)

@@ -51,6 +51,7 @@ def test_the_version_before_fails_at_the_same_degrees_in_its_own_words() -> None
 @needs_titan
 def test_two_ranks_of_it_keep_the_promises_of_a_step(tmp_path: Path) -> None:
     cases = "PAR-01e[fsdp2],PAR-01e[borrowed-tp2-sp-ep2-etp1],OPT-04e[fsdp2],MOE-06e[tp2-sp],CKPT-02h[fsdp2]"
+    cases += ",TOPO-05d[own-axis-tp2-on-2],TOPO-07d[own-axis-tp2-on-2],TRAF-02b[transformer-1f1b]"
     done = run(BIN / "rankproof", "check", "--stack", "torchtitan", "--ranks", "2", "--profile", cases,
                "--report", tmp_path / "report")  # fmt: skip
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]

@@ -40,7 +40,7 @@ def test_a_defect_shows_without_the_suite(script: Path) -> None:
 def test_its_blocks_and_its_trainer_are_judged_by_their_numbers(tmp_path: Path) -> None:
     promises = (
         "BLK-03a,BLK-03b,BLK-04a,BLK-06a,BLK-06h,BLK-06t,BLK-07c,CKPT-01a,MOE-01b,MOE-02a[mixed],MOE-02c,OPT-02a,OPT-04a,"
-        "OPT-05d,PAR-05a,PAT-12a,PAT-12e"
+        "OPT-05d,PAR-05a,PAR-06a,PAR-06k,PAT-12a,PAT-12e"
     )
     done = run(BIN / "rankproof", "check", "--stack", "transformers", "--profile", promises, "--with", "none",
                "--deviations", "docs/deviations/transformers.toml", "--report", tmp_path)  # fmt: skip
@@ -51,7 +51,8 @@ def test_its_blocks_and_its_trainer_are_judged_by_their_numbers(tmp_path: Path) 
                  ("BLK-06t", "bf16@pairs"), ("BLK-07c", "seven-dense@dense"), ("PAT-12a", "one-layer"),
                  ("PAT-12e", "every-family@pairs"),
                  ("MOE-01b", "sigmoid-3-of-12-with-bias"), ("MOE-02a", "mixed"), ("OPT-02a", "dense"),
-                 ("OPT-04a", "dense"), ("OPT-05d", "dense"), ("PAR-05a", "dense")):  # fmt: skip
+                 ("OPT-04a", "dense"), ("OPT-05d", "dense"), ("PAR-05a", "dense"),
+                 ("PAR-06a", "two-ranks-share-whole-steps"), ("PAR-06k", "2-to-the-63")):  # fmt: skip
         assert found[item]["outcome"] == "holds", found[item]
     for item in (("BLK-03b", "wide-eps"), ("CKPT-01a", "adamw@pairs")):
         assert found[item]["outcome"] == "violated", found[item]

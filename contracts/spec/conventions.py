@@ -196,7 +196,7 @@ CONVENTIONS: Mapping[str, Convention] = {
         (
             "purpose",
             "one process group for each purpose, so that collectives of two purposes overlap",
-            "Megatron-Core: parallel_state.initialize_model_parallel",
+            "Megatron-Core: parallel_state.initialize_model_parallel; torch: init_device_mesh, a group a dimension",
         ),
         shown="megatron_makes_groups_twice",
     ),

@@ -27,7 +27,7 @@ class LiveMesh:
         calls: members of each group that this rank created, in order, including groups it is not a member of.
         before: members of every process group of the process before the mesh was built.
         held: the same while the mesh existed.
-        after: the same after the mesh was closed.
+        after: the same after the mesh was closed; None where the stack closes none before the process ends.
     """
 
     groups: Mapping[str, Group]
@@ -35,7 +35,7 @@ class LiveMesh:
     calls: tuple[Group, ...]
     before: tuple[Group, ...]
     held: tuple[Group, ...]
-    after: tuple[Group, ...]
+    after: tuple[Group, ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from contracts.checks._support import transformers
 from contracts.checks._support.pipeline_run import (
     HALVES,
     IN_FOUR,
@@ -17,6 +18,7 @@ from contracts.checks._support.pipeline_run import (
     batches,
     cell,
 )
+from contracts.checks._support.transformer_layouts import STAGES
 from contracts.spec.messages import Message, Messages, Messaging
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session
@@ -33,10 +35,16 @@ SENT: dict[str, Cell] = {
 }
 BATCHED = {name: SENT[name] for name in SENT if name != "interleaved@dense"}
 """A stack that overlaps the messages of interleaved stages with work sends them one by one."""
+OF_TRANSFORMERS: dict[str, Cell] = {
+    f"transformer-{name}": STAGES[name] for name in ("1f1b", "interleaved", "beside-fsdp2", "beside-tp2-sp")
+}
+"""The same of transformers with experts, in float32."""
 
 
 def messages_seen(stack: Messaging, recipe: Recipe, execution: Execution) -> Messages:
     """The messages of two steps; in the first, stages may exchange shapes."""
+    if execution.precision == "float32":
+        return stack.messages(Session(recipe=recipe, steps=2, execution=execution, batches=transformers.batches(2)))
     precise = replace(execution, precision="float64")
     return stack.messages(Session(recipe=recipe, steps=2, execution=precise, batches=batches(2, recipe)))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.folders import shared_folder
-from contracts.checks._support.layouts import in_a_layout_of, needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_saves import (
     EP2_BORROWED,
     EP4_BORROWED,
@@ -61,15 +61,14 @@ def every_layout_goes_on_from_this_one(stack: Training, saves: Execution, world:
     stage that finds its layers by their index on the rank, a shard of a shard that is reassembled in the wrong order,
     and experts in the order of ranks.
     """
-    for each in LAYOUTS.values():
-        needs_layout(stack, each.layout)
+    saves, *loads = (in_a_layout_of(stack, each) for each in (saves, *LAYOUTS.values()))
     with shared_folder() as at:
         folder = save_folder(at, saves).as_posix()
         whole = Session(recipe=EVEN, steps=3, execution=saves, observe=STATE | {"gradients"}, save=folder,
                         save_at=frozenset({2}))  # fmt: skip
         steps = stack.train(whole).steps
         (source, *_) = gathered(folder)
-        for layout in (each for each in LAYOUTS.values() if each != saves):
+        for layout in (each for each in loads if each != saves):
             session = Session(
                 recipe=EVEN, steps=1, execution=layout, observe=STATE | {"gradients"}, at=frozenset({0, 3}), load=source
             )

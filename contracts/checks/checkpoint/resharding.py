@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from contracts import instruments
 from contracts.checks._support.folders import shared_folder
-from contracts.checks._support.layouts import in_a_layout_of, needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_saves import (
     CP2,
     CP2_FSDP,
@@ -152,12 +152,11 @@ def another_layout_loads_every_number_by_its_name(
     The number of ranks, and which rank holds which rows and experts, all change. A shard that is found by the number of
     the rank that wrote it, by the order of the files or by the order of the parameters is the wrong shard.
     """
-    for each in (saves, *loads):
-        needs_layout(stack, each.layout)
+    saves, *rest = (in_a_layout_of(stack, each) for each in (saves, *loads))
     with shared_folder() as at:
         saved = _saved(stack, recipe, saves, save_folder(at, saves).as_posix())
         (source, *_) = gathered(save_folder(at, saves).as_posix())
-        for layout in loads:
+        for layout in rest:
             run = stack.train(
                 Session(recipe=recipe, steps=0, execution=layout, observe=STATE, at=frozenset({0}), load=source)
             )
@@ -198,13 +197,12 @@ def a_run_that_changes_its_layout_is_the_same_run(
     The run counts the sequences that it consumed, not those of each rank: an offset per rank repeats some sequences
     when the number of ranks falls.
     """
-    for each in (first, *others):
-        needs_layout(stack, each.layout)
+    first, *rest = (in_a_layout_of(stack, each) for each in (first, *others))
     ends = (*range(1, len(others) + 1), len(others) + 2)  # the last part's second step follows no load
     whole = stack.train(Session(recipe=recipe, steps=ends[-1], execution=first, observe=frozenset({"gradients"})))
     with shared_folder() as at:
         load: str | None = None
-        for start, end, layout in zip((0, *ends), ends, (first, *others), strict=False):
+        for start, end, layout in zip((0, *ends), ends, (first, *rest), strict=False):
             own = save_folder(at / str(end), layout).as_posix()
             run = stack.train(
                 Session(
@@ -243,8 +241,7 @@ def ranks_that_resume_in_later_epochs_read_on(stack: Training, world: int, layou
     A first epoch is the same with an offset or with a count, with or without the number of the epoch. What was saved of
     the first load is right at the second only if the load itself changed nothing.
     """
-    for each in layouts:
-        needs_layout(stack, each.layout)
+    layouts = tuple(in_a_layout_of(stack, each) for each in layouts)
     with shared_folder() as at:
         text = at / "text.bin"
         own = text.with_name(f"text-{here().rank}")

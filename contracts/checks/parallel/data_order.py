@@ -37,6 +37,7 @@ def _text(size: int, total: int, *, seed: int = 1234, length: int = 16) -> Itera
 
 EPOCHS = {  # bytes, sequences a step, data-parallel size, sequences of an epoch: (bytes - 1) // 16
     "a-step-divides-the-epoch": (16 * 12 + 5, 4, 1, 12),
+    "two-ranks-share-whole-steps": (16 * 12 + 5, 4, 2, 12),
     "an-epoch-ends-inside-a-step": (16 * 7 + 5, 4, 2, 7),
     "a-step-is-longer-than-an-epoch": (16 * 5 + 1, 8, 4, 5),
     "more-than-a-hundred": (16 * 103 + 15, 12, 3, 103),

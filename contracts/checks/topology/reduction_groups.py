@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.layouts import in_a_layout_of, needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis, with_rungs
 from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
@@ -98,7 +98,7 @@ def routers_read_the_local_shard(stack: Training, execution: Execution, world: i
 
     The check compares depths: three expert layers gather and scatter the residual stream no more often than one does.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     found = []
     for depth in (1, 3):
         recipe = replace(ROUTERS, depth=depth)

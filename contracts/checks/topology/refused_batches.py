@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import SPREAD, batches, own_axis
 from contracts.checks._support.refusals import refusal_of
 from contracts.contract import contract
@@ -29,7 +29,7 @@ def no_rank_is_left_without_work(stack: Training, execution: Execution, world: i
     A rank with an empty shard compiles a different graph, and a rank with one microbatch less misses a collective: the
     other ranks wait for it.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     (given,) = batches(1)
     length = 15 if field == "sequence length" else 16
     cut = {name: _cut(getattr(given, name), rows, length) for name in ("tokens", "labels", "documents")}

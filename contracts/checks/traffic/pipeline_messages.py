@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.checks._support.pipeline_messages import SENT, message_text, messages_seen, shape_and_dtype
+from contracts.checks._support.pipeline_messages import (
+    OF_TRANSFORMERS,
+    SENT,
+    message_text,
+    messages_seen,
+    shape_and_dtype,
+)
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered
 from contracts.spec.messages import Message, Messages, Messaging
@@ -16,7 +22,15 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution
 
 
-@contract("TRAF-02a", asks="messages", cases=SENT, needs=(), sheds=("packed",), source="bringup F20", tier="dist")
+@contract(
+    "TRAF-02a",
+    asks="messages",
+    cases=SENT | OF_TRANSFORMERS,
+    needs=(),
+    sheds=("packed",),
+    source="bringup F20",
+    tier="dist",
+)
 def every_message_has_its_counterpart(stack: Messaging, recipe: Recipe, execution: Execution, world: int) -> None:
     """Every message that a pipeline stage sends is received by its peer, in the same order, with the same shape and
     dtype, and no message is left over.
@@ -39,7 +53,15 @@ def every_message_has_its_counterpart(stack: Messaging, recipe: Recipe, executio
             assert len(sent) == len(taken), words
 
 
-@contract("TRAF-02b", asks="messages", cases=SENT, needs=(), sheds=("packed",), source="bringup F20", tier="dist")
+@contract(
+    "TRAF-02b",
+    asks="messages",
+    cases=SENT | OF_TRANSFORMERS,
+    needs=(),
+    sheds=("packed",),
+    source="bringup F20",
+    tier="dist",
+)
 def messages_wait_in_no_circle(stack: Messaging, recipe: Recipe, execution: Execution, world: int) -> None:
     """Every message is delivered even if each batch waits until all of its messages have met their counterparts.
 

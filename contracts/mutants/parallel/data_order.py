@@ -29,6 +29,11 @@ class SeedsByRank(Trained):
         data_order_class = _SeedByRank
 
 
+@mutant(of="PAR-06a", case="two-ranks-share-whole-steps", says="more than once")
+class SeedsByRankWhereStepsAreWhole(SeedsByRank):
+    """The same where every epoch ends with a step, so that no border can be blamed."""
+
+
 class _DropsTheTail(DataOrder):
     def id(self, position: int) -> int:
         usable = self.size - self.size % 4

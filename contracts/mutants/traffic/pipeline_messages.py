@@ -42,6 +42,11 @@ class SendsALossThatNobodyTakes(Staged):
     trains = _Reporting
 
 
+@mutant(of="TRAF-02a", case="transformer-1f1b", says="messages to rank 0, which receives")
+class SendsALossOfATransformer(SendsALossThatNobodyTakes):
+    """The same from the last stage of a transformer with experts."""
+
+
 @mutant(of="TRAF-02a", case="four-stages", says="from rank 3 to rank 0 is 1 float64, received as")
 class SendsALossBeforeTheCopies(Staged):
     """A loss is sent where the first stage waits for the gradient of a copy; gloo tells them apart by a tag."""
@@ -97,3 +102,8 @@ class OrdersMessagesByItself(Staged):
     class runs(Pipeline):  # noqa: N801
         def sending(self) -> AbstractContextManager[None]:
             return _sends_first()
+
+
+@mutant(of="TRAF-02b", case="transformer-1f1b", says="ranks wait for each other: rank 0 at a send of")
+class OrdersMessagesOfATransformerByItself(OrdersMessagesByItself):
+    """The same between the stages of a transformer with experts."""

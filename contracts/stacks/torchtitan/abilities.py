@@ -50,6 +50,11 @@ ABILITIES = Abilities(
         without("budget fit card", "stack", "it plans no memory, it reports peaks"),
         without("checkpoint_folder", "stack", "it saves where it is told, whatever volume that is"),
         without("probe_compiler", "stack", "it does not try the compiler before it is used"),
+        without("samples sample", "stack",
+                "each rank packs rows out of documents of its own: a row has no id, and depends on the ranks"),
+        without("devices", "device", "get_local_device takes cpu:0 on every rank: a CPU is one device"),
+        without("fabric_pass fabric_reasons", "stack", "it measures no fabric before a run"),
+        without("run_receipts", "stack", "it logs metrics, and writes no receipt"),
     ),
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""
@@ -60,5 +65,6 @@ CONVENTIONS = {
     "sigmoid-router": "bfloat16-weight",
     "gate-sum": "1e-20",
     "last-rate": "step-before",
+    "communicators": "purpose",
 }
 """Its choices where correct stacks differ."""

@@ -25,13 +25,7 @@ def declined(recipe: Recipe, execution: Execution, question: str) -> None:
     precision = "float32" if execution.precision == "declared" and recipe.dtype == "fp32" else execution.precision
     wanted = needs.features(recipe, execution, trains=question == "train") | {precision} - {"declared"}
     declining.declined(who, ABILITIES, wanted, question)
-    inductor = execution.compile != "none" and execution.backend == "inductor"
-    decline(who, {
-        "stack": {
-            "it compiles each block, and never the whole model": execution.compile == "model",
-        },
-        "device": {"inductor wants a C++ compiler, and was not tried": inductor},
-    })  # fmt: skip
+    decline(who, {"stack": {"it compiles each block, and never the whole model": execution.compile == "model"}})
 
 
 def configuration(session: Session, folder: str) -> Any:

@@ -33,9 +33,9 @@ class Torchtitan(Package):
     limited = {"0.2.2": frozenset({"topology"})}  # noqa: RUF012 # its trainer is another one
     command = ".ci/titan-env {0} .venv-torchtitan-{0}"
     of = {  # noqa: RUF012
-        "topology": "contracts.stacks.torchtitan.topology",
+        **dict.fromkeys(("topology", "live_mesh"), "contracts.stacks.torchtitan.topology"),
         "built": "contracts.stacks.torchtitan.built_model",
-        **dict.fromkeys(("initial", "run_model", "train"), "contracts.stacks.torchtitan.training"),
+        **dict.fromkeys(("initial", "run_model", "train", "messages"), "contracts.stacks.torchtitan.training"),
         **dict.fromkeys(
             ("block_weights", "run_block", "run_compiled", "allowed_breaks"), "contracts.stacks.torchtitan.blocks"
         ),
@@ -43,8 +43,9 @@ class Torchtitan(Package):
     }
     said = {  # noqa: RUF012
         "topology": f"{_shimmed('device')}; torch's fake process group",
+        "live_mesh": _shimmed("device"),
         **dict.fromkeys(("built", "block_weights"), _shimmed("device")),
-        **dict.fromkeys(("initial", "train"), _shimmed(*STEPS)),
+        **dict.fromkeys(("initial", "train", "messages"), _shimmed(*STEPS)),
         "run_model": _shimmed(*STEPS, "wide"),
         "run_block": _shimmed(*BLOCK),
         "run_compiled": _shimmed(*BLOCK, "compiled"),

@@ -10,15 +10,14 @@ has an axis for expert TP.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
-from collections.abc import Iterator
+import importlib
 from typing import Any
 
-from contracts.spec.errors import NotOffered, Unreachable, refuse
+from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.lacks import Lack
 from contracts.spec.topology import Degrees, Group, Layout, Topology
+from contracts.spec.world import LiveMesh
 
 VIEWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "pp": (("dataloading", ("pp",)),),
@@ -33,6 +32,8 @@ VIEWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 """Our axis → the view of the world mesh, and the dims of the view that form the axis."""
 OWN = {"pp": "pp", "dp": "batch", "cp": "cp", "tp": "tp", "ep": "ep"}
 """Our axis → torchtitan's one-dimensional mesh with this rank's process group."""
+LIVE = {**OWN, "dp_cp": "loss", "edp": "efsdp"}
+"""The same and more, where all ranks shard. Without EP, experts have no axes of their own."""
 
 
 def topology(degrees: Degrees, world: int, layout: Layout) -> Topology:
@@ -42,17 +43,15 @@ def topology(degrees: Degrees, world: int, layout: Layout) -> Topology:
         Refused: torchtitan refuses the degrees; in its own words.
         NotOffered: it has no such expert TP, or no such layout.
     """
-    if layout != "borrowed":
-        lack: Lack = "stack" if degrees.ep > 1 else "case"  # without EP both layouts have the same ranks
-        words = "torchtitan carves experts out of the data-parallel and tensor-parallel ranks: borrowed"
-        raise NotOffered(words, lack)
     from torchtitan.distributed.parallel_dims import ParallelDims
 
-    known = {each.name for each in dataclasses.fields(ParallelDims)}
+    from contracts.stacks.kit import worlds
+
+    known = _in_its_layout(ParallelDims, degrees, layout)
     whole = _whole_experts(degrees, known)
     groups: dict[str, tuple[Group, ...]] = {}
     for rank in sorted({0, world // 2, world - 1} if world > 0 else {0}):
-        with _pretended(world, rank):
+        with worlds.pretended(world, rank):
             seen = _seen(_built(ParallelDims, known, degrees, world), whole, rank)
         if groups and seen != groups:
             raise RuntimeError(f"rank {rank} sees other meshes than rank 0")
@@ -61,6 +60,15 @@ def topology(degrees: Degrees, world: int, layout: Layout) -> Topology:
         world=world, layout="borrowed", dp=len(groups["dp"][0]), expert_dp=len(groups["edp"][0]),
         sizes={axis: len(members[0]) for axis, members in groups.items()}, groups=groups,
     )  # fmt: skip
+
+
+def _in_its_layout(kind: Any, degrees: Degrees, layout: Layout) -> set[str]:
+    """The axes of this version's ParallelDims, where the layout is its own."""
+    if layout != "borrowed":
+        lack: Lack = "stack" if degrees.ep > 1 else "case"  # without EP both layouts have the same ranks
+        words = "torchtitan carves experts out of the data-parallel and tensor-parallel ranks: borrowed"
+        raise NotOffered(words, lack)
+    return {each.name for each in dataclasses.fields(kind)}
 
 
 def _whole_experts(degrees: Degrees, known: set[str]) -> bool:
@@ -112,6 +120,28 @@ def _seen(dims: Any, whole: bool, rank: int) -> dict[str, tuple[Group, ...]]:
     return found
 
 
+def live_mesh(degrees: Degrees, world: int, layout: Layout, contribution: int) -> LiveMesh:
+    """The groups of its meshes on this rank. It closes none: its `train.main` ends all groups with the process.
+
+    Raises:
+        Refused: torchtitan refuses the degrees; in its own words.
+        NotOffered: it has no such expert TP, or no such layout.
+    """
+    from torchtitan.distributed.parallel_dims import ParallelDims
+
+    from contracts.stacks.kit import worlds
+
+    known = _in_its_layout(ParallelDims, degrees, layout)
+    _whole_experts(degrees, known)
+
+    def build() -> dict[str, Any]:
+        importlib.import_module("torch.distributed.fsdp")  # as its trainer does: the fake backend comes with it
+        dims = _built(ParallelDims, known, degrees, world)
+        return {axis: dims.get_optional_mesh(name) for axis, name in LIVE.items() if axis != "edp" or degrees.ep > 1}
+
+    return worlds.live_mesh(build, contribution)
+
+
 def _groups(mesh: Any, of: tuple[str, ...]) -> tuple[Group, ...]:
     """The groups over some dims of a mesh, by first member: its tensor of ranks with those dims last, by rows."""
     ranks, names = mesh.mesh, list(mesh.mesh_dim_names)
@@ -128,21 +158,3 @@ def _members(mesh: Any) -> list[int]:
     import torch.distributed as dist
 
     return list(dist.get_process_group_ranks(mesh.get_group()))
-
-
-@contextlib.contextmanager
-def _pretended(world: int, rank: int) -> Iterator[None]:
-    """A world on torch's fake backend, which forms groups of any size in one process and moves no data."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    if dist.is_initialized():
-        raise Unreachable("the layout of a world is asked outside of a running one")
-    if world < 1:
-        raise refuse("world", world, "must be at least 1", "give the number of ranks")
-    logging.getLogger().setLevel(logging.ERROR)
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,9 +18,11 @@ from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered
 from contracts.spec.array import Arrays
 from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.messages import Messages
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Execution, Pass, Session, Step, Tokens, Trained
-from contracts.stacks.kit import runs
+from contracts.stacks.kit import runs, worlds
+from contracts.stacks.kit.messages import watched
 from contracts.stacks.torchtitan import shims, weight_mapping
 from contracts.stacks.torchtitan.configuration import configuration, declined
 
@@ -138,7 +141,7 @@ class Run(runs.Run):
         self.folder.cleanup()
         if not self.alone:
             dist.barrier()
-            _close_groups()
+            worlds.close_groups()
 
 
 def _reset() -> None:
@@ -148,16 +151,6 @@ def _reset() -> None:
     forget_meshes()
 
 
-def _close_groups() -> None:
-    """Destroy every group but the world: torchtitan creates a dozen per run and keeps them until the process ends.
-
-    torch has no public list of groups; `_world.pg_map` is in 2.13.
-    """
-    for group in list(dist.distributed_c10d._world.pg_map):
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
-
-
 def _plain(name: str) -> str:
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
@@ -165,8 +158,8 @@ def _plain(name: str) -> str:
 @contextlib.contextmanager
 def _running(session: Session, question: str) -> Iterator[Run]:
     """A run of a session that torchtitan can run, with tables of rope as long as its longest batch."""
-    shims.experts_keep_their_dtype()
     declined(session.recipe, session.execution, question)
+    shims.experts_keep_their_dtype()
     longest = max((batch.tokens.shape[1] for batch in (*session.batches, *session.validation)), default=0)
     if longest > session.recipe.seq_length:
         session = replace(session, recipe=replace(session.recipe, seq_length=longest))
@@ -220,6 +213,13 @@ def train(session: Session) -> Trained:
     if session.execution.compile != "none" and session.batches and _graphs() == before:
         raise RuntimeError("blocks were to be compiled, and no graph was made")
     return found
+
+
+def messages(session: Session) -> Messages:
+    """What the stages of its pipeline send each other in a session."""
+    declined(session.recipe, session.execution, "train")
+    importlib.import_module("torchtitan.trainer")  # under the watch this would take minutes
+    return watched(train, session)
 
 
 def _graphs() -> int:

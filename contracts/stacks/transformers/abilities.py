@@ -61,6 +61,12 @@ ABILITIES = Abilities(
         without("fit card", "stack", "it knows no cards"),
         without("checkpoint_folder", "stack", "it saves where it is told, whatever volume that is"),
         without("probe_compiler", "stack", "it does not try the compiler before it is used"),
+        without("messages", "stack", "its pipelines do not train"),
+        without("sample", "stack", "it has no data of its own: a caller hands its Trainer a data set"),
+        without("budget", "stack", "accelerate estimates a whole model of the hub by its size, and no rank's parts"),
+        without("devices", "device", "accelerate takes cpu on every rank: a CPU is one device"),
+        without("fabric_pass fabric_reasons", "stack", "it measures no fabric before a run"),
+        without("run_receipts", "stack", "its Trainer logs and leaves its own state, no receipt"),
     ),
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""

@@ -39,6 +39,7 @@ class Transformers(Package):
         "first-rate": "step-0",
         "warm-up-from": "min-lr",
         "validation-mean": "batches",
+        "communicators": "purpose",
     }
     layouts: frozenset[Layout] = frozenset({"borrowed"})
     tried, can = ("5.23.0",), ABILITIES
@@ -49,9 +50,13 @@ class Transformers(Package):
             ("block_weights", "run_block", "run_compiled", "allowed_breaks"), "contracts.stacks.transformers.blocks"
         ),
         **dict.fromkeys(CHECKPOINTS, "contracts.stacks.transformers.checkpoints"),
+        "live_mesh": "contracts.stacks.transformers.process_groups",
+        "samples": "contracts.stacks.transformers.data_order",
     }
     said = {  # noqa: RUF012
         **dict.fromkeys(("built", "initial", "block_weights"), OWN),
+        "live_mesh": "the meshes of a DistributedConfig",
+        "samples": "the loader of its Trainer, over ids; several ranks on torch's fake process group",
         **dict.fromkeys(("run_model", "train"), f"{OWN}; in float64 substituted: {WIDE}"),
         "run_compiled": "a norm and its mixer, compiled as a whole model is",
         "allowed_breaks": "none: it lists no break",

@@ -1,0 +1,106 @@
+"""What a stack does among running ranks, watched from outside: the groups of its meshes.
+
+For stacks whose groups are torch's and live until the process ends, as those of a `DeviceMesh` do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from contracts.instruments.ranks import held_groups, here
+from contracts.spec.errors import Unreachable, refuse
+from contracts.spec.topology import Group
+from contracts.spec.world import LiveMesh
+
+CREATES = inspect.unwrap(dist.new_group).__code__  # what torch wraps in a logger
+
+
+def live_mesh(build: Callable[[], Mapping[str, Any]], contribution: int) -> LiveMesh:
+    """The groups of this rank on the axes of a mesh, and the sum of `contribution` over each.
+
+    Args:
+        build: makes the mesh; axis → its one-dimensional `DeviceMesh`, None where this rank is alone on the axis.
+
+    Nothing of the stack closes a mesh, so `after` is None; what was made is destroyed before the next question.
+    """
+    before, kept = held_groups(), set(_groups())
+    try:
+        with created() as made:
+            groups = {axis: None if mesh is None else mesh.get_group() for axis, mesh in build().items()}
+        sums = {axis: _total(group, contribution) for axis, group in groups.items()}
+        alone = (here().rank,)
+        members = {axis: tuple(dist.get_process_group_ranks(g)) if g else alone for axis, g in groups.items()}
+        return LiveMesh(groups=members, sums=sums, calls=tuple(made), before=before, held=held_groups(), after=None)
+    finally:
+        dist.barrier()
+        close_groups(kept)
+
+
+def _total(group: Any, contribution: int) -> int:
+    if group is None:
+        return contribution
+    value = torch.tensor(contribution)
+    dist.all_reduce(value, group=group)
+    return int(value.item())
+
+
+@contextmanager
+def created() -> Iterator[list[Group]]:
+    """Members of each group that this thread creates inside, in order, whatever name it calls `new_group` by."""
+    made: list[Group] = []
+    former = sys.getprofile()
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is CREATES:
+            ranks = frame.f_locals["ranks"]
+            made.append(tuple(range(dist.get_world_size()) if ranks is None else ranks))
+
+    sys.setprofile(look)
+    try:
+        yield made
+    finally:
+        sys.setprofile(former)
+
+
+def close_groups(kept: set[Any] | None = None) -> None:
+    """Destroy every group but the world and those that are `kept`.
+
+    torch has no public list of groups; `_world.pg_map` is in 2.13.
+    """
+    for group in _groups():
+        if group is not dist.group.WORLD and group not in (kept or ()):
+            dist.destroy_process_group(group)
+
+
+def _groups() -> list[Any]:
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+@contextmanager
+def pretended(world: int, rank: int) -> Iterator[None]:
+    """A world on torch's fake backend, which forms groups of any size in one process and moves no data.
+
+    Raises:
+        Refused: for a world without ranks.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise Unreachable("the layout of a world is asked outside of a running one")
+    if world < 1:
+        raise refuse("world", world, "must be at least 1", "give the number of ranks")
+    logging.getLogger().setLevel(logging.ERROR)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
