@@ -101,6 +101,7 @@ REPOSITORIES: Mapping[str, str] = {
     "OLMo-core": "allenai/OLMo-core",
     "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge",
     "Megatron-LM": "NVIDIA/Megatron-LM",
+    "sglang": "sgl-project/sglang",
     "Automodel": "NVIDIA-NeMo/Automodel",
     "TransformerEngine": "NVIDIA/TransformerEngine",
     "DeepSpeed": "deepspeedai/DeepSpeed",

@@ -133,7 +133,7 @@ UNSCORED = {
 }
 
 
-@contract("MOE-01h", asks="run_block", cases=UNSCORED, source="sgl-project/sglang#31017")
+@contract("MOE-01h", asks="run_block", cases=UNSCORED, source="sglang#31017")
 def scores_of_0_poison_nothing(stack: Blocks, moe: Moe) -> None:
     """Where every expert's score of a token is 0, because a sigmoid underflows, the token goes to k distinct experts,
     and its gates, the output, the losses and every gradient are finite.
