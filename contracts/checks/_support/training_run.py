@@ -47,6 +47,8 @@ ROWS: Rows = (((13,), 11), ((4, 9), 0), ((1, 5, 7), 6), ((12, 1), 0), ((6, 7), 1
 """Rows of 13 tokens, in which 1, 11, 6, 11 and 2 labels count."""
 ROWS_OF_16: Rows = (((16,), 13), ((4, 12), 0), ((1, 5, 10), 6), ((13, 3), 0))
 """Rows of 16 tokens, in which 2, 14, 7 and 14 labels count."""
+SEEDS = (0, 1, 7, 42, 1234, 1337, 2**31 + 7)
+"""Among them the usual defaults, 0, which reads as "none", and one that 31 bits do not hold."""
 
 
 def batch(name: str, vocab: int = LETTERS.vocab, rows: Rows = ROWS, *, recipe: Recipe = LETTERS) -> Tokens:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from contracts import instruments
 from contracts.checks._support.refusals import refusal_of
-from contracts.checks._support.training_run import LETTERS
+from contracts.checks._support.training_run import LETTERS, SEEDS
 from contracts.contract import contract
 from contracts.spec.array import Array
 from contracts.spec.recipe import Batch, Data, Recipe
@@ -103,9 +103,6 @@ def the_order_is_a_function_of_seed_and_epoch(stack: Training, total: int) -> No
     with _text(16 * 60 + 3, total, seed=4321) as recipe:
         other = stack.samples(recipe, 1, 0, 1)
     assert other != epochs[0], f"seeds 1234 and 4321 both begin with {list(other)}"
-
-
-SEEDS = (0, 1, 7, 42, 1234, 1337, 2**31 + 7)
 
 
 @contract("PAR-06n", asks="samples", cases={"12-a-step": (12,)}, source="F05; F15")

@@ -13,7 +13,7 @@ from contracts.checks._support import training_run
 from contracts.checks._support.model_passes import EVERYTHING, WHOLE, batch, one_pass
 from contracts.checks._support.recipes import DENSE, SMALL, SMALL_DSA, SMALL_MLA
 from contracts.checks._support.refusals import refusal_of
-from contracts.checks._support.training_run import LETTERS, TIED
+from contracts.checks._support.training_run import LETTERS, SEEDS, TIED
 from contracts.contract import contract
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Batch, Mhc, Mode, Moe, Mtp, Recipe
@@ -307,10 +307,6 @@ def a_run_starts_from_its_initial_weights(stack: Training, recipe: Recipe) -> No
         "without given weights the gradient of", drawn.gradients, taken.gradients, FLOAT32
     )
     assert not words, words
-
-
-SEEDS = (0, 1, 7, 42, 1234, 1337, 2**31 + 7)
-"""Among them the usual defaults, 0, which reads as "none", and one that 31 bits do not hold."""
 
 
 @contract("PAR-04l", asks="initial", cases={"dense": (DENSE,)}, source="F14; F15")
