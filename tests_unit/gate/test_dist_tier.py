@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 import contracts.checks
+import contracts.mutants.tensors
 from contracts.contract import LAW, contract
 from contracts.court import profiles
 from contracts.court import torchrun_session as ranking
