@@ -110,7 +110,7 @@ from contracts.spec.recipe import Recipe
 small = Recipe(name="small", family="dense", pattern="AM", depth=2, hidden=32, ffn_hidden=32, heads=4, kv_groups=2,
                seq_length=8, dtype="fp32")
 stack = adapter.Megatron()
-assert stack.abilities is None
+assert not stack.abilities.claims
 assert stack.labels["train"].startswith(f"untried: {stack.version} was never tried, 0.0.1 were"), stack.labels
 print(len(stack.block_weights(small, 0, "nemo_native")), "weights of a block")
 import megatron.core.ssm.mamba_mixer as gone

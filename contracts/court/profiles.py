@@ -93,7 +93,8 @@ def plan(law: Law, profile: str, abilities: Abilities | None = None) -> Plan:
     if not items:
         raise refuse("profile", profile, "selects no contract", f"the nearest are {', '.join(nearest(law, profile))}")
     outside = tuple(each for id in law.ids() for each in left.get(id, [id]))
-    claimed = () if abilities is None else tuple(str(item) for item in items if _claims(law, item, abilities))
+    claiming = abilities if abilities is not None and abilities.claims else None
+    claimed = () if claiming is None else tuple(str(item) for item in items if _claims(law, item, claiming))
     return Plan(items=tuple(items), outside=outside, promises=promises, choices=tuple(choices), claimed=claimed)
 
 

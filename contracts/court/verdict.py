@@ -219,7 +219,11 @@ def _compared(run: Run, baseline: Baseline, results: list[Result]) -> tuple[list
 
 def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
     """The questions that the stack claims and then declines in every case, for more than it declared to lack, and the
-    items that its declared abilities cover and that it then declines."""
+    items that its declared abilities cover and that it then declines. A version on which its adapter was never tried
+    claims nothing."""
+    abilities = run.header.subject.abilities
+    if abilities is not None and not abilities.claims:
+        return []
     found = []
     for question in sorted(run.header.subject.offers):
         asked = [r for r in results if question in _asks(run, r.id)]

@@ -127,12 +127,16 @@ class Abilities:
     A feature may stand on both sides where the lack is limited to some questions. One that stands on neither is lacking
     because nobody declared it, which is the adapter's lack.
 
+    A version that the adapter was never tried on `claims` none of it: what it declines is no fault, and what the tried
+    versions lack is not asked of it.
+
     Raises:
         Refused: for a feature that nobody asks for, one that it has and lacks altogether, or a lack without a reason.
     """
 
     has: frozenset[str]
     lacks: tuple[Absence, ...] = ()
+    claims: bool = True
 
     def __post_init__(self) -> None:
         found = Refusals()

@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
@@ -19,7 +20,13 @@ from contracts.spec.topology import Layout
 
 _SUITE = str(Path(__file__).parents[2])
 _IMPORTS = ("<frozen importlib", str(importlib.__file__))
-_MISFITS = (AttributeError, ImportError, KeyError, NameError, TypeError)
+
+
+class Misfit(LookupError):
+    """The installed package has other names than the adapter knows; of an untried version that is no defect."""
+
+
+_MISFITS = (AttributeError, ImportError, KeyError, Misfit, NameError, TypeError)
 
 
 def installed(package: str) -> str | None:
@@ -60,7 +67,7 @@ def labels(said: Mapping[str, str], version: str, tried: Iterable[str]) -> dict[
 class Package:
     """A stack that is a package of this interpreter, answered by functions with the names of the questions.
 
-    A version that is in no list of `tried` says so in every label and declares no abilities; what the adapter does not
+    A version that is in no list of `tried` says so in every label and claims nothing; what the adapter does not
     find in it is not offered, case by case.
 
     Raises:
@@ -91,6 +98,8 @@ class Package:
             {question: self.said[question] for question in asked}, self.version, [self.version] if known else self.tried
         )
         self.abilities = self.can if self.version in self.tried else None
+        if self.can is not None and not known:
+            self.abilities = replace(self.can, claims=False)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in type(self).of:

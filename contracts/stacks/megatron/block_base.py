@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.stacks.kit.versions import Misfit
 from contracts.stacks.megatron.model import Plan, config_of
 from contracts.stacks.megatron.weight_mapping import block_pieces, ours_of, theirs_of
 
@@ -38,12 +39,14 @@ class Block(ABC):
         """Its tensors that have a counterpart among ours, by Megatron's name in a model."""
 
     def ours(self, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if missing := self.table.keys() - theirs.keys():
+            raise Misfit(f"the model has no {', '.join(sorted(missing))}")
         return ours_of(self.table, theirs)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         given, held = theirs_of(self.table, weights), self.tensors()
         if given.keys() != held.keys():
-            raise AssertionError(f"weights and model differ in {sorted(given.keys() ^ held.keys())}")
+            raise Misfit(f"weights and model differ in {sorted(given.keys() ^ held.keys())}")
         with torch.no_grad():
             for name, each in held.items():
                 each.copy_(given[name])

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import inspect
 import logging
 import queue
 from collections.abc import Callable, Iterator
@@ -33,6 +34,13 @@ def mcore(module: str) -> Any:
 def older() -> bool:
     """Whether the installed version has a Mamba model with other letters instead of the hybrid model: up to 0.16."""
     return importlib.util.find_spec("megatron.core.models.hybrid") is None
+
+
+@functools.cache
+def has_convolution_module() -> bool:
+    """Whether the Mamba mixer holds its convolution as a module; from 0.19 on its tensors are the mixer's own."""
+    mixer = mcore("ssm.mamba_mixer").MambaMixer
+    return "nn.Conv1d(" in inspect.getsource(mixer.__init__)
 
 
 @dataclass(frozen=True, kw_only=True)

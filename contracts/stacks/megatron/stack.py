@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class Megatron:
             tried = self.version in VERSIONS
             self._numbers = answers if tried else FallingBack(answers, f"megatron {self.version}", VERSIONS)
             self.offers |= answers.offers
-            self.abilities = ABILITIES if tried else None
+            self.abilities = ABILITIES if tried else replace(ABILITIES, claims=False)
             self.repeats -= answers.offers
             self.labels = {**self.labels, **labels(answers.labels, self.version, VERSIONS)}
 

@@ -28,7 +28,7 @@ from contracts.stacks.kit.links import (
     to_canonical,
     to_theirs,
 )
-from contracts.stacks.megatron.shims import older
+from contracts.stacks.megatron.shims import has_convolution_module
 
 
 def pieces(recipe: Recipe, letters: str, places: list[int]) -> dict[str, Link]:
@@ -128,7 +128,7 @@ def _mamba(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
     projection = tuple(f"{ours}{name}.weight" for name in ("wz", "wx", "wb", "wc", "wdt"))
     weights = tuple(f"{ours}conv_{name}.weight" for name in "xbc")
     biases = tuple(f"{ours}conv_{name}.bias" for name in "xbc")
-    convolution = f"{theirs}conv1d{'.' if older() else '_'}"
+    convolution = f"{theirs}conv1d{'.' if has_convolution_module() else '_'}"
     return [
         joined(f"{theirs}in_proj.weight", projection, of_projection),
         depthwise(f"{convolution}weight", weights, of_convolution),

@@ -25,6 +25,7 @@ from contracts.spec.recipe import Mode, Moe, Recipe
 from contracts.spec.training import Execution
 from contracts.stacks.kit.links import to_canonical, to_theirs
 from contracts.stacks.kit.runs import gradients_of
+from contracts.stacks.kit.versions import Misfit
 from contracts.stacks.torchtitan import shims, weight_mapping
 from contracts.stacks.torchtitan.model import config_of
 
@@ -183,7 +184,7 @@ class _Block(nn.Module):
         """Check that exactly the block's tensors are given; torchtitan's tables and counter are not weights."""
         own = {name for name in self.named() if not name.endswith(("rope.cache", "tokens_per_expert_E"))}
         if own != given.keys():
-            raise AssertionError(f"weights and block differ in {sorted(own ^ given.keys())}")
+            raise Misfit(f"weights and block differ in {sorted(own ^ given.keys())}")
 
 
 def _branch(recipe: Recipe) -> str:
