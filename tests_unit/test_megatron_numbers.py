@@ -6,12 +6,14 @@ Both run in the interpreter that has it, each in a process of its own.
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from contracts.stacks.megatron import VERSIONS, installed
 from contracts.stacks.megatron.stack import environment
+from tests_unit._parties import scripts
 
 pytestmark = pytest.mark.megatron
 
@@ -30,6 +32,7 @@ EARLIER = {"megatron_expert_gradients_stay_apart"}
 KEPT = "MOE-01a,MOE-02b,MOE-04a,MOE-05d,BLK-03a,BLK-03d,BLK-04e,BLK-04i,OPT-05d,TOPO-05c,CKPT-04a,CKPT-06a"
 
 SAVED = "CKPT-01h[borrowed-ep2],CKPT-02h[tp2-sp],CKPT-02h[tp2-sp-to-interleaved],CKPT-02h[hybrid-tp2-sp]"
+DEVIATES = "PAR-01e[tp2-sp]"
 
 
 def python(version: str) -> Path:
@@ -39,20 +42,28 @@ def python(version: str) -> Path:
     return installed()[version]
 
 
+ENV = environment() | {"OMP_NUM_THREADS": "1"}
+
+
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    env = environment() | {"OMP_NUM_THREADS": "1"}
     words = [str(word) for word in command]
-    return subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT, env=env, timeout=280)
+    return subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT, env=ENV, timeout=280)
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[scripts.Run]:
+    with scripts.forked(ENV, "torch", "torch._dynamo") as ran:  # megatron.core brings both
+        yield ran
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_fault_that_is_declared_shows_without_the_suite(version: str, script: Path) -> None:
+def test_a_fault_that_is_declared_shows_without_the_suite(version: str, script: Path, forked: scripts.Run) -> None:
     if version == OLD and script.stem in LATER:
         pytest.skip(f"{script.stem} asks for a later version than {OLD}")
     if version == NEW and script.stem in EARLIER:
         pytest.skip(f"{NEW} has mended it")
-    done = run(python(version), "-W", "ignore", script)
+    done = forked(python(version), script)
     assert done.returncode == 0, done.stdout[-600:] + done.stderr[-600:]
 
 
@@ -74,30 +85,25 @@ def test_blocks_and_steps_are_judged_in_the_interpreter_that_has_it(version: str
     assert "shimmed: CUDA's device" in (tmp_path / "run.jsonl").read_text()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_ranks_resume_what_they_and_others_saved(version: str, tmp_path: Path) -> None:
-    rankproof = python(version).with_name("rankproof")
-    if not rankproof.exists():
-        pytest.skip(f"the environment of {version} is older than its suite: run `make megatron`")
-    done = run(
-        rankproof, "check", "--stack", f"megatron=={version}", "--ranks", "2", "--profile", SAVED, "--report", tmp_path
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-600:]
-    assert "4 holds" in done.stdout, done.stdout[-600:]
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_declared_case_does_not_hide_a_second_fault(version: str, tmp_path: Path) -> None:
+def of_ranks(version: str, stack: str, profile: str, report: Path) -> subprocess.CompletedProcess[str]:
     rankproof = python(version).with_name("rankproof")
     if not rankproof.exists():
         pytest.skip(f"the environment of {version} is older than its suite: run `make megatron`")
     declared = ROOT / "docs/deviations" / ("megatron.toml" if version == NEW else f"megatron=={version}.toml")
-    asked = ("--ranks", "2", "--profile", "PAR-01e[tp2-sp]", "--deviations", declared, "--report", tmp_path / "report")
-    done = run(rankproof, "check", "--stack", f"megatron=={version}", *asked)
-    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
-    assert "1 deviates" in done.stdout
-    planted = "tests_unit._parties.scaled_gradients:SharedExpertsTwice"
-    done = run(rankproof, "check", "--stack", planted, *asked)
+    return run(rankproof, "check", "--stack", stack, "--ranks", "2", "--profile", profile, "--deviations", declared,
+               "--report", report)  # fmt: skip
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_ranks_resume_what_they_and_others_saved_and_deviate_as_declared(version: str, tmp_path: Path) -> None:
+    done = of_ranks(version, f"megatron=={version}", f"{SAVED},{DEVIATES}", tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-600:]
+    assert "(4 holds, 1 deviates)" in done.stdout, done.stdout[-600:]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_declared_case_does_not_hide_a_second_fault(version: str, tmp_path: Path) -> None:
+    done = of_ranks(version, "tests_unit._parties.scaled_gradients:SharedExpertsTwice", DEVIATES, tmp_path)
     assert done.returncode == 1, done.stdout[-1500:] + done.stderr[-600:]
     assert "not declared: the gradient of layers.3.mixer.shared." in done.stdout, done.stdout[-3000:]
 

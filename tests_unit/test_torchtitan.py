@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests_unit._parties import scripts
 
 ROOT = Path(__file__).parents[1]
 VERSION = "0.3.0"
@@ -21,19 +24,27 @@ needs_titan = pytest.mark.skipif(
 )
 
 
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
+
+
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
     words = [str(word) for word in command]
-    return subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT, env=env, timeout=280)
+    return subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT, env=ENV, timeout=280)
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[scripts.Run]:
+    with scripts.forked(ENV, "torch") as ran:
+        yield ran
 
 
 @pytest.mark.titan
 @needs_titan
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
-def test_a_fault_that_is_declared_shows_without_the_suite(script: Path) -> None:
+def test_a_fault_that_is_declared_shows_without_the_suite(script: Path, forked: scripts.Run) -> None:
     ranks = "torchrun" in script.read_text()
-    begin = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2"] if ranks else [BIN / "python", "-W", "ignore"]
-    done = run(*begin, script)
+    torchrun = (BIN / "torchrun", "--standalone", "--nproc-per-node", "2")
+    done = run(*torchrun, script) if ranks else forked(BIN / "python", script)
     assert done.returncode == 0, done.stdout[-600:] + done.stderr[-600:]
 
 
@@ -47,23 +58,19 @@ def test_the_version_before_fails_at_the_same_degrees_in_its_own_words() -> None
     assert done.returncode == 0, done.stdout[-600:] + done.stderr[-600:]
 
 
+DECLARED = ("--deviations", "docs/deviations/torchtitan.toml")
+
+
 @pytest.mark.titan
 @needs_titan
-def test_two_ranks_of_it_keep_the_promises_of_a_step(tmp_path: Path) -> None:
+def test_two_ranks_of_it_keep_the_promises_of_a_step_and_compile_as_one_rank_runs(tmp_path: Path) -> None:
     cases = "PAR-01e[fsdp2],PAR-01e[borrowed-tp2-sp-ep2-etp1],OPT-04e[fsdp2],MOE-06e[tp2-sp],CKPT-02h[fsdp2]"
     cases += ",TOPO-05d[own-axis-tp2-on-2],TOPO-07d[own-axis-tp2-on-2],TRAF-02b[transformer-1f1b]"
-    done = run(BIN / "rankproof", "check", "--stack", "torchtitan", "--ranks", "2", "--profile", cases,
+    cases += ",COMP-07c,PAR-08h[1f1b]"
+    done = run(BIN / "rankproof", "check", "--stack", "torchtitan", "--ranks", "2", "--profile", cases, *DECLARED,
                "--report", tmp_path / "report")  # fmt: skip
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
-
-
-@pytest.mark.titan
-@needs_titan
-def test_two_ranks_of_it_compile_as_one_rank_runs(tmp_path: Path) -> None:
-    done = run(BIN / "rankproof", "check", "--stack", "torchtitan", "--ranks", "2", "--profile", "COMP-07c",
-               "--report", tmp_path / "report")  # fmt: skip
-    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
-    assert "(2 holds)" in done.stdout, done.stdout[-600:]
+    assert "(10 holds, 1 deviates)" in done.stdout, done.stdout[-600:]
 
 
 @pytest.mark.titan
@@ -109,13 +116,9 @@ def test_another_version_than_the_installed_one_is_unreachable_with_the_command(
 @pytest.mark.titan
 @needs_titan
 def test_a_declared_case_does_not_hide_a_second_fault(tmp_path: Path) -> None:
-    asked = ("--ranks", "2", "--profile", "PAR-08h[1f1b]", "--deviations", "docs/deviations/torchtitan.toml",
-             "--report", tmp_path / "report")  # fmt: skip
-    done = run(BIN / "rankproof", "check", "--stack", "torchtitan", *asked)
-    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
-    assert "1 deviates" in done.stdout
     planted = "tests_unit._parties.scaled_gradients:RoutersHalved"
-    done = run(BIN / "rankproof", "check", "--stack", planted, *asked)
+    done = run(BIN / "rankproof", "check", "--stack", planted, "--ranks", "2", "--profile", "PAR-08h[1f1b]", *DECLARED,
+               "--report", tmp_path / "report")  # fmt: skip
     assert done.returncode == 1, done.stdout[-1500:] + done.stderr[-600:]
     assert "not declared: the gradient of layers.1.mixer.router.weight" in done.stdout, done.stdout[-3000:]
 

@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests_unit._parties import scripts
 
 ROOT = Path(__file__).parents[1]
 VERSION = "5.23.0"
@@ -21,17 +24,25 @@ needs_transformers = pytest.mark.skipif(
 )
 
 
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
+
+
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
     words = [str(word) for word in command]
-    return subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT, env=env, timeout=280)
+    return subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT, env=ENV, timeout=280)
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[scripts.Run]:
+    with scripts.forked(ENV, "torch") as ran:
+        yield ran
 
 
 @pytest.mark.transformers
 @needs_transformers
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
-def test_a_defect_shows_without_the_suite(script: Path) -> None:
-    done = run(BIN / "python", "-W", "ignore", script)
+def test_a_defect_shows_without_the_suite(script: Path, forked: scripts.Run) -> None:
+    done = forked(BIN / "python", script)
     assert done.returncode == 0, done.stdout[-600:] + done.stderr[-600:]
 
 

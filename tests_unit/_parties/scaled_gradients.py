@@ -37,5 +37,5 @@ class RoutersHalved(Torchtitan):
     """torchtitan with the gradients of its routers halved under a pipeline."""
 
     def train(self, session: Session) -> Trained:
-        trained = super().train(session)
+        trained: Trained = self.__getattr__("train")(session)  # what it answers stands in modules, and not in a class
         return scaled(trained, ".router.weight", 0.5) if session.execution.degrees.pp > 1 else trained
