@@ -32,6 +32,10 @@ class Reader(Protocol):
         """The ranks that share a batch with this one."""
         ...
 
+    def same(self) -> tuple[int, ...]:
+        """The ranks that consume the same rows as this one."""
+        ...
+
     def parts(self, parameter: Tensor, tensor: Tensor) -> list[tuple[str, Held]] | None:
         """What `tensor`, a parameter of the model or of its optimizer, or a gradient or moment of it, is part of; None
         where this reader does not know."""
@@ -140,6 +144,10 @@ class Megatron:
         state = sys.modules["megatron.core.parallel_state"]
         return tuple(dist.get_process_group_ranks(state.get_data_parallel_group()))
 
+    def same(self) -> tuple[int, ...]:
+        state = sys.modules["megatron.core.parallel_state"]
+        return tuple(dist.get_process_group_ranks(state.get_tensor_model_parallel_group()))
+
     def renew(self, parameter: Tensor) -> None:
         copied = getattr(parameter, "main_param", None)
         if isinstance(copied, Tensor):
@@ -231,6 +239,9 @@ class Flat:
 
     def data(self) -> tuple[int, ...]:
         return self.ranks
+
+    def same(self) -> tuple[int, ...]:
+        return ()
 
     def renew(self, parameter: Tensor) -> None:
         pass  # its shards are the weights that the optimizer steps
