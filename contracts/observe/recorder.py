@@ -906,7 +906,8 @@ def _compiled(module: nn.Module) -> bool:
 
 def _wraps(root: nn.Module) -> bool:
     megatron = type(root).__module__.startswith("megatron.") and isinstance(getattr(root, "module", None), nn.Module)
-    return megatron or isinstance(root, (DistributedDataParallel, nn.DataParallel))
+    deepspeed = type(root).__module__.startswith("deepspeed.")
+    return megatron or deepspeed or isinstance(root, (DistributedDataParallel, nn.DataParallel))
 
 
 def _replicas(root: nn.Module) -> tuple[int, ...]:

@@ -113,7 +113,8 @@ def _again(merged: Merged) -> Iterator[str]:
     seen: dict[tuple[int, int], tuple[int, int, int]] = {}
     for step in range(1, merged.steps + 1):
         for rank, line in merged.lines("input", step):
-            epoch, batch, rows = line.get("epoch", 0), line.get("batch", 0), Counter(line["rows"])
+            epoch, batch = line.get("epoch", 0), line.get("batch", 0)
+            rows = Counter[int](line["rows"])
             if not epoch or rank.rank not in ranks or batch >= line["last"]:
                 continue
             mine = [row for row, count in rows.items() if count == 1]
