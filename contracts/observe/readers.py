@@ -1,5 +1,5 @@
-"""Where a stack that shards plain tensors keeps what: Megatron-Core's layers and buffers, the flat parameters of
-FSDP1.
+"""Where a stack that shards plain tensors keeps what: Megatron-Core's layers and buffers, the flat parameters of FSDP1
+and of DeepSpeed's ZeRO.
 
 A reader is asked about a root module once, and then about each tensor; it issues no collective and imports no stack: a
 module of such a stack is there because the script imported it.
@@ -30,6 +30,10 @@ class Reader(Protocol):
 
     def data(self) -> tuple[int, ...]:
         """The ranks that share a batch with this one."""
+        ...
+
+    def same(self) -> tuple[int, ...]:
+        """The ranks that consume the same rows as this one."""
         ...
 
     def parts(self, parameter: Tensor, tensor: Tensor) -> list[tuple[str, Held]] | None:
@@ -140,6 +144,10 @@ class Megatron:
         state = sys.modules["megatron.core.parallel_state"]
         return tuple(dist.get_process_group_ranks(state.get_data_parallel_group()))
 
+    def same(self) -> tuple[int, ...]:
+        state = sys.modules["megatron.core.parallel_state"]
+        return tuple(dist.get_process_group_ranks(state.get_tensor_model_parallel_group()))
+
     def renew(self, parameter: Tensor) -> None:
         copied = getattr(parameter, "main_param", None)
         if isinstance(copied, Tensor):
@@ -192,7 +200,8 @@ class Range:
 
 @dataclass(kw_only=True, eq=False)
 class Flat:
-    """FSDP1 says in its handles which range of which parameter lies where in a flat one.
+    """FSDP1 says in its handles, ZeRO's stages 1 and 2 by the fragments of their float32 partitions and its stage 3 by
+    the parameters of its groups, which range of which parameter lies where in a flat one. Private; DeepSpeed 0.19.8.
 
     Args:
         held: the parameters that optimizers have, so that no other one gets their number.
@@ -201,16 +210,52 @@ class Flat:
     ranks: tuple[int, ...]
     names: dict[int, str] = field(default_factory=dict)
     ranges: dict[int, list[Range]] = field(default_factory=dict)
+    copies: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)
     held: list[Tensor] = field(default_factory=list)
 
     @staticmethod
     def of(root: nn.Module) -> Flat | None:
         sharded = {name: each for name, each in root.named_modules() if isinstance(each, FullyShardedDataParallel)}
-        if not sharded:
+        if sharded:
+            found = Flat(ranks=tuple(dist.get_process_group_ranks(next(iter(sharded.values())).process_group)))
+            for name, each in sharded.items():
+                found._of_handle(name, each._handle)
+            return found
+        if hasattr(getattr(root, "optimizer", None), "fp32_partitioned_groups_flat"):
+            return Flat._of_stage_3(root, root.optimizer)
+        mapped = [(name, each, getattr(each, "_hp_mapping", None)) for name, each in root.named_parameters()]
+        fragments = [(name, each, fragment) for name, each, fragment in mapped if fragment is not None]
+        optimizer: Any = getattr(getattr(root, "optimizer", None), "optimizer", None)
+        if not fragments or optimizer is None:
             return None
-        found = Flat(ranks=tuple(dist.get_process_group_ranks(next(iter(sharded.values())).process_group)))
-        for name, each in sharded.items():
-            found._of_handle(name, each._handle)
+        found = Flat(ranks=tuple(dist.get_process_group_ranks(getattr(root, "data_parallel_group"))))  # noqa: B009
+        found.held += [each for group in optimizer.param_groups for each in group["params"]]
+        for name, parameter, fragment in fragments:
+            flat = found.held[fragment.param_group_index]
+            found.names[id(parameter)] = canonical(name, inside=True)
+            found.copies[id(parameter)] = fragment.lp_fragment_address, fragment.hp_fragment
+            found.ranges.setdefault(id(flat), []).append(Range(
+                name=found.names[id(parameter)], shape=tuple(parameter.shape), at=fragment.hp_fragment_address.start,
+                numel=fragment.hp_fragment_address.numel, start=fragment.lp_fragment_address.start,
+            ))  # fmt: skip
+        return found
+
+    @staticmethod
+    def _of_stage_3(root: nn.Module, optimizer: Any) -> Flat:
+        """Each rank has a part of each parameter, `ds_tensor`, and those of a group beside each other in float32."""
+        found = Flat(ranks=tuple(dist.get_process_group_ranks(getattr(root, "data_parallel_group"))))  # noqa: B009
+        names, rank = {id(each): name for name, each in root.named_parameters()}, dist.get_rank()
+        for group, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
+            found.held.append(flat)
+            at = 0
+            for each in group:
+                name, size = canonical(names[id(each)], inside=True), each.ds_tensor.ds_numel
+                start = min(found.ranks.index(rank) * size, each.ds_numel)
+                mine = Range(name=name, shape=tuple(each.ds_shape), at=at, numel=min(size, each.ds_numel - start),
+                             start=start)  # fmt: skip
+                found.names[id(each)], found.ranges[id(each)] = name, [replace(mine, at=0)]
+                found.ranges.setdefault(id(flat), []).append(mine)
+                at += size
         return found
 
     def _of_handle(self, module: str, handle: Any) -> None:
@@ -232,13 +277,18 @@ class Flat:
     def data(self) -> tuple[int, ...]:
         return self.ranks
 
+    def same(self) -> tuple[int, ...]:
+        return ()
+
     def renew(self, parameter: Tensor) -> None:
-        pass  # its shards are the weights that the optimizer steps
+        if id(parameter) in self.copies:
+            address, copied = self.copies[id(parameter)]
+            copied.data.copy_(parameter.data.reshape(-1)[address.start : address.start + address.numel])
 
     def parts(self, parameter: Tensor, tensor: Tensor) -> list[tuple[str, Held]] | None:
         if id(parameter) not in self.ranges:
             return None
-        flat = tensor.reshape(-1)
+        flat = (getattr(tensor, "ds_tensor", tensor) if tensor is parameter else tensor).reshape(-1)
         return [(each.name, flat_range(flat[each.at : each.at + each.numel], each.shape, each.start))
                 for each in self.ranges[id(parameter)]]  # fmt: skip
 

@@ -12,6 +12,7 @@ import hashlib
 import math
 import os
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,12 +26,13 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.modules import module as hooks
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from contracts.instruments import traffic
-from contracts.observe import placement, routing
+from contracts.observe import consumed, placement, routing
 from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
@@ -90,6 +92,10 @@ class Recorder:
         self.recounts = False
         self.looked_at = 0  # the step whose evaluation was looked at
         self.buffers: dict[str, str] | None = None  # before the evaluation that is under way
+        self.held: dict[str, str] | None = None  # buffers before the forward pass that is under way
+        self.due = False  # whether they are to be written in this step
+        self.epochs = consumed.Epochs()
+        self.labels: list[consumed.Labels] = []  # of the backward pass that is under way
         self.failed = ""
         self._undo: list[Callable[[], None]] = []
 
@@ -98,6 +104,7 @@ class Recorder:
     def start(self) -> None:
         """Put the hooks in."""
         self.on = True
+        warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
         handles = [
             hooks.register_module_forward_pre_hook(self._before_module),
             hooks.register_module_forward_hook(self._after_module, always_call=True),
@@ -111,8 +118,10 @@ class Recorder:
             self._replace(owner, "clip_grad_norm_", self._clip)
         for each in _schedulers(torch.optim.lr_scheduler.LRScheduler):
             self._replace(each, "step", self._scheduled)
+        self._replace(consumed.LOADER, "__iter__", self._epoch)
+        self._replace(consumed.ITERATOR, "_next_index", self._drawn)
         if self.hears:
-            mode = _Collectives(self)
+            mode = _Dispatched(self)
             mode.__enter__()  # type: ignore[no-untyped-call]
             self._undo.append(mode.leave)
         os.register_at_fork(after_in_child=self._unhook)  # a worker that loads data is not this rank
@@ -187,6 +196,9 @@ class Recorder:
         if torch.compiler.is_compiling() or self.busy or not self.on:
             return
         self.depth += 1
+        if self.depth == 2 and self.due and not _recomputed():
+            with _Apart(self):  # DDP has sent them by now
+                self._write_buffers()
         if self.depth > 1 or _recomputed():
             return
         # torch gives a global pre-hook no keyword arguments; they stand in the frame that calls it
@@ -194,6 +206,8 @@ class Recorder:
         training = torch.is_grad_enabled()
         with _Apart(self):
             self._root_begins(module, arguments, named, training)
+            if self.due and not _replicas(module):
+                self._write_buffers()
 
     def _after_module(self, module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
         if torch.compiler.is_compiling() or self.busy or not self.on:
@@ -208,6 +222,7 @@ class Recorder:
             self._routed(module, arguments, result)
             self._module_ends(module, result)
             if self.depth == 0:
+                self._write_statistics()
                 drawn = _random_state(module) != self.random
                 self.writer.add("drawn", step=self.step, microbatch=self.microbatch, drawn=drawn)
                 self.rows = None
@@ -243,6 +258,7 @@ class Recorder:
         self.random = _random_state(root)
         self.writer.add(
             "input", step=self.step, microbatch=self.microbatch, rows=rows, random=self.random,
+            epoch=self.epochs.epoch, batch=self.epochs.batch, last=self.epochs.last,
             tensors={name: [list(each.shape), _dtype(each)] for name, each in tensors.items()},
         )  # fmt: skip
         if self.rows is None:
@@ -258,6 +274,56 @@ class Recorder:
                     digest = hashlib.sha256(held.reshape(-1).view(torch.uint8).numpy().tobytes())
                     found[f"{self.modules.get(id(module), '')}.{name}"] = digest.hexdigest()
         return found
+
+    def _every_buffer(self) -> Iterator[tuple[str, Held]]:
+        """What this rank holds of each buffer that a checkpoint keeps, but for those of a norm's running statistics."""
+        for module in (each for root in self.roots for each in root.modules()):
+            for name, each in () if isinstance(module, _NormBase) else module.named_buffers(recurse=False):
+                if name not in module._non_persistent_buffers_set and not each.is_meta:  # private; torch 1.6 - 2.13
+                    found = placement.held(each)
+                    if not each.is_sparse and not each.is_complex() and found.pieces is not None:
+                        yield f"{self._whose(module)}.{name}".removeprefix("(root).").replace("..", "."), found
+
+    def _write_buffers(self) -> None:
+        self.due, self.held = False, {}
+        for name, mine in self._every_buffer():
+            self.held[name] = f"{fingerprint(name, mine.local.detach(), mine.pieces or ()):016x}"
+            self.writer.add(
+                "buffer", step=self.step, name=name, shape=list(mine.shape), dtype=_dtype(mine.local), part=mine.part,
+                partial=mine.partial, bits=self.held[name], squares=0.0, sketch=None,
+            )  # fmt: skip
+
+    def _write_statistics(self) -> None:
+        """Which buffers a forward pass changes, by what this rank's rows are."""
+        before, self.held = self.held, None
+        if before:
+            after = {name: f"{fingerprint(name, mine.local.detach(), mine.pieces or ()):016x}"
+                     for name, mine in self._every_buffer()}  # fmt: skip
+            changed = [name for name, bits in before.items() if after.get(name) != bits]
+            self.writer.add("statistics", step=self.step, names=changed)
+
+    def _epoch(self, before: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def begin(loader: Any) -> Any:
+            if self.on and self._trains():
+                self.epochs.begin(loader)
+            return before(loader)
+
+        return begin
+
+    def _drawn(self, before: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def drawn(batches: Any) -> Any:
+            found = before(batches)
+            if self.on and self._trains():
+                self.epochs.batch += 1
+                numbers = [found] if isinstance(found, int) else found
+                if self.epochs.epoch and isinstance(numbers, list) and all(isinstance(each, int) for each in numbers):
+                    self.writer.add("drawn-rows", step=self.step, epoch=self.epochs.epoch, numbers=numbers[:MOST_ROWS])
+            return found
+
+        return drawn
+
+    def _trains(self) -> bool:
+        return torch.is_grad_enabled() and (not self.roots or any(each.training for each in self.roots))
 
     def _evaluation_ends(self, before: Mapping[str, str]) -> None:
         after, self.buffers = self._buffers(), None
@@ -338,6 +404,7 @@ class Recorder:
             self.done = self.step
             self.writer.add("step", step=self.step, backward=self.backward, microbatches=self.microbatch)
         self.step, self.stepped, self.backward, self.microbatch = self.step + 1, False, 0, 0
+        self.due = running
         if self.step == 1:
             self._first_weights()
         self._write_untied()
@@ -441,6 +508,7 @@ class Recorder:
         self.writer.add(
             "root", number=number, type=type(root).__name__, replicas=list(_replicas(root)),
             data=list(reader.data() if reader else _data(root)),
+            same=list(reader.same() if reader else _same(root)),
             trainable=[name for each in root.parameters() if each.requires_grad for name in names[id(each)]],
             frozen=[name for each in root.parameters() if not each.requires_grad for name in names[id(each)]],
             compiled=any(_compiled(each) for each in root.modules()),
@@ -460,9 +528,10 @@ class Recorder:
                     with _Apart(self):
                         self._before_backward(tensors)
                 found = before(tensors, *arguments, **named)
-                if outer and self.on and not self.busy and self.step and self.routing:
+                if outer and self.on and not self.busy and self.step:
                     with _Apart(self):  # what a recomputation counts again is in it
                         self.counted = self._counters()
+                        self._write_labels()
                 return found
             finally:
                 self.inside_backward = not outer
@@ -483,6 +552,14 @@ class Recorder:
             self.writer.add(
                 "loss", step=self.step, backward=self.backward, value=_number(_local(first).double().item())
             )
+
+    def _write_labels(self) -> None:
+        for number, each in enumerate(self.labels, start=1):
+            self.writer.add(
+                "labels", step=self.step, backward=self.backward, call=number, classes=each.classes,
+                counted=int(each.counted), weight=_number(float(each.weight)), dtype=each.dtype,
+            )  # fmt: skip
+        self.labels = []
 
     def _clip(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def clip(parameters: Any, max_norm: float, *arguments: Any, **named: Any) -> Any:
@@ -646,6 +723,16 @@ class Recorder:
         key = "-".join(map(str, found.members))
         self.collectives.setdefault(key, []).append(found.said())
 
+    def weighed(self, arguments: Sequence[Any]) -> None:
+        """The backward pass of a loss over labels."""
+        if not any(isinstance(each, DTensor) for each in arguments):
+            with _Apart(self):
+                found = consumed.weighed(arguments)
+                if found is None:
+                    self._miss("losses whose labels weigh differently")
+                else:
+                    self.labels.append(found)
+
     def _write_collectives(self) -> None:
         for group, said in self.collectives.items():
             digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
@@ -676,8 +763,8 @@ class _Apart:
         return False
 
 
-class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Hears the collectives of this process; see `contracts.instruments.traffic`."""
+class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    """Hears the collectives of this process, see `contracts.instruments.traffic`, and what its labels weigh."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -705,6 +792,8 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             else:
                 if found is not None:
                     recorder.heard(found)
+        elif func in consumed.LABELS and recorder.on and not recorder.busy and recorder.step:
+            recorder.weighed(args)
         return func(*args, **(kwargs or {}))
 
 
@@ -817,7 +906,8 @@ def _compiled(module: nn.Module) -> bool:
 
 def _wraps(root: nn.Module) -> bool:
     megatron = type(root).__module__.startswith("megatron.") and isinstance(getattr(root, "module", None), nn.Module)
-    return megatron or isinstance(root, (DistributedDataParallel, nn.DataParallel))
+    deepspeed = type(root).__module__.startswith("deepspeed.")
+    return megatron or deepspeed or isinstance(root, (DistributedDataParallel, nn.DataParallel))
 
 
 def _replicas(root: nn.Module) -> tuple[int, ...]:
@@ -834,3 +924,14 @@ def _data(root: nn.Module) -> tuple[int, ...]:
             if isinstance(each, DTensor) and each.device_mesh.ndim == 1:
                 return tuple(each.device_mesh.mesh.reshape(-1).tolist())
     return _replicas(root)
+
+
+def _same(root: nn.Module) -> tuple[int, ...]:
+    """The ranks that consume the same rows as this one: those of a mesh's axis "tp", where its DTensors name one."""
+    for each in root.parameters():
+        names = each.device_mesh.mesh_dim_names or () if isinstance(each, DTensor) else ()
+        coordinate = each.device_mesh.get_coordinate() if "tp" in names else None  # type: ignore[attr-defined]
+        if coordinate is not None:
+            at = tuple(slice(None) if name == "tp" else here for name, here in zip(names, coordinate, strict=True))
+            return tuple(each.device_mesh.mesh[at].tolist())  # type: ignore[attr-defined]
+    return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -232,11 +233,203 @@ def flat() -> None:
         dist.destroy_process_group()
 
 
+def adversarial() -> None:
+    """A generator and a critic: the generator's loss leaves gradients on the critic, which its own turn empties."""
+    maker, critic = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), _net()
+    makes, judges = (torch.optim.Adam(each.parameters(), lr=1e-2, betas=(0.5, 0.9)) for each in (maker, critic))
+    truth = nn.functional.binary_cross_entropy_with_logits
+    for _ in range(3):
+        judges.zero_grad()
+        made = maker(_rows())
+        truth(critic(_rows()), torch.ones(4, 1)).backward()
+        truth(critic(made.detach()), torch.zeros(4, 1)).backward()
+        judges.step()
+        makes.zero_grad()
+        truth(critic(made), torch.ones(4, 1)).backward()
+        makes.step()
+
+
+def averaged() -> None:
+    """An average of the weights is evaluated behind each step."""
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    net = _net()
+    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(_rows()).square().sum().backward()
+        optimizer.step()
+        average.update_parameters(net)
+        average.eval()
+        with torch.no_grad():
+            average(_rows())
+
+
+def frozen() -> None:
+    """A frozen backbone in evaluation mode, whose norm keeps its statistics, under a head that learns."""
+    net = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), nn.Linear(8, 1))
+    net[0].requires_grad_(False).eval()
+    optimizer = torch.optim.SGD(net[1].parameters(), lr=1e-2, weight_decay=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(_rows()).square().sum().backward()
+        optimizer.step()
+
+
+class _LowRank(nn.Module):
+    """LoRA (arXiv 2106.09685): B begins with zeros, so that the first gradient of A is zero."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        self.a = nn.Parameter(torch.randn(2, inner.in_features))
+        self.b = nn.Parameter(torch.zeros(inner.out_features, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.inner(x) + x @ self.a.T @ self.b.T
+        return found
+
+
+def low_rank() -> None:
+    net = nn.Sequential(_LowRank(nn.Linear(4, 8)), nn.Linear(8, 1).requires_grad_(False))
+    optimizer = torch.optim.SGD([each for each in net.parameters() if each.requires_grad], lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(_rows()).square().sum().backward()
+        optimizer.step()
+
+
+class _ScheduleFree(torch.optim.Optimizer):
+    """SGD without a schedule (arXiv 2405.15682): weights are y in training and x in evaluation."""
+
+    def __init__(self, params: object, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "beta": 0.9, "k": 0})  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def swap(self, weight: float) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                if "z" in self.state[each]:
+                    each.lerp_(self.state[each]["z"], weight)
+
+    def eval(self) -> None:
+        self.swap(1 - 1 / self.param_groups[0]["beta"])
+
+    def train(self) -> None:
+        self.swap(1 - self.param_groups[0]["beta"])
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["k"] += 1
+            for each in group["params"]:
+                z = self.state[each].setdefault("z", each.detach().clone())
+                part = group["beta"] * (1 - 1 / group["k"]) - 1
+                each.lerp_(z, 1 / group["k"]).add_(each.grad, alpha=group["lr"] * part)
+                z.sub_(each.grad, alpha=group["lr"])
+
+
+def schedule_free() -> None:
+    net = _net()
+    optimizer = _ScheduleFree(net.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(_rows()).square().sum().backward()
+        optimizer.step()
+        net.eval()
+        optimizer.eval()
+        with torch.no_grad():
+            net(_rows())
+        net.train()
+        optimizer.train()
+
+
+def several() -> None:
+    """One optimizer for matrices and one for the rest, with a schedule each, all of it stepped in every step."""
+    net = _net()
+    split = [[each for each in net.parameters() if (each.dim() > 1) is wide] for wide in (True, False)]
+    optimizers = [torch.optim.SGD(split[0], lr=1e-2, momentum=0.9), torch.optim.AdamW(split[1], lr=1e-3)]
+    schedules = [lr_scheduler.CosineAnnealingLR(each, 9) for each in optimizers]
+    for _ in range(4):
+        net(_rows()).square().sum().backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        for each in (*optimizers, *schedules):
+            each.step()
+        net.zero_grad()
+
+
+def evaluated() -> None:
+    """Dropout and a norm with statistics, evaluated between steps."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(_rows()).square().sum().backward()
+        optimizer.step()
+        net.eval()
+        with torch.inference_mode():
+            net(_rows())
+        net.train()
+
+
+def compiled() -> None:
+    net = _net()
+    traced = torch.compile(net, backend="eager")
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        traced(_rows()).square().sum().backward()
+        optimizer.step()
+
+
+def accumulated(reduction: str) -> None:
+    """Microbatches with other numbers of labels, each of which weighs the same."""
+    net = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        observe.step(microbatches=3)
+        text = torch.randint(9, (3, 4, 7))
+        labels = text.masked_fill(torch.rand(text.shape) < 0.4, -100)
+        count = (labels != -100).sum()
+        for each, its in zip(text, labels, strict=True):
+            loss = nn.functional.cross_entropy(net(each).flatten(0, 1), its.flatten(), reduction=reduction)
+            (loss.sum() / count if reduction != "mean" else loss * (its != -100).sum() / count).backward()
+        optimizer.step()
+
+
+def loaded(kind: str) -> None:
+    """Epochs of torch's loader: short ones, one batch of which is overfitted, a dataset that holds its rows ten times,
+    and rows that are drawn with replacement."""
+    from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, TensorDataset
+
+    rows = TensorDataset(torch.randn(12, 4))
+    given = {
+        "epochs": DataLoader(rows, 4, shuffle=True), "overfitted": DataLoader(rows, 4),
+        "concatenated": DataLoader(ConcatDataset([TensorDataset(rows.tensors[0][:4])] * 10), 4),
+        "alike": DataLoader(TensorDataset(torch.ones(40, 4)), 4, shuffle=True),
+        "replaced": DataLoader(rows, 4, sampler=RandomSampler(rows, replacement=True, num_samples=40)),
+    }[kind]  # fmt: skip
+    net = _net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    batches = [next(iter(given))] * 4 if kind == "overfitted" else (each for _ in range(9) for each in given)
+    for _, (each,) in zip(range(5), batches, strict=False):
+        optimizer.zero_grad()
+        net(each).square().sum().backward()
+        optimizer.step()
+
+
 RUNS = {
     "scaled": lambda: scaled(False), "scaled-fused": lambda: scaled(True), "closure": closure,
     "alternating": alternating, "narrow": narrow, "scheduled": scheduled, "elsewhere": elsewhere, "sparse": sparse,
     "clipped-twice": clipped_twice, "flat": flat, "routed": lambda: routed(False),
-    "routed-resets": lambda: routed(True),
+    "routed-resets": lambda: routed(True), "adversarial": adversarial, "averaged": averaged, "frozen": frozen,
+    "low-rank": low_rank, "schedule-free": schedule_free, "several": several, "evaluated": evaluated,
+    "compiled": compiled, "accumulated-mean": lambda: accumulated("mean"),
+    "accumulated-sum": lambda: accumulated("sum"), "accumulated-none": lambda: accumulated("none"),
+    **{f"loaded-{each}": functools.partial(loaded, each)
+       for each in ("epochs", "overfitted", "concatenated", "alike", "replaced")},
 }  # fmt: skip
 
 

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs/examples"
-VERSIONS = {"transformers": "5.23.0", "torchtitan": "0.3.0", "megatron": "0.19.2", "megatron-older": "0.16.1"}
+VERSIONS = {"transformers": "5.23.0", "torchtitan": "0.3.0", "megatron": "0.19.2", "megatron-older": "0.16.1",
+            "deepspeed": "0.19.8"}  # fmt: skip
 OUTSIDE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 Observe = Callable[..., Path]
 
@@ -77,6 +78,32 @@ def test_the_trainer_of_transformers(observe: Observe, tmp_path: Path, ranks: in
     code, said = _diff(one, more)
     assert code == 0, said
     assert "agrees  step 2: updated weights (21)" in said
+    assert _judged(more, tmp_path / "report") == (0, {})
+
+
+@pytest.mark.transformers
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_loop_over_accelerate(observe: Observe, tmp_path: Path, ranks: int) -> None:
+    one = observe("accelerate-one", "transformers", 1, "observe_accelerate.py", "--steps", "2")
+    more = observe(f"accelerate-{ranks}", "transformers", ranks, "observe_accelerate.py", "--steps", "2")
+    code, said = _diff(one, more)
+    assert code == 0, said
+    assert "agrees  step 2: updated weights (7)" in said
+    assert _judged(more, tmp_path / "report") == (0, {})
+
+
+@pytest.mark.transformers
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_the_partitions_of_deepspeed(
+    observe: Observe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, ranks: int
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    one = observe("deepspeed-one", "deepspeed", 1, "observe_deepspeed.py")
+    more = observe(f"deepspeed-{stage}-{ranks}", "deepspeed", ranks, "observe_deepspeed.py", "--stage", stage)
+    code, said = _diff(one, more)
+    assert code == 0, said
+    assert "agrees  step 2: updated weights (6)" in said
     assert _judged(more, tmp_path / "report") == (0, {})
 
 

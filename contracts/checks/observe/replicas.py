@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
-from contracts.checks.observe._trace import RUN, none_of, observed
+from contracts.checks.observe._trace import RUN, merged_of, none_of, observed
 from contracts.contract import contract
 from contracts.observe.merged import Merged
 from contracts.spec.errors import NotOffered
@@ -20,12 +21,13 @@ KINDS = {
 @contract("OBS-02", asks="trace", cases=RUN, source="F02 F14", slow=True)
 def replicas_are_equal_to_the_bit(stack: Observing) -> None:
     """Ranks that hold the same part of a weight, of a reduced gradient or of a moment hold the same bits of it, before
-    and after every step.
+    and after every step. So do ranks that share a batch, of each buffer that a checkpoint keeps, unless forward passes
+    change it, as a norm's statistics of a rank's own rows.
 
     Replicas drift apart without a word: the loss is a mean over them.
     """
     merged = _of_several_ranks(stack)
-    none_of(_unlike(merged))
+    none_of([*_unlike(merged), *_unlike_buffers(merged)])
 
 
 def _unlike(merged: Merged) -> Iterator[str]:
@@ -36,14 +38,96 @@ def _unlike(merged: Merged) -> Iterator[str]:
                     yield f"step {step}: {words.format(name)} has other bits on rank {second} than on rank {first}"
 
 
-@contract("OBS-06", asks="trace", cases=RUN, source="F05", slow=True)
-def data_parallel_ranks_consume_different_rows(stack: Observing) -> None:
-    """No two data-parallel ranks consume the same microbatch.
+def _unlike_buffers(merged: Merged) -> Iterator[str]:
+    sharers = {rank.rank: tuple(line["data"]) for rank, line in reversed(merged.lines("root")) if line["data"]}
+    own = {name for step in range(1, merged.steps + 2) for _, line in merged.lines("statistics", step)
+           for name in line["names"]}  # fmt: skip
+    for step in range(1, merged.steps + 1):
+        of: dict[tuple[object, ...], tuple[int, str]] = {}
+        for rank, line in merged.lines("buffer", step):
+            if line["name"] not in own and rank.rank in sharers:
+                key = (sharers[rank.rank], line["name"], line["part"])
+                first, bits = of.setdefault(key, (rank.rank, line["bits"]))
+                if bits != line["bits"]:
+                    ranks = f"rank {rank.rank} than on rank {first}"
+                    yield f"step {step}: the buffer {line['name']} has other bits on {ranks}"
+
+
+@contract(
+    "OBS-06", asks="trace", cases={**RUN, "resumed": ("whole", "resumed")}, source="F05", slow=True,
+)  # fmt: skip
+def data_parallel_ranks_consume_different_rows(stack: Observing, reference: str = "", other: str = "") -> None:
+    """No two data-parallel ranks consume the same microbatch, nor most rows of one twice in an epoch of torch's loader;
+    ranks that share their layers' tensors consume the same ones. A resumed run consumes the rows with which the whole
+    one goes on.
 
     A sampler that does not know its rank trains every rank on the same rows. The loss falls, more slowly.
     """
-    merged = _of_data_ranks(stack)
-    none_of(_repeated(merged))
+    if other:
+        none_of(_of_a_resume(stack, reference, other))
+        return
+    merged = observed(stack)
+    epochs = any(line.get("epoch") for step in range(1, merged.steps + 1) for _, line in merged.lines("input", step))
+    sharing = any(len(line.get("same", ())) > 1 for _, line in merged.lines("root"))
+    if len(merged.data_ranks) < 2 and not epochs and not sharing:
+        raise NotOffered("nothing said which ranks share a batch, or where an epoch begins", "case")
+    none_of([*_repeated(merged), *_other_rows(merged), *_again(merged)])
+
+
+def _of_a_resume(stack: Observing, reference: str, other: str) -> Iterator[str]:
+    resumed, all_of = merged_of(stack, other), merged_of(stack, reference)
+    before = all_of.steps - resumed.steps
+    if before < 1 or not resumed.steps:
+        raise NotOffered(f"the whole run has {all_of.steps} steps and the resumed one {resumed.steps}", "case")
+    earlier = {row for step in range(1, before + 1) for row in all_of.rows(step)}
+    for step in range(1, resumed.steps + 1):
+        want, got = all_of.rows(step + before), resumed.rows(step)
+        count, twice, lost = sum(want.values()), got - want, sum((want - got).values())
+        again = sum(number for row, number in twice.items() if row in earlier)
+        if again:
+            yield f"step {step}: {again} of {count} rows were consumed before the resume"
+        if lost:
+            yield f"step {step}: {lost} of {count} rows that the whole run consumes there are lost"
+
+
+def _other_rows(merged: Merged) -> Iterator[str]:
+    same = {rank.rank: line.get("same", []) for rank, line in merged.lines("root")}
+    for step in range(1, merged.steps + 1):
+        of: dict[tuple[tuple[int, ...], int], tuple[int, list[int]]] = {}
+        for rank, line in merged.lines("input", step):
+            if line["rows"] and len(same.get(rank.rank, ())) > 1:
+                first, rows = of.setdefault((tuple(same[rank.rank]), line["microbatch"]), (rank.rank, line["rows"]))
+                if rows != line["rows"]:
+                    yield f"step {step}: ranks {first} and {rank.rank} share their layers, and consume other rows"
+
+
+def _again(merged: Merged) -> Iterator[str]:
+    """Microbatches most rows of which were consumed before in the same epoch. A loader may fill up its last batch; a
+    dataset may hold a row several times, under several numbers."""
+    ranks = merged.data_ranks or ((0,) if merged.trace.world == 1 else ())
+    numbers: dict[int, Counter[int]] = {}
+    for step in range(merged.steps + 1):
+        for rank, line in merged.lines("drawn-rows", step):
+            if rank.rank in ranks:
+                numbers.setdefault(line["epoch"], Counter()).update(line["numbers"])
+    seen: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for step in range(1, merged.steps + 1):
+        for rank, line in merged.lines("input", step):
+            epoch, batch = line.get("epoch", 0), line.get("batch", 0)
+            rows = Counter[int](line["rows"])
+            if not epoch or rank.rank not in ranks or batch >= line["last"]:
+                continue
+            mine = [row for row, count in rows.items() if count == 1]
+            before = [seen[epoch, row] for row in mine if seen.get((epoch, row), (rank.rank, batch))[:2]
+                      != (rank.rank, batch)]  # fmt: skip
+            drawn = sum(count > 1 for count in numbers.get(epoch, Counter()).values())
+            if 1 < len(before) <= drawn and 2 * len(before) > rows.total():
+                yield (
+                    f"step {step}: {len(before)} of {rows.total()} rows of rank {rank.rank} were consumed before in "
+                    f"this epoch, as in step {before[0][2]} on rank {before[0][0]}"
+                )
+            for row in mine:
+                seen.setdefault((epoch, row), (rank.rank, batch, step))
 
 
 def _repeated(merged: Merged) -> Iterator[str]:

@@ -31,11 +31,65 @@ class GivesOneRankAnotherRate(Reference):
     edits = {"lr=1e-3": "lr=1e-3 * (1 + rank)"}
 
 
+@mutant(of="OBS-02", case="one-run", says="step 1: the buffer mean has other bits on rank 1 than on rank 0")
+class CentresEachRanksRows(Reference):
+    """What centres the embeddings is measured behind the wrapper, by each rank on rows of its own."""
+
+    edits = {
+        "        self.moe = Experts()": "        self.moe = Experts()\n"
+                                        '        self.register_buffer("mean", torch.zeros(16))',
+        "x = self.embed(rows[:, :-1])": "x = self.embed(rows[:, :-1]) - self.mean",
+        "    torch.manual_seed(100": "    net.mean.copy_(net.embed.weight.detach()[rank::world].mean(0))\n"
+                                     "    torch.manual_seed(100",
+    }  # fmt: skip
+
+
 @mutant(of="OBS-06", case="one-run", says="step 1: ranks 0 and 1 consume the same 4 rows")
 class ReadsTheSameRows(Reference):
     """The sampler does not know its rank."""
 
     edits = {"[rank::world]": "[::world]"}
+
+
+@mutant(of="OBS-06", case="one-run", says="rows of rank 1 were consumed before in this epoch")
+class ShufflesOnEachRank(Reference):
+    """Each rank shuffles the whole dataset by a seed of its own, and nobody gives it a part."""
+
+    edits = {
+        "rows = torch.randint(97, (8, 9), generator=data)[rank::world]": "rows = next(batches)",
+        "    for step in range(done": """    texts = torch.randint(97, (20, 9), generator=data)
+    order = torch.utils.data.RandomSampler(texts, generator=torch.Generator().manual_seed(rank))
+    batches = iter(torch.utils.data.DataLoader(texts, batch_size=4, sampler=order))
+    for step in range(done""",
+    }
+
+
+@mutant(of="OBS-06", case="one-run", says="step 1: ranks 0 and 1 share their layers, and consume other rows")
+class ReadsByTheRankOfTheWorld(Reference):
+    """Two ranks that hold halves of the layers read rows as if they were data-parallel."""
+
+    edits = {
+        WRAPPED: """    from torch.distributed.tensor import parallel
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+    halves = {"up": parallel.ColwiseParallel(), "down": parallel.RowwiseParallel()}
+    model = parallel.parallelize_module(net, mesh, halves)""",
+        "model.no_sync() if micro == 0 else contextlib.nullcontext()": "contextlib.nullcontext()",
+        "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n": "",
+    }
+
+
+@mutant(of="OBS-06", case="resumed", says="step 1: 16 of 16 rows were consumed before the resume")
+class BeginsTheEpochAgain(Reference):
+    """Nobody skips behind a resume what the epoch has given already."""
+
+    edits = {'        data.set_state(kept["data"])\n': ""}
+
+
+@mutant(of="OBS-06", case="resumed", says="step 1: 16 of 16 rows that the whole run consumes there are lost")
+class ResumesInTheNextEpoch(Reference):
+    """The order is drawn by the number of the epoch, which a resume counts as over."""
+
+    edits = {'data.set_state(kept["data"])': "data.manual_seed(1)"}
 
 
 @mutant(

@@ -39,6 +39,13 @@ class ReducesEveryMicrobatch(Reference):
     edits = {"if micro == 0 else": "if False else"}
 
 
+@mutant(of="OBS-07", case="one-run", says="labels of microbatch")
+class TakesAMeanOfMeans(Reference):
+    """Counts some labels alone, other numbers of them in each microbatch, and takes the mean of each one's mean."""
+
+    edits = {"rows[:, 1:].flatten())": "rows[:, 1:].masked_fill(rows[:, 1:] < 40, -100).flatten())"}
+
+
 @mutant(of="OBS-08", case="one-run", says="applies the rate 0.001 to embed.weight on rank 0; the scheduler set 0.0005")
 class MakesTheOptimizerAgain(Reference):
     """The schedule sets the rates of an optimizer that was made before."""
