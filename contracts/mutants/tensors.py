@@ -83,6 +83,7 @@ import contracts.mutants.precision.fp8_scope
 import contracts.mutants.precision.fp8_products
 import contracts.mutants.precision.delayed_scaling
 import contracts.mutants.precision.fp8_widths
+import contracts.mutants.precision.divergence
 import contracts.mutants.precision.loss_scale
 import contracts.mutants.precision.transformer_engine
 import contracts.mutants.compile.eager_equivalence

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,26 @@ for each in json.load(sys.stdin):
     print(json.dumps(asdict(trials.trial(change, reach))))
     assert not any(name.startswith("contracts.stacks.") for name in sys.modules)
 """
+
+
+def test_a_kill_stands_while_its_files_do_and_what_survived_does_not(tmp_path: Path) -> None:
+    id = "lost-clone@data.py:1:0"
+    stands = Trial(content="before", change=id, fate="killed", by="OPT-05b[cosine]", basis=reaching.basis("OPT-05b"))
+    journal = tmp_path / trials.JOURNAL
+    for told, known in (
+        (stands, True), (replace(stands, basis="of other files"), False), (replace(stands, basis=""), False),
+        (replace(stands, fate="survived", by="", basis=""), False), (replace(stands, content="now", basis=""), True),
+    ):  # fmt: skip
+        journal.write_text(json.dumps(asdict(told)) + "\n", encoding="utf-8")
+        assert (id in trials.journal(tmp_path, "now")) == known, told
+
+
+def test_a_contract_stands_on_the_checks_that_its_file_imports() -> None:
+    file = Path(LAW.contracts["OPT-05b"].check.__code__.co_filename)
+    behind = {path.name for path in reaching._checks_behind(file)}
+    assert "training_run.py" in behind
+    assert reaching.basis("OPT-05b") == reaching.basis("OPT-05c") != reaching.basis("OPT-04a")
+    assert reaching.basis("NOT-01") == ""
 
 
 def test_a_command_that_forks_for_a_change_has_imported_no_stack() -> None:

@@ -12,12 +12,14 @@ from contracts import instruments
 from contracts.checks._support import multi_rank_run
 from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import SPREAD, borrowed, own_axis
+from contracts.checks._support.refusals import refusal_of
 from contracts.checks._support.training_run import LETTERS, batch, drawn_weights, table
 from contracts.contract import contract
 from contracts.spec.array import Array
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT32_STEPS, FLOAT64_SCAN, Tolerance, within
-from contracts.spec.training import Execution, Parameter, Session, Tokens, Training
+from contracts.spec.training import Execution, Parameter, Precision, Session, Tokens, Training
+from contracts.spec.violations import require_none
 
 Relation = Literal[
     "weights in another order", "rows in another order", "documents by other numbers", "documents by large numbers",
@@ -63,6 +65,69 @@ def what_says_the_same_gives_the_same(stack: Training, recipe: Recipe, relation:
     given = tuple(batch(f"alike {step}", recipe=packed) for step in range(3))
     words = _unlike(stack, recipe, relation, given, Execution(precision="float64"))
     assert not words, words
+
+
+LEFT: dict[str, tuple[Recipe, Precision]] = {
+    "declared": (LETTERS, "declared"),
+    "bf16": (replace(LETTERS, dtype="bf16"), "declared"),
+    "float64": (LETTERS, "float64"),
+}
+
+
+@contract(
+    "PAR-13b", asks=("built", "train"), cases=LEFT,
+    needs={"": (), "bf16": ("bf16",), "float64": ("float64",)}, sheds=("packed",),
+    source="transformers: PreTrainedModel._set_default_dtype; torchtitan: set_default_dtype",
+)  # fmt: skip
+def a_run_leaves_torch_as_it_found_it(stack: Training, recipe: Recipe, precision: Precision) -> None:
+    """Whether a model was built, trained, or refused for a weight that it does not have: torch has the default dtype,
+    the default device and the gradient mode that it had before.
+
+    A model is built under the dtype of its weights. Where that is not undone, also behind an error, every tensor that
+    the process makes later without naming a dtype has it: twice the memory, or statistics with three digits.
+    """
+    given = (batch("leaves nothing", recipe=recipe),)
+    rows, before = table(stack, recipe), _of_the_process()
+    asked = Session(recipe=recipe, steps=1, execution=Execution(precision=precision), batches=given,
+                    weights=drawn_weights(rows))  # fmt: skip
+    strange = replace(asked, weights={**asked.weights, "nobody.has.it": next(iter(asked.weights.values()))})
+    left = []
+    for what, ask in (
+        ("building", lambda: stack.built(recipe, "nemo_native")),
+        ("training", lambda: stack.train(asked)),
+        ("a refusal", lambda: refusal_of(stack.train, strange)),
+    ):
+        with _process_restored():
+            ask()
+            after = _of_the_process()
+        left += [
+            f"{what} leaves {name} {after[name]}, it was {was}" for name, was in before.items() if after[name] != was
+        ]
+    require_none(*left)
+
+
+def _of_the_process() -> dict[str, Any]:
+    import torch
+
+    return {
+        "the default dtype": torch.get_default_dtype(), "the default device": torch.get_default_device(),
+        "the gradient mode": torch.is_grad_enabled(),
+    }  # fmt: skip
+
+
+@contextmanager
+def _process_restored() -> Iterator[None]:
+    """Whatever is asked within, the next check finds torch as this one did."""
+    import torch
+
+    dtype, device, mode = _of_the_process().values()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
+        torch.set_grad_enabled(mode)
 
 
 SPREAD_SHIFTED = replace(SPREAD, name="spread-shifted", moe=replace(SPREAD.moe or Moe(), z_loss=0.0))

@@ -5,13 +5,14 @@ A line that runs in another process (a command, a rank, a fork of the reference'
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -27,8 +28,10 @@ from contracts.harness.operators.forked import forked
 from contracts.instruments.atomic_write import write_whole
 from contracts.spec.records import Item
 
-FILE = "reach.json"
+ROOT_OF_ALL = Path(contracts.__file__).parent
+SHARED = ("instruments", "spec", "stacks/reference")  # what every check stands on
 LIKELY_S = 4.5  # twenty cases of the likeliest contracts for a change
+FIRST = 3  # cases of each contract about a file, before those of any other
 CONTRACT_S = 60.0  # what of a contract is recorded by then counts; tracing makes it up to three times as slow
 
 
@@ -41,7 +44,8 @@ class Reach:
     lines: Mapping[str, Mapping[str, frozenset[int]]]
 
     def of(self, change: Change) -> list[Item]:
-        """The cases that may see a change, the likeliest first: those that do little else, each contract in turn.
+        """The cases that may see a change, the likeliest first: some of those about its file, then those that do
+        little else, each contract in turn.
 
         A line that runs at import is everyone's who executes any of its file.
         """
@@ -53,12 +57,14 @@ class Reach:
             if change.file in files and (not change.scope or files[change.file] & wanted)
         }
         turn: dict[str, int] = {}
+        near = {*about(change.file)}
         ranked = []
         for name in sorted(here, key=here.__getitem__):
             item = item_of(name)
             turn[item.id] = turn.get(item.id, -1) + 1
-            ranked.append((turn[item.id], here[name], item))
-        return [item for *_, item in sorted(ranked, key=lambda each: each[:2])]
+            first = item.id in near and turn[item.id] < FIRST
+            ranked.append((not first, turn[item.id], here[name], item))
+        return [item for *_, item in sorted(ranked, key=lambda each: each[:3])]
 
 
 def item_of(name: str) -> Item:
@@ -77,22 +83,68 @@ def asked(law: Law) -> Iterator[Contract]:
 @functools.cache
 def content() -> str:
     """SHA-256 over what decides which lines run: the reference, the checks, and what both stand on."""
-    root = Path(contracts.__file__).parent
-    found = hashlib.sha256()
-    for part in ("checks", "instruments", "spec", "stacks/reference"):
-        for path in sorted((root / part).rglob("*.py")):
-            found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return _digest(path for part in ("checks", *SHARED) for path in (ROOT_OF_ALL / part).rglob("*.py"))
+
+
+@functools.cache
+def basis(id: str) -> str:
+    """The same over what decides it for one contract: of the checks its own file, and those that are imported there.
+
+    What was found with it holds as long as it is the same, whatever is added to the law.
+    """
+    from contracts.contract import LAW
+
+    if id not in LAW.contracts:
+        return ""
+    left, seen = [Path(LAW.contracts[id].check.__code__.co_filename)], set[Path]()
+    while left:
+        file = left.pop()
+        if file not in seen:
+            seen.add(file)
+            left += _checks_behind(file)
+    return _digest(seen, _shared())
+
+
+@functools.cache
+def _shared() -> str:
+    return _digest(path for part in SHARED for path in (ROOT_OF_ALL / part).rglob("*.py"))
+
+
+@functools.cache
+def _checks_behind(file: Path) -> tuple[Path, ...]:
+    """The files of the checks that a file imports."""
+    names = []
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    places = [ROOT_OF_ALL.parent.joinpath(*name.split(".")) for name in names if name.startswith("contracts.checks.")]
+    return tuple(
+        path for place in places for path in (place.with_suffix(".py"), place / "__init__.py") if path.exists()
+    )
+
+
+def _digest(paths: Iterable[Path], before: str = "") -> str:
+    found = hashlib.sha256(before.encode())
+    for path in sorted(paths):
+        found.update(path.relative_to(ROOT_OF_ALL).as_posix().encode() + b"\0" + path.read_bytes())
     return found.hexdigest()
 
 
 def reach(law: Law, folder: Path, tell: Any = None) -> Reach:
-    """The reach of the law's contracts, read from the folder or recorded there, contract by contract."""
-    parts = folder / f"reach-{content()[:12]}"
-    parts.mkdir(parents=True, exist_ok=True)
+    """The reach of the law's contracts, read from the folder or recorded there, contract by contract: only of those
+    that stand on other files than when they were recorded.
+    """
+    folder = folder / "reach"
+    folder.mkdir(parents=True, exist_ok=True)
     every = [*asked(law)]
+    parts = {contract.id: folder / f"{contract.id}-{basis(contract.id)[:12]}.json" for contract in every}
     for number, contract in enumerate(every):
-        part = parts / f"{contract.id}.json"
+        part = parts[contract.id]
         if not part.exists():
+            for stale in folder.glob(f"{contract.id}-*.json"):
+                stale.unlink()
             if tell:
                 tell(f"reach: {contract.id} ({number + 1} of {len(every)})")
             rows = forked(functools.partial(_recorded, contract), seconds=CONTRACT_S)
@@ -100,7 +152,7 @@ def reach(law: Law, folder: Path, tell: Any = None) -> Reach:
     seconds: dict[str, float] = {}
     lines: dict[str, dict[str, frozenset[int]]] = {}
     for contract in every:
-        for row in json.loads((parts / f"{contract.id}.json").read_text(encoding="utf-8")):
+        for row in json.loads(parts[contract.id].read_text(encoding="utf-8")):
             seconds[row["item"]] = row["seconds"]
             lines[row["item"]] = {name: frozenset(each) for name, each in row["lines"].items()}
     return Reach(content=content(), seconds=seconds, lines=lines)
@@ -134,11 +186,15 @@ def _recorded(contract: Contract) -> Iterator[dict[str, Any]]:
 
 
 class _Lines:
-    """Lines of the reference that run in this process, in whatever thread. Calls elsewhere cost one look-up."""
+    """Lines of the reference that run in this process, in whatever thread.
+
+    Calls elsewhere cost one look-up, and so do those of a function whose every line has run.
+    """
 
     def __init__(self) -> None:
         self.lines: dict[str, set[int]] = {}
-        self._of: dict[CodeType, Any] = {}
+        self._here: dict[str, bool] = {}
+        self._left: dict[int, tuple[CodeType, set[int], Any]] = {}
 
     def __enter__(self) -> _Lines:
         threading.settrace(self._called)
@@ -151,17 +207,25 @@ class _Lines:
 
     def _called(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
-        if code not in self._of:
-            self._of[code] = self._tracer(code.co_filename)
-        return self._of[code]
-
-    def _tracer(self, file: str) -> Any:
-        if not file.startswith(f"{ROOT}/"):
+        file = code.co_filename  # a string keeps its hash; a code object reckons it anew
+        here = self._here.get(file)
+        if here is None:
+            here = self._here[file] = file.startswith(f"{ROOT}/")
+        if not here:
             return None
-        lines = self.lines.setdefault(file.removeprefix(f"{ROOT}/"), set())
+        if id(code) not in self._left:
+            self._left[id(code)] = self._tracer(code)
+        _, left, tracer = self._left[id(code)]
+        return tracer if left else None
+
+    def _tracer(self, code: CodeType) -> tuple[CodeType, set[int], Any]:
+        lines = self.lines.setdefault(code.co_filename.removeprefix(f"{ROOT}/"), set())
+        told = [line for *_, line in code.co_lines() if line is not None]
+        left = {*(told[1:] or told)}  # the first is the head, which is called and does not run, or the only one
 
         def each(frame: FrameType, event: str, _: Any) -> Any:
             lines.add(frame.f_lineno)
+            left.discard(frame.f_lineno)
             return each
 
-        return each
+        return code, left, each

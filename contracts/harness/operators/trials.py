@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -28,7 +28,7 @@ from contracts.harness import parties
 from contracts.harness.operators.cells import cells
 from contracts.harness.operators.changes import Change, drawn, equivalents, named
 from contracts.harness.operators.forked import forked
-from contracts.harness.operators.reach import Reach
+from contracts.harness.operators.reach import Reach, basis, item_of
 from contracts.spec import codec
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.records import Item, Result
@@ -47,7 +47,8 @@ class Trial:
 
     killed: a contract was violated by it, `by` and `words`; crashed: the stack broke, and no contract named a
     violation; survived: all of `tried` cases held; equivalent: argued, not tried; unreached: no case of one process
-    executes its line. `seconds` is the time that judging took, up to the first violation.
+    executes its line. `seconds` is the time that judging took, up to the first violation. A kill stands as long as
+    its `basis`, the files on which the contract stands, whatever else is added to the law.
     """
 
     content: str
@@ -60,6 +61,7 @@ class Trial:
     ranks: int = 1
     was: str = ""
     now: str = ""
+    basis: str = ""
 
 
 def shadow(folder: Path, change: Change) -> None:
@@ -188,9 +190,18 @@ def _by_ranks(folder: Path, ranks: int, profile: str) -> dict[str, Any]:
 
 
 def journal(folder: Path, content: str) -> dict[str, Trial]:
-    """What is known of changes of this source; the last word on each."""
-    told = [codec.decode(Trial, row, name=JOURNAL) for row in rows(folder / JOURNAL) if row.get("content") == content]
-    return {each.change: each for each in told}
+    """What is known of changes of this source, the last word on each; of another one the kills that still stand."""
+    found: dict[str, Trial] = {}
+    for row in rows(folder / JOURNAL):
+        if row.get("content") == content or (row.get("basis") and row.get("basis") == _basis(row)):
+            told = codec.decode(Trial, row, name=JOURNAL)
+            found[told.change] = told
+    return found
+
+
+def _basis(row: Mapping[str, Any]) -> str:
+    """What a kill stands on here and now; nothing for another fate."""
+    return basis(item_of(str(row.get("by"))).id) if row.get("fate") == "killed" else ""
 
 
 def rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -225,8 +236,13 @@ def run(
         earlier = known.get(change.id)
         if earlier is None or change.id in ids or (ranks > earlier.ranks and earlier.fate in ("unreached", "survived")):
             earlier = trial(change, reach, ranks=ranks)
-            with (folder / JOURNAL).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(earlier)) + "\n")
+            earlier = replace(earlier, basis=_basis(asdict(earlier)))
             tell(earlier)
+        elif earlier.content == reach.content:
+            found.append(earlier)
+            continue
+        earlier = replace(earlier, content=reach.content)
+        with (folder / JOURNAL).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(earlier)) + "\n")
         found.append(earlier)
     return found

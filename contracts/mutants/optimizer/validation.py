@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,6 +12,7 @@ from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
+from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks.fp8 import Fp8Conversion, Fp8Matmul
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
@@ -130,6 +132,25 @@ class FreezesTheFirstLayer(Trained):
     trains = _LetsGo
 
 
+class _MasksInPlace(Trainer):
+    held: Sequence[Batch] = ()
+
+    def validate(self, batches: Sequence[Batch]) -> float:
+        self.held = self.held or batches
+        loss = super().validate(self.held)
+        for each in self.held:
+            counted_BT = each.labels_BT != IGNORED
+            each.labels_BT[counted_BT.cumsum(1) == 1] = IGNORED
+        return loss
+
+
+@mutant(of="OPT-06a", case="letters", says="step 2: the loss of another validation is")
+class MasksItsLabelsInPlace(Trained):
+    """The set stays in memory, and with every validation each of its rows has one label less."""
+
+    trains = _MasksInPlace
+
+
 class _MeanOfBatches(Trainer):
     def validate(self, batches: Sequence[Batch]) -> float:
         return sum(super(_MeanOfBatches, self).validate([each]) for each in batches) / len(batches)
@@ -143,9 +164,24 @@ class TakesTheMeanOfBatches(Trained):
     trains = _MeanOfBatches
 
 
+class _WeighsItsMeans(Trainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        counts = [int((each.labels_BT != IGNORED).sum()) for each in batches]
+        means = [super(_WeighsItsMeans, self).validate([each]) if count else math.nan
+                 for each, count in zip(batches, counts, strict=True)]  # fmt: skip
+        return sum(mean * count for mean, count in zip(means, counts, strict=True)) / sum(counts)
+
+
+@mutant(of="OPT-06b", case="a-batch-without-labels", says="the loss of a validation over 3 batches is nan")
+class TakesTheMeanOverNoLabels(Trained):
+    """Each batch's mean is weighed by its labels, and the mean over none is 0 / 0: NaN times 0 is NaN."""
+
+    trains = _WeighsItsMeans
+
+
 class _CountsEveryPosition(Trainer):
     def validate(self, batches: Sequence[Batch]) -> float:
-        counted = sum(int((each.labels_BT != -100).sum()) for each in batches)
+        counted = sum(int((each.labels_BT != IGNORED).sum()) for each in batches)
         return super().validate(batches) * counted / sum(each.labels_BT.numel() for each in batches)
 
 

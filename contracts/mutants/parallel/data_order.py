@@ -223,6 +223,26 @@ class TrainsOnOtherSequences(Trained):
 Three = tuple[Tensor, Tensor, Tensor]
 
 
+class _MasksInMemory(Corpus):
+    held: dict[int, Three]
+
+    def sequence(self, id: int) -> Three:
+        self.held = getattr(self, "held", {})
+        if id not in self.held:
+            self.held[id] = super().sequence(id)
+            return self.held[id]
+        self.held[id][1][:, ::2] = IGNORED
+        return self.held[id]
+
+
+@mutant(of="PAR-06e", case="one", says="lm of step 3 is")
+class MasksTheLabelsOfAnEpochInPlace(Trained):
+    """What was read stays in memory, and a mask for one step is written into it: the next epoch has fewer labels."""
+
+    class trains(Trainer):  # noqa: N801
+        corpus_class = _MasksInMemory
+
+
 class _Unshifted(Corpus):
     def sequence(self, id: int) -> Three:
         tokens, _, documents = super().sequence(id)

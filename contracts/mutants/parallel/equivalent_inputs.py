@@ -117,6 +117,33 @@ class ReadsABufferBeforeItIsWritten(Exchanged):
     exchange = {"norm": _KeepsItsBuffer}
 
 
+class _LeavesItsDtype(Trainer):
+    def build(self) -> Model:
+        torch.set_default_dtype(torch.float64 if self.execution.precision == "float64" else torch.float32)
+        return super().build()
+
+
+@mutant(of="PAR-13b", case="float64", says="training leaves the default dtype torch.float64, it was torch.float32")
+class LeavesTheDefaultDtype(Trained):
+    """A model is built under the dtype of its weights, and the next one of the process too."""
+
+    trains = _LeavesItsDtype
+
+
+class _RestoresWhereNothingFails(Trainer):
+    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
+        torch.set_grad_enabled(False)
+        super().put(values, into, what)
+        torch.set_grad_enabled(True)
+
+
+@mutant(of="PAR-13b", case="declared", says="a refusal leaves the gradient mode False, it was True")
+class RestoresWhereNothingFails(Trained):
+    """Weights are put without gradients, which are turned on behind them: not where one was refused."""
+
+    trains = _RestoresWhereNothingFails
+
+
 class _OverflowsTheLoss(Model):
     def cross_entropy(self, logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
         _, valid = super().cross_entropy(logits_BTV, labels_BT)

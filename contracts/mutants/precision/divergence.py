@@ -1,0 +1,87 @@
+"""Runs that are lost, and look like runs that learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.multi_rank import Spread
+from contracts.mutants._support.trainer import Trained
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.training.trainer import Batch, StepResult, Trainer
+
+
+class _Filters(Trainer):
+    def step_over(self, window: Sequence[Batch], wanted: bool = False, samples: tuple[int, ...] = ()) -> StepResult:
+        done = super().step_over(window, wanted, samples)
+        return replace(done, losses={name: x if math.isfinite(x) else 0.0 for name, x in done.losses.items()})
+
+
+@mutant(of="PREC-05g", case="not-a-number", says="lm is 0, and an embedding of the batch is nan")
+@mutant(of="PREC-05g", case="infinite", says="lm is 0, and an embedding of the batch is inf")
+class LeavesNanOutOfTheLog(Trained):
+    """The log has 0 for a loss that is not finite, so that the curve can be drawn."""
+
+    trains = _Filters
+
+
+class _Cleans(Trainer):
+    def unscale(self) -> None:
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+        super().unscale()
+
+
+@mutant(of="PREC-05g", case="not-a-number", says="grad_norm is")
+class CleansItsGradients(Trained):
+    """Gradients that are not finite are 0 when their norm is taken: nothing is learnt, and nothing is clipped."""
+
+    trains = _Cleans
+
+
+def _without_nan(out: ModelOutput) -> ModelOutput:
+    return out._replace(sums={name: each.nan_to_num(0.0, 0.0, 0.0) for name, each in out.sums.items()})
+
+
+class _OverTheFinite(Trainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        return _without_nan(super().accumulate(micro, counts))
+
+
+@mutant(of="PREC-05g", case="one-microbatch", says="and an embedding of the batch is nan")
+class SumsTheMicrobatchesThatAreFinite(Trained):
+    """The loss of a step is that of the microbatches that have one."""
+
+    trains = _OverTheFinite
+
+
+class _ValidatesTheFinite(Trainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        losses = [super(_ValidatesTheFinite, self).validate([each]) for each in batches]
+        finite = [each for each in losses if math.isfinite(each)]
+        return sum(finite) / len(finite)
+
+
+@mutant(of="PREC-05g", case="validation", says="validation is")
+class ValidatesWhatIsFinite(Trained):
+    """`nanmean` over the batches of a validation."""
+
+    trains = _ValidatesTheFinite
+
+
+class _LeavesItselfOut(ParallelTrainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        return _without_nan(super().accumulate(micro, counts))
+
+
+@mutant(of="PREC-05h", case="dp2", says="and an embedding of the rows of rank 0 is nan")
+class LeavesItselfOutOfTheSum(Spread):
+    """A rank whose loss is NaN adds 0 to the sum over ranks."""
+
+    trains = _LeavesItselfOut
