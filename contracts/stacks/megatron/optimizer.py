@@ -13,7 +13,7 @@ from contracts.stacks.megatron.model import Plan
 from contracts.stacks.megatron.shims import mcore
 
 LOSS_SCALE = 2.0**10
-"""The first one under float16. It multiplies a sum over labels, which is divided after the backward pass: with 64 labels
+"""The first one under float16. It multiplies a sum over labels, which is divided after the backward pass: of 64 labels
 that is the 2^16 of a mean. From Megatron's default, 2^32, it would leave out the first two dozen steps."""
 
 
