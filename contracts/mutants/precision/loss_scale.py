@@ -102,7 +102,7 @@ class _KeepsItsOwnScale(_AsksItsOwnRows):
         return taken
 
 
-@mutant(of="PREC-05f", case="fsdp2", says="the loss scale is 65536 behind a step that overflowed on one rank")
+@mutant(of="PREC-05f", case="fsdp2", says="the loss scale is 65536 behind two steps that overflowed on one rank")
 class KeepsItsOwnScale(Spread):
     """All ranks leave the step out, and the scale falls where the row lies: the next sum adds two scales."""
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from contracts.spec.abilities import Abilities
 from contracts.stacks.kit.declining import lacks, without
+
+VERSIONS = ("0.16.1", "0.19.2")
+"""The tested versions, oldest first: the last for Python 3.11, and the last on PyPI, which first ships the parser."""
 
 ABILITIES = Abilities(
     has=frozenset((
         "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
         "gqa", "mla", "qk-norm", "relu2", "swiglu", "tied",
         "softmax", "sigmoid", "top-1", "selection-bias", "shared-expert", "route-scale", "balance-loss", "z-loss",
-        "capacity", "float64", "float32", "bf16", "adamw", "cosine", "linear", "constant", "WSD",
-        "microbatches", "packed", "checkpoint", "dp", "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved",
-        "borrowed", "author-dp", "ep-without-fsdp", "etp-without-ep",
+        "capacity", "float64", "float32", "bf16", "fp16", "adamw", "cosine", "linear", "constant", "WSD",
+        "microbatches", "recompute", "packed", "checkpoint", "validation", "dp", "fsdp", "replicas",
+        "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved", "borrowed",
+        "author-dp", "ep-without-fsdp", "etp-without-ep",
     )),
     lacks=(
         lacks("recurrent", "stack", "it has no M2RNN"),
@@ -23,18 +29,16 @@ ABILITIES = Abilities(
         lacks("softmax top-1", "stack", "it refuses a softmax over one chosen expert"),
         lacks("mamba packed", "stack", "packed rows are one sequence to its mixers and several to its attention"),
         lacks("tp-without-sp experts", "stack", "its experts raise in the first forward pass of training"),
+        lacks("fsdp pp", "stack", "the mesh of its FSDP has data, expert and tensor ranks and no stages"),
+        lacks("fsdp checkpoint", "adapter", "checkpoints of its FSDP have a format of their own"),
         lacks("uneven-kv", "stack", "it has fewer KV groups than TP ranks"),
         lacks("dsa", "device", "its sparse attention asserts bfloat16 and wants a kernel that a CPU lacks"),
         lacks("fp8", "device", "FP8 is Transformer Engine's, which runs on GPUs", asked=frozenset()),
         lacks("cp", "device", "context parallel is Transformer Engine's attention alone"),
-        lacks("recompute", "device", "recomputing wants the generators of CUDA"),
-        lacks("validation", "device", "its evaluation adds losses up on a CUDA device"),
         lacks("ep-with-etp", "device", "its experts exchange pieces of unequal size, which gloo does not"),
-        lacks("fp16", "adapter", "steps in float16 are not asked yet"),
+        lacks("fp16 fsdp", "stack", "under a loss scale its FSDP raises where a rank has an empty shard"),
         lacks("prediction-heads", "adapter", "multi-token prediction is not asked yet"),
         lacks("muon", "adapter", "its Muon is a package of its own, which is not asked"),
-        lacks("fsdp", "adapter", "its FSDP is not asked yet"),
-        lacks("replicas", "adapter", "its FSDP is not asked yet"),
         lacks("own-data", "adapter", "it reads data sets of its own and not the recipe's"),
         lacks("checkpoint-of-a-recipe", "stack", "of a checkpoint's arguments it compares layers, width and heads"),
         lacks("windows", "adapter", "it is given batches and cuts them itself"),
@@ -63,6 +67,18 @@ ABILITIES = Abilities(
     ),
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""
+
+_LATER = frozenset({"fsdp", "replicas", "validation"})
+
+
+def of_version(version: str) -> Abilities:
+    """What is asked of a tried version."""
+    if version != VERSIONS[0]:
+        return ABILITIES
+    reason = f"it was tried with {VERSIONS[-1]} alone"
+    lacking = tuple(lacks(feature, "adapter", reason) for feature in sorted(_LATER))
+    return replace(ABILITIES, has=ABILITIES.has - _LATER, lacks=ABILITIES.lacks + lacking)
+
 
 CONVENTIONS = {
     "rope-angles": "float32",

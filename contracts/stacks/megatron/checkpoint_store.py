@@ -192,7 +192,7 @@ def _words(error: BaseException) -> str:
 def _running(folder: str, ranks: int = 1, step: int | None = None) -> Iterator[None]:
     """Its training script's globals, as after its initialisation, with groups over these ranks."""
     variables, counting = training("global_vars"), mcore("num_microbatches_calculator")
-    args = argparse.Namespace(**vars(_defaults()))
+    args = argparse.Namespace(**vars(defaults()))
     args.save = args.load = folder
     args.ckpt_step = step
     training("utils.common_utils").update_use_dist_ckpt(args)
@@ -209,7 +209,7 @@ def _running(folder: str, ranks: int = 1, step: int | None = None) -> Iterator[N
 
 
 @functools.cache
-def _defaults() -> argparse.Namespace:
+def defaults() -> argparse.Namespace:
     """What its own parser makes of the flags."""
     parser = training("arguments").add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     made: argparse.Namespace = parser.parse_args([*ARGV])

@@ -43,6 +43,7 @@ class Plan:
     chunks: int = 1
     dispatcher: Dispatcher = "alltoall"
     per_token: bool = True
+    recompute: bool = False
 
     @property
     def layers(self) -> int:
@@ -150,6 +151,8 @@ def _general(plan: Plan) -> dict[str, Any]:
         "use_cpu_initialization": True,
         "calculate_per_token_loss": plan.per_token,
     }
+    if plan.recompute:
+        given |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     half = {torch.bfloat16: {"bf16": True}, torch.float16: {"fp16": True}}
     given |= half.get(plan.dtype, {})
     fused = ("bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "apply_rope_fusion",

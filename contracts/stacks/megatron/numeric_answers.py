@@ -16,7 +16,7 @@ from contracts.spec.topology import Degrees, Layout
 from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
 from contracts.spec.world import LiveMesh
 from contracts.stacks.kit.messages import watched
-from contracts.stacks.megatron import blocks, checkpoint_store, mamba_kernels, process_groups, shims, training
+from contracts.stacks.megatron import blocks, checkpoint_store, fsdp, mamba_kernels, process_groups, shims, training
 from contracts.stacks.megatron.built_model import built
 from contracts.stacks.megatron.mamba_block import declined
 from contracts.stacks.megatron.model import LATENT
@@ -33,9 +33,9 @@ class NumericAnswers:
         "live_mesh": "unpatched, over the ranks that are here; gloo twins left out",
         "block_weights": shims.LABEL + LOCAL + mamba_kernels.LABEL,
         **dict.fromkeys(("built", "initial"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL),
+        **dict.fromkeys(("run_block", "run_model"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE),
         **dict.fromkeys(
-            ("run_block", "run_model", "train", "messages"),
-            shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE,
+            ("train", "messages"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE + fsdp.LABEL
         ),
     }
     offers = frozenset(labels)

@@ -41,14 +41,17 @@ def _total(group: Any, contribution: int) -> int:
 
 
 @contextlib.contextmanager
-def parallel(degrees: Degrees, world: int, *, virtual: int | None = None) -> Iterator[None]:
+def parallel(degrees: Degrees, world: int, *, virtual: int | None = None, copies: int = 1) -> Iterator[None]:
     """Megatron's groups over the first `world` ranks; over this process alone if `world` is 1.
+
+    Args:
+        virtual: chunks of the model on one rank. copies: of sharded parameters.
 
     Raises:
         Refused: Megatron refuses the degrees; in its own words.
     """
     with _default_group(world), _made_groups():
-        _initialise(degrees, world, virtual)
+        _initialise(degrees, world, virtual, copies)
         try:
             yield
         finally:
@@ -60,7 +63,7 @@ def parallel(degrees: Degrees, world: int, *, virtual: int | None = None) -> Ite
                     setattr(state, name, None)
 
 
-def _initialise(degrees: Degrees, world: int, virtual: int | None) -> None:
+def _initialise(degrees: Degrees, world: int, virtual: int | None, copies: int = 1) -> None:
     if dist.get_world_size() != world:
         raise AssertionError(f"{dist.get_world_size()} ranks are here, {world} were asked for")
     state = mcore("parallel_state")
@@ -72,6 +75,7 @@ def _initialise(degrees: Degrees, world: int, virtual: int | None) -> None:
             context_parallel_size=degrees.cp,
             expert_model_parallel_size=degrees.ep,
             expert_tensor_parallel_size=degrees.etp or None,
+            num_distributed_optimizer_instances=copies,
             create_gloo_process_groups=False,  # the groups already use gloo
         )
     except (AssertionError, RuntimeError) as error:

@@ -22,7 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from contracts.spec.errors import Unreachable
-from contracts.stacks.megatron.stack import VERSIONS
+from contracts.stacks.megatron.abilities import VERSIONS
 
 
 def mcore(module: str) -> Any:
@@ -167,6 +167,7 @@ def _splits(tensor: Any, as_numpy: bool = False, record_stream: bool = False) ->
 
 
 _STREAMS = "torch.cuda streams, which a CPU does not have"
+_GENERATORS = "the generators of CUDA, which a recomputed layer sets back: those of the CPU"
 SHIMS: tuple[Shim, ...] = (
     Shim(at="torch:cuda.current_device", put=lambda: torch.device("cpu"), why="the current CUDA device"),
     Shim(at="torch:cuda.current_stream", put=Nowhere, why=_STREAMS),
@@ -178,6 +179,16 @@ SHIMS: tuple[Shim, ...] = (
         at="megatron.core.tensor_parallel.random:CudaRNGStatesTracker.fork",
         put=lambda self, *_: contextlib.nullcontext(),
         why="the generators of CUDA: dropout is 0, and the generator of the CPU draws the weights of one rank",
+    ),
+    Shim(
+        at="megatron.core.tensor_parallel.random:_get_cuda_rng_state",
+        put=lambda *_, **__: torch.get_rng_state(),
+        why=_GENERATORS,
+    ),
+    Shim(
+        at="megatron.core.tensor_parallel.random:_set_cuda_rng_state",
+        put=lambda state, *_, **__: torch.set_rng_state(state),
+        why=_GENERATORS,
     ),
     Shim(
         at="megatron.core.transformer.torch_norm:WrappedTorchNorm.__new__",

@@ -26,10 +26,7 @@ from contracts.spec.stack import questions
 from contracts.stacks.kit.versions import FallingBack, labels
 from contracts.stacks.kit.versions import installed as present
 from contracts.stacks.launched import Launched
-from contracts.stacks.megatron.abilities import ABILITIES, CONVENTIONS
-
-VERSIONS = ("0.16.1", "0.19.2")
-"""The tested versions, oldest first: the last for Python 3.11, and the last on PyPI, which first ships the parser."""
+from contracts.stacks.megatron.abilities import ABILITIES, CONVENTIONS, VERSIONS, of_version
 
 TIMEOUT_S = 120.0  # the first question imports Megatron, and a world of 65 536 ranks takes half a minute
 
@@ -85,7 +82,7 @@ class Megatron:
             tried = self.version in VERSIONS
             self._numbers = answers if tried else FallingBack(answers, f"megatron {self.version}", VERSIONS)
             self.offers |= answers.offers
-            self.abilities = ABILITIES if tried else replace(ABILITIES, claims=False)
+            self.abilities = of_version(self.version) if tried else replace(ABILITIES, claims=False)
             self.repeats -= answers.offers
             self.labels = {**self.labels, **labels(answers.labels, self.version, VERSIONS)}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,16 +22,28 @@ from contracts.spec.training import Execution, Observed, Pass, Session, Step, To
 from contracts.stacks.kit import runs
 from contracts.stacks.kit.tables import MOMENTS
 from contracts.stacks.megatron import checkpoint
+from contracts.stacks.megatron.abilities import VERSIONS
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
 from contracts.stacks.megatron.built_model import whole_of, whole_shapes
+from contracts.stacks.megatron.fsdp import FSDP_SHIMS, gathered, is_sharded, local_of, put_shard, shape_of
 from contracts.stacks.megatron.hybrid_model import chunks_of
 from contracts.stacks.megatron.mamba_kernels import kernels
 from contracts.stacks.megatron.model import Plan, config_of, mask_of, planned
-from contracts.stacks.megatron.optimizer import inner, main, optimizer_of, rate_of, wrapped
+from contracts.stacks.megatron.optimizer import gradient, inner, main, optimizer_of, prepared, rate_of, wrapped
 from contracts.stacks.megatron.process_groups import parallel
 from contracts.stacks.megatron.rank_tensors import RankTensor, full_tensors, is_trained, rank_tensors_of
-from contracts.stacks.megatron.shims import mcore, on_the_host
+from contracts.stacks.megatron.shims import mcore, older, on_the_host
+from contracts.stacks.megatron.validation import validated
 from contracts.stacks.megatron.weight_mapping import cut, ours_of, theirs_of
+
+
+@dataclass
+class Prepared:
+    """What a step's gradients were before they were clipped: those tensors, their norms, the full ones by our names."""
+
+    clipped: list[Tensor] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Trainer:
@@ -44,9 +57,14 @@ class Trainer:
         # as its training script seeds each stage; without it a run starts wherever the last one left the generator
         torch.manual_seed(self.recipe.seed + 100 * mcore("parallel_state").get_pipeline_model_parallel_rank())
         self.bare = chunks_of(plan, self.config)
-        self.chunks = [wrapped(self.config, chunk) for chunk in self.bare]
+        copies = execution.replicas if execution.fsdp else 0
+        self.chunks = [wrapped(self.config, chunk, copies) for chunk in self.bare]
         self.config.finalize_model_grads_func = mcore("distributed.finalize_model_grads").finalize_model_grads
+        if execution.fsdp:  # as its training does where reductions overlap; copies are reduced in the last microbatch
+            self.config.no_sync_func = self.chunks[0].no_sync
         self.optimizer = optimizer_of(plan, self.chunks)
+        if self.config.fp16:
+            self.config.grad_scale_func = self.optimizer.scale_loss
         self.rate = rate_of(self.recipe, self.optimizer)
         self.number = 0
         self.shapes = whole_shapes(self.recipe, self.table)
@@ -74,17 +92,26 @@ class Trainer:
             elif (shape := tuple(ours[name].shape)) != wanted[name]:
                 found.add("weights", name, f"has shape {shape}", f"give {wanted[name]}")
         found.raise_any()
+        if not ours:
+            return  # what was loaded stays: the float32 copies are more than the weights
         given = theirs_of(self.table, ours)
+        parts = {
+            n: cut(self.table[each.name], given[each.name], shape_of(each.tensor), each.part)
+            for n, each in enumerate(self.held)
+            if each.name in given
+        }
         with torch.no_grad():
-            for each in self.held:
-                if each.name in given:
-                    part = cut(self.table[each.name], given[each.name], each.tensor.shape, each.part)
-                    each.tensor.copy_(part)
+            for n, each in enumerate(self.held):
+                if n in parts:
+                    put_shard(each.tensor, parts[n]) if is_sharded(each.tensor) else each.tensor.copy_(parts[n])
+            if self.execution.fsdp:
+                for chunk in self.chunks:
+                    chunk.module.install_optimized_model_weights()
+                return
             self.optimizer.reload_model_params()
-            for each in self.held:
-                if each.name in given and main(each.tensor) is not each.tensor:  # as a checkpoint gives it
-                    part = cut(self.table[each.name], given[each.name], each.tensor.shape, each.part)
-                    main(each.tensor).copy_(part)
+            for n, each in enumerate(self.held):
+                if n in parts and main(each.tensor) is not each.tensor:  # as a checkpoint gives it
+                    main(each.tensor).copy_(parts[n])
 
     def close(self) -> None:
         """Release the model. Hooks of Megatron's DDP keep it alive through autograd nodes, which Python's garbage
@@ -93,7 +120,7 @@ class Trainer:
             vars(chunk).clear()
 
     def _whole(self, local: Mapping[int, Tensor]) -> dict[str, Tensor]:
-        return full_tensors(self.table, self.shapes, self.held, local)
+        return full_tensors(self.table, self.shapes, self.held, gathered([each.tensor for each in self.held], local))
 
     def step(self, batch: Tokens, wanted: bool) -> Step:
         """One step over this rank's share of a batch."""
@@ -104,19 +131,47 @@ class Trainer:
         rows = _share(batch, self.execution)
         told = self._forward_backward(rows)
         lm, tokens = _mean(told)
-        gradients = self.gradients() if wanted else {}
-        before = [float(each.norm()) for each in self._main_grads()]
-        lr = self._lr()
-        done, norm, _ = self.optimizer.step()
-        if not done:
+        with self._prepared(wanted) as seen:
+            lr = self._lr()
+            done, norm, _ = self.optimizer.step()
+        if not done and not self.config.fp16:
             raise AssertionError("Megatron's optimizer left the step out")
-        after = [float(each.norm()) for each in self._main_grads()]
-        self.rate.step(increment=1)
+        after = [float(each.norm()) for each in seen.clipped]
+        if self.execution.fsdp:  # it is gathering the weights of the next step, and a state is read of shards
+            for chunk in self.chunks:
+                chunk.stop_communication()
+        if done:
+            self.rate.step(increment=1)
         self.number += 1
+        scale = {"loss_scale": self.optimizer.get_loss_scale().double()} if self.config.fp16 else {}
         return Step(
-            number=self.number, losses=self._losses(lm), tokens=tokens, lr=lr, grad_norm=float(norm),
-            clip_coef=_shrunk(before, after), gradients=numerics.arrays(gradients),
+            number=self.number, losses=self._losses(lm), tokens=tokens, lr=lr,
+            grad_norm=float(norm) if done else math.nan, clip_coef=_shrunk(seen.norms, after),
+            gradients=numerics.arrays(seen.gradients), seen=numerics.arrays(scale),
         )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _prepared(self, wanted: bool) -> Iterator[Prepared]:
+        """What the optimizer's step prepares and then clips: under float16 gradients without the loss scale."""
+        seen, real = Prepared(), self.optimizer.prepare_grads
+
+        def prepare() -> Any:
+            found = real()
+            seen.clipped = self._clipped()
+            seen.norms = [float(each.norm()) for each in seen.clipped]
+            seen.gradients = self.gradients() if wanted else {}
+            return found
+
+        self.optimizer.prepare_grads = prepare
+        try:
+            yield seen
+        finally:
+            del self.optimizer.prepare_grads
+
+    def validated(self, batches: Iterable[Tokens]) -> float:
+        """The loss of its training script's evaluation over other batches."""
+        clear_losses()
+        return validated(self, [_share(each, self.execution) for each in batches], _token_losses)
 
     def passed(self, batch: Tokens, backward: bool) -> Pass:
         """One batch forward and backward; the logits are those of the output layer."""
@@ -126,7 +181,9 @@ class Trainer:
         clear_losses()
         lm, _ = _mean(self._forward_backward(_share(batch, self.execution)))
         hook.remove()
-        told = self._returned(batch) if self.config.bf16 else logits[0].transpose(0, 1)
+        told = self._returned(batch) if self.config.bf16 or self.config.fp16 else logits[0].transpose(0, 1)
+        if self.config.fp16:
+            self.optimizer.prepare_grads()
         found = _told(self.gradients()) if backward else {}
         return Pass(logits=numerics.array(told), losses=self._losses(lm), gradients=found)
 
@@ -158,12 +215,14 @@ class Trainer:
         )
         return found
 
-    def _main_grads(self) -> list[Tensor]:
-        return [each.tensor.main_grad for each in self.held if hasattr(each.tensor, "main_grad")]
+    def _clipped(self) -> list[Tensor]:
+        """This rank's gradients, in the form in which its optimizer clips them."""
+        return [local_of(grad) for each in self.held if (grad := prepared(each.tensor)) is not None]
 
     def gradients(self) -> dict[str, Tensor]:
         """Full gradients by our names, before the optimizer step."""
-        return self._whole({n: each.tensor.main_grad for n, each in enumerate(self.held) if is_trained(each)})
+        take = prepared if self.config.fp16 else gradient
+        return self._whole({n: take(each.tensor) for n, each in enumerate(self.held) if is_trained(each)})
 
     def weights(self) -> dict[str, Tensor]:
         return self._whole({n: main(each.tensor) for n, each in enumerate(self.held) if is_trained(each)})
@@ -222,11 +281,15 @@ def _microbatches(rows: Mapping[str, Tensor], cuts: int) -> Iterator[dict[str, T
 
 def _forward_step(source: Iterator[dict[str, Tensor]], model: Any, *_: Any) -> Any:
     """The forward step of Megatron's pretraining scripts: the loss of each token, and the function that sums it."""
-    rows = next(source)
-    labels_BT = rows["labels"]
-    counts_BT = labels_BT >= 0
-    losses_BT = model(*_inputs(rows), labels=labels_BT.clamp(min=0))
+    losses_BT, counts_BT = _token_losses(next(source), model)
     return losses_BT, functools.partial(_summed, counts_BT)
+
+
+def _token_losses(rows: Mapping[str, Tensor], model: Any) -> tuple[Tensor, Tensor]:
+    """The loss of each token, and whether its label counts."""
+    labels_BT = rows["labels"]
+    losses_BT: Tensor = model(*_inputs(rows), labels=labels_BT.clamp(min=0))
+    return losses_BT, labels_BT >= 0
 
 
 def _inputs(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -268,11 +331,13 @@ def _dtype(recipe: Recipe, execution: Execution) -> torch.dtype:
 def _offered(session: Session) -> None:
     execution = session.execution
     reasons: tuple[tuple[bool, str, Lack], ...] = (
-        (execution.fsdp, "parameters are sharded over data-parallel ranks by FSDP alone, and that is not asked here",
-         "adapter"),
         (execution.compile != "none", "it has no option that compiles the model", "stack"),
-        (execution.recompute, "recomputing wants the generators of CUDA", "device"),
+        (execution.fsdp and (session.save is not None or session.load is not None),
+         "checkpoints of its FSDP have a format of their own, which is not asked yet", "adapter"),
+        (execution.fsdp and execution.degrees.pp > 1,
+         "the mesh of its FSDP has data, expert and tensor ranks and no stages", "stack"),
         (not session.batches and session.steps > 0, "it reads data sets of its own, not the recipe's", "case"),
+        (bool(session.validation) and older(), "its validation is its script's, which 0.16.1 has not", "stack"),
         (session.keep is not None or session.durable is not None,
          "it removes no checkpoints; of its training script, which 0.16.1 has not, --save-retain-interval keeps "
          "every n-th and no newest", "stack"),
@@ -286,18 +351,29 @@ def _offered(session: Session) -> None:
 def _running(recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = ()) -> Iterator[Trainer]:
     """A trainer on the ranks of an execution, while a question is answered."""
     dtype = _dtype(recipe, execution)
-    if dtype is torch.float16:
-        raise NotOffered("Megatron-Core: steps in float16 are not asked yet")
     interleaved = execution.schedule == "interleaved"
     plan = planned(recipe, execution.degrees, dtype, interleaved=interleaved, families="AEM")
     if "M" in plan.letters and any(map(runs.packed, batches)):
         raise NotOffered(
             "Megatron-Core: packed rows are one sequence to its mixers and several to its attention here", "case"
         )
+    plan = replace(plan, recompute=execution.recompute or recipe.recompute == "full")
+    if execution.fsdp and older():
+        raise NotOffered(f"Megatron-Core: its FSDP was tried with {VERSIONS[-1]} alone")
+    if execution.fsdp and dtype is torch.float64:
+        raise NotOffered("Megatron-Core: the buffers of its FSDP know no float64", "case")
+    if execution.fsdp and dtype is torch.float16:
+        raise NotOffered("Megatron-Core: under a loss scale its FSDP raises where a rank has an empty shard", "stack")
     whole_of(recipe)  # built before there are groups
+    besides = (*kernels(plan.letters), *(FSDP_SHIMS if execution.fsdp else ()))
     with (
-        on_the_host(wide=dtype is torch.float64, besides=kernels(plan.letters)),
-        parallel(execution.degrees, execution.world, virtual=plan.chunks if plan.chunks > 1 else None),
+        on_the_host(wide=dtype is torch.float64, besides=besides),
+        parallel(
+            execution.degrees,
+            execution.world,
+            virtual=plan.chunks if plan.chunks > 1 else None,
+            copies=execution.replicas,
+        ),
     ):
         trainer = Trainer(plan, execution)
         try:
@@ -347,10 +423,13 @@ def train(session: Session) -> Trained:
 
 
 def _seen(trainer: Trainer, session: Session, index: int) -> Step:
-    """One step of a session, with the observed state, and its checkpoint."""
+    """One step of a session, its validation, the observed state behind them, and its checkpoint."""
     number = trainer.number + 1
     observed = session.observe if not session.at or number in session.at else frozenset()
-    step = _with_state(trainer, trainer.step(session.batches[index], "gradients" in observed), observed)
+    step = trainer.step(session.batches[index], "gradients" in observed)
+    if session.validation and number in session.validate_at:
+        step = replace(step, validation=trainer.validated(session.validation))
+    step = _with_state(trainer, step, observed)
     if session.save is not None and number in session.save_at:
         checkpoint.save(trainer, session.save)
     return step

@@ -24,7 +24,7 @@ from contracts.spec.topology import Degrees, GradientReduction, GroupCall, Kind,
 from contracts.stacks.forked_call import ForkDied, in_a_fork
 from contracts.stacks.kit.versions import FallingBack, labels
 from contracts.stacks.megatron import arguments, topology
-from contracts.stacks.megatron.stack import VERSIONS
+from contracts.stacks.megatron.abilities import VERSIONS
 from contracts.stacks.protocol import HELLO, PROTOCOL
 from contracts.stacks.serve import own_stdout, reply
 
