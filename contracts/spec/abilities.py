@@ -24,7 +24,7 @@ FEATURES: Mapping[str, str] = {
     "mamba": "M blocks",
     "narrow-scan": "M blocks whose scan is no multiple of the hidden size wide",
     "recurrent": "R blocks",
-    "unpaired": "layers that are not a mixer and then experts or an MLP, in whole pairs",
+    "unpaired": "layers that are not a mixer and then experts or an MLP, in pairs that no pipeline stage cuts",
     "gqa": "fewer KV groups than heads",
     "mla": "latent attention",
     "dsa": "sparse attention",

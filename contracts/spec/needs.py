@@ -23,7 +23,8 @@ def _of_model(recipe: Recipe) -> Iterator[str]:
     letters = {*order}
     mixers = {"A": "attention", "M": "mamba", "R": "recurrent", "E": "mlp" if recipe.moe is None else "experts"}
     yield from (mixers[letter] for letter in letters)
-    paired = len(order) % 2 == 0 and "E" not in order[::2] and {*order[1::2]} == {"E"}
+    whole = all(len(stage) % 2 == 0 for stage in recipe.pattern.split("|")[:-1])
+    paired = whole and len(order) % 2 == 0 and "E" not in order[::2] and {*order[1::2]} == {"E"}
     yield from _chosen(("unpaired", not paired))
     if "A" in letters:
         yield from _chosen(

@@ -47,14 +47,18 @@ def borrowed(world: int, *, fsdp: bool = False, replicas: int = 1, **degrees: in
 def with_rungs(
     cases: Mapping[str, tuple[Recipe, Execution, *tuple[Any, ...]]], *needs: str
 ) -> dict[str, tuple[Any, ...]]:
-    """Cases, and behind each its leaner rungs, whose vocabulary every number of ranks here divides: few stacks cut one
-    that does not. Where ranks share experts, a rung has experts.
+    """Cases, and behind each its leaner rungs, whose vocabulary every number of ranks here divides, and whose experts
+    four ranks cut into rows of whole 16 bytes: few stacks cut others, and grouped products take none. Where ranks share
+    experts, a rung has experts.
     """
     found: dict[str, tuple[Any, ...]] = {}
     for name, (recipe, execution, *more) in cases.items():
         others = (execution, *more)
         found[name] = (recipe, *others)
-        even = replace(recipe, vocab=recipe.vocab + -recipe.vocab % 4)
+        moe = recipe.moe and replace(
+            recipe.moe, expert_hidden=recipe.moe.expert_hidden + -recipe.moe.expert_hidden % 16
+        )
+        even = replace(recipe, vocab=recipe.vocab + -recipe.vocab % 4, moe=moe)
         needed = frozenset(needs) | ({"experts"} if execution.degrees.ep > 1 else set())
         for rung, lean in rungs(even, needed, sheds=frozenset({"packed"})).items():
             found[f"{name}@{rung}"] = (lean, *others)

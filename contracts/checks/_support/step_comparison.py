@@ -15,7 +15,7 @@ from contracts.checks._support.windows import like_on_one_rank
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.array import Array, Arrays
 from contracts.spec.records import Violation
-from contracts.spec.tolerance import EXACT, FLOAT64_SCAN, Tolerance
+from contracts.spec.tolerance import EXACT, FLOAT64_SCAN, Tolerance, within
 from contracts.spec.topology import Layout
 from contracts.spec.training import Execution, Session, Step, Trained, Training
 from contracts.spec.violations import compared
@@ -62,10 +62,16 @@ def label_difference(one: Step, many: Step) -> str:
     return f"{words} {_where(one)}" if many.tokens != one.tokens else ""
 
 
-def loss_difference(one: Step, many: Step, *names: str, bound: float = 1e-11) -> str:
-    """The first loss off by more than `bound` (relative above 1); all losses are compared when none is named."""
+def loss_difference(one: Step, many: Step, *names: str, bound: float | None = None) -> str:
+    """The first loss off by more than `bound` (relative above 1), 1e-11 in float64; all losses are compared when none
+    is named.
+    """
     found = {name: many.losses.get(name, float("nan")) for name in names or one.losses}
-    return _differs(one, many, _first_off({name: (got, one.losses[name]) for name, got in found.items()}, bound, 1.0))
+    return _differs(
+        one,
+        many,
+        _first_off({name: (got, one.losses[name]) for name, got in found.items()}, bound or within(1e-11), 1.0),
+    )
 
 
 def clip_difference(one: Step, many: Step, *names: Literal["grad_norm", "clip_coef"], bound: float = 1e-11) -> str:

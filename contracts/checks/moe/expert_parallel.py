@@ -67,6 +67,7 @@ ROUTED = (".experts.", ".router.", ".shared.")
     cases=with_rungs(DEGREES, "experts"),
     needs=("experts",),
     sheds=("packed",),
+    float32=True,
     source="bringup; F01",
     tier="dist",
 )
@@ -86,6 +87,7 @@ def the_expert_degree_changes_no_number(stack: Training, recipe: Recipe, executi
     cases=with_rungs(CUT, "experts"),
     needs=("experts",),
     sheds=("packed",),
+    float32=True,
     source="bringup; F01",
     tier="dist",
 )
@@ -99,7 +101,7 @@ def the_tensor_degree_of_experts_changes_no_number(
 
 
 @contract("MOE-07c", asks=("built", "train"), cases=with_rungs(UNEVEN, "experts"), needs=SHARED, sheds=("packed",),
-          source="Automodel#1365; Megatron-Bridge#5270; F21",
+          float32=True, source="Automodel#1365; Megatron-Bridge#5270; F21",
           tier="dist")  # fmt: skip
 def tokens_that_do_not_divide_change_no_number(
     stack: Training, recipe: Recipe, execution: Execution, rows: Rows, world: int
@@ -139,6 +141,7 @@ second layer one of its experts is sometimes idle."""
     cases=with_rungs(CROWDED, *CHOOSING),
     needs=CHOOSING,
     sheds=("packed",),
+    float32=True,
     source="F11 F12 F21",
     tier="dist",
 )
@@ -225,6 +228,7 @@ ASSIGNMENTS = 4 * 16 * 3
     cases=with_rungs(MOVED, *CHOOSING),
     needs=CHOOSING,
     sheds=("packed",),
+    float32=True,
     source="F18; arXiv 2408.15664",
     tier="dist",
 )

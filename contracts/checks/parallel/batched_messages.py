@@ -10,7 +10,8 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution
 
 
-@contract("PAR-09", asks="messages", cases=BATCHED, needs=(), sheds=("packed",), source="bringup", tier="dist")
+@contract("PAR-09", asks="messages", cases=BATCHED, needs=(), sheds=("packed",), float32=True, source="bringup",
+          tier="dist")  # fmt: skip
 def stages_send_in_batches(stack: Messaging, recipe: Recipe, execution: Execution, world: int) -> None:
     """Pipeline stages issue every point-to-point message through a batched call, in the first step as in later ones,
     and no warning about point-to-point messages appears.

@@ -25,7 +25,7 @@ NODES: dict[str, tuple[Recipe, Execution, int, int]] = {  # ranks of a node
 }
 
 
-@contract("PAR-12", asks=("built", "train"), cases=with_rungs(NODES), needs=(), sheds=("packed",),
+@contract("PAR-12", asks=("built", "train"), cases=with_rungs(NODES), needs=(), sheds=("packed",), float32=True,
           source="Megatron-LM#2571", tier="dist")  # fmt: skip
 def the_rank_is_that_of_the_world(stack: Training, recipe: Recipe, execution: Execution, size: int, world: int) -> None:
     """Ranks on several nodes take the step of one rank: a rank's place is its place in the world, not in its node.

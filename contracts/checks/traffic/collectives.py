@@ -27,6 +27,7 @@ from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.recipe import Mamba, Recipe
+from contracts.spec.tolerance import within
 from contracts.spec.training import Execution, Parameter, Rule, Session, Tokens, Training
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ WATCHED: dict[str, tuple[Recipe, Execution, int]] = {
 }
 
 
-@contract("TRAF-01", asks=("built", "train"), cases=with_rungs(WATCHED), needs=(), sheds=("packed",),
+@contract("TRAF-01", asks=("built", "train"), cases=with_rungs(WATCHED), needs=(), sheds=("packed",), float32=True,
           source="modal F04", tier="dist")  # fmt: skip
 def members_of_a_group_issue_the_same_collectives(
     stack: Training, recipe: Recipe, execution: Execution, world: int
@@ -116,8 +117,8 @@ COUNTS = 4096
 """Bytes for what is neither a gradient nor a parameter: label counts, reported losses."""
 
 
-@contract("TRAF-05", asks=("built", "train"), cases=with_rungs(SENT), needs=(), sheds=("packed",), source="playbook",
-          tier="dist")  # fmt: skip
+@contract("TRAF-05", asks=("built", "train"), cases=with_rungs(SENT), needs=(), sheds=("packed",), float32=True,
+          source="playbook", tier="dist")  # fmt: skip
 def what_a_rank_sends_does_not_grow_with_the_ranks(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
@@ -130,8 +131,9 @@ def what_a_rank_sends_does_not_grow_with_the_ranks(
     watch = _watched(stack, recipe, execution, 1)
     assert not watch.diverged, watch.diverged
     rows = stack.built(recipe, execution.mode).parameters
-    whole = 8 * sum(_numel(row) for row in rows)
-    padded = whole + 8 * sum(_numel(row) // max(row.shape[0], 1) * world for row in rows)
+    width = int(within(8, 4))
+    whole = width * sum(_numel(row) for row in rows)
+    padded = whole + width * sum(_numel(row) // max(row.shape[0], 1) * world for row in rows)
     reduced = sum(each.bytes for each in watch.of("all_reduce", "reduce_scatter"))
     held = world // execution.replicas
     bound = padded + (padded // held if execution.replicas > 1 else 0) + COUNTS

@@ -28,6 +28,7 @@ from contracts.spec.training import Execution
     cases=SENT | OF_TRANSFORMERS,
     needs=(),
     sheds=("packed",),
+    float32=True,
     source="bringup F20",
     tier="dist",
 )
@@ -59,6 +60,7 @@ def every_message_has_its_counterpart(stack: Messaging, recipe: Recipe, executio
     cases=SENT | OF_TRANSFORMERS,
     needs=(),
     sheds=("packed",),
+    float32=True,
     source="bringup F20",
     tier="dist",
 )

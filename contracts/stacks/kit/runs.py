@@ -174,10 +174,12 @@ def put(
 ) -> None:  # fmt: skip
     """Copy full tensors, by canonical name, into a model; of a DTensor each rank keeps its part. Read back to check.
 
+    Nothing is gathered: the step that follows may be watched for what it sends.
+
     Raises:
         Refused: every name that is missing, unknown or of another shape.
     """
-    full = {name: whole(each.detach()) for name, each in into.items()}
+    full = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in into.items()}
     ours, given = to_canonical(everywhere(full), links), numerics.tensors(values)
     found = Refusals()
     for name in sorted(ours.keys() | given.keys()):
@@ -192,12 +194,11 @@ def put(
         for name, target in into.items():
             if name not in theirs:
                 continue
-            value = theirs[name].to(target.dtype)
-            part = value
+            part = theirs[name].to(target.dtype)
             if isinstance(target, DTensor):
-                part = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
+                part = distribute_tensor(part, target.device_mesh, target.placements, src_data_rank=None)
             target.copy_(part)
-            if not torch.equal(whole(target.detach()), value):
+            if not torch.equal(local(target.detach()), local(part)):
                 raise RuntimeError(f"{name} was put and is another")
 
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 from contracts.spec.abilities import Abilities
 from contracts.stacks.kit.declining import lacks, without
 
+DRAWS = "on a CPU each rank draws its shards by itself: DTensor's generators are those of accelerators"
+"""torch 2.13, distributed/tensor/_random.py: `is_rng_supported_mesh`."""
+CUT = ("fsdp", "tp", "ep")
+"""What makes a parameter a shard."""
+
 ABILITIES = Abilities(
     has=frozenset((
         "attention", "mlp", "experts", "gqa", "mla", "qk-norm", "swiglu", "softmax", "sigmoid", "selection-bias",
@@ -27,17 +32,21 @@ ABILITIES = Abilities(
         lacks("prediction-heads", "stack", "its layers of prediction have experts, the law's none"),
         lacks("own-axis", "stack", "it carves experts out of the dense ranks"),
         lacks("author-dp", "stack", "its Mamba would be Mamba-3, and it has none"),
-        lacks("float64", "stack", "its trainer computes in float32 or bfloat16", asked=frozenset({"train"})),
+        lacks("float64", "stack", "its trainer computes in float32 or bfloat16",
+              asked=frozenset({"train", "messages"})),
+        *(lacks(cut, "device", DRAWS, asked=frozenset({"initial"})) for cut in CUT),
         *(lacks(each, "adapter", "a single pass is one process's, eager; sessions have the rest",
                  asked=frozenset({"run_model"})) for each in ("compile", "microbatches")),
         lacks("fp16", "stack", "its mixed precision is bfloat16"),
         lacks("ep-without-fsdp", "stack", "experts lie on ranks that shard: EP wants FSDP"),
         lacks("etp-without-ep", "stack", "experts are cut as the rest is without EP"),
+        lacks("tied pp", "stack", "it ties no weights under a pipeline, it says"),  # models/common/decoder.py
         lacks("ep-with-etp", "stack", "experts are whole on a rank with EP; 0.2.2 has an expert TP"),
         lacks("uneven-kv", "stack", "it has fewer KV groups than TP ranks"),
         lacks("fp8", "device", "FP8 needs a GPU"),
         lacks("packed", "device", "packed documents need its flex_attention, which a CPU has not compiled"),
-        lacks("cp", "adapter", "context parallel over its flex_attention was not tried"),
+        # torch: tensor/experimental/_context_parallel; flex_attention has no backward pass on a CPU
+        lacks("cp", "device", "its context parallel cuts attention kernels that are accelerators' alone"),
         lacks("bf16", "adapter", "its own trainer was tried in float32"),
         lacks("muon", "adapter", "its optimizers have DistMuon, which was not tried"),
         lacks("own-data", "adapter", "its data sets need a tokenizer's files"),

@@ -24,6 +24,7 @@ from contracts.spec.training import Execution, Pass, Session, Step, Tokens, Trai
 from contracts.stacks.kit import runs, worlds
 from contracts.stacks.kit.messages import watched
 from contracts.stacks.torchtitan import shims, weight_mapping
+from contracts.stacks.torchtitan.abilities import DRAWS
 from contracts.stacks.torchtitan.configuration import configuration, declined
 
 
@@ -207,6 +208,10 @@ def train(session: Session) -> Trained:
     undecayed = optim.schedule == "constant" or optim.warmup >= optim.steps
     if undecayed and session.steps > optim.steps:
         raise NotOffered("torchtitan 0.3.0: its schedule asserts a decay behind the last step of its run", "stack")
+    execution = session.execution
+    cut = execution.fsdp or max(execution.degrees.tp, execution.degrees.ep) > 1
+    if cut and not session.weights and "weights" in session.observe:
+        raise NotOffered(f"torchtitan 0.3.0: {DRAWS}", "device")
     before = _graphs()
     with _running(session, "train") as run:
         found = runs.trained(run)

@@ -47,7 +47,8 @@ ABILITIES = Abilities(
         lacks("uneven-vocab", "device", "accelerate takes tensor parallel on accelerators alone"),
         lacks("fp16", "device", "its Trainer has no float16 on a CPU"),
         lacks("mamba packed", "device", "without mamba-ssm's kernels it refuses packed documents in a scan"),
-        lacks("cp", "adapter", "context parallel over its Trainer is not reached"),
+        # accelerate: Accelerator._prepare_cp takes torch's context_parallel, which knows no kernel of a CPU
+        lacks("cp", "device", "context parallel cuts attention kernels that are accelerators' alone"),
         lacks("muon", "stack", "its Trainer has no Muon of its own; a caller hands one over"),
         lacks("dsa", "adapter", "sparse attention is asked in blocks"),
         lacks("own-data", "adapter", "it has no data of its own; give batches"),
