@@ -140,8 +140,8 @@ def the_loss_of_a_validation_is_the_mean_over_its_labels(
     what its validation must be. A stack may declare that it takes the mean of its batches' means.
     """
     over_labels = chosen(stack, "validation-mean") == "labels"
-    if not over_labels:  # what a short one weighs is left open
-        lengths = tuple(each for each in lengths if len(each) == len(lengths[0]))
+    if not over_labels:  # what a short one weighs is left open, and what the mean of none is
+        lengths = tuple(each for each in lengths if len(each) == len(lengths[0]) and each != NONE)
     rows = table(stack, recipe)
     weights = drawn_weights(rows)
     given = tuple(replace(batch(f"told {at}", rows=each, recipe=recipe), documents=None)

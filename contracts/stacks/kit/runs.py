@@ -198,7 +198,7 @@ def put(
             if isinstance(target, DTensor):
                 part = distribute_tensor(part, target.device_mesh, target.placements, src_data_rank=None)
             target.copy_(part)
-            if not torch.equal(local(target.detach()), local(part)):
+            if not torch.allclose(local(target.detach()), local(part), rtol=0.0, atol=0.0, equal_nan=True):
                 raise RuntimeError(f"{name} was put and is another")
 
 

@@ -214,7 +214,12 @@ def train(session: Session) -> Trained:
         raise NotOffered(f"torchtitan 0.3.0: {DRAWS}", "device")
     before = _graphs()
     with _running(session, "train") as run:
-        found = runs.trained(run)
+        try:
+            found = runs.trained(run)
+        except RuntimeError as error:
+            if not str(error).startswith("Loss is not finite"):
+                raise
+            raise refuse("batches", len(session.batches), f"torchtitan: {error}", "give finite numbers") from error
     if session.execution.compile != "none" and session.batches and _graphs() == before:
         raise RuntimeError("blocks were to be compiled, and no graph was made")
     return found
