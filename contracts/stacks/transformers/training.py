@@ -65,7 +65,9 @@ class Model:
             (folder, *_) = gathered(mine)  # rank 0 alone writes
             self.module.save_pretrained(folder)
             dist.barrier()
-            self.module = type(self.module).from_pretrained(folder, distributed_config=cut, dtype=torch.float32)
+            self.module = type(self.module).from_pretrained(
+                folder, config=self.module.config, distributed_config=cut, dtype=self.module.dtype
+            )
             dist.barrier()
 
     def parameters(self) -> dict[str, Tensor]:
@@ -104,14 +106,14 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
         NotOffered: with the reason.
     """
     cut = _cut(execution)
-    wide = execution.precision == "float64" or recipe.dtype != "fp32"
+    half = execution.precision == "declared" and recipe.dtype != "fp32"
     decline({
         "stack": {
             "its compiler takes the whole model": execution.compile == "blocks",
             "a model that it cut is not compiled": cut and execution.compile != "none",
         },
         "device": {"inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor"},
-        "adapter": {"models cut over ranks are asked in float32": cut and execution.world > 1 and wide},
+        "adapter": {"models cut over ranks are not asked in bfloat16": cut and execution.world > 1 and half},
     })  # fmt: skip
 
 
