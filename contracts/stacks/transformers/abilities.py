@@ -39,7 +39,8 @@ ABILITIES = Abilities(
         lacks("interleaved", "stack", "its pipelines do not train"),
         lacks("ep-without-fsdp", "stack", "its expert parallel lies on ranks that shard"),
         lacks("ep-with-etp", "stack", "its experts are whole on a rank of expert parallel"),
-        *(lacks(f"{cut} checkpoint", "stack", "it does not resume a model that it cut over ranks") for cut in ("fsdp", "ep")),
+        *(lacks(f"{cut} checkpoint", "stack", "it does not resume a model that it cut over ranks")
+          for cut in ("fsdp", "ep")),
         lacks("checkpoint-of-a-recipe", "stack", "its Trainer compares no configuration with a checkpoint's"),
         lacks("tp", "device", "accelerate takes tensor parallel on accelerators alone"),
         lacks("tp-without-sp", "device", "accelerate takes tensor parallel on accelerators alone"),
