@@ -18,7 +18,7 @@ from contracts.spec.training import Execution, Session, Step, Tokens, Training
 LOUD = DENSE.vocab - 1
 """A token whose embedding is not finite. No batch has it but the one that is to diverge."""
 RECIPE = replace(DENSE, name="dense-diverging", seq_length=16)
-SOURCE = "transformers: logging_nan_inf_filter; Megatron-LM: check_for_nan_in_loss_and_grad"
+SOURCE = "transformers: logging_nan_inf_filter; Megatron-LM's check_for_nan_in_loss_and_grad"
 DIVERGED: dict[str, tuple[Recipe, float, int, bool]] = {  # embedding of the token, microbatches, in a validation
     "not-a-number": (RECIPE, math.nan, 1, False),
     "infinite": (RECIPE, math.inf, 1, False),
