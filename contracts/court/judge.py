@@ -53,15 +53,22 @@ def judge(
     def lacking(words: str, lack: Lack) -> Result:
         return result("not offered", f"{subject.name} does not {words}", lack=lack)
 
+    def without(asked: str) -> Result:
+        """Nobody answers for it; where the stack could not be asked this case anyway, that is the reason."""
+        absence = stand.abilities and stand.abilities.absence(contract.features(case), contract.asks)
+        if absence and absence.kind != "adapter":
+            return result("not offered", f"{subject.name}: {absence}", lack=absence.kind)
+        return lacking(f"offer {asked}", "adapter")
+
     if not stand.own:
-        return lacking(f"offer {', '.join(contract.asks)}", "adapter")
+        return without(", ".join(contract.asks))
     if contract.layout is not None and contract.layout not in subject.layouts:
         return lacking(f"build the {contract.layout} layout", "stack")
     if contract.of_numbers and not importlib.util.find_spec("torch"):
         return result("not run", NO_TORCH)
     alone = [asked for asked in stand.missing if questions()[asked].of_numbers]
     if alone:
-        return lacking(f"offer {', '.join(alone)}, which nobody answers for it", "adapter")
+        return without(f"{', '.join(alone)}, which nobody answers for it")
     if stand.missing:
         return result("not run", f"nobody answers {', '.join(stand.missing)}: {remedy_for(stand.missing)}")
     coarser = in_float32() if stand.narrow and contract.float32 else contextlib.nullcontext()

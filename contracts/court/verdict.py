@@ -226,7 +226,7 @@ def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
         return []
     found = []
     for question in sorted(run.header.subject.offers):
-        asked = [r for r in results if question in _asks(run, r.id)]
+        asked = [r for r in results if question in _asks(run, r.id) and not _for_want_of_another(run, r)]
         if asked and all(result.outcome == "not offered" for result in asked) and not _foretold(run, asked):
             words = f"{run.header.subject.name} claims {question} and declined each of its {len(asked)} cases"
             found.append(Fault(kind="claim", words=words))
@@ -237,6 +237,13 @@ def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
             words = f"{run.header.subject.name} declares all that {each.item} needs and declined it: {each.words}"
             found.append(Fault(kind="claim", words=words))
     return found
+
+
+def _for_want_of_another(run: Run, declined: Result) -> bool:
+    """Whether it was never put to the stack, because it also asks what nobody answers: that says nothing of a claim."""
+    subject = run.header.subject
+    offered = {*_asks(run, declined.id)} <= subject.offers
+    return not offered and declined.words.startswith(f"{subject.name} does not offer ")
 
 
 def _foretold(run: Run, declined: list[Result]) -> bool:

@@ -8,7 +8,7 @@ from contracts.spec.abilities import Abilities, Absence
 from contracts.spec.errors import NotOffered
 from contracts.spec.lacks import Lack
 
-STEPS = frozenset({"built", "initial", "messages", "run_model", "train"})
+STEPS = frozenset({"built", "initial", "messages", "rehearse", "run_model", "step_memory", "train"})
 """The questions about whole models. A block by itself is asked whatever else the recipe has."""
 
 
