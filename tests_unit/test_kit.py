@@ -89,7 +89,7 @@ def test_the_labels_of_an_untried_version_say_so_and_those_of_a_tried_one_do_not
 
 
 @pytest.mark.unit
-def test_a_package_of_an_untried_version_declares_no_abilities_and_answers_what_it_finds(tmp_path: Path) -> None:
+def test_a_package_of_an_untried_version_claims_nothing_and_answers_what_it_finds(tmp_path: Path) -> None:
     """Of transformers there is the name alone: every answer falls back, and none is raw Python."""
     told = tmp_path / "transformers-9.9.9.dist-info"
     told.mkdir()
@@ -104,7 +104,7 @@ small = Recipe(name="small", family="dense", pattern="AE", depth=2, hidden=32, f
                seq_length=8)
 from contracts.spec.training import Session
 stack = load("transformers")
-assert stack.version == "9.9.9" and stack.abilities is None and "train" in stack.offers
+assert stack.version == "9.9.9" and not stack.abilities.claims and "train" in stack.offers
 assert all(words.startswith("untried: 9.9.9 was never tried, 5.23.0 were") for words in stack.labels.values())
 for ask in (lambda: stack.block_weights(small, 0, "nemo_native"), lambda: stack.train(Session(recipe=small, steps=0))):
     try:
