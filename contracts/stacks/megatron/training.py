@@ -114,10 +114,12 @@ class Trainer:
                     main(each.tensor).copy_(parts[n])
 
     def close(self) -> None:
-        """Release the model. Hooks of Megatron's DDP keep it alive through autograd nodes, which Python's garbage
-        collector does not follow, and with it every process group and gloo's threads."""
-        for chunk in self.chunks:
-            vars(chunk).clear()
+        """Release the model. Hooks of Megatron's DDP and FSDP keep it alive through autograd nodes, which Python's
+        garbage collector does not follow, and with it every process group and gloo's threads."""
+        held = [each for chunk in self.chunks for each in chunk.modules()]
+        held += [each.param_and_grad_buffer for each in held if hasattr(each, "param_and_grad_buffer")]
+        for each in held:
+            vars(each).clear()
 
     def _whole(self, local: Mapping[int, Tensor]) -> dict[str, Tensor]:
         return full_tensors(self.table, self.shapes, self.held, gathered([each.tensor for each in self.held], local))
