@@ -38,7 +38,8 @@ def judge(
     contract: Contract, case: str, subject: Party, assistants: Iterable[Party] = (), *, deadline_s: float = DEADLINE_S
 ) -> Result:
     """Judge one case of a contract on a party."""
-    stand = OnTheStand(subject, assistants, contract.asks, contract.conventions, contract.float32)
+    needed = contract.features(case) if contract.float32 else frozenset()
+    stand = OnTheStand(subject, assistants, contract.asks, contract.conventions, contract.float32, needed)
     started, process = time.perf_counter(), os.getpid()
 
     def result(

@@ -48,7 +48,7 @@ class OnTheStand:
     report says so. A question about numbers goes to the subject alone, because tensors of two stacks cannot be
     compared. `answered` maps each question that was asked to the party that answered it, and how. `conventions` has the
     choices of the party that answers the first question, for the conventions that the check follows. With `float32`,
-    a subject whose abilities have no float64 is asked in float32 instead.
+    a subject whose abilities have no float64, or none beside what the case `needed`, is asked in float32 instead.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class OnTheStand:
         asks: tuple[str, ...],
         follows: tuple[str, ...] = (),
         float32: bool = False,
+        needed: frozenset[str] = frozenset(),
     ) -> None:
         self.name, self.subject, self.float32 = subject.name, subject, float32
         self.layouts = subject.layouts
@@ -80,7 +81,8 @@ class OnTheStand:
         declared = conventions_of(self._parties.get(asks[0], subject))
         self.conventions = {name: declared[name] for name in follows}
         able = self.abilities
-        self.narrow = able is not None and able.absence({"float64"}, asks) is not None
+        wide = needed | {"float64"} if able is not None and able.absence(needed, asks) is None else {"float64"}
+        self.narrow = able is not None and able.absence(wide, asks) is not None
         self.asked_in_float32 = False
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

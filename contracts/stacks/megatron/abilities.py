@@ -36,6 +36,7 @@ ABILITIES = Abilities(
         lacks("fp8", "device", "FP8 is Transformer Engine's, which runs on GPUs", asked=frozenset()),
         lacks("cp", "device", "context parallel is Transformer Engine's attention alone"),
         lacks("ep-with-etp", "device", "its experts exchange pieces of unequal size, which gloo does not"),
+        lacks("float64 fsdp", "stack", "the buffers of its FSDP know no float64"),
         lacks("fp16 fsdp", "stack", "under a loss scale its FSDP raises where a rank has an empty shard"),
         lacks("prediction-heads", "adapter", "multi-token prediction is not asked yet"),
         lacks("muon", "adapter", "its Muon is a package of its own, which is not asked"),

@@ -363,7 +363,7 @@ def _running(recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = (
     if execution.fsdp and older():
         raise NotOffered(f"Megatron-Core: its FSDP was tried with {VERSIONS[-1]} alone")
     if execution.fsdp and dtype is torch.float64:
-        raise NotOffered("Megatron-Core: the buffers of its FSDP know no float64", "case")
+        raise NotOffered("Megatron-Core: the buffers of its FSDP know no float64", "stack")
     if execution.fsdp and dtype is torch.float16:
         raise NotOffered("Megatron-Core: under a loss scale its FSDP raises where a rank has an empty shard", "stack")
     whole_of(recipe)  # built before there are groups
