@@ -54,7 +54,7 @@ def judge(
     def lacking(words: str, lack: Lack) -> Result:
         return result("not offered", f"{subject.name} does not {words}", lack=lack)
 
-    def without(asked: str) -> Result:
+    def unanswered(asked: str) -> Result:
         """Nobody answers for it; where the stack could not be asked this case anyway, that is the reason."""
         absence = stand.abilities and stand.abilities.absence(contract.features(case), contract.asks)
         if absence and absence.kind != "adapter":
@@ -62,14 +62,14 @@ def judge(
         return lacking(f"offer {asked}", "adapter")
 
     if not stand.own:
-        return without(", ".join(contract.asks))
+        return unanswered(", ".join(contract.asks))
     if contract.layout is not None and contract.layout not in subject.layouts:
         return lacking(f"build the {contract.layout} layout", "stack")
     if contract.of_numbers and not importlib.util.find_spec("torch"):
         return result("not run", NO_TORCH)
     alone = [asked for asked in stand.missing if questions()[asked].of_numbers]
     if alone:
-        return without(f"{', '.join(alone)}, which nobody answers for it")
+        return unanswered(f"{', '.join(alone)}, which nobody answers for it")
     if stand.missing:
         return result("not run", f"nobody answers {', '.join(stand.missing)}: {remedy_for(stand.missing)}")
     coarser = in_float32() if stand.narrow and contract.float32 else contextlib.nullcontext()

@@ -234,10 +234,9 @@ def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
     # in which precision a check asks is nothing that a plan can know
     narrow = tuple(each.reason for each in abilities.lacks if "float64" in each.features) if abilities else ()
     for each in results:
-        if each.words.endswith(narrow):
-            continue
         offered = {*_asks(run, each.id)} <= run.header.subject.offers
-        if each.outcome == "not offered" and offered and str(each.item) in claimed:
+        too_wide = not each.dtype and each.words.endswith(narrow)
+        if each.outcome == "not offered" and offered and str(each.item) in claimed and not too_wide:
             words = f"{run.header.subject.name} declares all that {each.item} needs and declined it: {each.words}"
             found.append(Fault(kind="claim", words=words))
     return found

@@ -96,6 +96,7 @@ class Recorder:
         self.due = False  # whether they are to be written in this step
         self.epochs = consumed.Epochs()
         self.labels: list[consumed.Labels] = []  # of the backward pass that is under way
+        self.updated: dict[tuple[str, str], str] = {}  # bits of the weights behind the latest step, by name and dtype
         self.failed = ""
         self._undo: list[Callable[[], None]] = []
 
@@ -693,6 +694,12 @@ class Recorder:
             return self.writer.add(kind, step=self.step, shape=list(mine.shape), dtype=_dtype(local), placed=False,
                                    squares=_number(squares), **more)  # fmt: skip
         squares = _squares(local)
+        # a batch has its rows in another order on another layout: its bits say nothing
+        bits = "" if more.get("batched") else f"{fingerprint(label, local, mine.pieces):016x}"
+        if kind == "updated":
+            self.updated[label, _dtype(local)] = bits
+        if kind == "weight":  # one that moved since its update is to be told from rounding
+            sketched = sketched or self.updated.get((label, _dtype(local)), bits) != bits
         number = None
         if sketched and mine.first and math.isfinite(squares):
             number = self.writer.sketch(sketch(label, local, mine.pieces))
@@ -708,8 +715,6 @@ class Recorder:
         ):
             held = [(piece.start, piece.indices) for piece in mine.pieces]
             whole = self.writer.values(local, held, limited=not (self.keep and kind == "weight" and self.step == 1))
-        # a batch has its rows in another order on another layout: its bits say nothing
-        bits = "" if more.get("batched") else f"{fingerprint(label, local, mine.pieces):016x}"
         return self.writer.add(
             kind, step=self.step, shape=list(mine.shape), dtype=_dtype(local), part=mine.part, partial=mine.partial,
             bits=bits, squares=_number(squares), sketch=number, **({"values": whole} if whole else {}), **more,

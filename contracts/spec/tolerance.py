@@ -71,6 +71,11 @@ def within(float64: float, float32: float = FLOAT32_TRANSFORMER.bound) -> float:
     return float32 if _narrow.get() else float64
 
 
+def element_bytes() -> int:
+    """Of a number in the precision in which the stack is asked: 8, or 4 in float32."""
+    return 4 if _narrow.get() else 8
+
+
 @dataclass(frozen=True, kw_only=True)
 class HalfPrecision:
     """The allowed error of a result in half precision (`instruments.half_precision`).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ import contracts.checks
 from contracts.checks.gate._recorded_run import recorded
 from contracts.contract import LAW
 from contracts.court import profiles
+from contracts.court.judge import judge
 from contracts.court.verdict import verdict
 from contracts.spec import codec
 from contracts.spec.abilities import FEATURES, Abilities, Absence
@@ -163,6 +165,84 @@ def test_megatron_is_asked_on_what_it_can_build() -> None:
     muon = [each for each in plan.choices if each.item.startswith("OPT-01b[muon")]
     assert muon
     assert {each.kind for each in muon} <= {"stack", "adapter"}
+
+
+def test_a_version_that_was_never_tried_claims_nothing_and_lacks_the_same() -> None:
+    tried, untried = (profiles.plan(LAW, "OPT-01b", replace(ABILITIES, claims=each)) for each in (True, False))
+    assert untried.claimed == ()
+    assert (untried.items, untried.choices) == (tried.items, tried.choices)
+
+
+NARROW = Abilities(
+    has=frozenset({"dp", "fsdp", "float64", "float32"}),
+    lacks=(Absence(features=frozenset({"fsdp", "float64"}), kind="stack", reason="its buffers know no float64"),),
+)
+
+
+@pytest.mark.parametrize(
+    ("result", "abilities", "faults"),
+    [
+        ({"words": f"mine: {NARROW.lacks[0].reason}"}, NARROW, 1),  # asked in float64, as no plan can know
+        ({"words": f"mine: {NARROW.lacks[0]}"}, NARROW, 0),
+        ({"words": f"mine: {NARROW.lacks[0]}", "dtype": "float32"}, NARROW, 1),
+        ({"words": "mine: it is Monday"}, NARROW, 2),
+        ({"words": "mine: it is Monday"}, replace(NARROW, claims=False), 0),
+        ({"words": "mine: it is Monday"}, None, 2),
+    ],
+)
+def test_what_is_declined_for_a_declared_lack_of_float64_is_no_false_claim(
+    result: Mapping[str, str], abilities: Abilities | None, faults: int
+) -> None:
+    """One fault for the item that it claims, and one for the question, all of whose cases it declines; of a lack that
+    it declared neither."""
+    run = _ran(("all", "not offered"))
+    run = replace(
+        run, header=replace(run.header, subject=replace(run.header.subject, abilities=abilities)),
+        plan=replace(run.plan, claimed=("TOPO-02[all]",)), results=(replace(run.results[0], **result),),
+    )  # fmt: skip
+    found = [each.words for each in verdict(run, datetime.date(2026, 6, 15)).faults if each.kind == "claim"]
+    assert len(found) == faults, found
+
+
+@pytest.mark.parametrize(("words", "faults"), [("mine does not offer plan, which nobody answers for it", 0),
+                                               ("mine: it is Monday", 1)])  # fmt: skip
+def test_a_question_that_waits_for_another_one_is_no_false_claim(words: str, faults: int) -> None:
+    run = _ran(("all", "not offered"))
+    both = replace(run.plan.promises["TOPO-02"], asks=("topology", "plan"))
+    run = replace(
+        run, plan=replace(run.plan, promises={"TOPO-02": both}), results=(replace(run.results[0], words=words),)
+    )
+    found = [each.words for each in verdict(run, datetime.date(2026, 6, 15)).faults if each.kind == "claim"]
+    assert len(found) == faults, found
+
+
+class _DoesNotMeasure(Reference):
+    offers = Reference.offers - {"step_memory"}
+    abilities = Abilities(
+        has=frozenset(FEATURES) - {"recurrent"},
+        lacks=(Absence(features=frozenset({"recurrent"}), kind="stack", reason="it has no M2RNN"),),
+    )
+
+
+def test_what_a_stack_could_not_be_asked_anyway_is_its_lack_and_not_its_adapters() -> None:
+    contract = LAW.contracts["MEM-01i"]
+    needs = {case: "recurrent" in contract.features(case) for case in contract.cases}
+    lacking = {case: judge(contract, case, _DoesNotMeasure()).lack for case in needs}
+    assert {True, False} == {*needs.values()}
+    assert lacking == {case: "stack" if recurrent else "adapter" for case, recurrent in needs.items()}
+
+
+class _Narrow(Reference):
+    abilities = Abilities(
+        has=frozenset(FEATURES),
+        lacks=(Absence(features=frozenset({"float64", "muon"}), kind="stack", reason="it has no float64 then"),),
+    )
+
+
+@pytest.mark.parametrize(("case", "dtype"), [("dense", ""), ("muon", "float32")])
+def test_a_case_is_put_in_float32_where_its_features_leave_no_float64(case: str, dtype: str) -> None:
+    result = judge(LAW.contracts["OPT-04a"], case, _Narrow())
+    assert (result.outcome, result.dtype) == ("holds", dtype)
 
 
 def test_an_introduction_carries_the_abilities() -> None:

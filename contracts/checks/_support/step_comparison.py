@@ -67,11 +67,8 @@ def loss_difference(one: Step, many: Step, *names: str, bound: float | None = No
     is named.
     """
     found = {name: many.losses.get(name, float("nan")) for name in names or one.losses}
-    return _differs(
-        one,
-        many,
-        _first_off({name: (got, one.losses[name]) for name, got in found.items()}, bound or within(1e-11), 1.0),
-    )
+    allowed = within(1e-11) if bound is None else bound
+    return _differs(one, many, _first_off({name: (got, one.losses[name]) for name, got in found.items()}, allowed, 1.0))
 
 
 def clip_difference(one: Step, many: Step, *names: Literal["grad_norm", "clip_coef"], bound: float = 1e-11) -> str:

@@ -170,13 +170,23 @@ def _place(line: Line) -> tuple[str, ...]:
     return line["name"], line["dtype"], line.get("part", "")
 
 
+def _rounded(rank: RankTrace, before: Line, after: Line) -> bool:
+    """Whether a weight moved by its rounding alone: an optimizer without a schedule moves to an average and back (arXiv
+    2405.15682). A rank that has no sketch of it, because another one has, knows the norm.
+    """
+    from contracts.observe.sketch import distance
+
+    allowed, squares = ROUNDED.get(before["dtype"], 2e-6), float(before["squares"])
+    if before["sketch"] is None or after["sketch"] is None:
+        return math.isclose(float(after["squares"]), squares, rel_tol=allowed)
+    return distance(rank.sketch(after["sketch"]), rank.sketch(before["sketch"])) <= allowed / 2 * math.sqrt(squares)
+
+
 def _evaluated(merged: Merged, step: int) -> Iterator[str]:
     after = {(rank.rank, *_place(line)): line for rank, line in merged.lines("weight", step + 1)}
     for rank, line in merged.lines("updated", step):  # main weights, and shards, that the optimizer has are others
         its = after.get((rank.rank, *_place(line)), line)
-        # an optimizer without a schedule moves to an average and back, but for rounding (arXiv 2405.15682)
-        rounded = math.isclose(float(its["squares"]), float(line["squares"]), rel_tol=ROUNDED.get(line["dtype"], 2e-6))
-        if its.get("bits") != line.get("bits") and not rounded:
+        if its.get("bits") != line.get("bits") and not _rounded(rank, line, its):
             yield f"the evaluation behind step {step} changes the weight {line['name']} on rank {rank.rank}"
     for rank, line in merged.lines("evaluated", step):
         if line["changed"]:

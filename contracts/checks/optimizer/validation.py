@@ -154,7 +154,7 @@ def the_loss_of_a_validation_is_the_mean_over_its_labels(
                     weights=weights, validation=validation, validate_at=frozenset({1}))
         ).steps  # fmt: skip
 
-    later = [trained(first, each)[1] for each, rows in zip(given, lengths, strict=True) if rows != NONE]
+    later = [trained(first, each)[1] for each, told in zip(given, lengths, strict=True) if told != NONE]
     counts = [step.tokens if over_labels else 1 for step in later]
     want = sum(step.losses["lm"] * count for step, count in zip(later, counts, strict=True)) / sum(counts)
     (step,) = trained(first, validation=given)

@@ -87,7 +87,9 @@ def a_run_leaves_torch_as_it_found_it(stack: Training, recipe: Recipe, precision
     the process makes later without naming a dtype has it: twice the memory, or statistics with three digits.
     """
     given = (batch("leaves nothing", recipe=recipe),)
-    rows, before = table(stack, recipe), _of_the_process()
+    before = _of_the_process()
+    with _process_restored():
+        rows = table(stack, recipe)
     asked = Session(recipe=recipe, steps=1, execution=Execution(precision=precision), batches=given,
                     weights=drawn_weights(rows))  # fmt: skip
     strange = replace(asked, weights={**asked.weights, "nobody.has.it": next(iter(asked.weights.values()))})

@@ -108,10 +108,13 @@ def _batch(recipe: Recipe, name: str, *, loud: bool) -> Tokens:
 
 def _finite(step: Step) -> set[str]:
     """Which of the numbers that a step tells are finite."""
-    told = {"lm": step.losses["lm"], "grad_norm": step.grad_norm, "validation": step.validation}
-    return {name for name, each in told.items() if each is not None and math.isfinite(each)}
+    return {name for name, each in _numbers(step).items() if each is not None and math.isfinite(each)}
+
+
+def _numbers(step: Step) -> dict[str, float | None]:
+    return {"lm": step.losses["lm"], "grad_norm": step.grad_norm, "validation": step.validation}
 
 
 def _told(step: Step, silent: set[str], why: str) -> str:
-    numbers = {"lm": step.losses["lm"], "grad_norm": step.grad_norm, "validation": step.validation}
+    numbers = _numbers(step)
     return f"{', '.join(f'{name} is {numbers[name]:.6g}' for name in sorted(silent))}, and {why}"

@@ -13,7 +13,7 @@ from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import within
+from contracts.spec.tolerance import element_bytes
 from contracts.spec.topology import Group
 from contracts.spec.training import Execution, Parameter, Session, Training
 
@@ -126,4 +126,4 @@ def _is_stream(shapes: tuple[tuple[int, ...], ...]) -> bool:
 
 
 def _bytes(rows: list[Parameter]) -> int:
-    return int(within(8, 4)) * sum(math.prod(row.shape) for row in rows)
+    return element_bytes() * sum(math.prod(row.shape) for row in rows)

@@ -27,7 +27,7 @@ from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.recipe import Mamba, Recipe
-from contracts.spec.tolerance import within
+from contracts.spec.tolerance import element_bytes
 from contracts.spec.training import Execution, Parameter, Rule, Session, Tokens, Training
 
 if TYPE_CHECKING:
@@ -131,9 +131,8 @@ def what_a_rank_sends_does_not_grow_with_the_ranks(
     watch = _watched(stack, recipe, execution, 1)
     assert not watch.diverged, watch.diverged
     rows = stack.built(recipe, execution.mode).parameters
-    width = int(within(8, 4))
-    whole = width * sum(_numel(row) for row in rows)
-    padded = whole + width * sum(_numel(row) // max(row.shape[0], 1) * world for row in rows)
+    whole = element_bytes() * sum(_numel(row) for row in rows)
+    padded = whole + element_bytes() * sum(_numel(row) // max(row.shape[0], 1) * world for row in rows)
     reduced = sum(each.bytes for each in watch.of("all_reduce", "reduce_scatter"))
     held = world // execution.replicas
     bound = padded + (padded // held if execution.replicas > 1 else 0) + COUNTS

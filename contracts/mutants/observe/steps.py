@@ -75,6 +75,13 @@ class EvaluatesAveragedWeights(Reference):
     edits = {"        model.eval()\n": "        model.eval()\n        net.embed.weight.data.mul_(0.5)\n"}
 
 
+@mutant(of="OBS-13", case="one-run", says="the evaluation behind step 1 changes the weight embed.weight on rank 0")
+class MirrorsItsWeights(Reference):
+    """Exchanges the weights for others of the same norm and does not put them back."""
+
+    edits = {"        model.eval()\n": "        model.eval()\n        net.embed.weight.data.neg_()\n"}
+
+
 @mutant(
     of="OBS-13", case="one-run",
     says="the evaluation behind step 1 changes 1 of 2 buffers on rank 0, such as moe.mean",

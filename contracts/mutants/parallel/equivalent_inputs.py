@@ -13,6 +13,8 @@ from contracts.mutants._support.multi_rank import Spread, routed
 from contracts.mutants._support.patched_functions import swapped
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
+from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.training import Built
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm, local, packing
 from contracts.stacks.reference.model.blocks.moe import Router
@@ -20,6 +22,7 @@ from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.parallel import tensor_parallel
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
@@ -128,6 +131,15 @@ class LeavesTheDefaultDtype(Trained):
     """A model is built under the dtype of its weights, and the next one of the process too."""
 
     trains = _LeavesItsDtype
+
+
+@mutant(of="PAR-13b", case="declared", says="building leaves the default dtype torch.float64, it was torch.float32")
+class CountsInFloat64(Reference):
+    """The table of parameters is made under another default dtype, which stays, from the first question on."""
+
+    def built(self, recipe: Recipe, mode: Mode) -> Built:
+        torch.set_default_dtype(torch.float64)
+        return super().built(recipe, mode)
 
 
 class _RestoresWhereNothingFails(Trainer):

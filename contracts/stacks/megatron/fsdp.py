@@ -36,11 +36,10 @@ LABEL = "; Megatron-FSDP over a mesh of CPUs"
 
 def sharded(config: Any, chunk: Any, replicas: int) -> Any:
     """A chunk whose parameters, gradients and optimizer state are sharded, in `replicas` copies."""
-    wide = torch.float64 if config.params_dtype is torch.float64 else torch.float32
     made = mcore("distributed").DistributedDataParallelConfig(
         use_megatron_fsdp=True, use_distributed_optimizer=True, data_parallel_sharding_strategy="optim_grads_params",
-        num_distributed_optimizer_instances=replicas, megatron_fsdp_main_params_dtype=wide,
-        megatron_fsdp_main_grads_dtype=wide,
+        num_distributed_optimizer_instances=replicas, megatron_fsdp_main_params_dtype=torch.float32,
+        megatron_fsdp_main_grads_dtype=torch.float32,
     )  # fmt: skip
     kind = mcore("distributed.fsdp.mcore_fsdp_adapter").FullyShardedDataParallel
     return kind(config=config, ddp_config=made, module=chunk, device=torch.device("cpu"))
