@@ -13,7 +13,7 @@ from contracts import instruments
 from contracts.checks._support.recipes import SMALL
 from contracts.spec.array import Array, Arrays, Element, Shape
 from contracts.spec.ladder import rung_of
-from contracts.spec.recipe import Batch, Mode, Moe, Mtp, Optim, Recipe
+from contracts.spec.recipe import Batch, Mamba, Mode, Moe, Mtp, Optim, Recipe
 from contracts.spec.training import Execution, Observed, Parameter, Precision, Session, Tokens, Trained, Training
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ MUON = replace(LETTERS, name="letters-muon", optim=replace(LETTERS.optim, rule="
 AHEAD = replace(LETTERS, name="letters-mtp", mtp=Mtp(depth=2, loss_weight=0.4))
 DENSE = replace(LETTERS, name="letters-dense", pattern="AE", depth=4, moe=None, activation="swiglu")
 TIED = replace(LETTERS, name="letters-tied", untied_embeddings=False)
+SCAN = replace(LETTERS, name="letters-scan", mamba=Mamba(heads=6, head_dim=8, state=16, groups=2))
+SCANS = {"scan": SCAN, "scan-and-mlp": replace(SCAN, name="letters-scan-mlp", moe=None)}
+"""A scan twice as wide as the model, as Granite 4 and Bamba demand it."""
+OF_SCANS = dict.fromkeys(SCANS, ("mamba",))
 
 IDLE = (tuple(range(8)), (12, 13, 14, 15))
 """Of 16 experts, those that a selection bias keeps idle, in the first routed layer and in the second: under ep2, one

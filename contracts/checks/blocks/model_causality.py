@@ -17,6 +17,7 @@ from contracts.checks._support.model_passes import (
     tensor,
 )
 from contracts.checks._support.recipes import DENSE, SMALL_DSA
+from contracts.checks._support.training_run import OF_SCANS, SCANS
 from contracts.contract import contract
 from contracts.spec.array import Array, Arrays
 from contracts.spec.recipe import Dsa, Mode, Recipe
@@ -32,10 +33,11 @@ CHANGED: dict[str, tuple[Recipe, Mode, int]] = {  # recipe, mode, the position w
     "sparse-attention": (_SPARSE, "author_dp", 8),
     "dense": (DENSE, "nemo_native", 6),
     "the-last-token": (EVERYTHING, "nemo_native", 12),
+    **{name: (recipe, "nemo_native", 6) for name, recipe in SCANS.items()},
 }
 
 
-CUSTOM = {"custom-mixers": ("mamba", "recurrent"), "sparse-attention": ("dsa", "mla")}
+CUSTOM = {"custom-mixers": ("mamba", "recurrent"), "sparse-attention": ("dsa", "mla"), **OF_SCANS}
 """What some cases are about; a leaner recipe is another question."""
 
 

@@ -9,7 +9,7 @@ from contracts.checks._support import saved_states
 from contracts.checks._support.folders import folder
 from contracts.checks._support.recipes import SMALL, SMALL_DSA
 from contracts.checks._support.saved_states import FAMILIES
-from contracts.checks._support.training_run import batches, seed_generators
+from contracts.checks._support.training_run import OF_SCANS, SCAN, batches, seed_generators
 from contracts.contract import contract
 from contracts.spec.array import Arrays
 from contracts.spec.ladder import rung_of
@@ -49,6 +49,8 @@ RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between 
     "dense": (DENSE, Execution(), (2, 2, 2)),
     "dense-half": (replace(DENSE, name="short-half", dtype="bf16"), Execution(), (2, 1, 2)),
     "dense-tied": (replace(DENSE, name="short-tied", untied_embeddings=False), Execution(), (2, 1, 2)),
+    "scan": (replace(SHORT, name="short-scan", mamba=SCAN.mamba), Execution(), (2, 1, 2)),
+    "scan-and-mlp": (replace(SHORT, name="short-scan-mlp", mamba=SCAN.mamba, moe=None), Execution(), (2, 1, 2)),
 }
 
 
@@ -56,6 +58,7 @@ HEADED = {
     "": ("checkpoint",),
     "mtp-without-clipping": ("checkpoint", "prediction-heads"),
     "every-kind": ("checkpoint", "prediction-heads", "hyper-connections", "mla", "dsa"),
+    **{name: (*needed, "checkpoint") for name, needed in OF_SCANS.items()},
 }
 """On leaner recipes the batches are given, so that a stack without the recipe's data is asked as well."""
 

@@ -13,6 +13,8 @@ from contracts.checks._support.training_run import (
     DENSE,
     LETTERS,
     MUON,
+    OF_SCANS,
+    SCANS,
     TIED,
     batch,
     drawn_weights,
@@ -22,7 +24,7 @@ from contracts.checks._support.training_run import (
 )
 from contracts.contract import contract
 from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Mamba, Mhc, Moe, Recipe
+from contracts.spec.recipe import Mhc, Moe, Recipe
 from contracts.spec.tolerance import Tolerance, within
 from contracts.spec.training import Training
 
@@ -39,12 +41,13 @@ TABLES = {
     "tied": (TIED,),
     "dense": (DENSE,),
     "streams-and-swiglu": (replace(MUON, mhc=Mhc(streams=2), activation="swiglu"),),
+    **{name: (recipe,) for name, recipe in SCANS.items()},
 }
 
 
 FEATURES = {
     "muon": ("muon",), "muon-with-prediction-heads": ("muon", "prediction-heads"),
-    "streams-and-swiglu": ("muon", "hyper-connections"),
+    "streams-and-swiglu": ("muon", "hyper-connections"), **OF_SCANS,
 }  # fmt: skip
 
 
@@ -117,13 +120,9 @@ def _size(moved: Tensor, lr: float) -> str:
     return f"{float(moved.abs().max()) / lr:.3g} times the rate at most"
 
 
-SCAN = replace(LETTERS, name="letters-scan", mamba=Mamba(heads=6, head_dim=8, state=16, groups=2))
-"""A scan twice as wide as the model, as Mamba has it and Granite demands."""
-
-
 @contract(
-    "OPT-02a", float32=True, asks=("built", "train"), cases={**TABLES, "scan": (SCAN,)}, sheds=("packed",),
-    needs={**FEATURES, "scan": ("mamba", "float64")}, source="hub F09", conventions=("undecayed",),
+    "OPT-02a", float32=True, asks=("built", "train"), cases=TABLES, sheds=("packed",),
+    needs={**FEATURES, **dict.fromkeys(SCANS, ("mamba", "float64"))}, source="hub F09", conventions=("undecayed",),
 )  # fmt: skip
 def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
     """Weight decay applies to matrices and experts, and not to norms, biases, A_log, D, dt_bias or anything else with

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.training_run import AHEAD, DENSE, LETTERS, ROWS, batch, drawn_weights, run, table
+from contracts.checks._support.training_run import (
+    AHEAD,
+    DENSE,
+    LETTERS,
+    OF_SCANS,
+    ROWS,
+    SCANS,
+    batch,
+    drawn_weights,
+    run,
+    table,
+)
 from contracts.checks._support.windows import label_shares
 from contracts.contract import contract
 from contracts.spec.array import Array
@@ -35,6 +46,7 @@ CUTS = {
     "a-microbatch-without-a-label": (LETTERS, EMPTY, 5),
     "heads-without-a-label": (AHEAD, EMPTY, 5),
     "a-step-without-a-label-for-heads": (AHEAD, PAIRS, 5),
+    **{name: (recipe, ROWS, 4) for name, recipe in SCANS.items()},
 }
 """Five sequences, so that no number of microbatches but 5 divides them."""
 UNEVEN = ("microbatches", "uneven-microbatches")
@@ -45,6 +57,7 @@ HEADED = {
     "prediction-heads": ("prediction-heads", *UNEVEN),
     "heads-without-a-label": ("prediction-heads", "microbatches"),
     "a-step-without-a-label-for-heads": ("prediction-heads", "microbatches", "packed"),
+    **{name: (*needed, *UNEVEN) for name, needed in OF_SCANS.items()},
 }
 
 

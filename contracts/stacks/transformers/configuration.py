@@ -155,23 +155,34 @@ def _nemotron(recipe: Recipe) -> dict[str, Any]:
 
 
 def _granite(recipe: Recipe) -> dict[str, Any]:
-    moe, mamba = recipe.moe, recipe.mamba
+    moe, mamba = recipe.moe or Moe(), recipe.mamba
     letters = patterns.parse(recipe.pattern, recipe.depth).letters
     found = _dense(recipe) | {
-        "intermediate_size": moe.expert_hidden if moe else recipe.ffn_hidden,
-        "shared_intermediate_size": moe.shared_hidden if moe else recipe.ffn_hidden,
-        "num_local_experts": moe.experts if moe else 0,
-        "num_experts_per_tok": moe.top_k if moe else 0,
+        "intermediate_size": moe.expert_hidden,
+        "shared_intermediate_size": moe.shared_hidden,
+        "num_local_experts": moe.experts,
+        "num_experts_per_tok": moe.top_k,
         "layer_types": [LETTERS[letter] for letter in letters[::2]],
         "position_embedding_type": "rope",
         "attention_multiplier": recipe.head_dim**-0.5,
     }
     del found["head_dim"]
     if "M" not in letters:
-        mamba = Mamba(
-            heads=1, head_dim=2 * recipe.hidden, groups=1
-        )  # its configuration checks sizes that it never uses
-    return found | {
+        mamba = Mamba(heads=1, head_dim=2 * recipe.hidden, groups=1)  # it checks sizes that it never uses
+    return found | _scan(recipe, mamba)
+
+
+def _bamba(recipe: Recipe) -> dict[str, Any]:
+    letters = patterns.parse(recipe.pattern, recipe.depth).letters
+    dense = _dense(recipe)
+    dense["rope_parameters"]["partial_rotary_factor"] = 1.0  # its own: half of a head
+    return dense | _scan(recipe, recipe.mamba) | {
+        "attn_layer_indices": [number for number, letter in enumerate(letters[::2]) if letter == "A"],
+    }  # fmt: skip
+
+
+def _scan(recipe: Recipe, mamba: Mamba) -> dict[str, Any]:
+    return {
         "mamba_n_heads": mamba.heads,
         "mamba_d_head": mamba.head_dim,
         "mamba_d_state": mamba.state,
@@ -189,6 +200,7 @@ DEEPSEEK_V3 = Kind(name="DeepseekV3", module="deepseek_v3", settings=_latent)
 DEEPSEEK_V32 = Kind(name="DeepseekV32", module="deepseek_v32", settings=_sparse)
 NEMOTRON_H = Kind(name="NemotronH", module="nemotron_h", settings=_nemotron, paired=False)
 GRANITE = Kind(name="GraniteMoeHybrid", module="granitemoehybrid", settings=_granite)
+BAMBA = Kind(name="Bamba", module="bamba", settings=_bamba)
 
 
 def decline(reasons: Mapping[Lack, Mapping[str, object]]) -> None:
@@ -280,6 +292,8 @@ def model_of(recipe: Recipe, execution: Execution, question: str) -> Kind:
     }})  # fmt: skip
     if recipe.mla is not None:
         return DEEPSEEK_V32 if recipe.dsa else DEEPSEEK_V3
+    if "M" in letters and moe is None:
+        return BAMBA
     if "M" in letters or (moe is not None and moe.shared_hidden):
         return GRANITE  # where there is no shared expert it has one of width 0, which FSDP does not cut
     if moe is not None:

@@ -10,15 +10,16 @@ from __future__ import annotations
 from contracts.spec import pattern as patterns
 from contracts.spec.recipe import Recipe
 from contracts.stacks.kit.links import Link, depthwise, joined, of_heads, ordered, paired, same
-from contracts.stacks.transformers.configuration import GRANITE, NEMOTRON_H, Kind
+from contracts.stacks.transformers.configuration import BAMBA, GRANITE, NEMOTRON_H, Kind
 
 
 def links(kind: Kind, recipe: Recipe) -> tuple[Link, ...]:
     """Every tensor of a model."""
-    nemotron = kind is NEMOTRON_H
+    embedding = "embeddings" if kind is NEMOTRON_H else "embed_tokens"
+    norm = {NEMOTRON_H: "norm_f", BAMBA: "final_layernorm"}.get(kind, "norm")
     found = [
-        same("model.embeddings.weight" if nemotron else "model.embed_tokens.weight", "embedding.weight"),
-        same("model.norm_f.weight" if nemotron else "model.norm.weight", "norm.weight"),
+        same(f"model.{embedding}.weight", "embedding.weight"),
+        same(f"model.{norm}.weight", "norm.weight"),
     ]
     if recipe.untied_embeddings:
         found.append(same("lm_head.weight", "head.weight"))
@@ -37,7 +38,8 @@ def block(kind: Kind, letter: str, recipe: Recipe) -> list[Link]:
         norm, branch = ("norm", "mixer.") if kind is NEMOTRON_H else ("input_layernorm", "mamba.")
         inside = _scan(recipe)
     else:
-        norm, branch = ("norm", "mixer.") if kind is NEMOTRON_H else ("post_attention_layernorm", "")
+        norms = {NEMOTRON_H: "norm", BAMBA: "pre_ff_layernorm"}
+        norm, branch = norms.get(kind, "post_attention_layernorm"), "mixer." if kind is NEMOTRON_H else ""
         inside = _mlp(kind, recipe)
     return [same(f"{norm}.weight", "norm.weight"), *(each.within(branch, "mixer.") for each in inside)]
 
@@ -79,9 +81,7 @@ def _latent(recipe: Recipe) -> list[Link]:
 
 def _mlp(kind: Kind, recipe: Recipe) -> list[Link]:
     moe = recipe.moe
-    if moe is None and kind is GRANITE:
-        return _fused("shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight", "", recipe.ffn_hidden)
-    prefix = "" if kind is NEMOTRON_H else "mlp."
+    prefix = {NEMOTRON_H: "", BAMBA: "feed_forward."}.get(kind, "mlp.")
     if moe is None:
         return _halves(prefix, "", gated=recipe.activation == "swiglu")
     outer = "block_sparse_moe." if kind is GRANITE else prefix
@@ -96,8 +96,9 @@ def _mlp(kind: Kind, recipe: Recipe) -> list[Link]:
     else:
         found += [same("experts.up_proj", "experts.w1"), same("experts.down_proj", "experts.w2")]
     if moe.shared_hidden and kind is GRANITE:
-        names = ("shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight")
-        return found + _fused(*names, "shared.", moe.shared_hidden)
+        ours = ("shared.w1.weight", "shared.w3.weight")
+        both = joined("shared_mlp.input_linear.weight", ours, (moe.shared_hidden, moe.shared_hidden))
+        return [*found, both, same("shared_mlp.output_linear.weight", "shared.w2.weight")]
     if moe.shared_hidden:
         found += _halves(f"{prefix}shared_experts.", "shared.", gated=recipe.activation == "swiglu")
     return found
@@ -106,11 +107,6 @@ def _mlp(kind: Kind, recipe: Recipe) -> list[Link]:
 def _halves(there: str, here: str, *, gated: bool) -> list[Link]:
     names = {"gate": "w1", "up": "w3", "down": "w2"} if gated else {"up": "w1", "down": "w2"}
     return [same(f"{there}{other}_proj.weight", f"{here}{name}.weight") for other, name in names.items()]
-
-
-def _fused(into: str, out: str, here: str, width: int) -> list[Link]:
-    both = joined(into, (f"{here}w1.weight", f"{here}w3.weight"), (width, width))
-    return [both, same(out, f"{here}w2.weight")]
 
 
 def _scan(recipe: Recipe) -> list[Link]:
