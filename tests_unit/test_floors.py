@@ -164,7 +164,7 @@ def test_a_whole_check_loads_no_torch(tmp_path: Path) -> None:
 
 TELLING = (
     conventions.chosen, errors.shown, ladder.rung_of, ladder.rungs, ladder.stepped_down, needs.features,
-    tolerance.within, violations.compared, violations.require_none,
+    tolerance.element_bytes, tolerance.within, violations.compared, violations.require_none,
 )  # fmt: skip
 """What says how a thing is asked, called or reported, and computes nothing that is expected of a stack."""
 
