@@ -73,10 +73,11 @@ def _summed(losses_BT: Tensor, counts_BT: Tensor) -> tuple[Tensor, Tensor, dict[
 def _globals(args: argparse.Namespace) -> Iterator[None]:
     """The script's globals during a call: its arguments, timers and state of repeated iterations."""
     variables, rerun = training("global_vars"), mcore("rerun_state_machine")
-    variables.set_args(args)
-    variables._set_timers(args)  # 0.19.2 has no other way to them than its whole initialisation
-    rerun.initialize_rerun_state_machine()
+    rerun.destroy_rerun_state_machine()  # a save or a load makes one where there is none
     try:
+        variables.set_args(args)
+        variables._set_timers(args)  # 0.19.2 has no other way to them than its whole initialisation
+        rerun.initialize_rerun_state_machine()
         yield
     finally:
         rerun.destroy_rerun_state_machine()
