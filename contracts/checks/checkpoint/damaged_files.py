@@ -13,12 +13,15 @@ from contracts.checks._support.saved_states import FAMILIES, load_failure, snaps
 from contracts.contract import contract
 from contracts.spec.checkpointing import Checkpointing
 
-Damage = Literal["cut off", "emptied", "lengthened", "flipped in one bit", "removed", "taken from step 2"]
+Damage = Literal[
+    "cut off", "emptied", "lengthened", "flipped in one bit", "altered in one digit", "removed", "taken from step 2"
+]  # fmt: skip
 DAMAGES: dict[str, Damage] = {
     "truncated": "cut off",
     "emptied": "emptied",
     "longer": "lengthened",
     "corrupt": "flipped in one bit",
+    "another-digit": "altered in one digit",
     "missing": "removed",
     "mixed-steps": "taken from step 2",
 }
@@ -29,41 +32,49 @@ def a_damaged_file_is_refused_by_name(stack: Checkpointing, damage: Damage) -> N
     """A checkpoint with one file that is cut off, altered, missing or taken from another save is refused with the name
     of that file, and the load leaves its target untouched. A load may also succeed if it still returns what was saved.
 
-    A flipped bit in a weight still makes a valid number. Shards of two steps have the same shapes.
+    A flipped bit in a weight still makes a valid number, and so does another digit in a file of text. Shards of two
+    steps have the same shapes.
     """
     old, saved = state(2), state(4)
     with folder() as at:
         others = saved_states.write(stack, at, old)
         for path, other in zip(saved_states.write(stack, at, saved), others, strict=True):
             content = path.read_bytes()
-            _damage(path, content, other, damage)
-            before = target(saved)
-            loaded = stack.load_checkpoint(str(at), 4, before)
-            path.write_bytes(content)
             said = f"{path.name} of step 4 was {damage}, and"
-            if loaded.refused:
-                words = saved_states.target_change(loaded.state, before)
-                assert not words, f"{said} the load was refused, but {words}"
-                assert path.name in loaded.refused, f"{said} the refusal does not name it: {loaded.refused}"
-            else:
-                words = snapshot_difference(loaded.state, saved)
-                assert not words, f"{said} the load went through, but {words}"
+            for damaged in _damaged(content, other.read_bytes(), damage):
+                path.unlink() if damaged is None else path.write_bytes(damaged)
+                before = target(saved)
+                loaded = stack.load_checkpoint(str(at), 4, before)
+                if loaded.refused:
+                    words = saved_states.target_change(loaded.state, before)
+                    assert not words, f"{said} the load was refused, but {words}"
+                    assert path.name in loaded.refused, f"{said} the refusal does not name it: {loaded.refused}"
+                else:
+                    words = snapshot_difference(loaded.state, saved)
+                    assert not words, f"{said} the load went through, but {words}"
+            path.write_bytes(content)
         words = load_failure(stack, at, saved, 4)
         assert not words, f"every file of step 4 is what it was, and {words}"
 
 
-def _damage(path: Path, content: bytes, other: Path, damage: Damage) -> None:
-    middle = len(content) // 2
-    if damage == "removed":
-        path.unlink()
-    else:
-        flipped = content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :]
-        path.write_bytes(
-            {
-                "cut off": content[: max(0, len(content) - 5)], "emptied": b"", "lengthened": content + b"\0\0\0\0",
-                "flipped in one bit": flipped, "taken from step 2": other.read_bytes(),
-            }[damage]
-        )  # fmt: skip
+DIGITS = 16  # of a file, each altered alone; evenly spread, since what nothing but a digest guards is in few places
+
+
+def _damaged(content: bytes, other: bytes, damage: Damage) -> list[bytes | None]:
+    """What a file holds after each damage; None where it is gone."""
+    if damage == "altered in one digit":
+        places = [place for place, byte in enumerate(content) if byte in b"0123456789"]
+        return [_altered(content, place, 1) for place in places[:: max(1, len(places) // DIGITS)]]
+    return [
+        {
+            "cut off": content[: max(0, len(content) - 5)], "emptied": b"", "lengthened": content + b"\0\0\0\0",
+            "flipped in one bit": _altered(content, len(content) // 2, 16), "removed": None, "taken from step 2": other,
+        }[damage]
+    ]  # fmt: skip
+
+
+def _altered(content: bytes, place: int, bits: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ bits]) + content[place + 1 :]
 
 
 class _Payload:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.spec import codec
 from contracts.spec.errors import Refusals, Refused, refuse
+from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
 from contracts.stacks.reference.checkpoint.manifest import Manifest
@@ -38,6 +41,19 @@ class MixesSteps(Exchanged):
     """Accepts a shard of the step before, which has the same length: half of the experts are two steps old."""
 
     exchange = {"checkpoints": _ReadsUnchecked}
+
+
+class _ReadsUnsealed(Checkpoints):
+    def opened(self, step: int | None = None) -> Manifest:
+        text = (self.folder / self.name_of(step or 0) / manifests.NAME).read_text(encoding="ascii")
+        return codec.loads(Manifest, json.dumps(json.loads(text)["manifest"]), name=manifests.NAME)
+
+
+@mutant(of="CKPT-04c", case="another-digit", says="manifest.json of step 4 was altered in one digit, and")
+class ReadsUnsealed(Exchanged):
+    """Compares the digests of the files with tensors, and none of the file that lists them."""
+
+    exchange = {"checkpoints": _ReadsUnsealed}
 
 
 class _Padding(_Believing):
