@@ -27,7 +27,8 @@ def _text(size: int, total: int, *, seed: int = 1234, length: int = 16) -> Itera
     """A recipe over `size` bytes, no 17 in a row of which occur twice, with paragraphs of unequal length."""
     held = bytearray(33 + (7 * i + i * i // 5) % 90 for i in range(size))
     for start in (21, 40, 41 + size // 3, size - 9):
-        held[start : start + 2] = b"\n\n"
+        if 0 < start <= size - 2:
+            held[start : start + 2] = b"\n\n"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "text")
         path.write_bytes(bytes(held))
@@ -35,24 +36,28 @@ def _text(size: int, total: int, *, seed: int = 1234, length: int = 16) -> Itera
         yield replace(small, data=Data(path=str(path)))
 
 
-EPOCHS = {  # bytes, sequences a step, data-parallel size, sequences of an epoch: (bytes - 1) // 16
+EPOCHS = {  # bytes, sequences a step, data-parallel size, sequences of an epoch: (bytes - 1) // 16; another length
     "a-step-divides-the-epoch": (16 * 12 + 5, 4, 1, 12),
     "two-ranks-share-whole-steps": (16 * 12 + 5, 4, 2, 12),
     "an-epoch-ends-inside-a-step": (16 * 7 + 5, 4, 2, 7),
     "a-step-is-longer-than-an-epoch": (16 * 5 + 1, 8, 4, 5),
     "more-than-a-hundred": (16 * 103 + 15, 12, 3, 103),
     "a-text-of-whole-sequences": (16 * 12, 4, 2, 11),  # the last of twelve has no label
+    "one-sequence": (16 + 1, 4, 2, 1),
+    "one-token": (2, 4, 2, 1, 1),
 }
 
 
 @contract("PAR-06a", asks="samples", cases=EPOCHS, source="F05")
-def every_sequence_is_consumed_once_an_epoch(stack: Training, size: int, total: int, dp: int, epoch: int) -> None:
+def every_sequence_is_consumed_once_an_epoch(
+    stack: Training, size: int, total: int, dp: int, epoch: int, length: int = 16
+) -> None:
     """In every epoch, the ranks together consume each sequence id exactly once.
 
     A step that begins in one epoch ends in the next; nothing is dropped or padded at the border. The check reads three
     epochs.
     """
-    with _text(size, total) as recipe:
+    with _text(size, total, length=length) as recipe:
         steps = range(1, 3 * epoch // total + 2)
         taken = [id for step in steps for rank in range(dp) for id in stack.samples(recipe, step, rank, dp)]
     for number in range(3):

@@ -64,6 +64,19 @@ class FillsUpTheLastStep(Trained):
         data_order_class = _FillsUp
 
 
+class _AtLeastTwo(DataOrder):
+    def __init__(self, size: int, seed: int) -> None:
+        super().__init__(max(size, 2), seed)
+
+
+@mutant(of="PAR-06a", case="one-token", says="of 1 sequences leaves out [0]")
+class ShufflesAtLeastTwo(Trained):
+    """A permutation of at least one bit: every other step takes a second sequence, which is not there."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _AtLeastTwo
+
+
 class _SkipsOne(DataOrder):
     def ids(self, start: int, count: int) -> tuple[int, ...]:
         return tuple(self.id(position + start // max(count, 1)) for position in range(start, start + count))
