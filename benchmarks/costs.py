@@ -54,6 +54,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="of the tests, each N-th of a file")
     parser.add_argument("--save", type=Path, metavar="FILE")
     asked, words = parser.parse_known_args(argv)
+    # as `make` and `rankproof selftest --jobs` run it: a second thread only waits, and compiled modules are kept
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     subjects: dict[str, Callable[[], list[Spent]]] = {
         "imports": imports,
         "law": lambda: law(asked.profile),
