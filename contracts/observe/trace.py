@@ -17,6 +17,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +26,14 @@ from typing import Any
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.redaction import redact, redact_words, secrets_here
 
-VERSION = "rankproof.trace/1"
+FORMAT, MINOR = "rankproof.trace/1", 1
+VERSION = f"{FORMAT}.{MINOR}"
+"""A later minor version has further kinds of lines and means the same by the others; another format does not."""
 SKETCH_BYTES = 1024 * 8
 LIMIT = 1 << 30
 """Bytes that a rank may write; what comes later is left out, and the trace says so."""
 _NAME = re.compile(r"rank-(\d{5})\.jsonl")
+_READ = re.compile(re.escape(FORMAT) + r"(?:\.(\d{1,4}))?")
 
 Line = dict[str, Any]
 
@@ -214,6 +218,9 @@ class Trace:
 def read(folder: Path) -> Trace:
     """Read a trace.
 
+    Of a later minor version, lines of kinds that this suite does not know are left out and counted: the end of the
+    rank has them under `unseen`, where what could not be placed is counted too.
+
     Raises:
         Refused: where there is none, where a line is no line of this version, or where the files are of several runs.
             A last line without its end, as a killed rank leaves it, is left out.
@@ -262,17 +269,31 @@ def _rank(path: Path, known: dict[str, Line]) -> RankTrace:
                 known[line] = entry
         lines.append(entry)
     begin = lines[0] if lines else {}
-    if begin.get("version") != VERSION:
-        problem = f"is of version {begin.get('version')}, and this suite reads {VERSION}"
+    said = _READ.fullmatch(str(begin.get("version")))
+    if said is None:
+        problem = (
+            f"is of version {begin.get('version')}, and this suite reads {FORMAT} up to {VERSION} and what it adds"
+        )
         raise refuse("trace", path.name, problem, "record it again, or read it with the suite that wrote it")
+    later: Counter[str] = Counter()
+    if int(said[1] or 0) > MINOR:
+        later.update(line["e"] for line in lines if line["e"] not in _FIELDS)
     for number in new:
         entry = lines[number - 1]
-        if bad := _not_of_its_kind(entry, "begin" if number == 1 else entry["e"], most_steps=len(lines)):
+        if entry["e"] not in later and (
+            bad := _not_of_its_kind(entry, "begin" if number == 1 else entry["e"], most_steps=len(lines))
+        ):
             raise refuse("trace", f"{path.name}, line {number}", f"has no valid {bad!r}", "record it again")
     rank, world = begin["rank"], begin["world"]
     if not 0 <= rank < world <= MOST_RANKS:
         raise refuse("trace", path.name, f"is of rank {rank} of {world}", "record it again")
     end = lines[-1] if lines[-1]["e"] == "end" else None
+    if later:
+        lines = [line for line in lines if line["e"] not in later]
+        told = {f"line {kind!r} of {begin['version']}, which this suite ({VERSION}) does not know": count
+                for kind, count in sorted(later.items())}  # fmt: skip
+        before = end.get("unseen") if end else None
+        end = end and end | {"unseen": (before if isinstance(before, dict) else {}) | told}
     return RankTrace(rank=rank, begin=begin, lines=tuple(lines[1:]), end=end, path=path.with_suffix(".sketches"))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from contracts.observe.merged import Merged
 from contracts.observe.names import canonical
-from contracts.observe.trace import Writer, lines_of, read
+from contracts.observe.trace import VERSION, Writer, lines_of, read
 from contracts.spec.errors import Refused
 
 pytestmark = pytest.mark.unit
@@ -72,11 +72,47 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
         read(tmp_path)
 
 
-def test_another_version_is_refused(tmp_path: Path) -> None:
-    begin = {"e": "begin", "version": "rankproof.trace/2", "rank": 0, "world": 1, "run": ""}
+@pytest.mark.parametrize("version", ["rankproof.trace/2", "rankproof.trace/2.1", "rankproof.trace/1.x", "1", None])
+def test_another_version_is_refused(tmp_path: Path, version: str | None) -> None:
+    begin = {"e": "begin", "version": version, "rank": 0, "world": 1, "run": ""}
     lines_of(tmp_path, 0).write_text(json.dumps(begin) + "\n")
-    with pytest.raises(Refused, match=r"is of version rankproof\.trace/2, and this suite reads rankproof\.trace/1"):
+    with pytest.raises(Refused, match=rf"is of version {version}, and this suite reads rankproof\.trace/1 up to"):
         read(tmp_path)
+
+
+def _of_version(folder: Path, version: str, kind: str) -> None:
+    """A trace as another suite writes it, with two lines of a kind of its own."""
+    writer = _write(folder, 0, 1)
+    for step in (1, 1):
+        writer.add(kind, step=step, of=["anything"])
+    writer.close(steps=0, unseen={"sparse": 3})
+    path = lines_of(folder, 0)
+    path.write_text(path.read_text().replace(VERSION, version, 1))
+
+
+def test_lines_that_a_later_suite_added_are_left_out_and_counted(tmp_path: Path) -> None:
+    _of_version(tmp_path, "rankproof.trace/1.99", "routed-again")
+    (rank,) = read(tmp_path).ranks
+    assert rank.end is not None
+    assert not list(rank.of("routed-again"))
+    (sparse, count), (words, left_out) = sorted(rank.end["unseen"].items(), reverse=True)
+    assert (sparse, count, left_out) == ("sparse", 3, 2)
+    assert words.startswith("line 'routed-again' of rankproof.trace/1.99")
+
+
+@pytest.mark.parametrize("version", [VERSION, "rankproof.trace/1"])
+def test_a_line_of_no_kind_is_refused_where_nothing_was_added(tmp_path: Path, version: str) -> None:
+    _of_version(tmp_path, version, "routed-again")
+    with pytest.raises(Refused, match="has no valid 'e'"):
+        read(tmp_path)
+
+
+def test_a_trace_of_an_earlier_suite_is_read(tmp_path: Path) -> None:
+    _of_version(tmp_path, "rankproof.trace/1", "drawn")
+    path = lines_of(tmp_path, 0)
+    path.write_text(path.read_text().replace('"of":["anything"]', '"microbatch":1,"drawn":false'))
+    (rank,) = read(tmp_path).ranks
+    assert len(list(rank.of("drawn"))) == 2
 
 
 NAMES = {
