@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate gate-all proof release test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers gate-of gpu torch machines operators fuzz mutate-court clean
+.PHONY: help gate gate-all proof release test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers deepspeed gate-of gpu torch machines operators fuzz mutate-court clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -27,6 +27,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 MEGATRON ?= 0.19.2 0.16.1
 TITAN ?= 0.3.0 0.2.2
 TRANSFORMERS ?= 5.23.0
+DEEPSPEED ?= 0.19.8
 COVERED ?= megatron==0.19.2 torchtitan==0.3.0 transformers==5.23.0
 versions = $(1) $(patsubst %,$(1)==%,$(filter-out $(firstword $(2)),$(2)))
 # Of the declared range, beside the one in constraints.txt.
@@ -185,6 +186,10 @@ transformers:  ## environments with transformers 5.23.0, accelerate and the suit
 	done
 	exit $$failed
 
+deepspeed:  ## the environment in which scripts of DeepSpeed are observed: .venv-deepspeed-VERSION (two minutes)
+	@$(need-python)
+	PYTHON="$(PYTHON)" .ci/deepspeed-env $(DEEPSPEED) .venv-deepspeed-$(DEEPSPEED) || { rm -rf .venv-deepspeed-$(DEEPSPEED); exit 1; }
+
 # torchtitan and transformers are asked in their own interpreters, so the gate that judges one is its own; its environment is made if need be.
 gate-of:
 	@case "$(STACK)" in
@@ -240,7 +245,7 @@ mutate-court: $(READY)  ## 40 mutants of the court's own code, by cosmic-ray, ag
 	$(BIN)/python -m benchmarks.mutate_court --tool .venv-mutate/bin/cosmic-ray --count 40 --seed $(SEED)
 
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-mutate .venv-megatron-* .venv-torchtitan-* .venv-transformers-* .venv-torch-* .venv-kernels reports contracts/proof build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-mutate .venv-megatron-* .venv-torchtitan-* .venv-transformers-* .venv-deepspeed-* .venv-torch-* .venv-kernels reports contracts/proof build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 
 define need-python
 if [ -z "$(PYTHON)" ]; then
