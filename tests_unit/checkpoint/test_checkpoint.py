@@ -218,5 +218,6 @@ def test_a_run_resumes_in_another_process(tmp_path: Path) -> None:
     assert codec.loads(Step, said.stdout) == whole
 
 
+@pytest.mark.unit
 def test_the_rows_of_combined_runs_are_the_covering_array_of_their_axes() -> None:
     assert [row.split() for row in ROWS] == [[*row] for row in covering(AXES)]

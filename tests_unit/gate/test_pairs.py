@@ -14,6 +14,8 @@ from contracts.harness.commands._errors import read_law
 from contracts.spec.abilities import FEATURES
 from contracts.spec.recipe import Recipe
 
+pytestmark = pytest.mark.unit
+
 
 def test_a_pair_is_covered_by_one_case_that_has_both_and_not_by_two_cases() -> None:
     found = pairs.pairs([frozenset({"tp", "cp"}), frozenset({"cp", "ep"})], ("tp", "cp", "ep", "pp"))
@@ -37,6 +39,7 @@ def test_no_case_asks_for_what_is_said_to_be_impossible() -> None:
     asked = {
         each.features(case)
         for each in LAW.contracts.values()
+        if not each.id.startswith("REC-07")  # asks about a recipe, and about the same with one field changed
         for case, arguments in each.asked.items()
         if sum(isinstance(one, Recipe) for one in arguments) == 1
     }
