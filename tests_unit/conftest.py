@@ -28,4 +28,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(Path(__file__).parent) and run.isdisjoint(each.name for each in item.iter_markers())
     }
     if idle:
-        raise pytest.UsageError(f"no marker that make test selects, so nothing runs: {', '.join(sorted(idle))}")
+        tests = ", ".join(sorted(idle))
+        raise pytest.UsageError(f"make test selects none of these tests; mark them, as with pytest.mark.unit: {tests}")

@@ -36,10 +36,9 @@ def test_what_no_recipe_can_have_is_not_missing() -> None:
 def test_no_case_asks_for_what_is_said_to_be_impossible() -> None:
     pytest.importorskip("torch")
     read_law()
-    asked = {
-        each.features(case)
+    asked = {  # REC-07 also asks about the recipe with one field changed; what it needs is of that one
+        each.features(case) - (each.needs[case.partition("@")[0]] if each.id.startswith("REC-07") else set())
         for each in LAW.contracts.values()
-        if not each.id.startswith("REC-07")  # asks about a recipe, and about the same with one field changed
         for case, arguments in each.asked.items()
         if sum(isinstance(one, Recipe) for one in arguments) == 1
     }
