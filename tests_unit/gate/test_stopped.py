@@ -75,14 +75,15 @@ class Started:
     def __init__(self, folder: Path, *command: object) -> None:
         self.folder, self.mark = folder, uuid.uuid4().hex
         env = environment(RANKPROOF_TEST_MARK=self.mark, PYTHONPATH=f"{ROOT}:{folder}", HF_TOKEN=SECRET)
-        # Whoever is started in the background of a shell ignores SIGINT, and so would the command.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        # The background of a shell ignores SIGINT, and nohup SIGHUP; the command would inherit that.
+        before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)}
         try:
             with (folder / "log").open("w") as log:
                 self.process = subprocess.Popen([str(word) for word in command], cwd=folder, env=env, stdout=log,
                                                 stderr=log, start_new_session=True)  # fmt: skip
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def until(self, true: Callable[[], object]) -> None:
         until(true, lambda: self.log, lambda: self.process.poll() is None)
