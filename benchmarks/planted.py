@@ -31,11 +31,11 @@ from contracts.spec.errors import NotOffered
 from contracts.stacks.reference.answers.observing import SCRIPT, observe
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = ROOT / "docs/examples"
+EXAMPLES, REAL = ROOT / "docs/examples", ROOT / "contracts/stacks/scripts"
 assert checks
 
-SCRIPTS = {"nano": EXAMPLES / "observe_nano.py", "small": SCRIPT, "trainer": EXAMPLES / "observe_trainer.py",
-           "megatron": EXAMPLES / "observe_megatron.py"}  # fmt: skip
+SCRIPTS = {"nano": EXAMPLES / "observe_nano.py", "small": SCRIPT, "trainer": REAL / "train_transformers.py",
+           "megatron": REAL / "train_megatron.py"}  # fmt: skip
 INSTALLED = {"trainer": ".venv-transformers-5.23.0", "megatron": ".venv-megatron-0.19.2"}
 PLAIN = ("--dropout", "0")
 

@@ -20,7 +20,7 @@ from contracts.harness.cli import main  # noqa: E402
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "docs/examples"
+EXAMPLES, SCRIPTS = ROOT / "docs/examples", ROOT / "contracts/stacks/scripts"
 VERSIONS = {"transformers": "5.23.0", "torchtitan": "0.3.0", "megatron": "0.19.2", "megatron-older": "0.16.1",
             "deepspeed": "0.19.8"}  # fmt: skip
 OUTSIDE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -43,7 +43,13 @@ def observe(tmp_path_factory: pytest.TempPathFactory) -> Observe:
             observing = ["-P", "-W", "ignore", "-m", "contracts.observe", "--out", folder / name]
             command = [*map(str, (python, *torchrun, python, *observing)), *options, *words]
             ended = subprocess.run(
-                command, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=600, check=False
+                command,
+                cwd=(EXAMPLES, SCRIPTS)[words[0] == "-m" or (SCRIPTS / words[0]).exists()],
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=600,
+                check=False,
             )
             assert ended.returncode == 0, ended.stdout[-1000:] + ended.stderr[-3000:]
             done.add(name)
@@ -73,8 +79,8 @@ def _equal_and_healthy(one: Path, more: Path, weights: int, report: Path) -> Non
     assert _judged(more, report) == (0, {})
 
 
-TRAINER = "observe_trainer.py"
-TITAN = ("--on-cpu", "torchtitan"), ("-m", "torchtitan.train", "--module", "observe_titan", "--config")
+TRAINER = "train_transformers.py"
+TITAN = ("--on-cpu", "torchtitan"), ("-m", "torchtitan.train", "--module", "train_torchtitan", "--config")
 MEGATRON = ("--on-cpu", "megatron")
 
 
@@ -125,9 +131,9 @@ def test_the_train_module_of_torchtitan(observe: Observe, tmp_path: Path, ranks:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("words", [("--tp", "2"), ("--distributed-optimizer",)], ids=" ".join)
 def test_the_loop_of_megatron(observe: Observe, tmp_path: Path, words: tuple[str, ...], ranks: int) -> None:
-    one = observe("megatron-one", "megatron", 1, "observe_megatron.py", options=MEGATRON)
+    one = observe("megatron-one", "megatron", 1, "train_megatron.py", options=MEGATRON)
     name = f"megatron{''.join(words)}-{ranks}"
-    more = observe(name, "megatron", ranks, "observe_megatron.py", *words, options=MEGATRON)
+    more = observe(name, "megatron", ranks, "train_megatron.py", *words, options=MEGATRON)
     code, said = _diff(one, more)
     assert code == 0, said
     assert "step 2: updated weights (24)" in said
@@ -138,7 +144,7 @@ def test_the_loop_of_megatron(observe: Observe, tmp_path: Path, words: tuple[str
 def test_the_quick_start_of_megatron_never_trains(observe: Observe, tmp_path: Path) -> None:
     """torch's Adam looks for gradients where Megatron's DDP leaves none: examples/run_simple_mcore_train_loop.py of
     core 0.16 to 0.19."""
-    trace = observe("quick", "megatron", 2, "observe_megatron.py", "--tp", "2", "--torch-optimizer", options=MEGATRON)
+    trace = observe("quick", "megatron", 2, "train_megatron.py", "--tp", "2", "--torch-optimizer", options=MEGATRON)
     code, found = _judged(trace, tmp_path / "report")
     assert code == 1
     assert "embedding.word_embeddings.weight is trainable and never moved in 2 steps" in found["OBS-03"]
@@ -148,7 +154,7 @@ def test_the_quick_start_of_megatron_never_trains(observe: Observe, tmp_path: Pa
 @pytest.mark.megatron
 def test_experts_of_megatron_drift_apart(observe: Observe, tmp_path: Path) -> None:
     """github.com/NVIDIA/Megatron-LM/pull/5916: 0.16.1 does not add up the gradients of experts that two ranks hold."""
-    words = ("observe_megatron.py", "--tp", "2", "--experts", "4")
+    words = ("train_megatron.py", "--tp", "2", "--experts", "4")
     older = observe("experts-older", "megatron-older", 2, *words, options=MEGATRON)
     code, found = _judged(older, tmp_path / "older")
     assert code == 1

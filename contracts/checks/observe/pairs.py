@@ -31,8 +31,8 @@ def a_spread_run_is_that_of_one_rank(stack: Observing, reference: str, other: st
 
 @contract("OBS-09", asks="trace", cases={"resumed": ("whole", "resumed")}, source="F07", slow=True)
 def a_resumed_run_goes_on_as_if_it_had_not_ended(stack: Observing, reference: str, other: str) -> None:
-    """A resumed run begins with the weights, rows and random state with which the whole one goes on, and has its
-    moments, rates and weights in every later step.
+    """A resumed run begins with the weights and rows with which the whole one goes on, and has its moments, rates and
+    weights in every later step; where forward passes draw random numbers, it has the whole one's random states too.
 
     What a checkpoint forgets begins anew, and the loss recovers from it.
     """
@@ -83,11 +83,15 @@ def _states(whole: Merged, resumed: Merged) -> Iterator[str]:
     """What bits alone tell: random states and moments, where both runs have the same ranks."""
     if whole.trace.world != resumed.trace.world:
         return
-    for step in range(1, resumed.steps + 1):
+    steps = range(1, resumed.steps + 1)
+    draws = any(line["drawn"] for run in (whole, resumed) for step in steps for _, line in run.lines("drawn", step))
+    for step in steps:
         for kind, fields, words in (
             ("input", ("microbatch",), "the random state before microbatch {0}"),
             ("moment", ("name", "moment"), "the moment {1} of {0}"),
         ):
+            if kind == "input" and not draws:
+                continue  # nothing that is computed depends on it
             bits = "random" if kind == "input" else "bits"
             want = {(rank.rank, *(line[each] for each in fields)): line.get(bits)
                     for rank, line in whole.lines(kind, step)}  # fmt: skip

@@ -57,7 +57,7 @@ ABILITIES = Abilities(
         without("preset preset_names", "stack", "it ships no recipe by name"),
         without("precision_plan", "device", "FP8 is Transformer Engine's, which runs on GPUs"),
         without("rehearse", "device", "its dry run, --fake-process-group, is a run of its training script on a GPU"),
-        without("started trace", "device", "its training script asserts CUDA"),
+        without("started", "device", "its training script asserts CUDA"),
         without("devices", "device", "a rank has the CUDA device of its local rank"),
         without("fabric_pass fabric_reasons", "device", "its sniff test times all-reduces by CUDA's events"),
         without("run_compiled pass_compiled allowed_breaks compile_cold pads_rows wrapping", "stack",

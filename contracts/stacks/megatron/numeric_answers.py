@@ -16,7 +16,16 @@ from contracts.spec.topology import Degrees, Layout
 from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
 from contracts.spec.world import LiveMesh
 from contracts.stacks.kit.messages import watched
-from contracts.stacks.megatron import blocks, checkpoint_store, fsdp, mamba_kernels, process_groups, shims, training
+from contracts.stacks.megatron import (
+    blocks,
+    checkpoint_store,
+    fsdp,
+    mamba_kernels,
+    observed_runs,
+    process_groups,
+    shims,
+    training,
+)
 from contracts.stacks.megatron.built_model import built
 from contracts.stacks.megatron.mamba_block import declined
 from contracts.stacks.megatron.model import LATENT
@@ -37,6 +46,7 @@ class NumericAnswers:
         **dict.fromkeys(
             ("train", "messages"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE + fsdp.LABEL
         ),
+        "trace": f"a loop of its QuickStart, observed; {shims.LABEL}{LOCAL}",
     }
     offers = frozenset(labels)
 
@@ -77,6 +87,9 @@ class NumericAnswers:
 
     def messages(self, session: Session) -> Messages:
         return watched(self.train, session)
+
+    def trace(self, run: str = "judged") -> str:
+        return observed_runs.trace(run)
 
     def write_checkpoint(self, folder: str, state: Snapshot, file_bytes: int, fault: WriteFault | None) -> Written:
         return checkpoint_store.write_checkpoint(folder, state, file_bytes, fault)

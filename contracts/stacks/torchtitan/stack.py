@@ -40,6 +40,7 @@ class Torchtitan(Package):
             ("block_weights", "run_block", "run_compiled", "allowed_breaks"), "contracts.stacks.torchtitan.blocks"
         ),
         **dict.fromkeys(CHECKPOINTS, "contracts.stacks.torchtitan.checkpoints"),
+        "trace": "contracts.stacks.torchtitan.observed_runs",
     }
     said = {  # noqa: RUF012
         "topology": f"{_shimmed('device')}; torch's fake process group",
@@ -51,6 +52,7 @@ class Torchtitan(Package):
         "run_compiled": _shimmed(*BLOCK, "compiled"),
         "allowed_breaks": "none: a break in one of its full graphs is an error",
         **dict.fromkeys(CHECKPOINTS, f"{_shimmed('device')}; its checkpoint manager by itself"),
+        "trace": f"its train.py, observed; {_shimmed('device', 'kernels', 'experts', 'sums')}",
     }
 
     def __init__(self, version: str | None = None) -> None:

@@ -52,6 +52,7 @@ class Transformers(Package):
         **dict.fromkeys(CHECKPOINTS, "contracts.stacks.transformers.checkpoints"),
         "live_mesh": "contracts.stacks.transformers.process_groups",
         "samples": "contracts.stacks.transformers.data_order",
+        "trace": "contracts.stacks.transformers.observed_runs",
     }
     said = {  # noqa: RUF012
         **dict.fromkeys(("built", "initial", "block_weights"), OWN),
@@ -61,6 +62,7 @@ class Transformers(Package):
         "run_compiled": "a norm and its mixer, compiled as a whole model is",
         "allowed_breaks": "none: it lists no break",
         "run_block": f"substituted: {WIDE}; {SHARED}",
+        "trace": "a script with its own Trainer, observed",
         **dict.fromkeys(CHECKPOINTS, "its own Trainer, with a state of the law in place of a model and moments"),
     }
 
