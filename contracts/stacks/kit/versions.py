@@ -101,12 +101,16 @@ class Package:
         if self.can is not None and not known:
             self.abilities = replace(self.can, claims=False)
 
+    def module_of(self, question: str) -> str:
+        """The module whose function answers a question on this version."""
+        return type(self).of[question]
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in type(self).of:
             raise AttributeError(f"{type(self).__name__} has no {name!r}, and it is no question that it answers")
 
         def answer(*given: Any, **named: Any) -> Any:
-            return getattr(importlib.import_module(type(self).of[name]), name)(*given, **named)
+            return getattr(importlib.import_module(self.module_of(name)), name)(*given, **named)
 
         known = self.version in self.tried or self.version in self.limited
         return answer if known else falls_back(answer, f"{self.name} {self.version}", self.tried)

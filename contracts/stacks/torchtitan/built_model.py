@@ -9,6 +9,7 @@ from contracts.spec.training import Built, Execution
 from contracts.stacks.kit import tables
 from contracts.stacks.kit.links import to_canonical
 from contracts.stacks.kit.roles import role_of
+from contracts.stacks.torchtitan.abilities import ABILITIES
 from contracts.stacks.torchtitan.configuration import declined
 from contracts.stacks.torchtitan.model import config_of
 from contracts.stacks.torchtitan.weight_mapping import links
@@ -20,7 +21,7 @@ def built(recipe: Recipe, mode: Mode) -> Built:
     Raises:
         NotOffered: for a recipe without a torchtitan model.
     """
-    declined(recipe, Execution(), "built")
+    declined(recipe, Execution(), "built", "torchtitan 0.3.0", ABILITIES)
     with torch.device("meta"):
         model = config_of(recipe).build()
     held = (dict(model.named_parameters()), {n: each for n, each in model.named_buffers() if n.endswith("bias_E")})

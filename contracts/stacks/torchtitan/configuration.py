@@ -7,24 +7,23 @@ from typing import Any
 
 from contracts.instruments import numerics
 from contracts.spec import needs
+from contracts.spec.abilities import Abilities
 from contracts.spec.errors import decline
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session
 from contracts.stacks.kit import declining
-from contracts.stacks.torchtitan.abilities import ABILITIES
 from contracts.stacks.torchtitan.model import config_of
 
 
-def declined(recipe: Recipe, execution: Execution, question: str) -> None:
-    """Decline what torchtitan 0.3.0 cannot build or run, or not on a CPU.
+def declined(recipe: Recipe, execution: Execution, question: str, who: str, abilities: Abilities) -> None:
+    """Decline what a version of torchtitan cannot build or run, or not on a CPU.
 
     Raises:
         NotOffered: with the reason, and the version that supports it if there is one.
     """
-    who = "torchtitan 0.3.0"
     precision = "float32" if execution.precision == "declared" and recipe.dtype == "fp32" else execution.precision
     wanted = needs.features(recipe, execution, trains=question == "train") | {precision} - {"declared"}
-    declining.declined(who, ABILITIES, wanted, question)
+    declining.declined(who, abilities, wanted, question)
     decline(who, {"stack": {"it compiles each block, and never the whole model": execution.compile == "model"}})
 
 

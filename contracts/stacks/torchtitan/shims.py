@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib.util
 import inspect
 import sys
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 SHIMS = {
     "device": "device type cpu in torchtitan.tools.utils, which knows accelerators alone",
+    "counts": "torch.histc of whole numbers, which a CPU has not, as that of floating ones",
+    "heads": "attention on each rank's own heads: DTensor has no rule for the kernel of CPUs, which is the same",
+    "permutes": "its permutation of tokens by its own use_cpu, in place of its triton kernel",
     "kernels": "empty modules for kernels where triton is missing: of minimal_async_ep, whose dispatcher is not used",
     "experts": "experts' products in the dtype of their input; GroupedExperts.forward rounds to bfloat16",
     "sums": "fully_shard adds and does not scale: gloo has no PREMUL_SUM, and the factor is 1",
@@ -40,7 +44,7 @@ TRIED = ("0.3.0", "0.2.2")
 
 
 def on_cpu() -> None:
-    """Set the device type before anything reads it, because other modules copy it when they are imported.
+    """Set the device type, in what has copied it too: 0.2.2 imports half of itself with its first module.
 
     Raises:
         Unreachable: if `torchtitan.tools.utils` has no such name.
@@ -53,7 +57,9 @@ def on_cpu() -> None:
             raise Unreachable(
                 f"could not reach torchtitan.tools.utils.{name}: the device type of this version is elsewhere"
             )
-        setattr(utils, name, value)
+        for module in [each for path, each in sys.modules.items() if path.startswith("torchtitan.")]:
+            if name in vars(module):
+                setattr(module, name, value)
 
 
 KERNELS = ("torchtitan.distributed.minimal_async_ep.kernels", "torchtitan.models.moe.kernels")
@@ -73,10 +79,66 @@ def without_triton() -> None:
         if name in sys.modules or not source.exists():
             continue
         stub = ModuleType(name)
-        for node in ast.parse(source.read_text()).body:
+        tree = ast.parse(source.read_text())
+        for node in tree.body:
             if isinstance(node, ast.FunctionDef):
                 setattr(stub, node.name, _absent)
+        if name.endswith("moe.kernels"):
+            _permutes_on_a_cpu(stub, tree)
         sys.modules[name] = stub
+
+
+def _permutes_on_a_cpu(stub: ModuleType, tree: ast.Module) -> None:
+    """Give `generate_permute_indices` of 0.2.2 back, with its own argument `use_cpu`."""
+    import torch
+
+    own = ("generate_permute_indices", "fill_indices_cpu")
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in own]
+    stub.__dict__["torch"] = torch
+    exec(compile(tree, stub.__name__, "exec"), stub.__dict__)  # the functions of the installed package
+    stub.__dict__[own[0]] = functools.partial(stub.__dict__[own[0]], use_cpu=True)
+
+
+def whole_numbers_are_counted() -> None:
+    """Let `torch.histc` take whole numbers, of which its router counts experts; a CPU counts floating ones alone."""
+    import torch
+
+    histc = torch.histc
+    if getattr(histc, "counts_whole_numbers", False):
+        return
+
+    def counted(given: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        whole = given.device.type == "cpu" and not given.is_floating_point()
+        return histc(given.float(), *rest, **named).to(given.dtype) if whole else histc(given, *rest, **named)
+
+    setattr(counted, "counts_whole_numbers", True)  # noqa: B010  # a function has no such field
+    setattr(torch, "histc", counted)  # noqa: B010  # its stub has named arguments
+
+
+def attention_of_own_heads() -> None:
+    """Run the attention of 0.2.2 on the heads that a rank has, as DTensor's rule for kernels of accelerators does.
+
+    Raises:
+        Unreachable: where its queries are cut by something else than heads.
+    """
+    from torch.distributed.tensor import DTensor, Shard
+
+    wrapper = _module("torchtitan.models.attention").ScaledDotProductAttentionWrapper
+    whole = wrapper.forward
+    if getattr(whole, "has_own_heads", False):
+        return
+
+    def forward(self: Any, *qkv_BNTH: Any, **named: Any) -> Any:
+        q_BNTH = qkv_BNTH[0]
+        if not isinstance(q_BNTH, DTensor):
+            return whole(self, *qkv_BNTH, **named)
+        if any(not each.is_replicate() and each != Shard(1) for given in qkv_BNTH for each in given.placements):
+            raise Unreachable(f"could not reach the attention of 0.2.2: its queries are placed {q_BNTH.placements}")
+        own_BNTH = whole(self, *(each.to_local() for each in qkv_BNTH), **named)
+        return DTensor.from_local(own_BNTH, q_BNTH.device_mesh, q_BNTH.placements)
+
+    setattr(forward, "has_own_heads", True)  # noqa: B010  # a function has no such field
+    wrapper.forward = forward
 
 
 def _absent(*_: Any, **__: Any) -> None:

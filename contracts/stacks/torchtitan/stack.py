@@ -8,10 +8,13 @@ from contracts.spec.topology import Layout
 from contracts.stacks.kit.versions import Package
 from contracts.stacks.torchtitan import shims
 from contracts.stacks.torchtitan.abilities import ABILITIES, CONVENTIONS
+from contracts.stacks.torchtitan.release_0_2.abilities import ABILITIES_0_2
 
 STEPS = ("device", "kernels", "experts", "sums", "stages", "attention", "compiled")
 BLOCK = ("device", "kernels", "experts", "attention", "wide", "gate")
 """The changes for a question, by their names in `shims.SHIMS`."""
+OLDER = ("built", "run_model", "train")
+"""What the other trainer of 0.2.2 is asked."""
 CHECKPOINTS = ("write_checkpoint", "latest_checkpoint", "load_checkpoint", "retire_checkpoints")
 
 
@@ -30,7 +33,7 @@ class Torchtitan(Package):
     conventions: Mapping[str, str] = CONVENTIONS
     layouts: frozenset[Layout] = frozenset({"borrowed"})
     tried, can = ("0.3.0",), ABILITIES
-    limited = {"0.2.2": frozenset({"topology"})}  # noqa: RUF012 # its trainer is another one
+    limited = {"0.2.2": frozenset({"topology", *OLDER})}  # noqa: RUF012
     command = ".ci/titan-env {0} .venv-torchtitan-{0}"
     of = {  # noqa: RUF012
         **dict.fromkeys(("topology", "live_mesh"), "contracts.stacks.torchtitan.topology"),
@@ -57,5 +60,13 @@ class Torchtitan(Package):
 
     def __init__(self, version: str | None = None) -> None:
         super().__init__(version)
+        if self.version in self.limited:
+            self.abilities, self.conventions = ABILITIES_0_2, {**CONVENTIONS, "undecayed": "nothing"}
+            older = _shimmed("device", "counts", "permutes", "heads", "sums")
+            self.labels = {**self.labels, "built": _shimmed("device"), "run_model": older, "train": older}
         shims.without_triton()
         shims.on_cpu()
+
+    def module_of(self, question: str) -> str:
+        older = self.version in self.limited and question in OLDER
+        return "contracts.stacks.torchtitan.release_0_2.training" if older else super().module_of(question)

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,29 +22,40 @@ from contracts.spec.messages import Messages
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Execution, Pass, Session, Step, Tokens, Trained
 from contracts.stacks.kit import runs, worlds
+from contracts.stacks.kit.links import Link
 from contracts.stacks.kit.messages import watched
 from contracts.stacks.torchtitan import shims, weight_mapping
-from contracts.stacks.torchtitan.abilities import DRAWS
+from contracts.stacks.torchtitan.abilities import ABILITIES, DRAWS
 from contracts.stacks.torchtitan.configuration import configuration, declined
 
 
 class Run(runs.Run):
-    """One trainer, from its construction to its end."""
+    """One trainer of 0.3.0, from its construction to its end."""
+
+    who = "torchtitan 0.3.0"
+    abilities = ABILITIES
+    links_of: Callable[[Recipe], Sequence[Link]] = staticmethod(weight_mapping.links)
+    bias = "expert_bias_E"
+    """What the name of a selection bias ends with."""
 
     def __init__(self, session: Session) -> None:
-        from contracts.stacks.torchtitan.observed_trainer import Observed, OneProcess, OneRank
-
-        super().__init__(session, weight_mapping.links(session.recipe))
+        super().__init__(session, self.links_of(session.recipe))
         self.alone = session.execution.world == 1
         os.environ.setdefault("LOCAL_RANK", "0")  # the trainer reads it even without a launcher
         self.folder = tempfile.TemporaryDirectory(prefix="titan-")
         _reset()
-        kind = OneProcess if self.alone else OneRank
-        self.trainer: Observed = kind(configuration(session, self.folder.name))
+        self.trainer = self.begun()
         self.trainer.before_clip = lambda trainer: self.note(trainer.step)
         shims.sums_alone(self.trainer.model_parts)
         if self.trainer.parallel_dims.pp_enabled:
             shims.whole_batches(self.trainer.pp_schedule)
+
+    def begun(self) -> Any:
+        """Its trainer, observed."""
+        from contracts.stacks.torchtitan.observed_trainer import OneProcess, OneRank
+
+        shims.experts_keep_their_dtype()
+        return (OneProcess if self.alone else OneRank)(configuration(self.session, self.folder.name))
 
     def parameters(self) -> dict[str, Tensor]:
         return {_plain(name): each for part in self.trainer.model_parts for name, each in part.named_parameters()}
@@ -54,7 +65,7 @@ class Run(runs.Run):
             _plain(name): each
             for part in self.trainer.model_parts
             for name, each in part.named_buffers()
-            if name.endswith("expert_bias_E")
+            if name.endswith(self.bias)
         }
 
     def optimizers(self) -> Iterable[torch.optim.Optimizer]:
@@ -157,19 +168,18 @@ def _plain(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _running(session: Session, question: str) -> Iterator[Run]:
+def _running(session: Session, question: str, kind: type[Run]) -> Iterator[Run]:
     """A run of a session that torchtitan can run, with tables of rope as long as its longest batch."""
-    declined(session.recipe, session.execution, question)
-    shims.experts_keep_their_dtype()
+    declined(session.recipe, session.execution, question, kind.who, kind.abilities)
     longest = max((batch.tokens.shape[1] for batch in (*session.batches, *session.validation)), default=0)
     if longest > session.recipe.seq_length:
         session = replace(session, recipe=replace(session.recipe, seq_length=longest))
     if any(map(runs.packed, session.batches)):
         words = "packed documents need its flex_attention, which a CPU has not compiled"
-        raise NotOffered(f"torchtitan 0.3.0: {words}", "device")
+        raise NotOffered(f"{kind.who}: {words}", "device")
     compiled = session.execution.compile != "none"
     with shims.quiet(), shims.compiled_in_float32() if compiled else contextlib.nullcontext():
-        run = Run(session)
+        run = kind(session)
         try:
             yield run
         finally:
@@ -178,17 +188,19 @@ def _running(session: Session, question: str) -> Iterator[Run]:
 
 def initial(recipe: Recipe, mode: Mode) -> Arrays:
     """The weights that its trainer draws."""
-    with _running(Session(recipe=recipe, steps=0), "initial") as run:
+    with _running(Session(recipe=recipe, steps=0), "initial", Run) as run:
         return run.weights()
 
 
-def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
+def run_model(
+    recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool, kind: type[Run] = Run
+) -> Pass:
     """One pass, as its trainer makes it: forward, loss and backward."""
     if execution.world > 1:
-        raise NotOffered("torchtitan 0.3.0: a single pass is one process's; sessions have the rest")
+        raise NotOffered(f"{kind.who}: a single pass is one process's; sessions have the rest")
     wide = shims.block_in(torch.float64) if execution.precision == "float64" else contextlib.nullcontext()
     session = Session(recipe=recipe, steps=0, execution=execution, batches=(batch,))
-    with wide, _running(session, "run_model") as run:
+    with wide, _running(session, "run_model", kind) as run:
         if execution.precision == "float64":
             run.trainer.model_parts[0].double()
         run.put(weights, {})
@@ -196,24 +208,24 @@ def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Toke
     return found if backward else replace(found, gradients={})
 
 
-def train(session: Session) -> Trained:
+def train(session: Session, kind: type[Run] = Run) -> Trained:
     """A session, on one rank of its world or in this process alone."""
     if not session.batches and session.steps:
-        raise NotOffered("torchtitan 0.3.0: its data sets need a tokenizer's files; give batches", "case")
+        raise NotOffered(f"{kind.who}: its data sets need a tokenizer's files; give batches", "case")
     ranks = session.execution.world // (session.execution.degrees.pp * session.execution.degrees.tp)
     cuts = ranks * session.execution.microbatches
     if any(each.tokens.shape[0] % cuts for each in session.batches):
-        raise NotOffered("torchtitan 0.3.0: a batch is a multiple of its microbatches, it asserts", "stack")
+        raise NotOffered(f"{kind.who}: a batch is a multiple of its microbatches, it asserts", "stack")
     optim = session.recipe.optim
     undecayed = optim.schedule == "constant" or optim.warmup >= optim.steps
     if undecayed and session.steps > optim.steps:
-        raise NotOffered("torchtitan 0.3.0: its schedule asserts a decay behind the last step of its run", "stack")
+        raise NotOffered(f"{kind.who}: its schedule asserts a decay behind the last step of its run", "stack")
     execution = session.execution
     cut = execution.fsdp or max(execution.degrees.tp, execution.degrees.ep) > 1
     if cut and not session.weights and "weights" in session.observe:
-        raise NotOffered(f"torchtitan 0.3.0: {DRAWS}", "device")
+        raise NotOffered(f"{kind.who}: {DRAWS}", "device")
     before = _graphs()
-    with _running(session, "train") as run:
+    with _running(session, "train", kind) as run:
         try:
             found = runs.trained(run)
         except RuntimeError as error:
@@ -227,7 +239,7 @@ def train(session: Session) -> Trained:
 
 def messages(session: Session) -> Messages:
     """What the stages of its pipeline send each other in a session."""
-    declined(session.recipe, session.execution, "train")
+    declined(session.recipe, session.execution, "train", Run.who, ABILITIES)
     importlib.import_module("torchtitan.trainer")  # under the watch this would take minutes
     return watched(train, session)
 

@@ -1,0 +1,25 @@
+"""What this adapter asks of torchtitan 0.2.2 on a CPU, where it differs from 0.3.0."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.stacks.kit.declining import lacks
+from contracts.stacks.torchtitan.abilities import ABILITIES
+
+NOT_TRIED = ("compile", "validation")
+GONE = frozenset({"float64", "pp", "interleaved", *NOT_TRIED})
+THERE = (frozenset({"ep-with-etp"}), frozenset({"tied", "pp"}), frozenset({"float64"}))
+"""What 0.3.0 lacks and 0.2.2 has, or lacks for another reason."""
+
+ABILITIES_0_2 = replace(
+    ABILITIES,
+    has=ABILITIES.has - GONE | {"ep-with-etp"},
+    lacks=(
+        *(each for each in ABILITIES.lacks if each.features not in THERE),
+        lacks("float64", "stack", "its experts, its router and its loss round to float32"),
+        lacks("pp", "stack", "its Qwen3 has no function for a pipeline"),
+        lacks("interleaved", "stack", "its Qwen3 has no function for a pipeline"),
+        *(lacks(each, "adapter", "not tried on this version") for each in NOT_TRIED),
+    ),
+)
