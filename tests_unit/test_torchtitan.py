@@ -16,7 +16,13 @@ from tests_unit._parties import scripts
 ROOT = Path(__file__).parents[1]
 VERSION = "0.3.0"
 BIN = ROOT / f".venv-torchtitan-{VERSION}" / "bin"
-SCRIPTS = sorted((ROOT / "docs/confirmed").glob("torchtitan_*.py"))
+EVERY = sorted((ROOT / "docs/confirmed").glob("torchtitan_*.py"))
+OLDER = ("torchtitan_cosine_rises_again.py", "torchtitan_ddp_divides_twice.py", "torchtitan_ep_divides.py",
+         "torchtitan_router_gradient_of_one_rank.py")  # fmt: skip
+"""What 0.2.2 does."""
+GONE = ("torchtitan_ddp_divides_twice.py", "torchtitan_router_gradient_of_one_rank.py")
+"""What 0.3.0 does no longer."""
+SCRIPTS = [each for each in EVERY if each.name not in GONE]
 
 needs_titan = pytest.mark.skipif(
     not (BIN / "rankproof").exists(),
@@ -48,14 +54,35 @@ def test_a_fault_that_is_declared_shows_without_the_suite(script: Path, forked: 
     assert done.returncode == 0, done.stdout[-600:] + done.stderr[-600:]
 
 
-@pytest.mark.titan
-def test_the_version_before_fails_at_the_same_degrees_in_its_own_words() -> None:
-    """Of 0.2.2 the topology alone is asked; its environment is made by `make titan`."""
-    python = ROOT / ".venv-torchtitan-0.2.2" / "bin" / "python"
-    if not python.exists():
+@pytest.fixture
+def older() -> Path:
+    """The programs of the environment of 0.2.2."""
+    found = ROOT / ".venv-torchtitan-0.2.2" / "bin"
+    if not found.exists():
         pytest.skip("torchtitan 0.2.2 is not installed: make its environment with `make titan`")
-    done = run(python, "-W", "ignore", ROOT / "docs/confirmed/torchtitan_ep_divides.py")
+    return found
+
+
+@pytest.mark.titan
+@pytest.mark.parametrize("name", OLDER)
+def test_what_the_version_before_does_shows_without_the_suite(name: str, older: Path) -> None:
+    script = ROOT / "docs/confirmed" / name
+    ranks = "torchrun" in script.read_text()
+    torchrun = (older / "torchrun", "--standalone", "--nproc-per-node", "2")
+    done = run(*(torchrun if ranks else (older / "python", "-W", "ignore")), script)
     assert done.returncode == 0, done.stdout[-600:] + done.stderr[-600:]
+
+
+@pytest.mark.titan
+def test_the_version_before_is_named_for_its_router_and_its_replicas(older: Path, tmp_path: Path) -> None:
+    """Under FSDP it is right, and under TP without experts."""
+    cases = "PAR-01e[fsdp2],PAR-01e[dense-tp2-sp],PAR-01e[dense-dp2],PAR-02e[tp2-sp@pairs]"
+    done = run(older / "rankproof", "check", "--stack", "torchtitan", "--ranks", "2", "--profile", cases,
+               "--report", tmp_path / "report")  # fmt: skip
+    assert done.returncode == 1, done.stdout[-1500:] + done.stderr[-600:]
+    assert "(2 holds, 2 violated)" in done.stdout, done.stdout[-600:]
+    assert "hold different values of layers.1.mixer.router.weight" in done.stdout
+    assert "norm is 1.8653 and not 3.7307" in done.stdout
 
 
 DECLARED = ("--deviations", "docs/deviations/torchtitan.toml")
