@@ -87,8 +87,9 @@ LIKELY: Mapping[str, str] = {
     "parallel/expert": "TRAF-04d TRAF-01a", "receipts/comparison": "CMP-01a CMP-01 CMP-01b CMP-02",
     "receipts/metrics": "RCPT-05 RCPT-05b RCPT-01d", "receipts/receipt": "RCPT-01 RCPT-02 RCPT-03b RCPT-03 RCPT-04",
     "receipts/run": "RCPT-01h RCPT-01f RCPT-03a", "stack": "TOPO-04a TOPO-01 TOPO-05b NAME-06 ARGV-02a",
-    "train.py": "CKPT-01j", "training/fault": "CKPT-03a", "training/progress": "GOOD-01",
-    "training/run_facts": "RCPT-01e RCPT-04", "training/settings": "ARGV-02a CKPT-01j",
+    "train.py": "CKPT-01j CKPT-01l ENV-09 RCPT-01h RCPT-01f", "training/fault": "CKPT-03a",
+    "training/progress": "GOOD-01 CKPT-01l",
+    "training/run_facts": "RCPT-01e RCPT-04 RCPT-01f", "training/settings": "ARGV-02a CKPT-01j",
     "training/small_script": "OBS-16", "training/trainer": "BLK-01h MOE-06b OPT-05d CKPT-01a OPT-06a PAR-05a PREC-05c",
     "": "BLK-01h CKPT-01a NAME-01",
 }  # fmt: skip
