@@ -143,7 +143,7 @@ def _drop_collective(at: _Node) -> _Found:
 
 
 def _double_collective(at: _Node) -> _Found:
-    if isinstance(at.node, ast.Call) and _name(at.node) in _COLLECTIVES and at.node.args:
+    if isinstance(at.node, ast.Call) and _name(at.node) in _COLLECTIVES - {"barrier"} and at.node.args:
         whole = at.text(at.node)
         if at.alone:
             yield at.node, f"({whole}, {whole})"
