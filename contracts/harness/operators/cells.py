@@ -25,6 +25,7 @@ CELLS: Mapping[str, tuple[str, ...]] = {
         "PAR-01a[tp2-one-group]", "PAR-02a[tp2-sp-muon]", "PAR-06g[tp2-sp]", "MOE-05f[tp2-sp]",
         "PAR-13a[shifted-logits-tp2]", "PAR-13a[fresh-memory-tp2-sp]", "MOE-05i[hybrid-tp2-sp]",
     ),
+    "parallel/parallel_trainer": ("TOPO-10d[a-rank-with-a-microbatch-less]", "PAR-03a[tp2-sp-muon]", "OPT-06c[dp2]"),
     "parallel/fsdp": ("OPT-04d[fsdp2]", "TRAF-03[fsdp2]", "PAR-10[fsdp2]", "PAR-10a[fsdp2]", "OPT-04f[fsdp2]",
                       "PAR-01a[fsdp2-sparse]", "PREC-05f[fsdp2]"),
     "checkpoint/": (

@@ -33,7 +33,7 @@ ROOT_OF_ALL = Path(contracts.__file__).parent
 SHARED = ("instruments", "spec", "stacks/reference")  # what every check stands on
 LIKELY_S = 4.5  # twenty cases of the likeliest contracts for a change
 SLOW_S = 15.0
-FIRST = 3  # cases of each contract about a file, before those of any other
+FIRST = 8  # cases of each contract about a file, before those of any other
 CONTRACT_S = 60.0  # what of a contract is recorded by then counts; tracing makes it up to three times as slow
 
 

@@ -79,9 +79,10 @@ def shadow(folder: Path, change: Change, mark: Path | None = None) -> None:
     place.write_text(change.made(mark), encoding="utf-8")
 
 
-def trial(change: Change, reach: Reach, *, ranks: int = 1, budget_s: float = BUDGET_S) -> Trial:
+def trial(change: Change, reach: Reach, *, ranks: int = 1, budget_s: float = BUDGET_S, held: bool = False) -> Trial:
     """Judge one change. With several ranks, what no case of one process executes or sees is put before others: those
     about its file, whose commands may run it in a process of their own, and `cells` of two ranks or `quick4` of four.
+    Of what `held` before all cases of one process, that is not asked again.
     """
     told = functools.partial(Trial, content=reach.content, change=change.id, was=change.was, now=change.now)
     argued = next((each for each in equivalents() if each.covers(change)), None)
@@ -91,12 +92,12 @@ def trial(change: Change, reach: Reach, *, ranks: int = 1, budget_s: float = BUD
     with tempfile.TemporaryDirectory() as place:
         alone, others, mark = (Path(place).resolve() / name for name in ("alone", "others", "mark"))
         found: dict[str, Any] = {"fate": "survived"}
-        if items:
+        if items and not (held and ranks > 1):
             shadow(alone, change)
             found = _in_a_fork(alone, items, reach, budget_s)
             if ranks == 1 or found["fate"] != "survived":
                 return told(**found)
-        elif ranks == 1:
+        elif not items and ranks == 1:
             return told(fate="unreached")
         shadow(others, change, mark)
         if not items:
@@ -249,8 +250,12 @@ def run(
         if len(found) == count or (until is not None and time.monotonic() > until):
             break
         earlier = known.get(change.id)
-        if earlier is None or change.id in ids or (ranks > earlier.ranks and earlier.fate in ("unreached", "survived")):
-            earlier = trial(change, reach, ranks=ranks)
+        again = (
+            earlier is None or change.id in ids or (ranks > earlier.ranks and earlier.fate in ("unreached", "survived"))
+        )
+        if earlier is None or again or any(each.covers(change) for each in equivalents()):
+            held = earlier is not None and earlier.fate == "survived" and earlier.content == reach.content
+            earlier = trial(change, reach, ranks=ranks, held=held)
             earlier = replace(earlier, basis=_basis(asdict(earlier)))
             tell(earlier)
         elif earlier.content == reach.content:
