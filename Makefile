@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate gate-all proof release test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers deepspeed gate-of gpu torch machines operators fuzz mutate-court clean
+.PHONY: help gate gate-all proof release test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers deepspeed gate-of gpu torch machines operators fuzz mutate clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -240,9 +240,12 @@ operators: $(READY)  ## 400 changes drawn over the reference's source, then 300 
 fuzz: $(READY)  ## 100,000 damaged inputs for every reader of what others wrote, and long ones
 	@$(BIN)/pytest -q -m fuzz -n auto tests_unit/test_readers.py
 
-mutate-court: $(READY)  ## 40 mutants of the court's own code, by cosmic-ray, against the tests about their file; SEED=1
+mutate: $(READY)  ## 40 mutants each of the pure code of the court and of the spec, by cosmic-ray, against its tests; SEED=1
 	test -x .venv-mutate/bin/cosmic-ray || { $(BIN)/python -m venv .venv-mutate && .venv-mutate/bin/pip install -q cosmic-ray==8.7.0; }
-	$(BIN)/python -m benchmarks.mutate_court --tool .venv-mutate/bin/cosmic-ray --count 40 --seed $(SEED)
+	for of in court spec; do
+	  $(BIN)/python -m benchmarks.mutate --tool .venv-mutate/bin/cosmic-ray --of $$of --count 40 --seed $(SEED) || failed=1
+	done
+	exit $${failed:-0}
 
 clean:  ## remove everything that make made
 	rm -rf .venv .venv-mutate .venv-megatron-* .venv-torchtitan-* .venv-transformers-* .venv-deepspeed-* .venv-torch-* .venv-kernels reports contracts/proof build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache

@@ -121,7 +121,7 @@ def test_the_badge_is_of_all_that_was_planted_and_red_for_a_false_alarm() -> Non
     assert detection.badge(Detection())["message"] == "nothing was planted"
 
 
-def test_readme_shows_the_figure_that_lies_in_docs() -> None:
+def test_the_documents_show_the_figure_that_lies_in_docs() -> None:
     data = json.loads((ROOT / "docs/detection.json").read_text(encoding="utf-8"))
     shown = detection.shown(codec.decode(Detection, data["figure"], name="figure"), date=data["date"])
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -130,3 +130,6 @@ def test_readme_shows_the_figure_that_lies_in_docs() -> None:
         "copy badge.svg of `rankproof selftest --figure … --report DIR` to docs/images/detection.svg"
     )
     assert readme.partition("<!-- figure -->\n")[2].partition("<!-- end of the figure -->")[0] == shown
+    page = (ROOT / "docs/detection.md").read_text(encoding="utf-8")
+    tables = detection.markdown(codec.decode(Detection, data["figure"], name="figure")).removeprefix("# Detection\n")
+    assert page.partition("<!-- figure -->\n")[2].partition("<!-- end of the figure -->")[0] == tables

@@ -46,6 +46,8 @@ def test_each_rung_needs_less_than_the_one_above() -> None:
     assert [rung_of(each) for each in found.values()] == [*found]
     hybrid, pairs, dense = (features(each) for each in found.values())
     assert {"attention", "mamba", "experts", "softmax", "gqa"} <= hybrid
+    assert not {"qk-norm"} & hybrid
+    assert "qk-norm" in pairs
     assert "mamba" not in pairs
     assert "experts" not in dense
     for each in (hybrid, pairs, dense):

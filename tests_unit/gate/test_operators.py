@@ -175,10 +175,42 @@ def test_what_ranks_say_of_a_change_counts_where_they_say_nothing_without_it(mon
     said = {"PAR-10[fsdp2]": {"fate": "crashed", "by": "PAR-10[fsdp2]", "words": "no port"}}
     red = {"fate": "killed", "by": "PAR-10[fsdp2]", "words": "it is"}
     monkeypatch.setattr(trials, "_by_ranks", lambda _, __, profile: said.get(profile, red))
+    monkeypatch.setattr(trials, "_in_a_fork", lambda *_: {"fate": "survived"})
     with pytest.raises(Refused, match=r"PAR-10\[fsdp2\] does not hold on the unchanged reference: no port"):
         trials.trial(change, reach, ranks=2)
     said["PAR-10[fsdp2]"] = {"fate": "survived"}
     assert trials.trial(change, reach, ranks=2).fate == "killed"
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_change_that_nothing_executes_is_unreached_and_one_that_ranks_execute_survives(
+    monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    change = next(each for each in changes.of_file("parallel/fsdp.py") if each.scope and not each.is_target)
+
+    def held(folder: Path, *_: object) -> dict[str, str]:
+        source = (folder / "contracts/stacks/reference" / change.file).read_text(encoding="utf-8")
+        if (mark := re.search(r"open\('([^']*)', 'a'\).close\(\)", source)) and runs:
+            Path(mark[1]).touch()
+        return {"fate": "survived"}
+
+    monkeypatch.setattr(trials, "_by_ranks", held)
+    monkeypatch.setattr(trials, "_in_a_fork", lambda *_: {"fate": "survived"})
+    told = trials.trial(change, Reach(content="", seconds={}, lines={}), ranks=2)
+    assert told.fate == ("survived" if runs else "unreached")
+
+
+def test_a_change_with_a_mark_is_the_same_change(every: list[Change]) -> None:
+    for each in every[::20]:
+        compile(each.made(Path("a mark")), each.file, "exec")
+
+
+def test_what_is_refused_and_what_a_cuda_device_executes_is_not_changed(every: list[Change]) -> None:
+    assert "is a foreign file" in (changes.ROOT / "checkpoint/manifest.py").read_text(encoding="utf-8")
+    assert not any("is a foreign file" in each.was for each in every)
+    loop = "torch.cuda.device_count() if torch.cuda.is_available() else 0"
+    assert loop in (changes.ROOT / "checkpoint/rng_state.py").read_text(encoding="utf-8")
+    assert not any("cuda.device_count() if" in each.was for each in every)
 
 
 def test_a_journal_of_another_source_is_not_read(tmp_path: Path) -> None:

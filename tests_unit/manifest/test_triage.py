@@ -79,6 +79,15 @@ def test_every_symptom_has_its_row() -> None:
     assert [symptom_row(symptom).symptom for symptom in TABLE] == list(TABLE)
 
 
+@pytest.mark.parametrize(("logs", "said"), [(True, "logs exist"), (False, "no logs either")])
+def test_an_end_without_a_receipt_says_whether_logs_are_there(logs: bool, said: str) -> None:
+    ended = RunFacts(
+        state="ok", silent_s=0.0, patience_s=600.0, startup_s=9.0, startup_budget_s=3600.0, steps=4,
+        receipt=False, logs=logs,
+    )  # fmt: skip
+    assert triage(ended).why == f"ok without a receipt; {said}"
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [

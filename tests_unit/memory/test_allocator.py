@@ -51,6 +51,18 @@ def test_asking_for_more_never_turns_exhaustion_into_fragmentation(record: OutOf
         assert oom_cause(replace(record, requested=record.requested + GIB)).word == "exhaustion"
 
 
+def test_a_process_holds_what_is_missing_only_where_it_holds_enough_and_is_told_in_gib() -> None:
+    """Of 80 GiB a process has 40, 2 of them unused, another one 30; 10 are free."""
+    record = OutOfMemory(
+        requested=42 * GIB, capacity=80 * GIB, free=10 * GIB, allocated=38 * GIB, reserved=40 * GIB, own_overhead=0
+    )
+    said = "asked {}.00 GiB, free 10.00 GiB, held and unused 2.00 GiB, of 80.00 GiB"
+    occupied = oom_cause(record)
+    assert (occupied.word, occupied.why) == ("occupied", f"another process holds 30.00 GiB: {said.format(42)}")
+    exhausted = oom_cause(replace(record, requested=43 * GIB))
+    assert (exhausted.word, exhausted.why) == ("exhaustion", f"the bytes are not there: {said.format(43)}")
+
+
 def test_the_rounding_of_an_allocator_is_no_fragmentation() -> None:
     """1.25 GiB of 140 are held and unused, which is never nothing; giving them back mends nothing."""
     record = OutOfMemory(

@@ -69,6 +69,20 @@ def test_latent_attention_and_its_indexer_are_counted_by_hand() -> None:
     assert parameters.count(sparse).families["A"] == 2 * 752 + 288  # the second A block alone is sparse
 
 
+@pytest.mark.parametrize(("depths", "layers"), [(0, 5), (1, 7), (2, 9)])
+def test_each_depth_of_prediction_keeps_the_activations_of_two_blocks(depths: int, layers: int) -> None:
+    recipe = replace(TINY, mtp=Mtp(depth=depths) if depths else None)
+    (stage,) = memory.budget(recipe, Spread(degrees=Degrees(), world=1, layout="borrowed"), ROOMY).stages
+    (blocks,) = (line.bytes for line in stage.lines if line.part == "activations" and line.what == "blocks")
+    assert blocks == layers * 8 * 16 * 34  # tokens · hidden · bytes an element of a bf16 block
+
+
+def test_what_is_sharded_over_one_rank_is_not_gathered() -> None:
+    spread = Spread(degrees=Degrees(), world=1, layout="borrowed", sharding="full")
+    (stage,) = memory.budget(TINY, spread, ROOMY).stages
+    assert [line.bytes for line in stage.lines if line.part == "communication"] == [0]
+
+
 def test_hyper_connections_and_prediction_heads_are_counted_by_hand() -> None:
     # 3 streams: 3 · 16 rows of 3 + 3 + 9 mixes = 720, their 15 biases and 3 gates
     assert parameters.count(replace(TINY, mhc=Mhc(streams=3))).families["A"] == 2 * (792 + 738)

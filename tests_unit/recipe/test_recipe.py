@@ -160,6 +160,28 @@ def test_declared_replication_is_for_multiples_of_the_groups() -> None:
     assert refusals_on(dataclasses.replace(few, heads=56, kv_groups=4), Degrees(tp=14), 1)
 
 
+LATENT = dataclasses.replace(NAM56R, fp8=Fp8(), mla=Mla(q_lora=24, kv_lora=40, qk_head=12, qk_rope=8, v_head=20))
+NARROW_WIDTHS = {  # the widths that FP8 does not take: "what (elements on one rank)"
+    "latent": (LATENT, Degrees(), ["q_lora (24)", "kv_lora (40)"]),
+    "latent-over-8": (
+        LATENT, Degrees(tp=8),
+        ["q_lora (24)", "heads * (qk_head + qk_rope) / 8 (140)", "kv_lora (40)", "heads * v_head / 8 (140)"],
+    ),
+    "groups-over-8": (
+        dataclasses.replace(NAM56R, fp8=Fp8(), ffn_hidden=3592, heads=56, kv_groups=8, mamba=Mamba(head_dim=10)),
+        Degrees(tp=8), ["heads * head_dim / 8 (70)"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("case", NARROW_WIDTHS)
+def test_fp8_refuses_every_width_that_is_no_multiple_of_16_on_a_rank(case: str) -> None:
+    recipe, degrees, told = NARROW_WIDTHS[case]
+    said = [str(each) for each in refusals_on(recipe, degrees, 1) if "for fp8" in str(each)]
+    assert [each.partition(": ")[2].partition(" must be")[0] for each in said] == told
+
+
 @pytest.mark.unit
 def test_every_field_has_an_alternative_or_is_declared_inert() -> None:
     fields = set()

@@ -110,6 +110,19 @@ def test_the_map_that_is_mutated_below_is_a_good_one() -> None:
     assert storage_findings(MAP, GOOD) == ()
 
 
+@pytest.mark.parametrize(
+    ("moved", "said"),
+    [
+        ({"scratch": "/v/durable"}, "/v/durable is scratch /v/durable"),
+        ({"receipts": "/v/scratch/r"}, "/v/scratch/r lies in scratch /v/scratch"),
+    ],
+)
+def test_places_that_are_one_or_lie_in_one_another_are_told_apart(moved: dict[str, str], said: str) -> None:
+    places = GOOD.directories | frozenset(moved.values())
+    found = storage_findings(replace(MAP, **moved), replace(GOOD, directories=places))
+    assert [said in each.problem for each in found if each.promise == "STOR-01"] == [True]
+
+
 @given(st.text(max_size=200))
 def test_no_text_passes_for_a_mount_table(text: str) -> None:
     assert storage_findings(MAP, replace(GOOD, mountinfo=text))

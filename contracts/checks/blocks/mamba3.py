@@ -42,7 +42,10 @@ def mamba3_is_its_recurrence(stack: Blocks, case: ScanCase) -> None:
     scan_calls.equals_its_definition(stack, case, instruments.oracles.mamba.mamba3)
 
 
-STEPS = {"long-and-short": [-50.0, 0.0, 21.0, 100.0]}  # dt_bias of four heads; wdt is 0, and nothing rotates
+STEPS = {
+    "long-and-short": [-50.0, 0.0, 21.0, 100.0],
+    "below-the-switch": [6.5, 8.0, 9.5, 11.0],
+}  # dt_bias of four heads; wdt is 0, and nothing rotates
 
 
 @contract("BLK-04u", asks=("block_weights", "run_block"), cases=STEPS, source="mamba-ssm: softplus over dt > 20")

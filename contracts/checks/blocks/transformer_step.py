@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
+from contracts.checks._support.training_run import AHEAD, DENSE, LETTERS, TIED, batch, large_expert_weights, run
 from contracts.checks._support.transformers import GROUPED_EXPERTS, LATENT_EXPERTS, session
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import FLOAT32_TRANSFORMER
+from contracts.spec.tolerance import FLOAT32_TRANSFORMER, FLOAT64_SCAN, within
 from contracts.spec.training import Execution, Session, Training
+from contracts.spec.violations import require_none
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,3 +69,41 @@ def _defined(asked: Session) -> tuple[Tensor, dict[str, Tensor]]:
     loss = oracles.model.mean_loss(logits_BTV, numerics.tensor(batch.labels))
     loss.backward()  # type: ignore[no-untyped-call]  # torch's
     return loss.detach(), {name: each.grad for name, each in weights.items() if each.grad is not None}
+
+
+STEPPED: dict[str, tuple[Recipe, int]] = {  # recipe, microbatches
+    "z-loss": (LETTERS, 1),
+    "balance-loss": (LETTERS, 1),
+    "prediction-heads": (AHEAD, 1),
+    "prediction-heads-in-five": (AHEAD, 5),
+    "tied": (TIED, 1),
+    "dense": (DENSE, 1),
+    "dense-in-five": (DENSE, 5),
+}
+STEPS = {
+    "z-loss": ("experts", "z-loss"), "balance-loss": ("experts", "balance-loss"), "tied": (), "dense": (),
+    "prediction-heads": ("prediction-heads",), "prediction-heads-in-five": ("prediction-heads", "microbatches"),
+    "dense-in-five": ("microbatches",),
+}  # fmt: skip
+
+
+@contract("BLK-01i", asks=("built", "run_model", "train"), cases=STEPPED, needs=STEPS, float32=True,
+          source="spec: the objective of a step; F19")  # fmt: skip
+def a_step_is_a_pass_over_its_batch(stack: Training, recipe: Recipe, microbatches: int) -> None:
+    """A training step tells each loss that a pass over its batch tells, and has the gradients of that pass.
+
+    A trainer counts once more what its losses are means over: labels of a whole step, of each depth of prediction,
+    sequences, tokens. A count that is off by a factor weighs one loss against the others, in every step alike, so that
+    runs of the same trainer agree.
+    """
+    weights = large_expert_weights(stack, recipe)
+    given = replace(batch("pass", recipe=recipe), documents=None)
+    (step,) = run(stack, recipe, (given,), "gradients", weights=weights, microbatches=microbatches).steps
+    one = stack.run_model(recipe, Execution(precision="float64"), weights, given, True)
+    off = [
+        f"the step tells {name} {step.losses[name]:.9g}, the pass {loss:.9g}" for name, loss in one.losses.items()
+        if name in step.losses and not abs(step.losses[name] - loss) <= within(1e-11, 4e-6) * abs(loss)
+    ]  # fmt: skip
+    got = {name: each for name, each in step.gradients.items() if name in one.gradients}
+    words = instruments.numerics.gradient_differences("the gradient of", got, one.gradients, FLOAT64_SCAN)
+    require_none(*off[:1], words)

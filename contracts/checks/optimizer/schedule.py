@@ -82,6 +82,7 @@ def the_rate_of_each_step_is_that_of_the_schedule(
 
 
 REALISED = {name: RATES[name][:5] for name in ("cosine", "linear", "WSD", "one-step")}
+REALISED["down-to-0"] = ("linear", 2, 6, 1.0, 0.0)
 
 
 @contract("OPT-05e", asks=("built", "train"), cases=REALISED, source="F09; F18")
@@ -93,8 +94,8 @@ def the_rate_that_is_reported_is_applied(
 
     A token that no batch has gets no gradient: its row of the embedding shrinks by the rate times the decay, to the
     digit. A logged rate comes from the scheduler; what moves the weights is in the groups of the optimizer, which may
-    be others after a wrapper, or hold the value of an earlier phase. Norms do not decay; under Adam their first steps
-    are as long as the rate.
+    be others after a wrapper, or hold the value of an earlier phase, as where a rate of 0 is taken for none. Norms do
+    not decay; under Adam their first steps are as long as the rate.
     """
     recipe = replace(LITTLE, optim=Optim(lr=lr / 8, min_lr=low / 8, schedule=kind, warmup=warmup, steps=steps,
                                          weight_decay=0.5))  # fmt: skip

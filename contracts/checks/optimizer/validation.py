@@ -119,6 +119,7 @@ TOLD: dict[str, tuple[Recipe, tuple[Rows, ...]]] = {
     "a-short-batch": (LETTERS, (FULL, FEW[:2])),
     "dense": (DENSE, (FULL, FEW)),
     "a-batch-without-labels": (DENSE, (FULL, NONE, FEW)),
+    "selection-bias": (BIASED, (FULL, FEW)),
 }
 
 
@@ -127,7 +128,12 @@ TOLD: dict[str, tuple[Recipe, tuple[Rows, ...]]] = {
     float32=True,
     asks=("built", "train"),
     cases=TOLD,
-    needs={"": ("validation", "experts"), "dense": ("validation",), "a-batch-without-labels": ("validation",)},
+    needs={
+        "": ("validation", "experts"),
+        "dense": ("validation",),
+        "a-batch-without-labels": ("validation",),
+        "selection-bias": KEEPS["selection-bias"],
+    },
     conventions=("validation-mean",),
     source="torchtitan: Validator; transformers: Trainer.evaluation_loop",
 )
@@ -137,7 +143,8 @@ def the_loss_of_a_validation_is_the_mean_over_its_labels(
     """The loss of a validation is the mean over all of its labels that count, at the weights that the step left.
 
     The step that follows tells the loss of its batch before it moves a weight, so a run that trains on the batch says
-    what its validation must be. A stack may declare that it takes the mean of its batches' means.
+    what its validation must be. A router whose selection bias counts in training alone sends the tokens of a validation
+    to other experts. A stack may declare that it takes the mean of its batches' means.
     """
     over_labels = chosen(stack, "validation-mean") == "labels"
     if not over_labels:  # what a short one weighs is left open, and what the mean of none is

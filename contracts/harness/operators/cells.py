@@ -23,8 +23,9 @@ CELLS: Mapping[str, tuple[str, ...]] = {
     "parallel/tensor": (
         "PAR-01a[tp2]", "PAR-01a[tp2-sp-latent]", "PAR-01a[tp2-sp-streams]", "PAR-01a[tp2-tied]",
         "PAR-01a[tp2-one-group]", "PAR-02a[tp2-sp-muon]", "PAR-06g[tp2-sp]", "MOE-05f[tp2-sp]",
-        "PAR-13a[shifted-logits-tp2]", "PAR-13a[fresh-memory-tp2-sp]",
+        "PAR-13a[shifted-logits-tp2]", "PAR-13a[fresh-memory-tp2-sp]", "MOE-05i[hybrid-tp2-sp]",
     ),
+    "parallel/parallel_trainer": ("TOPO-10d[a-rank-with-a-microbatch-less]", "PAR-03a[tp2-sp-muon]", "OPT-06c[dp2]"),
     "parallel/fsdp": ("OPT-04d[fsdp2]", "TRAF-03[fsdp2]", "PAR-10[fsdp2]", "PAR-10a[fsdp2]", "OPT-04f[fsdp2]",
                       "PAR-01a[fsdp2-sparse]", "PREC-05f[fsdp2]"),
     "checkpoint/": (
@@ -87,8 +88,9 @@ LIKELY: Mapping[str, str] = {
     "parallel/expert": "TRAF-04d TRAF-01a", "receipts/comparison": "CMP-01a CMP-01 CMP-01b CMP-02",
     "receipts/metrics": "RCPT-05 RCPT-05b RCPT-01d", "receipts/receipt": "RCPT-01 RCPT-02 RCPT-03b RCPT-03 RCPT-04",
     "receipts/run": "RCPT-01h RCPT-01f RCPT-03a", "stack": "TOPO-04a TOPO-01 TOPO-05b NAME-06 ARGV-02a",
-    "train.py": "CKPT-01j", "training/fault": "CKPT-03a", "training/progress": "GOOD-01",
-    "training/run_facts": "RCPT-01e RCPT-04", "training/settings": "ARGV-02a CKPT-01j",
+    "train.py": "CKPT-01j CKPT-01l ENV-09 RCPT-01h RCPT-01f", "training/fault": "CKPT-03a",
+    "training/progress": "GOOD-01 CKPT-01l",
+    "training/run_facts": "RCPT-01e RCPT-04 RCPT-01f", "training/settings": "ARGV-02a CKPT-01j",
     "training/small_script": "OBS-16", "training/trainer": "BLK-01h MOE-06b OPT-05d CKPT-01a OPT-06a PAR-05a PREC-05c",
     "": "BLK-01h CKPT-01a NAME-01",
 }  # fmt: skip

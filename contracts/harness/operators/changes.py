@@ -1,8 +1,8 @@
 """Where the source of the reference can be changed, by operator: a wrong group, a lost clone, a transposed shard.
 
 A change is a span of one file and the text that takes its place. Its id names operator, file, line and column, and
-makes the same change again as long as the file is the same. What is raised, asserted, annotated or formatted into
-words is left alone: a change there is no bug of a training stack.
+makes the same change again as long as the file is the same. What is raised, refused, asserted, annotated or formatted
+into words is left alone: a change there is no bug of a training stack. So is what only a CUDA device executes.
 """
 
 from __future__ import annotations
@@ -44,10 +44,18 @@ class Change:
     def id(self) -> str:
         return f"{self.operator}@{self.file}:{self.line}:{self.column}"
 
-    def made(self) -> str:
-        """The text of the file with the change made."""
-        text = (ROOT / self.file).read_bytes()
-        return (text[: self.span[0]] + self.now.encode() + text[self.span[1] :]).decode()
+    def made(self, mark: Path | None = None) -> str:
+        """The text of the file with the change made; what runs it leaves an empty file at `mark`, if that is given."""
+        text, now = (ROOT / self.file).read_bytes(), self.now
+        if mark is not None and not self.is_target:
+            touched = f"open({str(mark)!r}, 'a').close()"
+            now = touched if now == "pass" else f"({touched}, ({now}))[1]"
+        return (text[: self.span[0]] + now.encode() + text[self.span[1] :]).decode()
+
+    @property
+    def is_target(self) -> bool:
+        """Whether it stands where values are assigned to, so that nothing more can stand there."""
+        return self.operator == "transposed-shard" and ", " in self.now and "(" not in self.now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +143,7 @@ def _drop_collective(at: _Node) -> _Found:
 
 
 def _double_collective(at: _Node) -> _Found:
-    if isinstance(at.node, ast.Call) and _name(at.node) in _COLLECTIVES and at.node.args:
+    if isinstance(at.node, ast.Call) and _name(at.node) in _COLLECTIVES - {"barrier"} and at.node.args:
         whole = at.text(at.node)
         if at.alone:
             yield at.node, f"({whole}, {whole})"
@@ -184,6 +192,8 @@ def _off_by_one(at: _Node) -> _Found:
     swapped: Mapping[type, str] = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
     if isinstance(at.node, ast.Compare) and len(at.node.ops) == 1 and type(at.node.ops[0]) in swapped:
         left, right = at.text(at.node.left), at.text(at.node.comparators[0])
+        if isinstance(at.node.left, ast.Set):  # whether a set is a part of another one, which is larger in any case
+            return
         yield at.node, f"{left} {swapped[type(at.node.ops[0])]} {right}"
     if isinstance(at.node, ast.BinOp) and isinstance(at.node.op, (ast.Add, ast.Sub)):
         for each in (at.node.left, at.node.right):
@@ -352,9 +362,10 @@ def _parses(change: Change) -> bool:
 
 
 def _walked(node: ast.AST, above: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
-    if isinstance(node, _SILENT) or (isinstance(node, ast.Call) and _name(node) in _WORDS):
+    if isinstance(node, _SILENT) or (isinstance(node, ast.Call) and (_name(node) in _WORDS or _refuses(node))):
         return
-    if isinstance(node, ast.If) and _name(node.test) == "TYPE_CHECKING":
+    head = node.iter if isinstance(node, ast.For) else node.test if isinstance(node, ast.If) else None
+    if head is not None and "cuda" in ast.unparse(head):
         return
     yield node, above
     for name, value in ast.iter_fields(node):
@@ -363,6 +374,11 @@ def _walked(node: ast.AST, above: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AST
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, ast.AST):
                 yield from _walked(each, (*above, node))
+
+
+def _refuses(call: ast.Call) -> bool:
+    """Whether it adds a refusal to others: field, value, problem, remedy."""
+    return _name(call) == "add" and len(call.args) == 4
 
 
 def files() -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -31,7 +32,8 @@ from contracts.spec.records import Item
 ROOT_OF_ALL = Path(contracts.__file__).parent
 SHARED = ("instruments", "spec", "stacks/reference")  # what every check stands on
 LIKELY_S = 4.5  # twenty cases of the likeliest contracts for a change
-FIRST = 3  # cases of each contract about a file, before those of any other
+SLOW_S = 15.0
+FIRST = 8  # cases of each contract about a file, before those of any other
 CONTRACT_S = 60.0  # what of a contract is recorded by then counts; tracing makes it up to three times as slow
 
 
@@ -65,6 +67,15 @@ class Reach:
             first = item.id in near and turn[item.id] < FIRST
             ranked.append((not first, turn[item.id], here[name], item))
         return [item for *_, item in sorted(ranked, key=lambda each: each[:3])]
+
+    def near(self, law: Law, change: Change) -> list[Item]:
+        """Some cases of each contract of one process about a file, the slow ones too, each contract in turn."""
+        of = [[Item(id=id, case=case) for case in law.contracts[id].asked][:FIRST] for id in about(change.file)]
+        return [item for row in zip_longest(*of) for item in row if item]
+
+    def cost(self, item: Item) -> float:
+        """The seconds that a case took, or those of a slow one, which none was recorded of."""
+        return self.seconds.get(str(item), SLOW_S)
 
 
 def item_of(name: str) -> Item:

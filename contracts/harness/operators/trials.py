@@ -7,6 +7,7 @@ never written. What a check starts (a command, a fork, ranks) finds the shadow a
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import json
 import os
@@ -21,11 +22,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import contracts
-from contracts.contract import Law
+from contracts.contract import LAW, Law
 from contracts.court import record
 from contracts.court.judge import judge
 from contracts.harness import parties
-from contracts.harness.operators.cells import cells
+from contracts.harness.operators.cells import CELLS, cells
 from contracts.harness.operators.changes import Change, drawn, equivalents, named
 from contracts.harness.operators.forked import forked
 from contracts.harness.operators.reach import Reach, basis, item_of
@@ -46,9 +47,10 @@ class Trial:
     """What became of one change.
 
     killed: a contract was violated by it, `by` and `words`; crashed: the stack broke, and no contract named a
-    violation; survived: all of `tried` cases held; equivalent: argued, not tried; unreached: no case of one process
-    executes its line. `seconds` is the time that judging took, up to the first violation. A kill stands as long as
-    its `basis`, the files on which the contract stands, whatever else is added to the law.
+    violation; survived: all of `tried` cases held; equivalent: argued, not tried; unreached: no case that it was put
+    before, of one process or of `ranks`, executes its line. `seconds` is the time that judging took, up to the first
+    violation. A kill stands as long as its `basis`, the files on which the contract stands, whatever else is added to
+    the law.
     """
 
     content: str
@@ -64,8 +66,9 @@ class Trial:
     basis: str = ""
 
 
-def shadow(folder: Path, change: Change) -> None:
-    """Lay the package into a folder with one change made."""
+def shadow(folder: Path, change: Change, mark: Path | None = None) -> None:
+    """Lay the package into a new folder with one change made; what runs it makes a file of `mark`."""
+    folder.mkdir()
     real, place = Path(contracts.__file__).parent, folder / "contracts"
     for part in ("stacks", "reference", *Path(change.file).parts):
         place.mkdir()
@@ -73,12 +76,13 @@ def shadow(folder: Path, change: Change) -> None:
             if each.name not in (part, "__pycache__"):
                 (place / each.name).symlink_to(each)
         real, place = real / part, place / part
-    place.write_text(change.made(), encoding="utf-8")
+    place.write_text(change.made(mark), encoding="utf-8")
 
 
-def trial(change: Change, reach: Reach, *, ranks: int = 1, budget_s: float = BUDGET_S) -> Trial:
-    """Judge one change. With several ranks, what no case of one process reaches or sees is put before theirs: `cells`
-    of two ranks, `quick4` of four.
+def trial(change: Change, reach: Reach, *, ranks: int = 1, budget_s: float = BUDGET_S, held: bool = False) -> Trial:
+    """Judge one change. With several ranks, what no case of one process executes or sees is put before others: those
+    about its file, whose commands may run it in a process of their own, and `cells` of two ranks or `quick4` of four.
+    Of what `held` before all cases of one process, that is not asked again.
     """
     told = functools.partial(Trial, content=reach.content, change=change.id, was=change.was, now=change.now)
     argued = next((each for each in equivalents() if each.covers(change)), None)
@@ -86,27 +90,40 @@ def trial(change: Change, reach: Reach, *, ranks: int = 1, budget_s: float = BUD
         return told(fate="equivalent", words=argued.reason)
     items = _affordable(reach.of(change), reach, budget_s)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place).resolve()
-        shadow(folder, change)
-        if items:
-            limit = 30 + 10 * budget_s
-            alone = _fate(forked(functools.partial(_judged, folder, items, reach), seconds=limit), len(items))
-            if ranks == 1 or alone["fate"] != "survived":
-                return told(**alone)
-        if ranks > 1:
-            profile = "quick4" if ranks >= 4 else ",".join(cells(change.file))
-            found = _by_ranks(folder, ranks, profile)
-            if found["fate"] != "survived":
-                _hold_unchanged(ranks, found.get("by") or profile)
-            return told(**found, ranks=ranks)
-    return told(fate="unreached")
+        alone, others, mark = (Path(place).resolve() / name for name in ("alone", "others", "mark"))
+        found: dict[str, Any] = {"fate": "survived"}
+        if items and not (held and ranks > 1):
+            shadow(alone, change)
+            found = _in_a_fork(alone, items, reach, budget_s)
+            if ranks == 1 or found["fate"] != "survived":
+                return told(**found)
+        elif not items and ranks == 1:
+            return told(fate="unreached")
+        shadow(others, change, mark)
+        if not items:
+            nearby = _affordable(reach.near(LAW, change), reach, budget_s)
+            found = _in_a_fork(others, nearby, reach, budget_s)
+        own = [each for each in cells(change.file) if each not in CELLS[""]]
+        for profile in ("quick4",) if ranks >= 4 else filter(None, (",".join(own), ",".join(CELLS[""]))):
+            if found["fate"] == "survived":
+                found = _by_ranks(others, ranks, profile)
+                if found["fate"] != "survived":
+                    _hold_unchanged(ranks, found.get("by") or profile)
+        if found["fate"] == "survived" and not items and not change.is_target and not mark.exists():
+            found = {"fate": "unreached"}
+        return told(**found, ranks=ranks)
+
+
+def _in_a_fork(folder: Path, items: Sequence[Item], reach: Reach, budget_s: float) -> dict[str, Any]:
+    """The outcome of cases of one process on the package that lies in a folder."""
+    return _fate(forked(functools.partial(_judged, folder, items, reach), seconds=30 + 10 * budget_s), len(items))
 
 
 def _affordable(items: Sequence[Item], reach: Reach, budget_s: float) -> list[Item]:
     found: list[Item] = []
     spent = 0.0
     for item in items:
-        spent += reach.seconds[str(item)]
+        spent += reach.cost(item)
         if found and spent > budget_s:
             break
         found.append(item)
@@ -115,8 +132,6 @@ def _affordable(items: Sequence[Item], reach: Reach, budget_s: float) -> list[It
 
 def _judged(folder: Path, items: Sequence[Item], reach: Reach) -> Iterator[dict[str, Any]]:
     """In a fork: the outcome of one case after the other, until one is violated."""
-    from contracts.contract import LAW
-
     contracts.__path__.insert(0, str(folder / "contracts"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     os.chdir(folder)
@@ -129,7 +144,7 @@ def _judged(folder: Path, items: Sequence[Item], reach: Reach) -> Iterator[dict[
         return
     broken = 0
     for item in items:
-        patience = max(20.0, 10 * reach.seconds[str(item)])
+        patience = max(20.0, 10 * reach.cost(item))
         result = judge(LAW.contracts[item.id], item.case, subject, helping, deadline_s=patience)
         yield _row(result)
         broken += result.outcome == "broken"
@@ -168,8 +183,9 @@ def _by_ranks(folder: Path, ranks: int, profile: str) -> dict[str, Any]:
     """The outcome of cases on ranks that import the package from a folder, if one lies there. What was not reached in
     time tells nothing.
     """
+    report = folder / hashlib.sha256(profile.encode()).hexdigest()[:12]
     words = [sys.executable, "-m", "contracts.harness.cli", "check", "--ranks", str(ranks), "--profile", profile,
-             "--report", str(folder / "report")]  # fmt: skip
+             "--report", str(report)]  # fmt: skip
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     started = time.monotonic()
@@ -183,7 +199,7 @@ def _by_ranks(folder: Path, ranks: int, profile: str) -> dict[str, Any]:
             ran.terminate()  # it ends its ranks
             silent.add("not run")
     try:
-        run, _ = record.load(folder / "report")
+        run, _ = record.load(report)
     except Refused:
         return {"fate": "crashed", "words": "no record", "seconds": round(time.monotonic() - started, 3)}
     return _fate([_row(each) for each in run.results if each.outcome not in silent], 1)
@@ -234,8 +250,12 @@ def run(
         if len(found) == count or (until is not None and time.monotonic() > until):
             break
         earlier = known.get(change.id)
-        if earlier is None or change.id in ids or (ranks > earlier.ranks and earlier.fate in ("unreached", "survived")):
-            earlier = trial(change, reach, ranks=ranks)
+        again = (
+            earlier is None or change.id in ids or (ranks > earlier.ranks and earlier.fate in ("unreached", "survived"))
+        )
+        if earlier is None or again or any(each.covers(change) for each in equivalents()):
+            held = earlier is not None and earlier.fate == "survived" and earlier.content == reach.content
+            earlier = trial(change, reach, ranks=ranks, held=held)
             earlier = replace(earlier, basis=_basis(asdict(earlier)))
             tell(earlier)
         elif earlier.content == reach.content:

@@ -309,6 +309,18 @@ class WritesSoftplusOut(Exchanged):
     exchange = {"mamba3": _OverflowingStep}
 
 
+class _StepsStraight(Mamba3):
+    def time_step(self, dt_BTh: Tensor) -> Tensor:
+        return F.softplus(wide(dt_BTh) + local(self.dt_bias), threshold=6)
+
+
+@mutant(of="BLK-04u", case="below-the-switch", says="y differs")
+class StepsMamba3StraightFromSixOn(Exchanged):
+    """The softplus is its input from 6 on."""
+
+    exchange = {"mamba3": _StepsStraight}
+
+
 class _OverflowingSilu(Mamba3):
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         with swapped(F, "silu", written_out.silu):

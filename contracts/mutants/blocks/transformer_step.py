@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
 from contracts.contract import mutant
 from contracts.mutants._support.trainer import Trained
 from contracts.mutants.blocks import attention, latent_attention, loss
 from contracts.mutants.moe import gates
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 GRADIENT = "the gradient of"
 
@@ -49,3 +54,54 @@ class CountsATiedWeightByItsNames(Trained):
     """Writes main gradients back by name: a weight of two names gets its gradient twice."""
 
     trains = _ByName
+
+
+class _CountsSequencesForTokens(Trainer):
+    def count(self, micro: Batch) -> dict[str, Tensor]:
+        found = super().count(micro)
+        return found | {"z": found["aux"]}
+
+
+@mutant(of="BLK-01i", case="z-loss", says="the step tells z", leanest="")
+class DividesTheZLossBySequences(Trained):
+    """The trainer counts sequences where the z loss is a mean over tokens."""
+
+    trains = _CountsSequencesForTokens
+
+
+class _CountsEveryLabelForDepths(Trainer):
+    def count(self, micro: Batch) -> dict[str, Tensor]:
+        found = super().count(micro)
+        return {name: found["lm"] if name.startswith("mtp") else each for name, each in found.items()}
+
+
+@mutant(of="BLK-01i", case="prediction-heads", says="the step tells mtp")
+@mutant(of="BLK-01i", case="prediction-heads-in-five", says="the step tells mtp")
+class DividesEachDepthByAllLabels(Trained):
+    """A depth has fewer labels than the model, and is divided by the model's."""
+
+    trains = _CountsEveryLabelForDepths
+
+
+class _TellsWhatItDoesNotTrain(Trainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        return super().accumulate(micro, {**counts, "aux": counts["aux"] * self.execution.microbatches * 2})
+
+
+@mutant(of="BLK-01i", case="balance-loss", says="the gradient of", leanest="")
+class HalvesWhatItBalances(Trained):
+    """The loss that is told is right, and half of it is differentiated."""
+
+    trains = _TellsWhatItDoesNotTrain
+
+
+class _AveragesPasses(Trainer):
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        return super().passes(window, {**counts, "lm": counts["lm"] * len(window)})
+
+
+@mutant(of="BLK-01i", case="dense-in-five", says="the gradient of")
+class DividesByMicrobatchesAsWell(Trained):
+    """Each pass is divided by the labels of the window, and then by the number of passes."""
+
+    trains = _AveragesPasses

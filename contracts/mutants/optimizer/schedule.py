@@ -276,6 +276,21 @@ class LeavesTheRateOfThePeak(Trained):
     moves = _KeepsThePeak
 
 
+class _KeepsTheLastAboveZero(Optimizer):
+    last = 0.0
+
+    def step(self, lr: float) -> None:
+        self.last = lr or self.last
+        super().step(self.last)
+
+
+@mutant(of="OPT-05e", case="down-to-0", says="step 6 of linear reports a rate of 0 and shrinks an unused row by that")
+class TakesARateOfZeroForNone(Trained):
+    """`if lr:` before the groups are written: behind the end of the schedule the run goes on at its last rate."""
+
+    moves = _KeepsTheLastAboveZero
+
+
 class _MovesTheFirstGroup(Optimizer):
     """The rate reaches the first group of each rule; the others keep that of the default."""
 

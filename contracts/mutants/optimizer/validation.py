@@ -14,6 +14,7 @@ from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks.fp8 import Fp8Conversion, Fp8Matmul
+from contracts.stacks.reference.model.blocks.moe import Router
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.stack import Reference
@@ -190,6 +191,20 @@ class DividesByEveryPosition(Trained):
     """The sum over labels is divided by all positions, masked ones included."""
 
     trains = _CountsEveryPosition
+
+
+class _ChoosesByScores(Router):
+    def choose(self, scores_BTE: Tensor) -> Tensor:
+        if self.training:
+            return super().choose(scores_BTE)
+        return scores_BTE.topk(self.moe.top_k, dim=-1).indices
+
+
+@mutant(of="OPT-06b", case="selection-bias", says="the loss of a validation over 2 batches is", leanest="")
+class BiasesTheChoiceInTrainingAlone(Exchanged):
+    """The bias is part of the balancing, and that is for training: a validation goes to other experts."""
+
+    exchange = {"router": _ChoosesByScores}
 
 
 @mutant(of="OPT-06b", case="few-labels", says="the loss of a validation over 2 batches is")

@@ -1,0 +1,204 @@
+"""Mutants of the suite's own pure code, by cosmic-ray, drawn by seed, each put before the tests about its file.
+
+    python -m benchmarks.mutate --tool .venv-mutate/bin/cosmic-ray --of court --count 40 --seed 1
+    python -m benchmarks.mutate --tool … --of spec --only pattern --time 600
+
+The court judges, and the spec has the arithmetic that stacks and checks share. What stands in capitals beside tests is
+asked of the reference: the contracts whose ids begin so. The files are changed in a copy, never here. The journal
+(`--out`) lets the next run go on: what was tried of a file stands as long as the file and its tests are the same. A
+survivor is printed with its change. The exit code is 1 where fewer than nine in ten are killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+JOURNAL = "mutants.jsonl"
+LIMIT_S = 600  # a mutant whose tests take longer is killed; `mutate-and-test` itself knows no limit
+LEAST = 0.9
+TESTS: Mapping[str, Mapping[str, str]] = {  # a file of `contracts/court` or `contracts/spec` → the tests about it
+    "court": {
+        "baseline": "gate/test_baseline.py",
+        "causes": "gate/test_reports.py",
+        "deviations": "gate/test_deviations.py",
+        "fitness": "gate/test_fitness.py",
+        "narrowing": "gate/test_float32.py",
+        "pairs": "gate/test_pairs.py",
+        "plain_text": "gate/test_reports.py gate/test_hostile.py",
+        "profiles": "gate/test_gate_plugin.py gate/test_ladder.py",
+        "sources": "gate/test_reports.py",
+        "telling": "gate/test_reports.py",
+        "verdict": "gate/test_deviations.py gate/test_baseline.py gate/test_coverage.py",
+    },
+    "spec": {
+        "allocator": "memory/test_allocator.py",
+        "codec": "test_codec.py",
+        "divisibility": "recipe/test_recipe.py REC-0 TOPO",
+        "goodput": "goodput/test_goodput.py GOOD",
+        "ladder": "gate/test_ladder.py",
+        "manifest": "manifest/test_manifest.py MANI",
+        "memory": "memory/test_budget.py MEM-02",
+        "parameters": "memory/test_budget.py MEM-02",
+        "pattern": "pattern/test_pattern.py PAT-0 PAT-10 PAT-11",
+        "presets": "names/test_presets.py test_snapshots.py NAME",
+        "redaction": "receipts/test_redaction.py",
+        "storage": "storage/test_storage.py STOR",
+        "tolerance": "gate/test_tolerances.py",
+        "topology": "topology/test_topology.py TOPO",
+        "triage": "manifest/test_triage.py",
+        "violations": "gate/test_deviations.py",
+    },
+}
+EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, operator, line → why the change changes no answer
+    ("topology", "ReplaceComparisonOperator_Eq_LtE", 'tensor = "etp" if layout == "borrowed" else "tp"'):
+        "of the two layouts own-axis sorts behind borrowed",
+    ("storage", "ReplaceComparisonOperator_Eq_LtE", 'return mount.point == "/" or mount.device == self.root.device'):
+        "no absolute path sorts before /",
+    ("storage", "ReplaceComparisonOperator_Eq_LtE", 'how = "is" if real[inner] == real[outer] else "lies in"'):
+        "a path within another one is longer, and sorts behind it",
+    ("topology", "ReplaceComparisonOperator_Gt_NotEq", "return self.ep > 1"): "a degree below 1 is refused",
+    ("codec", "NumberReplacer",
+     'return {"type": "array", "items": _schema(arguments[0], definitions), "uniqueItems": True}'):
+        "a set has one argument, so that the last is the first",
+    ("redaction", "ReplaceBinaryOperator_Mul_BitXor", 'if not text.endswith("\\n") and len(text) > 4 * HELD:'):
+        "from which length on a part is cut says how much is held; both sides of a cut redact as the whole does",
+}  # fmt: skip
+Spec = tuple[str, str, int, int]
+"""File, operator, the how manieth place where it applies, its line."""
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--tool", required=True, type=Path, help="the cosmic-ray of an environment of its own")
+    words.add_argument("--of", choices=sorted(TESTS), default="court")
+    words.add_argument("--count", type=int, default=40)
+    words.add_argument("--seed", type=int, default=1)
+    words.add_argument("--only", help="one file, without .py")
+    words.add_argument("--time", type=float, help="begin none after so many seconds")
+    words.add_argument("--out", type=Path, help="by default reports/mutate-court or reports/mutate-spec")
+    asked = words.parse_args()
+    of, tests = asked.of, TESTS[asked.of]
+    if asked.only not in (None, *tests):
+        words.error(f"--only: {asked.only} is none of {', '.join(tests)}")
+    tool, out = asked.tool.absolute(), (asked.out or Path(f"reports/mutate-{of}")).absolute()
+    tree, until = _copied(out), time.monotonic() + asked.time if asked.time else None
+    drawn = _drawn(tool, tree, of, [asked.only] if asked.only else sorted(tests), asked.seed)[: asked.count]
+    keys = {subject: _content(of, subject) for subject in tests}
+    known: dict[tuple[Any, ...], str] = {
+        tuple(row["spec"]): row["fate"] for row in _journal(out) if row.get("content") == keys.get(row["spec"][0])
+    }
+    for subject in sorted({spec[0] for spec in drawn if spec not in known}):
+        if _tested(tree, tests[subject]).returncode:  # every mutant would be killed
+            sys.exit(f"the tests about {subject}.py fail in {tree} without a mutant")
+    for spec in drawn:
+        if spec in known or (until is not None and time.monotonic() > until):
+            continue
+        fate, change = _tried(tool, tree, of, spec)
+        removed = next((line[1:].strip() for line in change.split("\n    ") if line.startswith("-")), "")
+        if fate == "survived" and (spec[0], spec[1].removeprefix("core/"), removed) in EQUIVALENT:
+            fate = "equivalent"
+        known[spec] = fate
+        with (out / JOURNAL).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"content": keys[spec[0]], "spec": spec, "fate": fate, "change": change}) + "\n")
+        print(f"{fate:<9} {spec[0]}.py:{spec[3]} {spec[1]}{change if fate == 'survived' else ''}", flush=True)  # noqa: T201
+    fates = [known[spec] for spec in drawn if spec in known and known[spec] != "equivalent"]
+    killed = len(fates) - fates.count("survived")  # what does not even import is incompetent, and was noticed
+    print(f"{killed} of {len(fates)} killed by the tests about their file")  # noqa: T201
+    return int(not fates or killed < LEAST * len(fates))
+
+
+def _copied(out: Path) -> Path:
+    """The tracked files in a folder of their own."""
+    listed = subprocess.run(("git", "ls-files", "-z"), cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tree = out / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    for name in (name for name in listed.split("\0") if name and (ROOT / name).is_file()):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tree / name)
+    return tree
+
+
+def _content(of: str, subject: str) -> str:
+    """SHA-256 of a file and of the tests about it."""
+    tests = [f"tests_unit/{each}" for each in TESTS[of][subject].split() if each.endswith(".py")]
+    found = hashlib.sha256(TESTS[of][subject].encode())
+    for name in (f"contracts/{of}/{subject}.py", *tests):
+        found.update((ROOT / name).read_bytes())
+    return found.hexdigest()
+
+
+def _drawn(tool: Path, tree: Path, of: str, subjects: list[str], seed: int) -> list[Spec]:
+    """Every mutant of some files, in an order that the seed gives."""
+    found: list[Spec] = []
+    for subject in subjects:
+        session, config = tree / f"{subject}.sqlite", tree / f"{subject}.toml"
+        config.write_text(
+            f'[cosmic-ray]\nmodule-path = "contracts/{of}/{subject}.py"\ntimeout = {LIMIT_S}\n'
+            'excluded-modules = []\ntest-command = "true"\n[cosmic-ray.distributor]\nname = "local"\n'
+        )
+        subprocess.run((tool, "init", config.name, session.name), cwd=tree, check=True)
+        with sqlite3.connect(session) as held:
+            rows = held.execute("SELECT operator_name, occurrence, start_pos_row FROM mutation_specs ORDER BY 1, 2")
+            # `|` stands in annotations mostly, where a change changes nothing that runs; frozen=False changes nothing.
+            code = (tree / f"contracts/{of}/{subject}.py").read_text(encoding="utf-8").splitlines()
+            found += [
+                (subject, str(name), int(nth), int(line)) for name, nth, line in rows
+                if "BitOr" not in name and not code[line - 1].startswith("@dataclass")
+            ]  # fmt: skip
+    return random.Random(seed).sample(found, len(found))
+
+
+def _tried(tool: Path, tree: Path, of: str, spec: Spec) -> tuple[str, str]:
+    """Whether the tests about a file see one mutant of it, and the change."""
+    subject, operator, nth, _ = spec
+    command = shlex.join(_command(TESTS[of][subject]))
+    words = (tool, "mutate-and-test", f"contracts/{of}/{subject}.py", operator, str(nth), command)
+    done = subprocess.run(words, cwd=tree, env=_environment(tree), capture_output=True, text=True, check=False)
+    told = json.loads(done.stdout[done.stdout.index("{") :])
+    changed = [line for line in told["diff"].splitlines() if re.match(r"[-+](?![-+])", line)]
+    return str(told["test_outcome"]), "".join(f"\n    {line}" for line in changed)
+
+
+def _tested(tree: Path, tests: str) -> subprocess.CompletedProcess[bytes]:
+    """The tests about a file as it is."""
+    return subprocess.run(_command(tests), cwd=tree, env=_environment(tree), check=False)
+
+
+def _command(tests: str) -> tuple[str, ...]:
+    files = [f"tests_unit/{each}" for each in tests.split() if each.endswith(".py")]
+    said = shlex.join([sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *files])
+    ids = ",".join(each for each in tests.split() if not each.endswith(".py"))
+    if ids:  # incomplete, 3, is where an id is of several ranks as well
+        check = [sys.executable, "-m", "contracts.harness.cli", "check", "--profile", ids]
+        said += f" && {{ {shlex.join(check)} || [ $? = 3 ]; }}"
+    return "timeout", str(LIMIT_S), "bash", "-c", said
+
+
+def _environment(tree: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(tree)}
+
+
+def _journal(out: Path) -> Iterator[dict[str, Any]]:
+    file = out / JOURNAL
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+        if line.endswith("}"):
+            yield json.loads(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
