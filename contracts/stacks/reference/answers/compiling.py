@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +22,7 @@ from contracts.spec.blocks import BlockCall
 from contracts.spec.compiling import AllowedBreak, Backend, CompiledPasses, CompiledRuns, Operation, Outcome
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Tokens, Wrap
+from contracts.stacks.line_process import Failed, Running
 from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when something is compiled, not when the stack is introduced
@@ -91,21 +94,11 @@ class CompilingAnswers(BuiltOfParts):
         return (*ALLOWED, *BETWEEN_RANKS) if apart else ALLOWED
 
     def compile_cold(self, call: BlockCall, backend: Backend) -> Outcome:
-        cold = (
-            "contracts.stacks.reference.answers.cold_compile",
-            type(self).__module__,
-            type(self).__qualname__,
-            backend,
-        )
+        cold = (COLD, type(self).__module__, type(self).__qualname__, backend)
         return _in_a_fresh_interpreter(cold, codec.dumps(call))
 
     def compile_under(self, call: BlockCall, environment: Mapping[str, str], folder: str) -> Outcome:
-        cold = (
-            "contracts.stacks.reference.answers.cold_compile",
-            type(self).__module__,
-            type(self).__qualname__,
-            "inductor",
-        )
+        cold = (COLD, type(self).__module__, type(self).__qualname__, "inductor")
         return _in_an_interpreter(cold, codec.dumps(call), environment, folder)
 
     def probe_compiler(self, operation: Operation, dtype: Element, sabotaged: bool) -> Outcome:
@@ -144,12 +137,31 @@ def _libraries() -> str:
 def _in_a_fresh_interpreter(words: tuple[str, ...], said: str) -> Outcome:
     """What a module of ours answers when it is run by itself: no graph is known to inductor from another run, and each
     is lowered and written out as source anew."""
-    return _in_an_interpreter(words, said, {**os.environ, **_NO_GRAPHS, "TORCHINDUCTOR_CACHE_DIR": _libraries()})
+    kept = _never_compiled(os.getpid())
+    try:
+        line = json.dumps((said, *words)).encode() + b"\n"
+        reply = json.loads(kept.exchange(line, seconds=COLD_S, limit=1 << 20, last=False))
+    except BaseException as error:  # an alarm too: it is in the middle of an answer
+        kept.end()
+        _never_compiled.cache_clear()
+        if not isinstance(error, Failed):
+            raise
+        return Outcome(worked=False, words=f"the interpreter {error}")
+    if "error" in reply:
+        return Outcome(worked=False, words=reply["error"])
+    return codec.loads(Outcome, reply["printed"].strip().splitlines()[-1])
 
 
-def _in_an_interpreter(
-    words: tuple[str, ...], said: str, environment: Mapping[str, str], folder: str | None = None
-) -> Outcome:
+@functools.cache
+def _never_compiled(owner: int) -> Running:
+    """The interpreter of this process that forks; one that was forked itself has another."""
+    command = (sys.executable, "-P", "-W", "ignore", "-m", "contracts.stacks.reference.answers.never_compiled")
+    running = Running(command, None, {**os.environ, **_NO_GRAPHS, "TORCHINDUCTOR_CACHE_DIR": _libraries()})
+    atexit.register(running.end)
+    return running
+
+
+def _in_an_interpreter(words: tuple[str, ...], said: str, environment: Mapping[str, str], folder: str) -> Outcome:
     command = (sys.executable, "-P", "-W", "ignore", "-m", *words)
     try:
         done = subprocess.run(
