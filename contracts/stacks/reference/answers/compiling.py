@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -22,19 +20,15 @@ from contracts.spec.blocks import BlockCall
 from contracts.spec.compiling import AllowedBreak, Backend, CompiledPasses, CompiledRuns, Operation, Outcome
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Tokens, Wrap
-from contracts.stacks.line_process import Failed, Running
+from contracts.stacks.line_process import Failed
+from contracts.stacks.reference.answers import forked_interpreter
 from contracts.stacks.reference.answers.base import BuiltOfParts
+from contracts.stacks.reference.answers.forked_interpreter import Asked, Done
 
 if TYPE_CHECKING:  # torch is loaded when something is compiled, not when the stack is introduced
     from contracts.stacks.reference.training.trainer import Trainer
 
 COLD_S = 300.0  # inductor was seen to take 40 s for a block on two busy cores
-
-_NO_GRAPHS = {
-    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1",
-}  # fmt: skip
-"""Not FORCE_DISABLE_CACHES: with it inductor asks the C++ compiler anew which instructions the processor has, 9 of the
-15 s that one operation takes, and has the same source translated that it had a minute ago."""
 
 COLD = "contracts.stacks.reference.answers.cold_compile"
 """What a fresh interpreter runs."""
@@ -137,28 +131,12 @@ def _libraries() -> str:
 def _in_a_fresh_interpreter(words: tuple[str, ...], said: str) -> Outcome:
     """What a module of ours answers when it is run by itself: no graph is known to inductor from another run, and each
     is lowered and written out as source anew."""
-    kept = _never_compiled(os.getpid())
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": _libraries()}
+    asked = Asked(words=words, said=said, environment=environment, folder=None)
     try:
-        line = json.dumps((said, *words)).encode() + b"\n"
-        reply = json.loads(kept.exchange(line, seconds=COLD_S, limit=1 << 20, last=False))
-    except BaseException as error:  # an alarm too: it is in the middle of an answer
-        kept.end()
-        _never_compiled.cache_clear()
-        if not isinstance(error, Failed):
-            raise
+        return _outcome(forked_interpreter.run(asked, seconds=COLD_S))
+    except Failed as error:
         return Outcome(worked=False, words=f"the interpreter {error}")
-    if "error" in reply:
-        return Outcome(worked=False, words=reply["error"])
-    return codec.loads(Outcome, reply["printed"].strip().splitlines()[-1])
-
-
-@functools.cache
-def _never_compiled(owner: int) -> Running:
-    """The interpreter of this process that forks; one that was forked itself has another."""
-    command = (sys.executable, "-P", "-W", "ignore", "-m", "contracts.stacks.reference.answers.never_compiled")
-    running = Running(command, None, {**os.environ, **_NO_GRAPHS, "TORCHINDUCTOR_CACHE_DIR": _libraries()})
-    atexit.register(running.end)
-    return running
 
 
 def _in_an_interpreter(words: tuple[str, ...], said: str, environment: Mapping[str, str], folder: str) -> Outcome:
@@ -176,6 +154,10 @@ def _in_an_interpreter(words: tuple[str, ...], said: str, environment: Mapping[s
         )
     except subprocess.TimeoutExpired:
         return Outcome(worked=False, words=f"no end within {COLD_S:g} s")
+    return _outcome(done)
+
+
+def _outcome(done: Done | subprocess.CompletedProcess[str]) -> Outcome:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Outcome(worked=False, words=last)
