@@ -96,7 +96,7 @@ def main() -> None:
 def _fork(asked: Asked, files: list[Path]) -> None:
     for number, file in enumerate(files):
         os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
-    code = 1
+    code, ended = 1, None
     try:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # the old one has read ahead
         os.environ.clear()
@@ -106,16 +106,19 @@ def _fork(asked: Asked, files: list[Path]) -> None:
         sys.argv = list(asked["words"])
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
-            sys.stderr.write(f"{end.code}\n")
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
+    except BaseException as error:
+        ended = error
+    try:
+        if isinstance(ended, SystemExit):
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+            if isinstance(ended.code, str):
+                sys.stderr.write(f"{ended.code}\n")
+        elif ended is not None:
+            sys.excepthook(type(ended), ended, ended.__traceback__)
         threading._shutdown()  # type: ignore[attr-defined]  # as at the end of an interpreter
         sys.stdout.flush()
         sys.stderr.flush()
+    finally:
         os._exit(code)
 
 
