@@ -35,8 +35,8 @@ WATCHED: dict[str, tuple[str, Callable[..., str]]] = {
         lambda self, session: f"{type(self).__name__} {hash(repr(session))}",
     ),
     "fresh interpreters for a compiler": (
-        "contracts.stacks.reference.answers.compiling:_in_an_interpreter",
-        lambda *words, **_: repr(words[:2]),
+        "contracts.stacks.reference.answers.compiling:_in_a_fresh_interpreter",
+        lambda words, said: repr((words, said)),
     ),
 }
 Since = tuple[float, ...]

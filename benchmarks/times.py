@@ -55,7 +55,7 @@ ROWS: Mapping[str, Row] = {
         command="pytest -n 0 -q --collect-only -m unit -k PAT-01 tests_unit", cpu=4,
         formerly=("pytest -q --collect-only -m unit -k PAT-01 tests_unit",),
     ),
-    "whole collection": Row(command="pytest -q --collect-only", cpu=4),
+    "whole collection": Row(command="pytest -q --collect-only --snapshot-warn-unused", cpu=4),
     "test": Row(command="make test", at_most=1080),
 }  # fmt: skip
 """`clone` has no environment yet. `full gate` comes twice where nothing was proved before: the second is the gate's."""

@@ -297,6 +297,7 @@ def test_list_shows_promise_tier_cases_mutants_and_what_is_untested(runs: dict[s
     [topo] = [line for line in lines if line.startswith("TOPO-02 ")]
     assert topo.split()[1] == "unit"
     assert "[6 cases, 3 mutants]" in topo
+    assert not [line for line in lines if " 0 mutants" in line], "those made of tensors were not read"
     assert any(line.strip() == "TOPO-02[pp13-on-52]" for line in lines)
     [prec] = [line for line in lines if line.startswith("PREC-04b ")]
     assert "gpu" in prec.split()

@@ -49,14 +49,20 @@ def read(folder: Path) -> list[Beat]:
     """The last beat of each living process."""
     found = []
     for file in folder.iterdir():
-        with suppress(OSError, ValueError, struct.error):
+        with suppress(OSError, ValueError):
             pid = int(file.name)
             os.kill(pid, 0)  # one that ended is nobody's concern any more
-            data = file.read_bytes()
-            at, due, length = _HEAD.unpack_from(data)
-            what = data[_HEAD.size : _HEAD.size + length].decode("utf-8", "replace")
-            found.append(Beat(pid=pid, at=at, due=due, what=what))
+            found.append(last(folder, pid))
     return found
+
+
+def last(folder: Path, pid: int) -> Beat:
+    """The last beat of a process, also of one that has ended. Raises OSError or ValueError where there is none."""
+    data = (folder / str(pid)).read_bytes()
+    if len(data) < _HEAD.size:
+        raise ValueError(f"{len(data)} bytes are no beat")
+    at, due, length = _HEAD.unpack_from(data)
+    return Beat(pid=pid, at=at, due=due, what=data[_HEAD.size : _HEAD.size + length].decode("utf-8", "replace"))
 
 
 def _map() -> mmap.mmap | None:

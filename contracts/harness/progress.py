@@ -137,7 +137,7 @@ class _Count:
         parts += [f"{number} {fate}" for fate, number in sorted(self._fates.items()) if fate not in GREEN]
         parts.append(_time(elapsed_s))
         since = time.monotonic() - self._begun
-        if 1 < done < self._total and since >= 1:
+        if 1 < done < self._total <= 50 * done and since >= 1:  # the slowest come first
             parts.append(f"about {_time(since * (self._total - done) / (done - 1))} to go")
         if self._latest:
             parts.append(self._latest)

@@ -85,6 +85,7 @@ def supervised(
         watch = _Watch(child, Path(folder), grace(deadline_s))
         with _stopping(child) as stopped, meanwhile or nullcontext():
             status = watch.wait()
+        watch.look_back()
     os.set_blocking(reading, False)  # a process that the stack left behind may still hold the other end
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         said = pipe.read(len(token) + 2) or b""
@@ -100,7 +101,7 @@ class _Watch:
     """Waits for the copy, and ends what takes longer than it may."""
 
     def __init__(self, child: int, folder: Path, grace_s: float) -> None:
-        self._why = self._nudged = ""
+        self._why = self._nudged = self._asked = ""
         self._child, self._folder, self._grace_s = child, folder, grace_s
         self._heard = time.monotonic()
 
@@ -126,12 +127,19 @@ class _Watch:
                 time.sleep(LOOK_S)
                 self._look()
 
+    def look_back(self) -> None:
+        """What the process that worked was asked when it ended."""
+        with suppress(OSError, ValueError):
+            beat = heartbeat.last(self._folder, self._judge())
+            self._asked = beat.what if beat.due else ""
+
     def why(self, status: int) -> str:
         """Why the copy ended without a verdict, in words."""
         code = os.waitstatus_to_exitcode(status)
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         late = f"no answer in time to {self._nudged}: " if code == -signal.SIGALRM and self._nudged else ""
-        return self._why or f"{late}the process ended with {how} before there was a verdict"
+        asked = f"; it was asked {self._asked}" if self._asked else ""
+        return self._why or f"{late}the process ended with {how} before there was a verdict{asked}"
 
     def _look(self) -> None:
         now = time.monotonic()

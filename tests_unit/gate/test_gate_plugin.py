@@ -139,6 +139,8 @@ def test_the_plan_is_on_disk_before_anything_runs(runs: dict[str, Done], folder:
     lines: list[dict[str, Any]] = [json.loads(line) for line in (out / "run.jsonl.part").read_text().splitlines()]
     assert [next(iter(line)) for line in lines] == ["header", "plan", "result"]
     assert len(lines[1]["plan"]["items"]) == PLANNED
+    second = Item(**lines[1]["plan"]["items"][1])
+    assert f"before there was a verdict; it was asked {second} of " in " ".join(runs["killed"].stderr.split())
 
 
 def test_an_interrupt_from_the_keyboard_ends_the_run_without_a_verdict(tmp_path: Path) -> None:

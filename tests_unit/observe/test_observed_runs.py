@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -162,6 +163,13 @@ def test_a_folder_of_the_users_name_does_not_shadow_and_is_not_shadowed(tmp_path
     done = _observed(tmp_path / "out", script, 1, ["--steps", "7", "-m"], cwd=tmp_path)
     assert done.stdout == f"the user ['{script}', '--steps', '7', '-m'] __main__ {tmp_path}\n", done.stderr
     assert Merged(read(tmp_path / "out")).steps == 2
+
+
+def test_ranks_that_do_not_end_are_aborted_and_say_where_they_were(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time\nif __name__ == '__main__':\n    time.sleep(900)\n")
+    assert observe(tmp_path, ("train.py",), tmp_path / "out", 2, seconds=3) == [-signal.SIGABRT] * 2
+    for rank in range(2):
+        assert "most recent call first" in (tmp_path / f"stderr-{rank}").read_text()
 
 
 def test_a_run_that_dies_leaves_a_trace_that_says_so_and_no_secret(tmp_path: Path) -> None:

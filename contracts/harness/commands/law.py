@@ -44,10 +44,17 @@ def list_(profile: str, cases: bool, as_json: bool) -> None:
 def _listed(id: str) -> None:
     entry = LAW.contracts.get(id) or LAW.untested[id]
     if isinstance(entry, Contract):
-        state = f"{len(entry.cases)} cases, {len(LAW.mutants_of(id))} mutants"
+        state = f"{len(entry.cases)} cases"
+        if not _of_tensors(entry):
+            state += f", {len(LAW.mutants_of(id))} mutants"
     else:
         state = f"untested: {entry.why}"
     click.echo(f"{id:<9} {entry.tier:<5} {entry.promise}  [{state}]")
+
+
+def _of_tensors(contract: Contract) -> bool:
+    """Whether mutants of it are read with torch alone, which takes seconds. Every contract has one."""
+    return contract.of_numbers or not LAW.mutants_of(contract.id)
 
 
 def _described(id: str) -> dict[str, Any]:
@@ -56,6 +63,8 @@ def _described(id: str) -> dict[str, Any]:
         untested = LAW.untested[id]
         return {"id": id, "tier": untested.tier, "statement": untested.promise, "untested": untested.why}
     contract = LAW.contracts[id]
+    if _of_tensors(contract):
+        selftest.read_tensor_mutants()
     return {
         "id": id, "tier": contract.tier, "statement": contract.promise, "story": contract.story,
         "source": sources.explained(contract.source), "asks": list(contract.asks),
@@ -121,7 +130,7 @@ def _explained(contract: Contract, only: str) -> None:
             click.echo(f"  {case}: {', '.join(short(argument) for argument in arguments)}")
             if rungs := contract.rungs(case) if case in contract.cases else ():
                 click.echo(f"    on leaner recipes: {', '.join(rungs)}")
-    if contract.of_numbers:
+    if _of_tensors(contract):
         selftest.read_tensor_mutants()
     click.echo("\nmutants it must catch")
     for mutant in LAW.mutants_of(contract.id):

@@ -20,18 +20,15 @@ from contracts.spec.blocks import BlockCall
 from contracts.spec.compiling import AllowedBreak, Backend, CompiledPasses, CompiledRuns, Operation, Outcome
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Tokens, Wrap
+from contracts.stacks.line_process import Failed
+from contracts.stacks.reference.answers import forked_interpreter
 from contracts.stacks.reference.answers.base import BuiltOfParts
+from contracts.stacks.reference.answers.forked_interpreter import Asked, Done
 
 if TYPE_CHECKING:  # torch is loaded when something is compiled, not when the stack is introduced
     from contracts.stacks.reference.training.trainer import Trainer
 
 COLD_S = 300.0  # inductor was seen to take 40 s for a block on two busy cores
-
-_NO_GRAPHS = {
-    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1",
-}  # fmt: skip
-"""Not FORCE_DISABLE_CACHES: with it inductor asks the C++ compiler anew which instructions the processor has, 9 of the
-15 s that one operation takes, and has the same source translated that it had a minute ago."""
 
 COLD = "contracts.stacks.reference.answers.cold_compile"
 """What a fresh interpreter runs."""
@@ -91,21 +88,11 @@ class CompilingAnswers(BuiltOfParts):
         return (*ALLOWED, *BETWEEN_RANKS) if apart else ALLOWED
 
     def compile_cold(self, call: BlockCall, backend: Backend) -> Outcome:
-        cold = (
-            "contracts.stacks.reference.answers.cold_compile",
-            type(self).__module__,
-            type(self).__qualname__,
-            backend,
-        )
+        cold = (COLD, type(self).__module__, type(self).__qualname__, backend)
         return _in_a_fresh_interpreter(cold, codec.dumps(call))
 
     def compile_under(self, call: BlockCall, environment: Mapping[str, str], folder: str) -> Outcome:
-        cold = (
-            "contracts.stacks.reference.answers.cold_compile",
-            type(self).__module__,
-            type(self).__qualname__,
-            "inductor",
-        )
+        cold = (COLD, type(self).__module__, type(self).__qualname__, "inductor")
         return _in_an_interpreter(cold, codec.dumps(call), environment, folder)
 
     def probe_compiler(self, operation: Operation, dtype: Element, sabotaged: bool) -> Outcome:
@@ -144,12 +131,15 @@ def _libraries() -> str:
 def _in_a_fresh_interpreter(words: tuple[str, ...], said: str) -> Outcome:
     """What a module of ours answers when it is run by itself: no graph is known to inductor from another run, and each
     is lowered and written out as source anew."""
-    return _in_an_interpreter(words, said, {**os.environ, **_NO_GRAPHS, "TORCHINDUCTOR_CACHE_DIR": _libraries()})
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": _libraries()}
+    asked = Asked(words=words, said=said, environment=environment, folder=None)
+    try:
+        return _outcome(forked_interpreter.run(asked, seconds=COLD_S))
+    except Failed as error:
+        return Outcome(worked=False, words=f"the interpreter {error}")
 
 
-def _in_an_interpreter(
-    words: tuple[str, ...], said: str, environment: Mapping[str, str], folder: str | None = None
-) -> Outcome:
+def _in_an_interpreter(words: tuple[str, ...], said: str, environment: Mapping[str, str], folder: str) -> Outcome:
     command = (sys.executable, "-P", "-W", "ignore", "-m", *words)
     try:
         done = subprocess.run(
@@ -164,6 +154,10 @@ def _in_an_interpreter(
         )
     except subprocess.TimeoutExpired:
         return Outcome(worked=False, words=f"no end within {COLD_S:g} s")
+    return _outcome(done)
+
+
+def _outcome(done: Done | subprocess.CompletedProcess[str]) -> Outcome:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Outcome(worked=False, words=last)

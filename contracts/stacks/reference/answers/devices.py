@@ -17,7 +17,9 @@ from contracts.spec.launch import Lane
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
+from contracts.stacks.reference.answers import forked_interpreter
 from contracts.stacks.reference.answers.base import BuiltOfParts
+from contracts.stacks.reference.answers.forked_interpreter import Asked
 from contracts.stacks.reference.launch import trainer_arguments
 from contracts.stacks.reference.training.settings import TELEMETRY
 
@@ -67,14 +69,12 @@ class DeviceAnswers(BuiltOfParts):
     def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
         outside = {name: each for name, each in os.environ.items() if not name.startswith(LAUNCHERS)}
         lane = Lane(mode=recipe.modes[0], regime="fsdp2", gpus=1, degrees=Degrees())
-        words = ("-m", "contracts.stacks.reference.train", *trainer_arguments.write(recipe, lane, Degrees()))
+        words = ("contracts.stacks.reference.train", *trainer_arguments.write(recipe, lane, Degrees()))
         with tempfile.TemporaryDirectory() as place:
             told = Path(place, "telemetry.jsonl")
-            done = subprocess.run(
-                (sys.executable, "-P", "-W", "ignore", *words, "--steps", str(steps)),
-                env={**outside, TELEMETRY: str(told), **environment}, cwd=place, capture_output=True, text=True,
-                errors="replace", timeout=LIMIT_S, check=False,
-            )  # fmt: skip
+            variables = {**outside, TELEMETRY: str(told), **environment}
+            asked = Asked(words=(*words, "--steps", str(steps)), said="", environment=variables, folder=place)
+            done = forked_interpreter.run(asked, seconds=LIMIT_S)
             lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
         took = sum("step" in json.loads(line) for line in lines)
         return Started(exit_code=done.returncode, steps=took, words=done.stderr.strip()[-2000:])

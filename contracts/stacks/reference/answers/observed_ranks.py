@@ -8,6 +8,7 @@ given, the folder for the trace, and how many ranks; the answer is a line with t
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import json
 import os
@@ -19,17 +20,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
-PATIENCE_S = 240.0
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, for the peers of a rank that failed
 
 
 class Job(TypedDict):
-    """A script with its arguments, the folder in which it runs, that of its trace, and the number of ranks."""
+    """A script with its arguments, the folder in which it runs, that of its trace, the number of ranks, and how long
+    they may take."""
 
     words: list[str]
     folder: str
     trace: str
     ranks: int
+    seconds: float
 
 
 def main() -> None:
@@ -47,17 +49,19 @@ def main() -> None:
 
 
 def _codes(job: Job) -> list[int]:
-    """The exit codes of the ranks. As of torchrun, one that fails takes its peers with it."""
+    """The exit codes of the ranks. As of torchrun, one that fails takes its peers with it. Ranks that do not end are
+    aborted, and say where they were."""
     with _port() as port:
         running = {_forked(job, rank, port): rank for rank in range(job["ranks"])}
         codes: dict[int, int] = {}
-        limit, asked = time.monotonic() + PATIENCE_S, False
+        limit, asked = time.monotonic() + job["seconds"], False
         while running:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid:
                 codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > limit:
-                _send(signal.SIGKILL, running)
+                _send(signal.SIGKILL if asked else signal.SIGABRT, running)
+                limit, asked = time.monotonic() + GRACE_S, True
             else:
                 time.sleep(0.02)
             if not asked and any(codes.values()):
@@ -84,17 +88,21 @@ def _forked(job: Job, rank: int, port: int) -> int:
     pid = os.fork()
     if pid:
         return pid
-    code = 1
+    code, ended = 1, None
     try:
         _observe(job, rank, port)
         code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
+    except BaseException as error:
+        # Kept with its frames: a process group that is taken down with them waits, now and then for ever, for a thread.
+        ended = error
+    try:
+        if isinstance(ended, SystemExit):
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        elif ended is not None:
+            sys.excepthook(type(ended), ended, ended.__traceback__)
         sys.stdout.flush()
         sys.stderr.flush()
+    finally:
         os._exit(code)
 
 
@@ -104,6 +112,7 @@ def _observe(job: Job, rank: int, port: int) -> None:
     os.chdir(job["folder"])
     for number, name in ((0, os.devnull), (1, os.devnull), (2, f"stderr-{rank}")):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
+    faulthandler.enable()
     place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": job["ranks"],
              "LOCAL_WORLD_SIZE": job["ranks"], "MASTER_ADDR": "localhost", "MASTER_PORT": port}  # fmt: skip
     os.environ.update({name: str(value) for name, value in place.items()})

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from contracts.stacks.reference.answers.observed_ranks import Job
 
+PATIENCE_S = 120.0
 SCRIPT = Path(__file__).parents[1] / "training" / "small_script.py"
 RUNS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "judged": (2, ()),
@@ -50,15 +52,16 @@ def _observed(text: str, run: str, file: Path | None = None) -> str:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "train.py").write_text(text, encoding="utf-8")
     told = [word.format(file=file or folder / "state.pt") for word in words]
-    observe(folder, ("train.py", *told), folder / "trace", world)
-    if not (folder / "trace").exists():
-        said = [each.read_text(errors="replace")[-1000:] for each in sorted(folder.glob("stderr-*"))]
-        raise RuntimeError(f"nothing was observed: {' '.join(said)}")
+    codes = observe(folder, ("train.py", *told), folder / "trace", world)
+    if -signal.SIGABRT in codes or not (folder / "trace").exists():
+        said = [each.read_text(errors="replace")[-3000:] for each in sorted(folder.glob("stderr-*"))]
+        raise RuntimeError(f"the script ended with {codes}, hung or unobserved: {' '.join(said)}")
     return str(folder / "trace")
 
 
-def observe(folder: Path, words: Sequence[str], trace: Path, ranks: int) -> list[int]:
-    """Run a script, with its arguments, on ranks that observe it. What each says is in `folder`, in `stderr-RANK`.
+def observe(folder: Path, words: Sequence[str], trace: Path, ranks: int, *, seconds: float = PATIENCE_S) -> list[int]:
+    """Run a script, with its arguments, on ranks that observe it. What each says is in `folder`, in `stderr-RANK`, and
+    where it was if it did not end.
 
     Returns:
         The exit codes of the ranks.
@@ -66,7 +69,7 @@ def observe(folder: Path, words: Sequence[str], trace: Path, ranks: int) -> list
     server = _server(os.getpid())
     assert server.stdin is not None
     assert server.stdout is not None
-    job = Job(words=[*words], folder=str(folder), trace=str(trace), ranks=ranks)
+    job = Job(words=[*words], folder=str(folder), trace=str(trace), ranks=ranks, seconds=seconds)
     try:
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()

@@ -1,0 +1,126 @@
+"""Runs a module as `python -m` does, in a fork of an interpreter that has imported torch, its compiler and the
+reference, and has compiled nothing and trained nothing. The imports of a fresh interpreter take three to four seconds.
+
+A question and its answer are a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import json
+import os
+import runpy
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+from contracts.stacks.line_process import Running
+
+_NO_GRAPHS = {
+    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}  # fmt: skip
+"""Read when the compiler is imported. Not FORCE_DISABLE_CACHES: with it inductor asks the C++ compiler anew which
+instructions the processor has, 9 of the 15 s that one operation takes, and has the same source translated that it had a
+minute ago."""
+_STREAMS = ("in", "out", "err")
+
+
+class Asked(TypedDict):
+    """A module and its arguments, what it reads from standard input, its variables and its folder."""
+
+    words: Sequence[str]
+    said: str
+    environment: Mapping[str, str]
+    folder: str | None
+
+
+class Done(NamedTuple):
+    """How a module ended, as of `subprocess.CompletedProcess`."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(asked: Asked, *, seconds: float) -> Done:
+    """Raises `Failed` where there is no end in time."""
+    kept = _server(os.getpid())
+    try:
+        answer = kept.exchange(json.dumps(asked).encode() + b"\n", seconds=seconds, limit=1 << 24, last=False)
+    except BaseException:  # an alarm too: it is in the middle of an answer
+        kept.end()
+        _server.cache_clear()
+        raise
+    return Done(*json.loads(answer))
+
+
+@functools.cache
+def _server(owner: int) -> Running:
+    """The interpreter of this process; a fork of it has another."""
+    running = Running((sys.executable, "-P", "-W", "ignore", "-m", __name__), None, {**os.environ, **_NO_GRAPHS})
+    atexit.register(running.end)
+    return running
+
+
+def main() -> None:
+    import torch._inductor.compile_fx
+
+    import contracts.stacks.reference.parallel.parallel_trainer
+    import contracts.stacks.reference.stack
+
+    assert torch._inductor.compile_fx
+    assert contracts.stacks.reference.stack
+    assert contracts.stacks.reference.parallel.parallel_trainer
+    gc.freeze()  # a collection in a fork would touch, and so duplicate, every page
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever else is said is no answer
+    for line in sys.stdin:
+        asked: Asked = json.loads(line)
+        with tempfile.TemporaryDirectory() as place:
+            files = [Path(place, name) for name in _STREAMS]
+            files[0].write_text(asked["said"], encoding="utf-8")
+            child = os.fork()
+            if child == 0:
+                _fork(asked, files)
+            _, status = os.waitpid(child, 0)
+            said = [each.read_text(encoding="utf-8", errors="replace") for each in files[1:]]
+        answers.write(json.dumps([os.waitstatus_to_exitcode(status), *said]) + "\n")
+        answers.flush()
+
+
+def _fork(asked: Asked, files: list[Path]) -> None:
+    for number, file in enumerate(files):
+        os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
+    code, ended = 1, None
+    try:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # the old one has read ahead
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        if asked["folder"] is not None:
+            os.chdir(asked["folder"])
+        sys.argv = list(asked["words"])
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except BaseException as error:
+        ended = error
+    try:
+        if isinstance(ended, SystemExit):
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+            if isinstance(ended.code, str):
+                sys.stderr.write(f"{ended.code}\n")
+        elif ended is not None:
+            sys.excepthook(type(ended), ended, ended.__traceback__)
+        threading._shutdown()  # type: ignore[attr-defined]  # as at the end of an interpreter
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
