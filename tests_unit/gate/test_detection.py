@@ -121,6 +121,14 @@ def test_the_badge_is_of_all_that_was_planted_and_red_for_a_false_alarm() -> Non
     assert detection.badge(Detection())["message"] == "nothing was planted"
 
 
+def test_a_red_case_of_a_correct_stack_is_counted_as_it_was_written_down(tmp_path: Path) -> None:
+    red = {"seed": 61, "stack": "drawn 61", "item": "MEM-01i[recurrent]", "outcome": "violated", "words": "it is"}
+    row = {"content": "c", "seed": 61, "cases": 12, "held": 9, "judged": 12, "red": [red], "stack": "drawn 61"}
+    (tmp_path / detection.FALSE_ALARMS).write_text(json.dumps(row) + "\n", encoding="utf-8")
+    found = detection.detection([tmp_path])
+    assert (found.stacks, found.cases, found.red) == (1, 12, 1)
+
+
 def test_the_documents_show_the_figure_that_lies_in_docs() -> None:
     data = json.loads((ROOT / "docs/detection.json").read_text(encoding="utf-8"))
     shown = detection.shown(codec.decode(Detection, data["figure"], name="figure"), date=data["date"])
