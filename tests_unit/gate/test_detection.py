@@ -93,7 +93,8 @@ def test_a_current_figure_leaves_out_what_is_of_another_source(tmp_path: Path) -
 
 def test_what_catches_each_survivor_has_a_mutant_with_its_bug_or_is_argued() -> None:
     pytest.importorskip("torch")
-    importlib.import_module("contracts.mutants.tensors")
+    for name in ("contracts.checks", "contracts.mutants.tensors"):
+        importlib.import_module(name)
     page = (ROOT / "docs/detection.md").read_text(encoding="utf-8")
     table, argued = page.partition("## Families")[0].split("## Argued")
     reasoned = " ".join(re.findall(r"^- \*\*(.*?)\*\*", argued, re.MULTILINE))
