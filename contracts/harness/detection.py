@@ -35,7 +35,7 @@ class Alarms:
     cases: int
     held: int
     judged: int
-    red: tuple[Mapping[str, str], ...]
+    red: tuple[Mapping[str, str | int], ...]
     stack: str
 
 

@@ -1,8 +1,9 @@
 """Correct stacks drawn by seed: the reference after the rewrites that a team makes without changing what it computes.
 
-Fused weights, another kernel, another chunk, products as other sums, a wider dtype inside, layers recomputed; sums in
-another order (`contracts.stacks.reordered`), and a part of the questions and layouts offered. A contract that is red
-on one of them is wrong: `python -m benchmarks.false_alarms` looks for such contracts.
+Fused weights, another kernel, another chunk, products as other sums, a wider dtype inside; sums in another order
+(`contracts.stacks.reordered`), and a part of the questions and layouts offered. A contract that is red on one of them
+is wrong: `python -m benchmarks.false_alarms` looks for such contracts. Recomputation that was not asked for is no such
+rewrite: it changes what a step holds and sends.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from contracts.stacks import reordered
 from contracts.stacks.reference.model.blocks.attention import Attention
@@ -30,7 +30,7 @@ from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
 
 def _fused(matrices: tuple[Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
@@ -101,8 +101,8 @@ def _one_after_the_other(self: Experts, x_SI: Tensor, weight_EOI: Tensor, ends_E
 
 def _summed_by_index(self: MoE, given_SD: Tensor, order_S: Tensor, gates_NK: Tensor, dropped_NK: Tensor) -> Tensor:
     """Rows are weighed where they are and added to their tokens."""
+    given_SD = given_SD.masked_fill(dropped_NK.flatten()[order_S][:, None], 0)  # what has no expert is undefined
     weighed_SD = given_SD.to(gates_NK.dtype) * gates_NK.flatten()[order_S][:, None]
-    weighed_SD = weighed_SD.masked_fill(dropped_NK.flatten()[order_S][:, None], 0)
     zeros_ND = weighed_SD.new_zeros(len(gates_NK), given_SD.shape[-1])
     return zeros_ND.index_add(0, order_S // gates_NK.shape[1], weighed_SD)
 
@@ -138,12 +138,6 @@ def _read_by_matrix(self: HyperConnections, streams_BTND: Tensor, pre_BTN: Tenso
     return (pre_BTN.to(streams_BTND.dtype)[..., None, :] @ streams_BTND).squeeze(-2)
 
 
-def _recomputed(self: Model, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
-    if not torch.is_grad_enabled():
-        return layer(x, pack)  # type: ignore[no-any-return]
-    return checkpoint(layer, x, pack, use_reentrant=False)  # type: ignore[no-any-return]
-
-
 def _loss_written_out(self: Model, logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
     if type(self.vocabulary) is not Vocabulary:
         return Model.cross_entropy(self, logits_BTV, labels_BT)
@@ -168,7 +162,6 @@ REWRITES: Mapping[str, tuple[str, str, Any]] = {
     "scan in chunks of 256": ("mamba2", "scan", _chunks_of(256)),
     "recurrence by matrices": ("recurrent", "step", _leaning_step),
     "streams read by a matrix": ("streams", "read", _read_by_matrix),
-    "layers recomputed": ("model", "run", _recomputed),
     "loss written out": ("model", "cross_entropy", _loss_written_out),
 }
 """Rewrite → the part of the reference, the method of it, and what takes its place."""

@@ -93,7 +93,8 @@ def test_a_current_figure_leaves_out_what_is_of_another_source(tmp_path: Path) -
 
 def test_what_catches_each_survivor_has_a_mutant_with_its_bug_or_is_argued() -> None:
     pytest.importorskip("torch")
-    importlib.import_module("contracts.mutants.tensors")
+    for name in ("contracts.checks", "contracts.mutants.tensors"):
+        importlib.import_module(name)
     page = (ROOT / "docs/detection.md").read_text(encoding="utf-8")
     table, argued = page.partition("## Families")[0].split("## Argued")
     reasoned = " ".join(re.findall(r"^- \*\*(.*?)\*\*", argued, re.MULTILINE))
@@ -119,6 +120,14 @@ def test_the_badge_is_of_all_that_was_planted_and_red_for_a_false_alarm() -> Non
     assert (found["message"], found["color"]) == ("999 of 1000", "yellow")
     assert detection.badge(Detection(tiers={"unit": all_of_many}, stacks=3, cases=36, red=1))["color"] == "red"
     assert detection.badge(Detection())["message"] == "nothing was planted"
+
+
+def test_a_red_case_of_a_correct_stack_is_counted_as_it_was_written_down(tmp_path: Path) -> None:
+    red = {"seed": 61, "stack": "drawn 61", "item": "MEM-01i[recurrent]", "outcome": "violated", "words": "it is"}
+    row = {"content": "c", "seed": 61, "cases": 12, "held": 9, "judged": 12, "red": [red], "stack": "drawn 61"}
+    (tmp_path / detection.FALSE_ALARMS).write_text(json.dumps(row) + "\n", encoding="utf-8")
+    found = detection.detection([tmp_path])
+    assert (found.stacks, found.cases, found.red) == (1, 12, 1)
 
 
 def test_the_documents_show_the_figure_that_lies_in_docs() -> None:
