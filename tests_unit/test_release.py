@@ -22,7 +22,7 @@ from contracts.harness import kill_matrix, selftest
 from contracts.harness.commands._errors import read_law
 read_law()
 matrix = selftest.run(selftest.part_of(LAW, ["PAT-01"]))
-here = kill_matrix.here(threads=kill_matrix.threads(1), helping=kill_matrix.helping(()))
+here = kill_matrix.here(threads=kill_matrix.threads(), helping=kill_matrix.helping(()))
 about = kill_matrix.About(content=kill_matrix.content(), tier="unit", only="", surroundings=here)
 kill_matrix.SHIPPED.mkdir()
 kill_matrix.write(kill_matrix.SHIPPED, kill_matrix.Proof(about=about, matrix=matrix))

@@ -137,12 +137,10 @@ def here(*, threads: int, helping: tuple[str, ...]) -> Surroundings:
     )
 
 
-def threads(jobs: int = 1) -> int:
-    """The threads that torch takes in each of `jobs` processes."""
+def threads() -> int:
+    """The threads that torch takes in each process that judges: one, unless the environment says otherwise."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdecimal():
-        return int(given)
-    return 1 if jobs > 1 else len(os.sched_getaffinity(0))
+    return int(given) if given.isdecimal() else 1
 
 
 def helping(named: Sequence[str]) -> tuple[str, ...]:

@@ -79,6 +79,7 @@ def check(
     deadline: float, jobs: int, given: Path | None, prove: bool, as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # on tensors as small as these a second thread only waits
     form = "json" if as_json else form
     profile = profile or ("dist" if ranks else profiles.DEFAULT)
     stack = _apart(stack, ranks) if isolated else stack
@@ -203,7 +204,6 @@ def _shared_by(jobs: int, *, in_order: bool) -> list[str]:
         return []
     if importlib.util.find_spec("xdist") is None:
         raise Unreachable("--jobs needs pytest-xdist: pip install pytest-xdist")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many threads as cores in each of them would only wait
     return ["-p", "xdist", "-n", str(jobs), "--dist", "load" if in_order else "worksteal"]
 
 

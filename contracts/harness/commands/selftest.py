@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import sys
 import tempfile
@@ -78,6 +79,7 @@ def selftest(
     seed: int | None, given: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge every mutant and print the kill matrix: each contract must catch its own, in the declared words."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as for `check`
     only = _beginnings(said)
     beside = {
         "--likely": likely,
@@ -112,7 +114,7 @@ def _whole(
     """Every mutant of a tier; the exit code."""
     about = kill_matrix.About(
         content=kill_matrix.content(), tier=profile, only=",".join(only),
-        surroundings=kill_matrix.here(threads=kill_matrix.threads(jobs), helping=kill_matrix.helping(assistants)),
+        surroundings=kill_matrix.here(threads=kill_matrix.threads(), helping=kill_matrix.helping(assistants)),
     )  # fmt: skip
     if once:
         if folder is None:
