@@ -3,16 +3,20 @@
     OMP_NUM_THREADS=1 python -m benchmarks.observed
 
 CPU time of the process: the median over pairs of the second of two observed steps, which sketches every gradient,
-updated weight and output of a module, against plain steps before and behind it. Prints Markdown.
+updated weight and output of a module, against plain steps before and behind it. Memory: how much
+more torch has allocated at its peak in the first two observed steps than in two plain ones, the tables of hashes
+included, which are made then and stay; in parts of the weights. Prints Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import runpy
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -49,8 +53,17 @@ def main() -> None:
         recorder.close()
         return seconds
 
+    def highest(run: Callable[[], object]) -> int:
+        """Bytes that torch has allocated at the most, beyond those that it had."""
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+            run()
+        events = seen.profiler.kineto_results.events()  # private; torch 2.13
+        order = sorted((each for each in events if each.name() == "[memory]"), key=lambda each: each.start_ns())
+        return max(itertools.accumulate(each.nbytes() for each in order))
+
     step()
     with tempfile.TemporaryDirectory() as folder:
+        more = highest(lambda: observed(Path(folder, "memory"))) - highest(lambda: (step(), step()))
         plain, seen = [step()], []
         for pair in range(asked.pairs):
             seen.append(observed(Path(folder, str(pair))))
@@ -65,6 +78,7 @@ def main() -> None:
         f"| plain step | {statistics.median(plain):.2f} s | {min(plain):.2f} … {max(plain):.2f} |\n"
         f"| observed step | {statistics.median(seen):.2f} s | {min(seen):.2f} … {max(seen):.2f} |\n"
         f"| more | {statistics.median(ratios):.0%} | {min(ratios):.0%} … {max(ratios):.0%} |\n"
+        f"| memory at its peak, more | {more / 2**20:.1f} MiB | {more / (4 * count):.1%} of the weights |\n"
         f"| trace of 2 steps and the first weights | {written / 2**20:.1f} MiB | |"
     )
 

@@ -2,12 +2,13 @@
 
     python -m benchmarks.planted [--only BUG,BUG] [--scripts nano,small,trainer,megatron]
 
-planted.toml has them: a script of docs/examples, or the reference's small one, with a few words changed, judged
-(`rankproof judge --like`) beside the healthy script on one rank, uninterrupted or without recomputation. Each is the
-bug of that id (docs/detection.md), or a relative of its family that such a script can have. It is seen where a
-contract is violated, and named where the first words of `diff`, or else of the first contract about one run, are of
-the guilty place. A script that dies was planted wrong, and ends this. Prints Markdown; exit code 1 under 90 % seen or
-80 % named. Scripts of a stack that is not installed are left out, and said.
+planted.toml has them, and traincheck.toml the faults of TrainCheck's public reproductions (--plants traincheck): a
+script of docs/examples, or the reference's small one, with a few words changed, judged (`rankproof judge --like`)
+beside the healthy script on one rank, uninterrupted or without recomputation. Each is the bug of that id
+(docs/detection.md), or a relative of its family that such a script can have. It is seen where a contract is violated,
+or where `diff` says that the runs cannot be compared, and named where the first words of `diff`, or else of the first
+contract about one run, are of the guilty place. A script that dies was planted wrong, and ends this. Prints Markdown;
+exit code 1 under 90 % seen or 80 % named. Scripts of a stack that is not installed are left out, and said.
 """
 
 from __future__ import annotations
@@ -35,33 +36,35 @@ EXAMPLES, REAL = ROOT / "docs/examples", ROOT / "contracts/stacks/scripts"
 assert checks
 
 SCRIPTS = {"nano": EXAMPLES / "observe_nano.py", "small": SCRIPT, "trainer": REAL / "train_transformers.py",
-           "megatron": REAL / "train_megatron.py"}  # fmt: skip
+           "megatron": REAL / "train_megatron.py", "pipeline": EXAMPLES / "observe_pipeline.py"}  # fmt: skip
 INSTALLED = {"trainer": ".venv-transformers-5.23.0", "megatron": ".venv-megatron-0.19.2"}
 PLAIN = ("--dropout", "0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
-    """A bug: the words of a script and what stands there instead, and the place that is guilty, as an expression."""
+    """A bug: the words of a script and what stands there instead, and the place that is guilty, as an expression.
+    `meant` are words of the healthy script that are exchanged first."""
 
     bug: str
     script: str
     edits: tuple[tuple[str, str], ...]
     guilty: str
+    meant: tuple[tuple[str, str], ...] = ()
     words: tuple[str, ...] = ()
     ranks: int = 2
     like: str = "one-rank"
 
 
-def _plants() -> Iterator[Plant]:
-    for each in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["plant"]:
-        edits = tuple((old, new) for old, new in each["edits"])
-        yield Plant(**{**each, "edits": edits, "words": tuple(each.get("words", ()))})
+def _plants(name: str) -> Iterator[Plant]:
+    for each in tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))["plant"]:
+        pairs = {field: tuple((old, new) for old, new in each.get(field, ())) for field in ("edits", "meant")}
+        yield Plant(**{**each, **pairs, "words": tuple(each.get("words", ()))})
 
 
-def _edited(plant: Plant) -> str:
+def _edited(plant: Plant, edits: tuple[tuple[str, str], ...]) -> str:
     text = SCRIPTS[plant.script].read_text(encoding="utf-8")
-    for old, new in plant.edits:
+    for old, new in edits:
         if text.count(old) != 1:
             raise SystemExit(f"{plant.bug}: {old!r} stands {text.count(old)} times in the {plant.script} script")
         text = text.replace(old, new)
@@ -107,8 +110,9 @@ def _judged(trace: Path, like: str, healthy: Path) -> dict[str, str]:
         for given in each.cases.values() if id.startswith("OBS-") else ():
             try:
                 each.check(party, *given)
-            except NotOffered:
-                pass
+            except NotOffered as why:
+                if "cannot be compared" in str(why):
+                    found["diff"] = str(why)
             except AssertionError as wrong:
                 found[id] = str(wrong)
     return found
@@ -121,20 +125,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="bugs, with commas")
     parser.add_argument("--scripts", default=",".join(SCRIPTS), help="in which scripts, with commas")
+    parser.add_argument("--plants", default="planted", help="of which files, with commas")
     asked = parser.parse_args()
+    plants = [each for name in asked.plants.split(",") for each in _plants(name)]
     only = {each for each in asked.only.split(",") if each}
     rows, away = [], set()
     with tempfile.TemporaryDirectory() as folder:
-        for number, plant in enumerate(_plants()):
+        for number, plant in enumerate(plants):
             if (only and plant.bug not in only) or plant.script not in asked.scripts.split(","):
                 continue
             if plant.script in INSTALLED and not (ROOT / INSTALLED[plant.script]).exists():
                 away.add(plant.script)
                 continue
             file = Path(folder, "state.pt")
-            healthy = _run(Path(folder, f"{plant.script}-{plant.like}"), plant.script,
-                           SCRIPTS[plant.script].read_text(encoding="utf-8"), *_healthy(plant), file)  # fmt: skip
-            trace = _run(Path(folder, str(number)), plant.script, _edited(plant), plant.ranks, plant.words, file)
+            home = Path(folder, f"{plant.script}-{plant.like}{number if plant.meant else ''}")
+            healthy = _run(home, plant.script, _edited(plant, plant.meant), *_healthy(plant), file)
+            text = _edited(plant, (*plant.meant, *plant.edits))
+            trace = _run(Path(folder, str(number)), plant.script, text, plant.ranks, plant.words, file)
             found = _judged(trace, plant.like, healthy)
             if "OBS-16" in found:
                 raise SystemExit(f"{plant.bug} in {plant.script}: planted so, it is no silent bug: {found['OBS-16']}")
@@ -146,7 +153,9 @@ def main() -> int:
             print(f"| {plant.bug} | {plant.script} | {', '.join(found) or 'not seen'} | {'yes' if named else 'no'} "  # noqa: T201
                   f"| {said[:150]} |", flush=True)  # fmt: skip
     seen, right = sum(bool(each) for _, each, _ in rows), sum(named for *_, named in rows)
-    parts = f"{len(rows)} planted: {seen} seen ({seen / len(rows):.0%}), {right} named first ({right / len(rows):.0%})"
+    alone = sum(each.keys() == {"diff"} for _, each, _ in rows)
+    parts = f"{len(rows)} planted: {seen} seen ({seen / len(rows):.0%}), {alone} of them by `diff` alone, "
+    parts += f"{right} named first ({right / len(rows):.0%})"
     print(f"\n{parts}" + "".join(f"; {each} is not installed" for each in sorted(away)))  # noqa: T201
     return int(seen < 0.9 * len(rows) or right < 0.8 * len(rows))
 

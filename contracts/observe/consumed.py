@@ -1,4 +1,4 @@
-"""What a step consumes: batches of which epoch, and labels of which weight."""
+"""What a step consumes: batches of which epoch, and labels of which weight; and what an evaluation must not draw."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ LOADER = DataLoader
 ITERATOR = _BaseDataLoaderIter  # private, of every loader; its `_next_index` draws a batch; torch 1.2 - 2.13
 LABELS = frozenset({torch.ops.aten.nll_loss_backward.default, torch.ops.aten.nll_loss2d_backward.default})
 """What every cross-entropy of torch ends in, when it runs eagerly."""
+DROPOUT = frozenset({torch.ops.aten.native_dropout.default, torch.ops.aten.bernoulli_.float})
+"""What every dropout of torch ends in, that of its attention on a CPU too."""
 NONE, MEAN = 0, 1
 
 

@@ -67,7 +67,7 @@ def compare(reference: Merged, other: Merged, repeats: Sequence[Merged] = ()) ->
     found = _Phases(reference, other, repeats, unseen)
     for step in range(1, steps + 1):
         if step == 1:
-            differences = found.weights(agreed)
+            differences = [*found.trained(), *found.weights(agreed)]
             if differences:
                 return Comparison(differences=tuple(differences), agreed=tuple(agreed), unseen=unseen)
         why = _incomparable(reference, other, step)
@@ -84,13 +84,16 @@ def compare(reference: Merged, other: Merged, repeats: Sequence[Merged] = ()) ->
 
 
 def _incomparable(one: Merged, other: Merged, step: int) -> str:
-    rows, its = one.rows(step), other.rows(step)
+    staged = one.staged or other.staged
+    rows, its = one.rows(step, ids=staged), other.rows(step, ids=staged)
     if rows != its:
         missing, more = sum((rows - its).values()), sum((its - rows).values())
         return (
             f"the inputs differ: {sum(rows.values())} rows and {sum(its.values())} rows, of which {missing} are only "
             f"in the first run and {more} only in the second"
         )
+    if one.rows(step, ids=True) != other.rows(step, ids=True):
+        return "the rows have other numbers: an earlier suite recorded one of the runs, so record it again"
     drawn = [merged for merged in (one, other) if any(line["drawn"] for _, line in merged.lines("drawn", step))]
     if drawn:
         states = [[line["random"] for _, line in merged.lines("input", step)] for merged in (one, other)]
@@ -105,6 +108,15 @@ class _Phases:
     def __init__(self, one: Merged, other: Merged, repeats: Sequence[Merged], unseen: dict[str, int]) -> None:
         self.one, self.other, self.repeats, self.unseen = one, other, repeats, unseen
         self.flipped = ""
+
+    def trained(self) -> Iterator[Difference]:
+        """Parameters that one run trains and the other has frozen."""
+        want, got = ({name: word for _, line in each.lines("root") for word in ("trainable", "frozen")
+                      for name in line[word]} for each in (self.one, self.other))  # fmt: skip
+        for name, word in want.items():
+            if got.get(name, word) != word:
+                words = f"is {got[name]}, and {word} in the reference"
+                yield Difference(step=1, phase="what is trained", name=name, words=words)
 
     def weights(self, agreed: list[str]) -> list[Difference]:
         one, other = self.one.tensors("weight", 1), self.other.tensors("weight", 1)
@@ -144,8 +156,12 @@ class _Phases:
             (EPS[each] for whole in self.one.outputs(step).values() for each in whole.dtypes), default=EPS["float32"]
         )
         bound = max([self._units(step) * dtype * abs(one), *(OVER_MEASURED * each for each in seen)])
-        spread = _sharers(self.other) / _sharers(self.one)  # a share of the whole loss, or the loss of some rows
-        if not min(abs(one - other), abs(one - other * spread)) <= bound:
+        spread = self.other.sharers(step) / self.one.sharers(step)  # a share of the whole loss, or that of some rows
+        off = not min(abs(one - other), abs(one - other * spread)) <= bound
+        if off and (self.one.staged or self.other.staged):  # a sum over microbatches, or without another stage's part
+            self._miss("a pipeline's loss that is another")
+            return []
+        if off:
             words = f"{other:.9g}, and {one:.9g} in the reference; rounding explains {bound:.2g}"
             return [Difference(step=step, phase="loss", name="loss", words=words)]
         agreed.append(f"step {step}: loss ({one:.6g})")
@@ -233,6 +249,10 @@ class _Phases:
             also = "" if len(ranks) == 1 else f" (and {len(ranks) - 1} more ranks)"
             return f"rank {second} holds other bits than rank {first}{also}, and both hold the same part"
         apart = _apart(want, got)
+        if apart is not None and not apart <= bound:  # each rank may have a part of a sum
+            sums = itertools.product((want, want.summed), (got, got.summed))
+            others = [_apart(one, other) for one, other in sums if one is not None and other is not None]
+            apart = min([apart, *(each for each in others if each is not None and not math.isnan(each))])
         if apart is None:
             self._miss(f"{phase} without a sketch")
             return None
@@ -247,11 +267,6 @@ class _Phases:
     def _miss(self, what: str, count: int = 1) -> None:
         if count:
             self.unseen[what] = self.unseen.get(what, 0) + count
-
-
-def _sharers(run: Merged) -> int:
-    """How many ranks a loss may be the sum of: FSDP2 adds gradients up where it was told to, DDP takes their mean."""
-    return 1 if any(line["replicas"] for _, line in run.lines("root")) else max(1, len(run.data_ranks))
 
 
 def _elements(want: Whole, got: Whole) -> str:

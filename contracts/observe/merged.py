@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from contracts.observe.trace import Line, RankTrace, Trace
@@ -24,6 +25,8 @@ class Whole:
         places: the sketches of its parts, by rank and number; None where a part has none.
         unlike: pairs of ranks that should hold the same bits and do not.
         kept: where the values of its parts lie; None where a part has none.
+        summed: an output that several ranks computed of the same rows, and not to the same numbers, is here the sum of
+            theirs: each may have had a part of a sum, as behind a matrix that tensor parallelism cuts by rows.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Whole:
     places: tuple[tuple[RankTrace, int], ...] | None
     unlike: tuple[tuple[int, int], ...] = ()
     kept: tuple[tuple[RankTrace, tuple[int, ...]], ...] | None = None
+    summed: Whole | None = None
 
     @property
     def norm(self) -> float:
@@ -109,53 +113,89 @@ class Merged:
         """The ranks that share a batch between them, where DDP or FSDP2 said so."""
         return next((tuple(line["data"]) for _, line in self.lines("root") if line["data"]), ())
 
+    @functools.cached_property
+    def staged(self) -> bool:
+        """Whether ranks are stages of a pipeline."""
+        return any(line.get("later") for _, line in self.lines("root"))
+
+    @functools.cached_property
+    def _strangers(self) -> Mapping[int, str]:
+        """The ranks of a pipeline that number their layers for themselves, by what tells their names apart: most of
+        their weights begin otherwise than those of the first rank that has such names. Copies begin equal."""
+        found: dict[int, str] = {}
+        first: dict[tuple[str, str], str] = {}
+        for rank in self.trace.ranks if self.staged else ():
+            bits = {(line["name"], line["part"]): line["bits"] for line in rank.of("weight")
+                    if line["step"] == 1 and line.get("placed", True)}  # fmt: skip
+            shared = [name for name in bits if name in first]
+            if 2 * sum(bits[name] != first[name] for name in shared) > len(shared):
+                digest = hashlib.sha256("".join(sorted(bits.values())).encode()).hexdigest()[:8]
+                found[rank.rank] = f"stage {digest}: "
+            for name, each in bits.items():
+                first.setdefault(name, each)
+        return found
+
     def tensors(self, kind: str, step: int) -> Mapping[str, Whole]:
         """The weights, gradients, updated weights or moments of a step that could be placed, by name."""
         by_name: dict[str, list[tuple[RankTrace, Line]]] = {}
         for rank, line in self.lines(kind, step):
             if line.get("placed", True):
                 label = f"{line['name']} {line['moment']}" if kind == "moment" else line["name"]
+                label = self._strangers.get(rank.rank, "") + label
                 by_name.setdefault(label, []).append((rank, line))
         return {name: _whole(name, found) for name, found in by_name.items()}
 
-    def rows(self, step: int) -> Counter[int]:
-        """How often each row of a batch is consumed in a step. Ranks of one replica count once."""
-        return Counter(row for _, line in self._apart("input", step) for row in line["rows"])
+    def rows(self, step: int, *, ids: bool = False) -> Counter[int]:
+        """How often each row of a batch is consumed in a step, by its ids alone where a pipeline is compared, of which
+        each stage is given something else. Ranks of one replica count once."""
+        consumed = [line for _, line in self._apart(step) if line["rows"]]
+        return Counter(row for line in consumed for row in (_ids(line) if ids else line["rows"]))
 
     def outputs(self, step: int) -> Mapping[str, Whole]:
         """The outputs of the modules in a step, in the order of computation, over all rows of its batch.
 
-        An output without a batch is here where all calls agree to the bit.
+        An output without a batch is here where all calls agree to the bit. That of the root is not of a pipeline's.
         """
-        kept = {(rank.rank, line["microbatch"]) for rank, line in self._apart("input", step)}
-        by_name: dict[str, list[tuple[RankTrace, Line]]] = {}
-        for rank, line in self.lines("forward", step):
-            if (rank.rank, line["microbatch"]) in kept and line.get("placed", True):
-                name = line["name"] if line["call"] == 1 else f"{line['name']} (call {line['call']})"
-                by_name.setdefault(name, []).append((rank, line))
+        named = [(f"{line['name']} (call {line['call']})" if line["call"] > 1 else line["name"], rank, line)
+                 for rank, line in self.lines("forward", step)
+                 if line.get("placed", True) and rank.rank not in self._strangers
+                 and not (self.staged and line["name"] == "(root)")]  # fmt: skip
         found = {}
-        for name, lines in by_name.items():
-            first = lines[0][1]
-            if all(line["batched"] for _, line in lines):
-                shape, used = tuple(first["shape"][1:]), lines
-            elif len({line["bits"] for _, line in lines}) == 1:
-                shape, used = tuple(first["shape"]), lines[:1]
-            else:
-                continue
-            found[name] = Whole(
-                name=name, shape=shape, dtypes=_dtypes(lines), places=_places(used),
-                squares=sum(float(line["squares"]) for _, line in used),
-            )  # fmt: skip
+        for name, (lines, copies) in self._of_rows(step, named).items():
+            batch = int(all(line["batched"] for _, line in lines))
+            if batch or len({line["bits"] for _, line in lines}) == 1:
+                used = lines if batch else lines[:1]
+                summed = _output(name, [*used, *copies], batch) if copies else None
+                found[name] = replace(_output(name, used, batch), summed=summed)
         return found
 
     def routed(self, step: int) -> Mapping[str, tuple[int, ...]]:
         """The assignments of each router in a step, by expert, over all rows of its batch."""
-        kept = {(rank.rank, line["microbatch"]) for rank, line in self._apart("input", step)}
         found: dict[str, tuple[int, ...]] = {}
-        for rank, line in self.lines("routed", step):
-            if (rank.rank, line["microbatch"]) in kept:
-                pairs = itertools.zip_longest(found.get(line["name"], ()), line["counts"], fillvalue=0)
-                found[line["name"]] = tuple(one + other for one, other in pairs)
+        named = [(line["name"], rank, line) for rank, line in self.lines("routed", step)]
+        for name, (lines, _) in self._of_rows(step, named).items():
+            counts = itertools.zip_longest(*(line["counts"] for _, line in lines), fillvalue=0)
+            found[name] = tuple(map(sum, counts))
+        return found
+
+    def _of_rows(
+        self, step: int, named: Iterable[tuple[str, RankTrace, Line]]
+    ) -> Mapping[str, tuple[list[tuple[RankTrace, Line]], list[tuple[RankTrace, Line]]]]:
+        """By name: the lines that are of each row once, and, of other numbers, those of ranks that computed the same
+        rows."""
+        inputs = {(rank.rank, line["microbatch"]): _consumed(line) for rank, line in self.lines("input", step)}
+        found: dict[str, tuple[list[tuple[RankTrace, Line]], list[tuple[RankTrace, Line]]]] = {}
+        seen: set[tuple[str, Any, Any]] = set()
+        for name, rank, line in named:
+            key = inputs.get((rank.rank, line["microbatch"]))
+            if key is None:
+                continue
+            lines, copies = found.setdefault(name, ([], []))
+            if rank.rank in self.data_ranks or (name, key, None) not in seen:
+                lines.append((rank, line))
+            elif (name, key, line.get("squares")) not in seen:
+                copies.append((rank, line))
+            seen |= {(name, key, None), (name, key, line.get("squares"))}
         return found
 
     def loss(self, step: int) -> float | None:
@@ -165,14 +205,36 @@ class Merged:
             of[rank.rank] = of.get(rank.rank, 0.0) + float(line["value"])
         return sum(of.values()) / len(of) if of else None
 
-    def _apart(self, kind: str, step: int) -> Iterator[tuple[RankTrace, Line]]:
-        """The lines of a step by microbatch, without those of ranks that compute the same rows as an earlier one."""
-        seen: set[tuple[int, tuple[int, ...]]] = set()
-        for rank, line in self.lines(kind, step):
-            key = (line["microbatch"], tuple(line["rows"]))
-            if rank.rank in self.data_ranks or key not in seen:
+    def sharers(self, step: int) -> int:
+        """How many ranks a loss may be the sum of: those that consume other rows, but where DDP takes a mean."""
+        if any(line["replicas"] for _, line in self.lines("root")):
+            return 1
+        return max(1, len(self.data_ranks) or len({rank.rank for rank, line in self._apart(step) if line["rows"]}))
+
+    def _apart(self, step: int) -> Iterator[tuple[RankTrace, Line]]:
+        """The inputs of a step by microbatch, without those of ranks that compute the same rows as an earlier one."""
+        seen = set()
+        for rank, line in self.lines("input", step):
+            if rank.rank in self.data_ranks or _consumed(line) not in seen:
                 yield rank, line
-            seen.add(key)
+            seen.add(_consumed(line))
+
+
+def _consumed(line: Line) -> tuple[Any, ...]:
+    """What tells an input from others in its step. A stage behind the first one knows ids at most."""
+    return line["microbatch"], tuple(_ids(line))
+
+
+def _ids(line: Line) -> list[int]:
+    ids: list[int] = line["ids"] if "ids" in line else line["rows"]
+    return ids
+
+
+def _output(name: str, lines: list[tuple[RankTrace, Line]], batch: int) -> Whole:
+    return Whole(
+        name=name, shape=tuple(lines[0][1]["shape"][batch:]), dtypes=_dtypes(lines), places=_places(lines),
+        squares=sum(float(line["squares"]) for _, line in lines),
+    )  # fmt: skip
 
 
 def _last(rank: RankTrace) -> int:

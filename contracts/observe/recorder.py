@@ -11,6 +11,7 @@ import fnmatch
 import hashlib
 import math
 import os
+import re
 import sys
 import warnings
 import weakref
@@ -37,7 +38,7 @@ from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
 from contracts.observe.readers import Reader, reader_of
-from contracts.observe.sketch import Piece, fingerprint, hashed, key_of, sketch, span
+from contracts.observe.sketch import CHUNK, Piece, fingerprint, hashed, key_of, sketch, span
 from contracts.observe.trace import Writer
 
 _Place = tuple[Any, str]
@@ -80,10 +81,12 @@ class Recorder:
         self.parameters: dict[int, str] = {}
         self.modules: dict[int, str] = {}
         self.depth, self.busy, self.on = 0, False, False
-        self.rows: Tensor | None = None
+        self.running = False  # whether a root's forward pass under grad is under way
+        self.rows: Tensor | None = None  # a number for each row, where outputs can be told by rows
         self.tokens: tuple[int, ...] = ()
         self.calls: dict[str, int] = {}
         self.optimizing, self.inside_backward = 0, False
+        self.scheduled = False  # whether a schedule of pipelines runs the roots, their backward passes included
         self.rates: dict[int, float] = {}  # by parameter, as a scheduler set it last
         self.unseen: dict[str, int] = {}
         self.collectives: dict[str, list[str]] = {}
@@ -92,6 +95,8 @@ class Recorder:
         self.recounts = False
         self.looked_at = 0  # the step whose evaluation was looked at
         self.buffers: dict[str, str] | None = None  # before the evaluation that is under way
+        self.drops = False  # whether it applies dropout, though all of its modules are in evaluation mode
+        self.evaluates = False
         self.held: dict[str, str] | None = None  # buffers before the forward pass that is under way
         self.due = False  # whether they are to be written in this step
         self.epochs = consumed.Epochs()
@@ -217,16 +222,17 @@ class Recorder:
         if self.depth == 0 and self.buffers is not None:
             with _Apart(self):
                 self._evaluation_ends(self.buffers)
-        if _recomputed() or self.step == 0 or self.rows is None:
+        if _recomputed() or self.step == 0 or not self.running:
             return
         with _Apart(self):
             self._routed(module, arguments, result)
-            self._module_ends(module, result)
+            if self.rows is not None:
+                self._module_ends(module, result)
             if self.depth == 0:
                 self._write_statistics()
                 drawn = _random_state(module) != self.random
                 self.writer.add("drawn", step=self.step, microbatch=self.microbatch, drawn=drawn)
-                self.rows = None
+                self.running, self.rows = False, None
 
     def _root_begins(
         self, root: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], training: bool
@@ -236,33 +242,48 @@ class Recorder:
                 self.writer.add("evaluation", step=self.step, after=self.stepped)
             if self.stepped and self.looked_at != self.step:  # the first of each step
                 self.looked_at, self.buffers = self.step, self._buffers()
+                self.drops, self.evaluates = False, not any(each.training for each in root.modules())
             return
-        if not any(True for _ in root.parameters()):
-            return  # a loss module, a metric
+        callers = _callers()
+        if not any(True for _ in root.parameters()) or callers & _TRIED:
+            return  # a loss module, a metric; a pass that a schedule learns shapes from
+        given = {**{str(at): each for at, each in enumerate(arguments)}, **named}
+        tensors = dict(_tensors(given))
+        self.scheduled = bool(callers & _SCHEDULED)
+        later = _later(root, tensors, scheduled=self.scheduled)
         if all(root is not each for each in self.roots):
             if self.roots and all(id(each) in self.modules for each in root.modules()):
                 pass  # a part of a model that is known already
             else:
-                self._name(root)
+                self._name(root, later)
+                if self.step and not self.stepped:
+                    self._begin_weights(root)
         if self.step == 0 or self.stepped:
             self._begin_step()
+            self._write_left(first=True)
         if not self.on:
             return
         if self.counted and self.counted != self._counters():
             self.recounts = True  # as where a scaler skips a step, which then counts to the next
+        self._write_input(root, tensors, later)
+
+    def _write_input(self, root: nn.Module, tensors: Mapping[str, Tensor], later: bool) -> None:
         self.microbatch += 1
         self.calls = {}
-        given = {**{str(at): each for at, each in enumerate(arguments)}, **named}
-        tensors = dict(_tensors(given))
-        self.rows, self.tokens = _rows(tensors)
-        rows = [] if self.rows is None else self.rows[:MOST_ROWS].tolist()
-        self.random = _random_state(root)
+        rows, self.rows, self.tokens = _rows(tensors)
+        if later and (rows is None or self.rows is rows):
+            self._miss("inputs of a stage of a pipeline that is given no ids")
+            self.rows = None
+        consumed, ids = ([] if each is None else each[:MOST_ROWS].tolist() for each in (rows, self.rows))
+        consumed = [] if later else consumed
+        self.running, self.random = True, _random_state(root)
         self.writer.add(
-            "input", step=self.step, microbatch=self.microbatch, rows=rows, random=self.random,
+            "input", step=self.step, microbatch=self.microbatch, rows=consumed, random=self.random,
+            **({"ids": ids} if ids != consumed else {}),
             epoch=self.epochs.epoch, batch=self.epochs.batch, last=self.epochs.last,
             tensors={name: [list(each.shape), _dtype(each)] for name, each in tensors.items()},
         )  # fmt: skip
-        if self.rows is None:
+        if rows is None and not later:
             self._miss("root inputs without a tensor")
 
     def _buffers(self) -> dict[str, str]:
@@ -329,7 +350,7 @@ class Recorder:
     def _evaluation_ends(self, before: Mapping[str, str]) -> None:
         after, self.buffers = self._buffers(), None
         changed = sorted(name for name in before if after.get(name) != before[name])
-        self.writer.add("evaluated", step=self.step, buffers=len(before), changed=changed[:1000])
+        self.writer.add("evaluated", step=self.step, buffers=len(before), changed=changed[:1000], dropout=self.drops)
 
     def _module_ends(self, module: nn.Module, result: Any) -> None:
         name = self.modules.get(id(module))
@@ -407,28 +428,29 @@ class Recorder:
         self.step, self.stepped, self.backward, self.microbatch = self.step + 1, False, 0, 0
         self.due = running
         if self.step == 1:
-            self._first_weights()
+            for pair in self._tied:
+                self.writer.add("tied", names=[self._full_name(*each) for each in pair])
+        self._begin_weights(*self.roots)
         self._write_untied()
         for kind in routing.BUFFERS:
             self._write_routing(kind)
         for root in self.roots if running else ():
             modes = sorted(self.modules[id(each)] for each in root.modules() if not each.training)
             self.writer.add("modes", step=self.step, evaluating=modes[:1000], count=len(modes))
-        for name, parameter in self._every_parameter():
-            for label, mine in self._parts(name, parameter):
-                self._tensor("weight", label, mine, name=label, sketched=self.step == 1)
         self.writer.flush()
         if self.step > self.steps:
             self._unhook()
 
-    def _first_weights(self) -> None:
-        if self.lent is not None:
-            self._lend(self.lent)
-            self.lent = None
-        if self.perturb is not None:
-            self._perturb(self.perturb)
-        for pair in self._tied:
-            self.writer.add("tied", names=[self._full_name(*each) for each in pair])
+    def _begin_weights(self, *roots: nn.Module) -> None:
+        """Write what the weights are before a step; those of a root that is called later in it, when it is."""
+        named = list(self._every_parameter(*roots))
+        if self.step == 1 and self.lent is not None:
+            self._lend(self.lent, named)
+        if self.step == 1 and self.perturb is not None:
+            self._perturb(self.perturb, named)
+        for name, parameter in named:
+            for label, mine in self._parts(name, parameter):
+                self._tensor("weight", label, mine, name=label, sketched=self.step == 1)
 
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         """Hears of each parameter as a module gets it: one that two modules get is tied, whatever wraps them later."""
@@ -453,9 +475,9 @@ class Recorder:
                 if isinstance(one, Tensor) and isinstance(other, Tensor) and one is not other:
                     self.writer.add("untied", step=self.step, names=[self._full_name(*each) for each in pair])
 
-    def _lend(self, lent: Mapping[str, Whole]) -> None:
+    def _lend(self, lent: Mapping[str, Whole], named: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Begin with the weights of another run."""
-        for label, parameter in self._every_parameter():
+        for label, parameter in named:
             for name, mine in self._parts(label, parameter):
                 whole = lent[name].values if name in lent else None
                 if whole is None or tuple(whole.shape) != mine.shape or mine.pieces is None:
@@ -468,8 +490,8 @@ class Recorder:
             for reader in self.readers:
                 reader.renew(parameter)
 
-    def _perturb(self, seed: int) -> None:
-        for label, parameter in self._every_parameter():
+    def _perturb(self, seed: int, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        for label, parameter in named:
             for name, mine in self._parts(label, parameter) if parameter.is_floating_point() else ():
                 local = mine.local
                 for piece in mine.pieces or ():
@@ -480,30 +502,38 @@ class Recorder:
                     view = local.data.reshape(-1)[piece.start : piece.start + piece.numel].view(piece.shape)
                     view.copy_(torch.nextafter(view, up))
 
-    def _every_parameter(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def _every_parameter(self, *roots: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of some roots, or of all, each once."""
         seen = set()
-        for root in self.roots:
+        for root in roots or self.roots:
             for name, parameter in root.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     self.parameters.setdefault(id(parameter), self._called(name, parameter, root))
                     yield self.parameters[id(parameter)], parameter
 
-    def _name(self, root: nn.Module) -> None:
+    def _name(self, root: nn.Module, later: bool = False) -> None:
         number, inside = len(self.roots), _wraps(root)
         self.roots.append(root)
         reader = reader_of(root)
         self.readers += [reader] if reader else []
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.replicas = self.replicas or _replicas(root)
-        prefix = f"model{number + 1}." if number else ""
+        called = {id(each): self._called(name, each, root) for name, each in root.named_parameters()}
+        taken = set(self.parameters.values())  # the stages of a rank have names of the whole model, and none twice
+        new = {name for each, name in called.items() if each not in self.parameters}
+        prefix = f"model{number + 1}." if new & taken else ""
+        own, moved = f"model{number + 1}." if number else "(root)", _moved(root, called, inside)
         sharded = (each for each in root.modules() if isinstance(each, FullyShardedDataParallel))
         self.routing += routing.kept(root)
         self.flat.update(id(parameter) for each in sharded for parameter in each.parameters())
         for name, module in root.named_modules():
-            self.modules.setdefault(id(module), prefix + canonical(name, inside=inside) or "(root)")
-        for name, parameter in root.named_parameters():
-            self.parameters.setdefault(id(parameter), prefix + self._called(name, parameter, root))
+            held = canonical(name, inside=inside)
+            start = next((each for each in moved if f"{held}.".startswith(each)), "")
+            held = f"{moved[start]}{held[len(start) :]}".removesuffix(".") if start else held
+            self.modules.setdefault(id(module), prefix + held if held else own)
+        for each, label in called.items():
+            self.parameters.setdefault(each, prefix + label)
         names = {id(each): [name for name, _ in self._parts(self.parameters[id(each)], each)]
                  for each in root.parameters()}  # fmt: skip
         self.writer.add(
@@ -512,7 +542,7 @@ class Recorder:
             same=list(reader.same() if reader else _same(root)),
             trainable=[name for each in root.parameters() if each.requires_grad for name in names[id(each)]],
             frozen=[name for each in root.parameters() if not each.requires_grad for name in names[id(each)]],
-            compiled=any(_compiled(each) for each in root.modules()),
+            compiled=any(_compiled(each) for each in root.modules()), later=later,
         )  # fmt: skip
 
     def _called(self, name: str, parameter: Tensor, root: nn.Module) -> str:
@@ -540,19 +570,21 @@ class Recorder:
         return backward
 
     def _before_backward(self, tensors: Any) -> None:
-        if self.backward == 0 and self.step > 1:
-            left = [
-                name
-                for name, each in self._every_parameter()
-                if (grad := _gradient(each)) is not None and bool(_local(grad).any())
-            ]
-            self.writer.add("left", step=self.step, names=left, count=len(left))
+        self._write_left(first=self.backward == 0)
         self.backward += 1
         first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
         if isinstance(first, Tensor) and first.numel() == 1:
             self.writer.add(
                 "loss", step=self.step, backward=self.backward, value=_number(_local(first).double().item())
             )
+
+    def _write_left(self, *, first: bool) -> None:
+        """Which gradients the step before has left, when the first backward pass begins; where a schedule runs that,
+        when the schedule does."""
+        if first and self.step > 1 and self.scheduled == (self.microbatch == 0):
+            left = [name for name, each in self._every_parameter()
+                    if (grad := _gradient(each)) is not None and bool(_local(grad).any())]  # fmt: skip
+            self.writer.add("left", step=self.step, names=left, count=len(left))
 
     def _write_labels(self) -> None:
         for number, each in enumerate(self.labels, start=1):
@@ -658,7 +690,7 @@ class Recorder:
                     for key, value in state.items():
                         if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point():
                             for name, mine in self._parts(label, parameter, value):
-                                self._tensor("moment", f"{name} {key}", mine, name=name, moment=key, sketched=False)
+                                self._tensor("moment", name, mine, name=name, moment=key, sketched=False)
             self.stepped = True
             self.writer.flush()
 
@@ -799,6 +831,8 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
                     recorder.heard(found)
         elif func in consumed.LABELS and recorder.on and not recorder.busy and recorder.step:
             recorder.weighed(args)
+        elif func in consumed.DROPOUT and recorder.buffers is not None and not recorder.busy:
+            recorder.drops = recorder.evaluates
         return func(*args, **(kwargs or {}))
 
 
@@ -821,34 +855,76 @@ def _tensors(given: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
             yield from _tensors(each, f"{name}.{at}" if name else str(at), depth + 1)
 
 
-def _rows(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, tuple[int, ...]]:
-    """A number for each row of a batch, of its contents alone, and the leading sizes of a batched output.
+def _rows(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None, tuple[int, ...]]:
+    """A number for each row of a batch, of its contents alone; one of its ids alone, since the first stage of a
+    pipeline may be given no more; and the leading sizes of a batched output. Where there are ids alone, both are one.
 
     A mask of (1 or rows, 1, length, length) beside tensors of that length counts for none: where there is one row,
     nobody can tell whether the mask is of that row or of all.
     """
-    local = {name: _local(each) for name, each in sorted(tensors.items()) if each.dim() > 0 and each.numel()}
+    local = {name: _local(each) for name, each in tensors.items() if each.dim() > 0 and each.numel()}
     lengths = {each.shape[1] for each in local.values() if each.dim() in (2, 3)}
     local = {name: each for name, each in local.items()
              if each.dim() != 4 or each.shape[1] != 1 or not lengths.issuperset(each.shape[2:])}  # fmt: skip
     if not local:
-        return None, ()
-    first = next((each for each in local.values() if not each.is_floating_point()), next(iter(local.values())))
+        return None, None, ()
+    first = next((each for _, each in sorted(local.items()) if not each.is_floating_point()), None)
+    first = next(each for _, each in sorted(local.items())) if first is None else first
     count = first.shape[0]
-    rows = torch.zeros(count, dtype=torch.int64)
-    for name, each in local.items():
-        if each.shape[0] == count and not each.is_complex():
-            flat = each.detach().cpu().reshape(count, -1)
-            values = flat.double().view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
-            odd = (
-                hashed(
-                    key_of("rankproof input " + ("ids" if len(local) == 1 else name), 1), torch.arange(flat.shape[1])
-                )
-                | 1
-            )
-            rows = rows + ((values + 1) * odd).sum(1)
     tokens = tuple(first.shape[:2]) if not first.is_floating_point() else (count,)
-    return hashed(_ROW, rows) & _POSITIVE, tokens
+    held = {name: each for name, each in local.items() if each.shape[0] == count and not each.is_complex()}
+    rows = _numbers({"ids" if len(local) == 1 else name: each for name, each in held.items()}, count)
+    # by its name, or the first that is no mask
+    whole = {name: each for name, each in held.items() if each.dtype in (torch.int64, torch.int32)}
+    named = next((each for name, each in whole.items() if name.endswith("input_ids")), None)
+    ids = named if named is not None else next((each for each in whole.values() if bool((each > 1).any())), None)
+    return rows, rows if ids is None or len(local) == 1 else _numbers({"ids": ids}, count), tokens
+
+
+def _numbers(tensors: Mapping[str, Tensor], count: int) -> Tensor:
+    rows = torch.zeros(count, dtype=torch.int64)
+    for name, each in tensors.items():
+        flat = each.detach().cpu().reshape(count, -1)
+        values = flat.double().view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
+        odd = hashed(key_of("rankproof input " + name, 1), torch.arange(flat.shape[1])) | 1
+        rows = rows + ((values + 1) * odd).sum(1)
+    return hashed(_ROW, rows) & _POSITIVE
+
+
+_SCHEDULED = frozenset({"forward_one_chunk"})  # of torch.distributed.pipelining's stages; torch 2.5 - 2.13
+_TRIED = frozenset({"_forward_metadata_inference", "_shape_inference"})  # torch 2.13; torch 2.6 - 2.12
+
+
+def _callers() -> set[str]:
+    """The names of the functions that are running."""
+    found, frame = set(), sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        found.add(frame.f_code.co_name)
+    return found
+
+
+def _later(root: nn.Module, tensors: Mapping[str, Tensor], *, scheduled: bool) -> bool:
+    """Whether a root is a stage of a pipeline behind the first: Megatron's say so, others are given a stream that they
+    send a gradient back for. A gradient by the data is of no stage."""
+    inner: Any = root
+    while isinstance(getattr(inner, "module", None), nn.Module):
+        inner = inner.module
+    if type(inner).__module__.startswith("megatron.") and hasattr(inner, "pre_process"):
+        return not inner.pre_process
+    received = any(each.requires_grad and each.is_leaf for each in tensors.values())
+    wrapped = isinstance(root, (DistributedDataParallel, FSDPModule, FullyShardedDataParallel))
+    return received and dist.is_initialized() and (scheduled or not wrapped)
+
+
+def _moved(root: nn.Module, called: Mapping[int, str], inside: bool) -> dict[str, str]:
+    """Where a reader numbers the layers of a stage as the whole model does: its own number → that one."""
+    found, layer = {}, re.compile(r".*?layers\.\d+\.")
+    for name, each in root.named_parameters():
+        own, told = layer.match(canonical(name, inside=inside)), layer.match(called[id(each)])
+        if own and told and own[0] != told[0]:
+            found[own[0]] = told[0]
+    return found
 
 
 def _random_state(module: nn.Module) -> str:
@@ -865,8 +941,9 @@ def _local(tensor: Any) -> Tensor:
 def _squares(local: Tensor) -> float:
     if not local.numel():
         return 0.0
-    flat = local.float() if not local.is_floating_point() else local
-    return float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
+    # torch copies what it takes a norm of in another dtype, whole on a CPU
+    chunks = (each.double() for each in torch.split(local.detach().reshape(-1), CHUNK))
+    return sum(float(torch.dot(each, each)) for each in chunks)
 
 
 def _groups(optimizer: Any) -> Iterator[tuple[Any, int, Mapping[str, Any]]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 BUCKETS, COARSE = 1024, 64
-_CHUNK = 1 << 17  # elements at a time: 1 MiB in float64
+CHUNK = 1 << 17  # elements at a time: 1 MiB in float64
 _SIGN = 2 * BUCKETS  # in a table: what is added to a bucket where the sign is minus
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -66,7 +66,7 @@ def sketch(name: str, local: Tensor, pieces: Iterable[Piece]) -> Tensor:
     found = torch.zeros(3 * _SIGN, dtype=torch.float64, device=flat.device)
     for piece in pieces:
         values, rows, columns = _matrix(name, flat, piece)
-        height = max(1, _CHUNK // max(1, len(columns)))
+        height = max(1, CHUNK // max(1, len(columns)))
         if piece.coarse:
             rows = rows & ~(BUCKETS - 1) | rows % COARSE
         if piece.coarse and len(rows) > 2 * COARSE:  # rows of one bucket are added up first, by whole rows
@@ -99,7 +99,7 @@ def fingerprint(name: str, local: Tensor, pieces: Iterable[Piece]) -> int:
     total = 0
     for piece in pieces:
         values, row, column = _matrix(name, bits, piece, odd=True)
-        height = max(1, _CHUNK // max(1, len(column)))
+        height = max(1, CHUNK // max(1, len(column)))
         for top in range(0, len(row), height):
             part = slice(top, top + height)
             # int64 wraps around in products and sums alike

@@ -26,7 +26,7 @@ from typing import Any
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.redaction import redact, redact_words, secrets_here
 
-FORMAT, MINOR = "rankproof.trace/1", 1
+FORMAT, MINOR = "rankproof.trace/1", 2
 VERSION = f"{FORMAT}.{MINOR}"
 """A later minor version has further kinds of lines and means the same by the others; another format does not."""
 SKETCH_BYTES = 1024 * 8

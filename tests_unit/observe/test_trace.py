@@ -10,7 +10,7 @@ import pytest
 
 from contracts.observe.merged import Merged
 from contracts.observe.names import canonical
-from contracts.observe.trace import VERSION, Writer, lines_of, read
+from contracts.observe.trace import LIMIT, VERSION, Writer, lines_of, read
 from contracts.spec.errors import Refused
 
 pytestmark = pytest.mark.unit
@@ -43,6 +43,18 @@ def test_a_killed_rank_has_no_end_and_its_half_line_is_left_out(tmp_path: Path) 
     assert trace.ranks[0].end is None
     assert trace.missing == (1,)
     assert Merged(trace).steps == 1
+
+
+def test_what_comes_behind_the_limit_is_left_out_and_the_end_says_so(tmp_path: Path) -> None:
+    writer = _write(tmp_path, 0, 1)
+    writer.written = LIMIT - 100
+    writer.add("no-gradient", step=1, name="short")
+    writer.add("no-gradient", step=1, name="long" * 30)
+    writer.close(steps=0, unseen={})
+    (rank,) = read(tmp_path).ranks
+    assert [line["name"] for line in rank.of("no-gradient")] == ["short"]
+    assert rank.end is not None
+    assert rank.end["full"] is True
 
 
 def test_a_sketch_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -45,12 +45,14 @@ def a_resumed_run_goes_on_as_if_it_had_not_ended(stack: Observing, reference: st
 
 @contract("OBS-11", asks="trace", cases={"recomputed": ("plain", "recomputed")}, source="F13", slow=True)
 def a_recomputed_run_is_the_plain_one(stack: Observing, reference: str, other: str) -> None:
-    """Recomputed, compiled, offloaded or otherwise wrapped, a run has the same outputs, gradients and weights as the
-    plain one, and no random state moves twice.
+    """Recomputed, compiled, offloaded or otherwise wrapped, a run has the same outputs, in the same dtypes, the same
+    gradients and weights as the plain one, and no random state moves twice.
 
-    Dropout that draws again in the second forward pass trains on gradients of another network.
+    Dropout that draws again in the second forward pass trains on gradients of another network. A region that leaves
+    autocast computes in another precision.
     """
-    none_of(_same(merged_of(stack, reference), merged_of(stack, other)))
+    plain, wrapped = merged_of(stack, reference), merged_of(stack, other)
+    none_of([*_dtypes(plain, wrapped), *_same(plain, wrapped)])
 
 
 def _compared(one: Merged, other: Merged) -> Comparison:
@@ -64,6 +66,17 @@ def _same(one: Merged, other: Merged) -> Iterator[str]:
     if found.incomparable:
         yield found.incomparable
     yield from map(str, found.differences)
+
+
+def _dtypes(plain: Merged, wrapped: Merged) -> Iterator[str]:
+    for step in range(1, min(plain.steps, wrapped.steps) + 1):
+        got = wrapped.outputs(step)
+        for name, want in plain.outputs(step).items():
+            if name in got and got[name].dtypes != want.dtypes:
+                yield (
+                    f"step {step}: the output of {name} is {' and '.join(got[name].dtypes)}, and "
+                    f"{' and '.join(want.dtypes)} in the plain run"
+                )
 
 
 def _modes(whole: Merged, resumed: Merged) -> Iterator[str]:

@@ -118,9 +118,11 @@ def _microbatches(merged: Merged, told: dict[tuple[int, int], list[int]]) -> Ite
     for step in range(1, merged.steps + 1):
         weights = sum(math.prod(each.shape) for each in merged.tensors("gradient", step).values())
         for rank, line in merged.lines("step", step):
-            want = sum(told.get((rank.rank, step), [line["backward"]]))
-            if line["backward"] != want:
-                yield f"step {step}: rank {rank.rank} has {line['backward']} backward passes, told {want}"
+            # a pipeline's schedule cuts backward passes, and has those of each of a rank's stages
+            passes = line["microbatches"] / len(list(rank.of("root"))) if merged.staged else line["backward"]
+            want = sum(told.get((rank.rank, step), [passes]))
+            if passes != want:
+                yield f"step {step}: rank {rank.rank} has {passes:g} backward passes, told {want}"
         for rank, line in merged.lines("collectives", step):
             tries = told.get((rank.rank, step), [])
             if any(each["replicas"] for each in rank.of("root")) and sum(tries) > len(tries):
@@ -153,10 +155,10 @@ def the_applied_rate_is_that_of_the_schedule(stack: Observing) -> None:
 @contract("OBS-13", asks="trace", cases=RUN, source="F07 F13", slow=True)
 def evaluation_leaves_the_model_as_it_found_it(stack: Observing) -> None:
     """A forward pass without gradients between two steps leaves the weights, the modes of the modules and the buffers
-    that a checkpoint keeps as they were.
+    that a checkpoint keeps as they were. Where all modules are in evaluation mode it applies no dropout.
 
     A missing `model.train()` turns dropout off for the rest of the run, and a missing `model.eval()` mixes statistics
-    of the validation set into those of the run.
+    of the validation set into those of the run. A function that is not told of the mode drops units in both.
     """
     merged = observed(stack)
     between = [step for step in range(1, merged.steps + 1)
@@ -189,6 +191,11 @@ def _evaluated(merged: Merged, step: int) -> Iterator[str]:
         if its.get("bits") != line.get("bits") and not _rounded(rank, line, its):
             yield f"the evaluation behind step {step} changes the weight {line['name']} on rank {rank.rank}"
     for rank, line in merged.lines("evaluated", step):
+        if line.get("dropout"):
+            yield (
+                f"the evaluation behind step {step} applies dropout on rank {rank.rank}, and all of its modules are in "
+                "evaluation mode"
+            )
         if line["changed"]:
             yield (
                 f"the evaluation behind step {step} changes {len(line['changed'])} of {line['buffers']} buffers on "

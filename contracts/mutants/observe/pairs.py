@@ -57,6 +57,13 @@ class DrawsAgain(Reference):
     edits = {"use_reentrant=False": "use_reentrant=False, preserve_rng_state=False"}
 
 
+@mutant(of="OBS-11", case="recomputed", says="step 1: the output of up is bfloat16, and float32 in the plain run")
+class RecomputesInAnotherPrecision(Reference):
+    """Autocast holds in the branch that is recomputed alone."""
+
+    edits = {"use_reentrant=False)": "use_reentrant=False, context_fn=lambda: [torch.autocast('cpu')] * 2)"}
+
+
 @mutant(of="OBS-11", case="recomputed", says="step 1, output of module: moe.router.gate: differs by")
 class AddsTheBranchTwice(Reference):
     """The branch that is recomputed is added twice."""

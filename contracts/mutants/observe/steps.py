@@ -95,3 +95,10 @@ class AveragesOverTheValidationSet(Reference):
         '        self.register_buffer("expert_bias"': '        self.register_buffer("mean", torch.zeros(16))\n'
                                                       '        self.register_buffer("expert_bias"',
     }  # fmt: skip
+
+
+@mutant(of="OBS-13", case="one-run", says="the evaluation behind step 1 applies dropout on rank 0")
+class DropsUnitsInBothModes(Reference):
+    """A function that is told no mode drops units in training and in evaluation."""
+
+    edits = {"return self.drop(": "return F.dropout("}
