@@ -80,7 +80,8 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.torchtitan.built_model", "contracts.stacks.torchtitan.checkpoints",
     "contracts.stacks.torchtitan.configuration",
     "contracts.stacks.torchtitan.model", "contracts.stacks.torchtitan.observed_trainer",
-    "contracts.stacks.torchtitan.release_0_2.model", "contracts.stacks.torchtitan.release_0_2.trainer",
+    "contracts.stacks.torchtitan.recorded_step", "contracts.stacks.torchtitan.release_0_2.model",
+    "contracts.stacks.torchtitan.release_0_2.trainer",
     "contracts.stacks.torchtitan.release_0_2.training",
     "contracts.stacks.torchtitan.training", "contracts.stacks.torchtitan.weight_mapping",
     "contracts.stacks.transformers.blocks", "contracts.stacks.transformers.checkpoints",
@@ -96,6 +97,7 @@ TORCH_MUTANTS = set(
 OF_A_FRAMEWORK = {
     "contracts.stacks.torchtitan.checkpoints": "torchtitan",
     "contracts.stacks.torchtitan.observed_trainer": "torchtitan",
+    "contracts.stacks.torchtitan.recorded_step": "torchtitan",
     "contracts.stacks.torchtitan.release_0_2.trainer": "torchtitan",
     "contracts.stacks.transformers.checkpoints": "transformers",
     "contracts.stacks.transformers.data_order": "transformers",

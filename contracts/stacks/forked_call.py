@@ -18,6 +18,18 @@ class ForkDied(Exception):
     """The forked process ended without finishing its work."""
 
 
+def exit_code(ended: BaseException | None) -> int:
+    """The code with which an interpreter ends that this has ended; what it says about it is said too."""
+    code = 0 if ended is None else 1
+    if isinstance(ended, SystemExit):
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            sys.stderr.write(f"{ended.code}\n")
+    elif ended is not None:
+        sys.excepthook(type(ended), ended, ended.__traceback__)
+    return code
+
+
 def in_a_fork(work: Callable[[], str], *, own_group: bool = False) -> str:
     """What `work` returns, computed in a fork of this process.
 

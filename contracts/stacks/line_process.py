@@ -18,6 +18,15 @@ STDERR_QUOTED = 600  # characters of it in an error
 POLL_S = 0.05  # delay in noticing that a command ended, if a child of it holds its pipes open
 
 
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "RANKPROOF_")
+"""What the variables begin with that a launcher gives its ranks, or the gate the stack."""
+
+
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a process has which no launcher has started."""
+    return {name: value for name, value in environment.items() if not name.startswith(LAUNCHERS)}
+
+
 class Failed(Exception):
     """A running command did not answer one line."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,6 @@ from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Router
 from contracts.stacks.reference.model.hybrid_model import Model, Vocabulary
 from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference
-
-if TYPE_CHECKING:
-    pass
 
 
 def _fused(matrices: tuple[Linear, ...], x: Tensor) -> tuple[Tensor, ...]:

@@ -119,7 +119,7 @@ def _microbatches(merged: Merged, told: dict[tuple[int, int], list[int]]) -> Ite
         weights = sum(math.prod(each.shape) for each in merged.tensors("gradient", step).values())
         for rank, line in merged.lines("step", step):
             # a pipeline's schedule cuts backward passes, and has those of each of a rank's stages
-            passes = line["microbatches"] / len(list(rank.of("root"))) if merged.staged else line["backward"]
+            passes = line["microbatches"] / (len(list(rank.of("root"))) or 1) if merged.staged else line["backward"]
             want = sum(told.get((rank.rank, step), [passes]))
             if passes != want:
                 yield f"step {step}: rank {rank.rank} has {passes:g} backward passes, told {want}"

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.spec.errors import NotOffered
+from contracts.stacks.line_process import without_launcher
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 LIMIT_S = 240.0
 """Of one run with all its ranks; the slowest, which imports a whole stack on each of two ranks, takes 30."""
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def _observed(runs: tuple[tuple[str, Script], ...], run: str) -> str:
     launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--no-python",
                 f"--nproc-per-node={script.ranks}"]  # fmt: skip
     words = [each.format(**places) for each in (*script.options, *script.words)]
-    outside = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
+    outside = without_launcher(os.environ)
     ended = subprocess.run(
         [*launcher, *observing, *words], cwd=SCRIPTS, capture_output=True, text=True, errors="replace",
         env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **outside, "PYTHONPATH": _importable(outside)},

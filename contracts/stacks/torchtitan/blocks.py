@@ -82,7 +82,7 @@ def run_compiled(calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns
     from torchtitan.config import CompileConfig
     from torchtitan.distributed.compile import apply_compile
 
-    from contracts.stacks.torchtitan.observed_trainer import Alone
+    from contracts.stacks.torchtitan.recorded_step import Alone
 
     letter, one = alone(calls[0].recipe, calls[0].layer)
     one = replace(one, seq_length=max(one.seq_length, *(call.x.shape[1] for call in calls)))

@@ -1,12 +1,11 @@
 """torchtitan's own `Trainer`, observed. Its configuration replaces the tokenizer, the data set and the logger.
 
-Batches come from the session. Two methods of the trainer are wrapped to record the gradients before they are clipped,
-and what it would have logged.
+Batches come from the session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,8 @@ from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.config import Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.trainer import Trainer
+
+from contracts.stacks.torchtitan.recorded_step import Alone, Logged, RecordsGradients
 
 
 class Nothing(Configurable):  # type: ignore[misc]  # torchtitan is not installed where types are checked
@@ -55,74 +56,24 @@ class Rows(BaseDataLoader):  # type: ignore[misc]
         pass
 
 
-class Seen(Configurable):  # type: ignore[misc]
-    """Replaces the logger: keeps what the trainer logs of a step."""
+class Seen(Logged, Configurable):  # type: ignore[misc]
+    """Replaces the logger."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):  # type: ignore[misc]
         pass
 
-    class Memory:
-        device_name = "cpu"
-        max_reserved_gib = max_reserved_pct = 0.0
 
-        def get_peak_stats(self) -> Seen.Memory:
-            return self
-
-    def __init__(self, config: Config, **_: Any) -> None:
-        from torchtitan.tools.utils import NoColor
-
-        self.color, self.device_memory_monitor = NoColor(), self.Memory()
-        self.num_flops_per_token, self.ntokens_since_last_log = 0, 0
-        self.data_loading_times: list[float] = []
-        self.loss, self.norm, self.validation = float("nan"), float("nan"), float("nan")
-
-    def should_log(self, step: int) -> bool:
-        return True
-
-    def log(self, step: int, loss: float, largest: float, norm: float, extra_metrics: Any = None) -> None:
-        self.loss, self.norm = loss, norm
-
-    def log_validation(self, loss: float, step: int) -> None:
-        self.validation = loss
-
-    def close(self) -> None:
-        pass
-
-
-class Alone(ParallelDims):  # type: ignore[misc]
-    """The degrees of one process alone, whatever its world: no mesh is built, and nothing is sent."""
-
-    def build_mesh(self) -> Any:
-        raise AssertionError("a process by itself has no mesh")
-
-    def get_optional_mesh(self, dims: Any, **_: Any) -> None:
-        return None
-
-
-class Observed(Trainer):  # type: ignore[misc]
-    """`before_clip` is called with the trainer after the last gradient of a step."""
-
-    alone: bool
-    before_clip: Callable[[Observed], None] | None = None
-    parts = 0
-    tokens = 0
+class Observed(RecordsGradients, Trainer):  # type: ignore[misc]
+    """Its trainer, in a world that is initialised. A process alone gets degrees of its own."""
 
     def init_distributed(self) -> ParallelDims:
-        """The world is already initialised. A process alone gets degrees of its own."""
         parallelism = self.config.parallelism
         if not self.alone:
             return ParallelDims.from_config(parallelism, torch.distributed.get_world_size())
         return Alone(
             dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, world_size=1, spmd_backend=parallelism.spmd_backend
         )
-
-    def forward_backward_step(self, *, global_valid_tokens: Tensor, **rest: Any) -> Tensor:
-        loss: Tensor = super().forward_backward_step(global_valid_tokens=global_valid_tokens, **rest)
-        self.tokens, self.parts = int(global_valid_tokens), self.parts + 1
-        if self.parts % self.gradient_accumulation_steps == 0 and self.before_clip is not None:
-            self.before_clip(self)
-        return loss
 
 
 class OneProcess(Observed):

@@ -1,7 +1,8 @@
 """The changes to torchtitan that let it run on a CPU over gloo: one function per change, each with its reason.
 
 Nothing is changed silently. A function that does not find what it has to change raises `Unreachable`, and the texts in
-`SHIMS` are labels of the stack, so every report shows them. Tried with 0.3.0 (all) and 0.2.2 (topology alone).
+`SHIMS` are labels of the stack, so every report shows them. Tried with 0.3.0, and with 0.2.2
+for its topology and its own trainer.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 SHIMS = {
     "device": "device type cpu in torchtitan.tools.utils, which knows accelerators alone",
     "counts": "torch.histc of whole numbers, which a CPU has not, as that of floating ones",
+    "lengths": "its seq_len, which sizes rope's table, at the next multiple of 2 TP, which 0.2.2 asserts of it",
     "heads": "attention on each rank's own heads: DTensor has no rule for the kernel of CPUs, which is the same",
     "permutes": "its permutation of tokens by its own use_cpu, in place of its triton kernel",
     "kernels": "empty modules for kernels where triton is missing: of minimal_async_ep, whose dispatcher is not used",

@@ -62,7 +62,7 @@ class Torchtitan(Package):
         super().__init__(version)
         if self.version in self.limited:
             self.abilities, self.conventions = ABILITIES_0_2, {**CONVENTIONS, "undecayed": "nothing"}
-            older = _shimmed("device", "counts", "permutes", "heads", "sums")
+            older = _shimmed("device", "counts", "permutes", "heads", "lengths", "sums")
             self.labels = {**self.labels, "built": _shimmed("device"), "run_model": older, "train": older}
         shims.without_triton()
         shims.on_cpu()

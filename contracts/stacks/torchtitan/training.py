@@ -44,13 +44,13 @@ class Run(runs.Run):
         os.environ.setdefault("LOCAL_RANK", "0")  # the trainer reads it even without a launcher
         self.folder = tempfile.TemporaryDirectory(prefix="titan-")
         _reset()
-        self.trainer = self.begun()
+        self.trainer = self.build_trainer()
         self.trainer.before_clip = lambda trainer: self.note(trainer.step)
         shims.sums_alone(self.trainer.model_parts)
         if self.trainer.parallel_dims.pp_enabled:
             shims.whole_batches(self.trainer.pp_schedule)
 
-    def begun(self) -> Any:
+    def build_trainer(self) -> Any:
         """Its trainer, observed."""
         from contracts.stacks.torchtitan.observed_trainer import OneProcess, OneRank
 

@@ -17,6 +17,7 @@ from contracts.spec.launch import Lane
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
+from contracts.stacks.line_process import without_launcher
 from contracts.stacks.reference.answers import forked_interpreter
 from contracts.stacks.reference.answers.base import BuiltOfParts
 from contracts.stacks.reference.answers.forked_interpreter import Asked
@@ -27,8 +28,6 @@ if TYPE_CHECKING:  # torch is loaded when something is trained, not when the sta
     from contracts.stacks.reference.training.trainer import Trainer
 
 LIMIT_S = 120.0
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "RANKPROOF_")
-"""What the variables begin with that a launcher gives its ranks, or the gate the stack."""
 
 
 class DeviceAnswers(BuiltOfParts):
@@ -67,12 +66,11 @@ class DeviceAnswers(BuiltOfParts):
         return AllocatorSeen(**json.loads(done.stdout.strip().splitlines()[-1]))
 
     def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
-        outside = {name: each for name, each in os.environ.items() if not name.startswith(LAUNCHERS)}
         lane = Lane(mode=recipe.modes[0], regime="fsdp2", gpus=1, degrees=Degrees())
         words = ("contracts.stacks.reference.train", *trainer_arguments.write(recipe, lane, Degrees()))
         with tempfile.TemporaryDirectory() as place:
             told = Path(place, "telemetry.jsonl")
-            variables = {**outside, TELEMETRY: str(told), **environment}
+            variables = {**without_launcher(os.environ), TELEMETRY: str(told), **environment}
             asked = Asked(words=(*words, "--steps", str(steps)), said="", environment=variables, folder=place)
             done = forked_interpreter.run(asked, seconds=LIMIT_S)
             lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []

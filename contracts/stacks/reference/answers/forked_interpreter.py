@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
+from contracts.stacks.forked_call import exit_code
 from contracts.stacks.line_process import Running
 
 _NO_GRAPHS = {
@@ -28,6 +29,11 @@ _NO_GRAPHS = {
 """Read when the compiler is imported. Not FORCE_DISABLE_CACHES: with it inductor asks the C++ compiler anew which
 instructions the processor has, 9 of the 15 s that one operation takes, and has the same source translated that it had a
 minute ago."""
+_FOR_FORKS = (
+    "torch._inductor.compile_fx", "contracts.stacks.reference.parallel.parallel_trainer",
+    "contracts.stacks.reference.stack",
+)  # fmt: skip
+"""What takes the seconds. Nothing here uses it: the forks find it imported."""
 _STREAMS = ("in", "out", "err")
 
 
@@ -69,12 +75,8 @@ def _server(owner: int) -> Running:
 
 
 def main() -> None:
-    import torch._inductor.compile_fx
-
-    for module in ("parallel.parallel_trainer", "stack"):  # imported for the forks; nothing here calls them
-        importlib.import_module(f"contracts.stacks.reference.{module}")
-
-    assert torch._inductor.compile_fx
+    for module in _FOR_FORKS:
+        importlib.import_module(module)
     gc.freeze()  # a collection in a fork would touch, and so duplicate, every page
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else is said is no answer
@@ -104,17 +106,12 @@ def _fork(asked: Asked, files: list[Path]) -> None:
             os.chdir(asked["folder"])
         sys.argv = list(asked["words"])
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        code = 0
     except BaseException as error:
         ended = error
     try:
-        if isinstance(ended, SystemExit):
-            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-            if isinstance(ended.code, str):
-                sys.stderr.write(f"{ended.code}\n")
-        elif ended is not None:
-            sys.excepthook(type(ended), ended, ended.__traceback__)
-        threading._shutdown()  # type: ignore[attr-defined]  # as at the end of an interpreter
+        code = exit_code(ended)
+        # Private in Python 3.11 to 3.14: an interpreter waits for its threads at its end, and `os._exit` for none.
+        threading._shutdown()  # type: ignore[attr-defined]
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
+from contracts.stacks.forked_call import exit_code
+
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, for the peers of a rank that failed
 
 
@@ -91,15 +93,11 @@ def _forked(job: Job, rank: int, port: int) -> int:
     code, ended = 1, None
     try:
         _observe(job, rank, port)
-        code = 0
     except BaseException as error:
         # Kept with its frames: a process group that is taken down with them waits, now and then for ever, for a thread.
         ended = error
     try:
-        if isinstance(ended, SystemExit):
-            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        elif ended is not None:
-            sys.excepthook(type(ended), ended, ended.__traceback__)
+        code = exit_code(ended)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from contracts.stacks.line_process import without_launcher
 from contracts.stacks.reference.answers.observed_ranks import Job
 
 PATIENCE_S = 120.0
@@ -88,13 +89,10 @@ def observe(folder: Path, words: Sequence[str], trace: Path, ranks: int, *, seco
 @functools.cache
 def _server(process: int) -> subprocess.Popen[str]:
     """Who runs scripts, for one process and not for its forks. It ends when this process does."""
-    outside = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    kept = {k: v for k, v in os.environ.items() if k not in outside and not k.startswith("TORCHELASTIC_")}
     # -P: a folder `contracts/` of whoever runs this is not the suite
     command = (sys.executable, "-P", "-m", "contracts.stacks.reference.answers.observed_ranks")
-    server = subprocess.Popen(
-        command, env={"OMP_NUM_THREADS": "1", **kept}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    environment = {"OMP_NUM_THREADS": "1", **without_launcher(os.environ)}
+    server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(_end, server)
     return server
 

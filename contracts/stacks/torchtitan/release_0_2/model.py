@@ -12,7 +12,6 @@ from contracts.stacks.kit.links import Link, of_heads, ordered, paired, same
 GROUPED = ("wq", "wk", "wv", "wo")
 LATENT = ("wq_a", "q_norm", "kv_norm", "wkv_b", "wo")
 MLP = ("w1", "w2", "w3")
-DIRECT = "without query compression its projection has another name"
 
 
 def arguments(recipe: Recipe) -> Any:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torchtitan.components.loss import build_cross_entropy_loss
 from torchtitan.components.lr_scheduler import build_lr_schedulers
 from torchtitan.components.optimizer import build_optimizers, build_optimizers_with_moe_load_balancing
@@ -16,12 +14,12 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.models.deepseek_v3 import DeepSeekV3Model, parallelize_deepseekv3
 from torchtitan.models.qwen3 import Qwen3Model, parallelize_qwen3
 from torchtitan.protocols import train_spec
-from torchtitan.tools.utils import NoColor
 from torchtitan.train import Trainer
 
 from contracts.instruments import numerics
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Session
+from contracts.stacks.torchtitan.recorded_step import Alone, Logged, RecordsGradients
 from contracts.stacks.torchtitan.release_0_2.model import arguments
 
 NAME = "asked"
@@ -37,53 +35,12 @@ class Nothing:
         pass
 
 
-class Seen:
-    """Replaces the logger: keeps what the trainer logs of a step."""
-
-    class Memory:
-        device_name = "cpu"
-        max_reserved_gib = max_reserved_pct = 0.0
-
-        def get_peak_stats(self) -> Seen.Memory:
-            return self
-
-    def __init__(self, *_: Any) -> None:
-        self.color, self.device_memory_monitor = NoColor(), self.Memory()
-        self.num_flops_per_token, self.ntokens_since_last_log = 0, 0
-        self.data_loading_times: list[float] = []
-        self.loss, self.norm = float("nan"), float("nan")
-
-    def should_log(self, step: int) -> bool:
-        return True
-
-    def log(self, step: int, loss: float, largest: float, norm: float, extra_metrics: Any = None) -> None:
-        self.loss, self.norm = float(loss), norm
-
-    def close(self) -> None:
-        pass
-
-
-class Alone(ParallelDims):  # type: ignore[misc]
-    """The degrees of one process alone, whatever its world: no mesh is built, and nothing is sent."""
-
-    def build_mesh(self) -> Any:
-        raise AssertionError("a process by itself has no mesh")
-
-    def get_optional_mesh(self, dims: Any) -> None:
-        return None
-
-
-class Observed(Trainer):  # type: ignore[misc]
-    """`before_clip` is called with the trainer after the last gradient of a step."""
-
-    before_clip: Callable[[Observed], None] | None = None
-    parts = 0
-    tokens = 0
+class Observed(RecordsGradients, Trainer):  # type: ignore[misc]
+    """Its trainer, in a world that is initialised. A process alone gets degrees of its own."""
 
     def init_distributed(self) -> ParallelDims:
-        """The world is already initialised. A process alone gets degrees of its own."""
         given = self.job_config.parallelism
-        if self.job_config.alone:
+        if self.alone:
             return Alone(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
         return ParallelDims(
             dp_shard=given.data_parallel_shard_degree, dp_replicate=given.data_parallel_replicate_degree, cp=1,
@@ -91,22 +48,24 @@ class Observed(Trainer):  # type: ignore[misc]
             etp=given.expert_tensor_parallel_degree, world_size=torch.distributed.get_world_size(),
         )  # fmt: skip
 
-    def forward_backward_step(self, *, global_valid_tokens: Tensor, **rest: Any) -> Tensor:
-        loss: Tensor = super().forward_backward_step(global_valid_tokens=global_valid_tokens, **rest)
-        self.tokens, self.parts = int(global_valid_tokens), self.parts + 1
-        if self.parts % self.gradient_accumulation_steps == 0 and self.before_clip is not None:
-            self.before_clip(self)
-        return loss
+
+class OneProcess(Observed):
+    alone = True
 
 
-def begun(session: Session, folder: str) -> Observed:
+class OneRank(Observed):
+    alone = False
+
+
+def build_trainer(session: Session, folder: str) -> Observed:
     """Its trainer, from the session as its own configuration and its own `TrainSpec`."""
     recipe = session.recipe
     spec = _spec(recipe)
     spec.model_args = {NAME: arguments(recipe)}
     train_spec._extra_train_specs.pop(NAME, None)  # private in 0.2.2: nothing public takes a specification back
     train_spec.register_train_spec(NAME, spec)
-    return Observed(_configuration(session, folder))
+    kind = OneProcess if session.execution.world == 1 else OneRank
+    return kind(_configuration(session, folder))
 
 
 def _spec(recipe: Recipe) -> Any:
@@ -121,7 +80,7 @@ def _spec(recipe: Recipe) -> Any:
         build_dataloader_fn=lambda **_: Nothing(),
         build_tokenizer_fn=None,
         build_loss_fn=build_cross_entropy_loss,
-        build_metrics_processor_fn=Seen,
+        build_metrics_processor_fn=Logged,
     )
 
 
@@ -132,7 +91,6 @@ def _configuration(session: Session, folder: str) -> Any:
     total = len(numerics.tensor(session.batches[0].tokens)) if session.batches else recipe.batch.total
     dp = execution.world // degrees.tp
     config: Any = JobConfig()
-    config.alone = execution.world == 1
     config.model.name, config.model.flavor, config.job.dump_folder = NAME, NAME, folder
     config.debug.seed = recipe.seed
     optimizer, rate, training = config.optimizer, config.lr_scheduler, config.training
@@ -142,7 +100,7 @@ def _configuration(session: Session, folder: str) -> Any:
     rate.decay_ratio = {"constant": 0.0, "WSD": max(1, optim.steps // 5) / optim.steps}.get(optim.schedule)
     rate.decay_type = "cosine" if optim.schedule == "cosine" else "linear"
     training.local_batch_size, training.global_batch_size = total // (dp * execution.microbatches), total
-    multiple = 2 * degrees.tp  # its assertion counts 2 * CP even without a CP; here it sizes rope's table alone
+    multiple = 2 * degrees.tp  # what it asserts of it; rows are as long as they are, and the table of rope is longer
     training.seq_len, training.max_norm = -(-recipe.seq_length // multiple) * multiple, optim.clip or math.inf
     training.steps, training.gc_freq = max(optim.steps, session.steps), 1000
     training.mixed_precision_param = "float32"

@@ -27,12 +27,12 @@ class Run(training.Run):
     links_of = staticmethod(links)
     bias = "expert_bias"
 
-    def begun(self) -> Any:
-        from contracts.stacks.torchtitan.release_0_2.trainer import begun
+    def build_trainer(self) -> Any:
+        from contracts.stacks.torchtitan.release_0_2.trainer import build_trainer
 
         shims.whole_numbers_are_counted()
         shims.attention_of_own_heads()
-        return begun(self.session, self.folder.name)
+        return build_trainer(self.session, self.folder.name)
 
     def size(self) -> int:
         found: int = self.trainer.job_config.training.local_batch_size
