@@ -44,9 +44,23 @@ class MixesSteps(Exchanged):
 
 
 class _ReadsUnsealed(Checkpoints):
+    """What another digit makes impossible is refused, as the digits that are altered differ from save to save."""
+
     def opened(self, step: int | None = None) -> Manifest:
         text = (self.folder / self.name_of(step or 0) / manifests.NAME).read_text(encoding="ascii")
-        return codec.loads(Manifest, json.dumps(json.loads(text)["manifest"]), name=manifests.NAME)
+        try:
+            return codec.loads(Manifest, json.dumps(json.loads(text)["manifest"]), name="the list")
+        except ValueError as error:
+            raise self._refused(error) from None
+
+    def read(self, folder: Path, manifest: Manifest, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        try:
+            return super().read(folder, manifest, target)
+        except RuntimeError as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: Exception) -> Refused:
+        return refuse("folder", str(self.folder), f"does not fit together: {error}", "load another one")
 
 
 @mutant(of="CKPT-04c", case="another-digit", says="manifest.json of step 4 was altered in one digit, and")
