@@ -151,7 +151,8 @@ def run(law: Law = LAW, assistants: Iterable[Party] | None = None, tell: Telling
 def sample(law: Law, helping: Iterable[Party], seed: int, tell: Telling = _nobody) -> Matrix:
     """A drawn mutant of each family, and the case that it is of on the reference: a proof made elsewhere, tried here.
 
-    A mutant that cannot be asked here gives way to the next one of its family. Slow contracts are not drawn.
+    A mutant that cannot be asked here gives way to the next one of its family, and so does one whose case nobody here
+    can answer on the reference. Slow contracts are not drawn.
     """
     draw, subject, helping = random.Random(seed), parties.load("reference"), tuple(helping)
     baseline: list[Result] = []
@@ -159,10 +160,13 @@ def sample(law: Law, helping: Iterable[Party], seed: int, tell: Telling = _nobod
     for mutants in by_family(law).values():
         for mutant in draw.sample(mutants, len(mutants)):
             contract = law.contracts[mutant.of]
+            result = judge(contract, mutant.case, Court() if contract.of_the_court else subject, helping)
+            if result.outcome == "not run":
+                continue
             kill = try_mutant(mutant, contract, helping)
             if kill.fate == "void":
                 continue
-            baseline.append(judge(contract, mutant.case, Court() if contract.of_the_court else subject, helping))
+            baseline.append(result)
             kills.append(kill)
             tell(kill)
             break

@@ -15,7 +15,7 @@ import contracts.mutants.tensors
 from contracts.contract import LAW, Mutant
 from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
-from contracts.harness import parties
+from contracts.harness import parties, selftest
 from contracts.instruments import accelerator
 from contracts.spec.presets import PRESETS
 from contracts.spec.records import Result
@@ -53,6 +53,16 @@ def assistants(request: pytest.FixtureRequest, reference: Party, table: list[Par
     if len(helping) == len(table):
         pytest.skip("no Megatron-Core is installed (`make megatron`)")
     return helping
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sample_draws_nothing_that_nobody_here_can_answer(seed: int) -> None:
+    """PAT-10 needs a parser of hybrid patterns: its mutants bring one, the reference has none."""
+    drawn = selftest.sample(selftest.part_of(LAW, ["PAT-10", "PAT-01"]), (), seed)
+    assert [kill.of for kill in drawn.kills] == ["PAT-01"]
+    assert drawn.word == "conformant"
+    assert selftest.sample(selftest.part_of(LAW, ["PAT-10"]), (), seed).word == "nothing ran"
 
 
 @pytest.mark.unit
