@@ -84,12 +84,13 @@ def named_excess_error(
     what: str, got: Mapping[str, Array], want: Mapping[str, Tensor], control: Mapping[str, Tensor],
     rule: HalfPrecision,
 ) -> str:  # fmt: skip
-    """`excess_error` over the named tensors of one pass: missing names first, then the first tensor that exceeds it."""
+    """`excess_error` over the gradients of one pass: missing names first, then the first one of the backward pass."""
     strange = sorted(want.keys() ^ got.keys())
     if strange:
         return f"{what}: {', '.join(strange)} on one side only"
     scale = numerics.scale_of(want)
     each = (
-        excess_error(f"{what} {name}", got[name], want[name], control[name], rule, scale=scale) for name in sorted(want)
+        excess_error(f"{what} {name}", got[name], want[name], control[name], rule, scale=scale)
+        for name in numerics.backward_order(want)
     )
     return next((words for words in each if words), "")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -157,23 +158,62 @@ def differences(
 ) -> str:
     """`difference` over named tensors; a name that only one side has is a difference. The words name at most three
     differences; all of them are handed over one by one (`violations.compared`)."""
+    return _differences(what, got, want, tolerance, scale, sorted(want.keys() & got.keys()))
+
+
+def gradient_differences(
+    what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance, *, scale: float | None = None
+) -> str:
+    """`differences` over the gradients of one pass, in the order in which it makes them, because one that is wrong
+    spoils those behind it. The words also say how many were made before the first.
+
+    Args:
+        scale: that of `differences`; None: the largest of the gradients, since terms that cancel in one are as large.
+    """
+    ordered = backward_order(want.keys() & got.keys())
+    scale = scale_of(want) if scale is None else scale
+    return _differences(what, got, want, tolerance, scale, ordered, "gradients made before the first, which agree")
+
+
+def backward_order(names: Iterable[str]) -> list[str]:
+    """Names of a block's or a model's parameters (spec.blocks) in the order in which a backward pass reaches them: the
+    head, prediction depths, the last norm, layers from the last one, the embedding or the input. Where the names do
+    not tell, they stand by the alphabet.
+    """
+    named = list(names)
+    whole = any(name.startswith("layers.") for name in named)
+    return sorted(named, key=lambda name: (*_from_the_end(name, whole), name))
+
+
+def _from_the_end(name: str, whole: bool) -> tuple[int, int, int]:
+    """Which part of a model, which layer of that part, and which part of the block."""
+    layer = re.match(r"(mtp|layers)\.(\d+)\.", name)
+    inside = name[layer.end() :] if layer else name
+    place = 2 if inside == "norm.weight" else 0 if re.search(r"\b(wo|w2)\b", inside) else 1
+    if layer:
+        return (1 if layer[1] == "mtp" else 3, -int(layer[2]), place)
+    return ({"head.weight": 0, "norm.weight": 2 if whole else 3, "embedding.weight": 4, "x": 4}.get(name, 3), 0, place)
+
+
+def _differences(
+    what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance, scale: float,
+    ordered: Sequence[str], agreed: str = "",
+) -> str:  # fmt: skip
     missing, extra = sorted(want.keys() - got.keys()), sorted(got.keys() - want.keys())
     parts = [Violation(words=f"{what} lacks {name}", tensor=name) for name in missing]
     parts += [Violation(words=f"{what} has {name}, which is not expected", tensor=name) for name in extra]
     found = [f"{what} lacks {', '.join(missing)}"] if missing else []
     found += [f"{what} has {', '.join(extra)}, which is not expected"] if extra else []
-    for name in sorted(want.keys() & got.keys()):
+    before = 0
+    for place, name in enumerate(ordered):
         words = difference(f"{what} {name}", got[name], want[name], tolerance, scale=scale)
         if words:
+            before = before if found else place
             found.append(words)
             parts.append(Violation(words=words, tensor=name))
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+    more += f"; {agreed}: {before}" if agreed and before else ""
     return violations.compared("; ".join(found[:3]) + more, parts)
-
-
-def gradient_differences(what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance) -> str:
-    """`differences` over the gradients of one pass: terms that cancel in one are as large as the other gradients."""
-    return differences(what, got, want, tolerance, scale=scale_of(want))
 
 
 def scale_of(named: Arrays | Mapping[str, Tensor]) -> float:

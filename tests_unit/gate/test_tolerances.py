@@ -218,3 +218,34 @@ def test_a_weight_that_stands_still_moves_by_no_more_than_its_rounding() -> None
     still, rounded, moved = (numerics.arrays({"w": torch.ones(4) + off}) for off in (0.0, 2.0**-23, 1e-3))
     assert step_comparison.update_difference(start, rounded, still, 5e-3) == ""
     assert "w moved differently" in step_comparison.update_difference(start, moved, still, 5e-3)
+
+
+def test_gradients_are_named_in_the_order_of_the_backward_pass() -> None:
+    names = (
+        "embedding.weight", "layers.0.mixer.wq.weight", "layers.0.norm.weight", "layers.2.mixer.wo.weight",
+        "layers.2.mixer.wq.weight", "layers.10.mixer.experts.w1", "layers.10.mixer.experts.w2", "norm.weight",
+        "mtp.0.projection.weight", "mtp.1.norm.weight", "mtp.1.mlp.w2.weight", "head.weight",
+    )  # fmt: skip
+    assert numerics.backward_order(names) == [
+        "head.weight", "mtp.1.mlp.w2.weight", "mtp.1.norm.weight", "mtp.0.projection.weight", "norm.weight",
+        "layers.10.mixer.experts.w2", "layers.10.mixer.experts.w1", "layers.2.mixer.wo.weight",
+        "layers.2.mixer.wq.weight", "layers.0.mixer.wq.weight", "layers.0.norm.weight", "embedding.weight",
+    ]  # fmt: skip
+    block = ["mixer.w2.weight", "mixer.w1.weight", "norm.weight", "x"]
+    assert numerics.backward_order(reversed(block)) == block
+
+
+def test_the_first_gradient_that_differs_is_told_with_how_many_before_it_agree() -> None:
+    want = {
+        name: torch.ones(2, dtype=torch.float64) for name in ("x", "norm.weight", "mixer.wo.weight", "mixer.wq.weight")
+    }
+    got = want | {name: 2 * want[name] for name in ("mixer.wq.weight", "norm.weight", "x")}
+    words = numerics.gradient_differences("the gradient of", numerics.arrays(got), want, FLOAT64)
+    assert [part.split(" differs")[0] for part in words.split("; ") if " differs" in part] == [
+        "the gradient of mixer.wq.weight", "the gradient of norm.weight", "the gradient of x",
+    ]  # fmt: skip
+    assert words.endswith("; gradients made before the first, which agree: 1")
+    lacking = numerics.arrays({name: got[name] for name in ("x", "norm.weight", "mixer.wq.weight")})
+    assert numerics.gradient_differences("the gradient of", lacking, want, FLOAT64).startswith(
+        "the gradient of lacks mixer.wo.weight; the gradient of mixer.wq.weight differs"
+    )

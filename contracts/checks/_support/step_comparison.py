@@ -103,7 +103,7 @@ def gradient_differences(
     numerics = instruments.numerics
     got, want = (named_like(step.gradients, *(parts or ("",))) for step in (many, one))
     scale = numerics.scale_of(one.gradients)
-    return _differs(one, many, numerics.differences(what, got, want, tolerance, scale=scale))
+    return _differs(one, many, numerics.gradient_differences(what, got, want, tolerance, scale=scale))
 
 
 def bias_differences(one: Step, many: Step, assignments: int, tolerance: Tolerance = EXACT) -> str:

@@ -83,7 +83,7 @@ class Detached(HyperConnections):
             return super().mixing(logits_BTNN)
 
 
-@mutant(of="BLK-06m", case="three-streams", says="the gradient of embedding.weight differs")
+@mutant(of="BLK-06m", case="three-streams", says="the gradient of layers.1.streams.alpha differs")
 class SinkhornWithoutGradient(Exchanged):
     """Sinkhorn runs without gradient, so the logits of H_res do not train."""
 

@@ -39,7 +39,7 @@ class _KeepsItsOwn(TensorParallel):
                 each.summed = False
 
 
-@mutant(of="PAR-01a", case="tp2-sp", says="the gradient of layers.0.norm.weight differs")
+@mutant(of="PAR-01a", case="tp2-sp", says="the gradient of norm.weight differs")
 class LeavesNormGradientsOfSequenceParallel(Spread):
     """Under sequence parallel, each rank sees other tokens through its copy of a norm, and the gradients are not
     summed.
@@ -63,7 +63,7 @@ class _SumsWhatIsWhole(TensorParallel):
                 each.summed = True
 
 
-@mutant(of="PAR-01a", case="tp2", says="the gradient of layers.0.norm.weight differs")
+@mutant(of="PAR-01a", case="tp2", says="the gradient of norm.weight differs")
 class SumsNormGradientsThatAreWhole(Spread):
     """Over-correction: without sequence parallel, the gradient of a norm is whole on every rank and summed anyway."""
 

@@ -29,14 +29,14 @@ class AveragesATransformerOnceMore(layouts.AveragesWhatIsDividedAlready):
     """The loss is divided by the labels of all ranks, and gradients are averaged over the ranks as well."""
 
 
-@mutant(of="PAR-01e", case="tp2-sp", says="the gradient of layers.0.norm.weight differs", bugs=("SP-11",))
+@mutant(of="PAR-01e", case="tp2-sp", says="the gradient of norm.weight differs", bugs=("SP-11",))
 class KeepsNormGradientsOfItsRun(layouts.LeavesNormGradientsOfSequenceParallel):
     """Under sequence parallel, each rank sees other tokens through its copy of a norm, and the gradients are not
     summed.
     """
 
 
-@mutant(of="PAR-01e", case="tp2", says="the gradient of layers.0.norm.weight differs")
+@mutant(of="PAR-01e", case="tp2", says="the gradient of norm.weight differs")
 class SumsWhatEveryRankHasWhole(layouts.SumsNormGradientsThatAreWhole):
     """Over-correction: without sequence parallel every rank has the whole gradient, and it is summed anyway."""
 
