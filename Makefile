@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 gate: STACK ?= reference
 gate: PROFILE ?= quick
 gate: RANKS_PROFILE ?= quick4
-# Of each stack the first version goes by the stack's name alone, as its file of deviations does.
+# Of each stack the first version goes by the stack's name alone; one file of deviations serves all versions.
 gate-all: STACK ?= reference $(call versions,megatron,$(MEGATRON)) $(call versions,torchtitan,$(TITAN)) \
 	$(call versions,transformers,$(TRANSFORMERS))
 gate-all: PROFILE ?= launch,machine,numeric
@@ -70,7 +70,7 @@ gate gate-all:
 	# What is worst of all that was said: violated, usage, broken, incomplete, nothing ran.
 	worst() { for each in 1 2 4 3 5; do case " $$* " in *" $$each "*) echo $$each; return;; esac; done; echo 0; }
 	judge() {  # a stack, the folder of its report, further options
-	  local stack=$$1 folder=$$2 deviations=docs/deviations/$$1.toml judged=0 gate
+	  local stack=$$1 folder=$$2 deviations=docs/deviations/$${1%%==*}.toml judged=0 gate
 	  local options=(--stack "$$stack" --report "$$folder" "$${proof[@]}" "$${@:3}")
 	  if [ -f "$$deviations" ]; then options+=(--deviations "$$deviations"); fi
 	  echo; echo "== rankproof check $${options[*]}"
@@ -137,8 +137,7 @@ coverage: $(READY)  ## write how much each shipped stack answers: snapshots/cove
 	for stack in $(COVERED); do
 	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
 	  file=snapshots/coverage/$${stack/==/-}.txt
-	  folder=reports/coverage-$$stack deviations=docs/deviations/$$stack.toml
-	  if [ ! -f "$$deviations" ]; then deviations=docs/deviations/$${stack%%==*}.toml; fi
+	  folder=reports/coverage-$$stack deviations=docs/deviations/$${stack%%==*}.toml
 	  for profile in numeric "dist4 --ranks 4"; do  # what it violates does not end this; a run that ended early does
 	    rm -rf "$$folder-$${profile%% *}"
 	    "$$gate" check --stack "$$stack" --profile $$profile --deviations "$$deviations" \

@@ -6,6 +6,7 @@ case = "1027-tokens-*"       # shell-style selector over case names
 says = "the output differs: L2 error # over #"   # words of the violation; # is any number, * any text
 tensors = ["layers.*.mixer.wq"]  # where tensors are compared by name: those that may differ
 device = "cpu"               # or "cuda", where it is about that device alone
+versions = ["0.18.*"]        # where it is about these versions of the stack alone
 reason = "angles of rope are float32"
 issue = "https://…"
 owner = "numerics team"
@@ -137,6 +138,8 @@ def _entry(entry: object, name: str) -> Deviation:
                      "give words of the violation")  # fmt: skip
     for each in deviation.tensors:
         found.unless(bool(each), f"{name}.tensors", each, "is no name", "name a tensor, or a selector over names")
+    for each in deviation.versions:
+        found.unless(bool(each), f"{name}.versions", each, "is no version", "name a version, or a selector over them")
     try:
         datetime.date.fromisoformat(deviation.expires)
     except ValueError:

@@ -11,6 +11,7 @@ import datetime
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 from contracts.court.deviations import covers, forgives, unused
 from contracts.court.fitness import MISSED
@@ -20,6 +21,7 @@ from contracts.spec.records import (
     Baseline,
     Deviation,
     Fault,
+    Header,
     Item,
     Outcome,
     Plan,
@@ -45,7 +47,7 @@ def verdict(run: Run, today: datetime.date) -> Verdict:
     results = [not_judged(result.item, unfit[result.id]) if result.id in unfit else result for result in results]
     later = {*run.plan.added}
     faults += _deviation_faults(run, results, today)
-    valid = in_force(run.deviations, run.header.device, today)
+    valid = in_force(run.deviations, run.header, today)
     results = [declared(result, valid) for result in results]
     if run.baseline is not None:
         results, lost = _compared(run, run.baseline, results)
@@ -72,14 +74,16 @@ def expired(deviation: Deviation, today: datetime.date) -> bool:
     return datetime.date.fromisoformat(deviation.expires) < today
 
 
-def in_force(deviations: Iterable[Deviation], device: str, today: datetime.date) -> list[Deviation]:
-    """The deviations that count on a day and a device."""
-    return [each for each in deviations if not expired(each, today) and not _elsewhere(each, device)]
+def in_force(deviations: Iterable[Deviation], header: Header, today: datetime.date) -> list[Deviation]:
+    """The deviations that count on a day in a run."""
+    return [each for each in deviations if not expired(each, today) and not _elsewhere(each, header)]
 
 
-def _elsewhere(deviation: Deviation, device: str) -> bool:
-    """Whether a deviation is about another device than that of the run."""
-    return bool(deviation.device and device) and deviation.device != device
+def _elsewhere(deviation: Deviation, header: Header) -> bool:
+    """Whether a deviation is about another device than that of the run, or about other versions of the stack."""
+    if deviation.versions and not any(fnmatchcase(header.subject.version, each) for each in deviation.versions):
+        return True
+    return bool(deviation.device and header.device) and deviation.device != header.device
 
 
 def not_judged(item: Item, why: str) -> Result:
@@ -138,12 +142,12 @@ def _deviation_faults(run: Run, results: list[Result], today: datetime.date) -> 
         entry = f"deviation {deviation.id}[{deviation.case}]"
         if expired(deviation, today):
             words.append(f"{entry} expired on {deviation.expires}; mend it or argue for a new date")
-        elif not _elsewhere(deviation, run.header.device):
+        elif not _elsewhere(deviation, run.header):
             wrong = _wrong_with(deviation, results, run.plan)
             words += [f"{entry} {wrong}"] if wrong else []
     for result in results:
         covering = [deviation for deviation in run.deviations if covers(deviation, result.item)]
-        covering = [each for each in covering if not _elsewhere(each, run.header.device)]
+        covering = [each for each in covering if not _elsewhere(each, run.header)]
         parts = result.parts if result.outcome == "violated" else ()
         most = max((sum(forgives(each, part) for each in covering) for part in parts), default=0)
         if most > 1:

@@ -148,7 +148,7 @@ class Gate:
 
     def declared(self, result: Result) -> Deviation | None:
         """The deviation in force that declares a violation, if all of the violation is declared."""
-        valid = in_force(self.deviations, self.header.device, today())
+        valid = in_force(self.deviations, self.header, today())
         if declared(result, valid).outcome != "deviates":
             return None
         return next(each for each in valid if covers(each, result.item))

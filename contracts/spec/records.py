@@ -118,6 +118,7 @@ class Deviation:
         says: words of the violation; `#` stands for any number, `*` for any text. Empty forgives nothing.
         tensors: shell-style selectors over the names of the tensors that differ; empty where none are compared.
         device: "cpu" or "cuda" where it is about that device alone.
+        versions: shell-style selectors over versions of the stack, where it is about these alone.
     """
 
     id: str
@@ -129,6 +130,7 @@ class Deviation:
     says: str = ""
     tensors: tuple[str, ...] = ()
     device: Literal["", "cpu", "cuda"] = ""
+    versions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,8 +54,9 @@ def declared(
     says: str = "some words",
     tensors: tuple[str, ...] = (),
     device: Literal["", "cpu", "cuda"] = "",
+    versions: tuple[str, ...] = (),
 ) -> Deviation:
     return Deviation(
         id=id, case=case, reason="the mesh is rebuilt in May", issue="#7", owner="mesh", expires=expires, says=says,
-        tensors=tensors, device=device,
+        tensors=tensors, device=device, versions=versions,
     )  # fmt: skip

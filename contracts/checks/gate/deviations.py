@@ -73,6 +73,8 @@ def _on_a_cpu(run: Run) -> Run:
 
 
 GONE, NARROW = "no longer offered", "wider than what fails"
+OTHER = ("2.*", "3.1")
+"""Not the version of the recorded stack."""
 ASKED: dict[str, tuple[Run, Word, str]] = {
     "not-offered": (recorded((A, "not offered"), (B, "holds"), deviations=(declared("pp2-tp2"),)), "violated", GONE),
     "one-of-two": (recorded((A, "not offered"), (B, "violated"), deviations=(declared(),)), "violated", NARROW),
@@ -91,12 +93,29 @@ ASKED: dict[str, tuple[Run, Word, str]] = {
     "fails-on-this-device": (
         _on_a_cpu(recorded((A, "violated"), deviations=(declared("pp2-tp2", device="cuda"),))), "violated", ""
     ),
+    "of-another-version": (
+        recorded((A, "not offered"), (B, "holds"), deviations=(declared("pp2-tp2", versions=OTHER),)), "conformant", ""
+    ),
+    "of-this-version-too": (
+        recorded((A, "not offered"), (B, "holds"), deviations=(declared("pp2-tp2", versions=("[34]", *OTHER)),)),
+        "violated", GONE,
+    ),
+    "fails-in-this-version": (
+        recorded((A, "violated"), deviations=(declared("pp2-tp2", versions=OTHER),)), "violated", ""
+    ),
+    "one-for-each-version": (
+        recorded(
+            (A, "violated"),
+            deviations=(declared("pp2-tp2", versions=OTHER), declared("pp2-tp2", versions=("3",))),
+        ), "conformant", "",
+    ),
 }  # fmt: skip
 
 
 @contract("GATE-10b", asks="verdict", cases=ASKED, source="law: GATE-10")
 def a_deviation_whose_case_is_gone_is_red(court: Court, run: Run, word: Word, words: str) -> None:
-    """A deviation whose case is no longer offered is red. One that is about another device is neither used nor red.
+    """A deviation whose case is no longer offered is red. One that is about another device, or about other versions of
+    the stack, is neither used nor red.
 
     Otherwise a stack declines the case that it fails, and the entry stays as if somebody still watched it.
     """

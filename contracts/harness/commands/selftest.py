@@ -84,7 +84,7 @@ def selftest(
     beside = {
         "--likely": likely,
         "--once": once,
-        "--jobs": jobs > 1,
+        "--jobs": jobs if jobs > 1 else None,
         "--with": assistants,
         "--time": seconds,
         "--json": as_json,

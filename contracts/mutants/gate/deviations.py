@@ -86,6 +86,23 @@ class AnotherDeviceForgivesHere(Court):
         return EveryDeviceIsThisOne().verdict(run, today)
 
 
+@mutant(of="GATE-10b", case="of-another-version", says="verdict is violated, expected conformant")
+class EveryVersionIsThisOne(Court):
+    """Over-correction: what an earlier version did wrong has to be wrong in this one."""
+
+    def verdict(self, run: Run, today: str) -> Verdict:
+        all_versions = tuple(replace(each, versions=()) for each in run.deviations)
+        return super().verdict(replace(run, deviations=all_versions), today)
+
+
+@mutant(of="GATE-10b", case="fails-in-this-version", says="verdict is conformant, expected violated")
+class AnotherVersionForgivesHere(Court):
+    """What was declared for an earlier version is forgiven in a later one."""
+
+    def verdict(self, run: Run, today: str) -> Verdict:
+        return EveryVersionIsThisOne().verdict(run, today)
+
+
 @mutant(of="GATE-10c", case="five", says="the violation names ['a', 'b', 'c'], expected")
 class AViolationIsItsWords(Court):
     """A violation carries the three tensors that its words have room for."""
