@@ -40,7 +40,7 @@ _VALUE = re.compile(
 )
 _SERIES = re.compile(r"#(?:, ?#)+")
 _DISTANCE = re.compile(r"\b(?:L#|largest|row) error\b")
-_MORE = re.compile(r"; and # more\b")
+_MORE = re.compile(r"; (?:and # more\b|gradients made before the first, which agree: #)")
 
 _APART = re.compile(
     r"(?P<tensor>[\w.]+) differs: (?:(?P<kind>L2|largest|row) error (?P<error>[\d.e+-]+|inf)|(?P<unequal>[^;]*))"

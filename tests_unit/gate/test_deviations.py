@@ -194,6 +194,19 @@ def test_the_command_fills_a_file_and_says_what_no_run_tells(
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize(("besides", "more"), [(2, ""), (3, ""), (4, "; and 1 more"), (5, "; and 2 more")])
+def test_of_what_is_not_declared_three_things_are_told_and_the_others_counted(besides: int, more: str) -> None:
+    declared = Deviation(
+        id="TOPO-02", case="pp2", reason="the mesh is rebuilt", issue="#7", owner="mesh", expires="2099-12-31",
+        says="dp is #",
+    )  # fmt: skip
+    others = [Violation(words=f"axis {axis} is lost") for axis in "abcde"[:besides]]
+    judged = verdict(replace(run(violated("TOPO-02", "pp2", DP, *others)), deviations=(declared,)), TODAY)
+    told = "; ".join(each.words for each in others[:3])
+    assert judged.results[0].words.startswith(f"not declared: {told}{more}\nbeside what is")
+
+
+@pytest.mark.unit
 def test_a_violation_that_is_declared_in_part_says_first_what_is_not() -> None:
     declared = Deviation(
         id="TOPO-02", case="pp2", reason="the mesh is rebuilt", issue="#7", owner="mesh", expires="2099-12-31",

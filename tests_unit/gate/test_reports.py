@@ -46,6 +46,10 @@ def _causes(run: Run) -> list[Cause]:
         ("AEME at depth 52 has 48 blocks", "AMR at depth 5 has 4 blocks"),
         ("<Thing object at 0x7f01ab>", "<Thing object at 0x55ee>"),
         ("gradient a.wq differs: L2 error 1 over 2", "gradient b.norm differs: row error inf over 2; and 3 more"),
+        (
+            "gradient a.wq differs: L2 error 1 over 2",
+            "gradient b.norm differs: row error 2 over 2; gradients made before the first, which agree: 7",
+        ),
     ],
 )
 def test_words_that_differ_in_values_are_one_cause(one: str, other: str) -> None:
