@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from pathlib import Path
@@ -12,6 +13,7 @@ from contracts.checks._support.folders import folder
 from contracts.checks._support.saved_states import FAMILIES, load_failure, snapshot_difference, state, target
 from contracts.contract import contract
 from contracts.spec.checkpointing import Checkpointing
+from contracts.spec.errors import Refused
 
 Damage = Literal[
     "cut off", "emptied", "lengthened", "flipped in one bit", "altered in one digit", "removed", "taken from step 2"
@@ -127,7 +129,8 @@ def no_pickle_is_executed(stack: Checkpointing, form: Form, where: Literal["in p
         for path in planted:
             content = path.read_bytes() if path.exists() else None
             path.write_bytes(payload)
-            stack.latest_checkpoint(str(at))
+            with contextlib.suppress(Refused):  # what names the latest one may be what was replaced
+                stack.latest_checkpoint(str(at))
             for step in (4, None):
                 before = target(saved)
                 loaded = stack.load_checkpoint(str(at), step, before)

@@ -41,7 +41,7 @@ def chunks_of(plan: Plan, config: Any) -> list[Any]:
 
 
 def _kind(config: Any, spec: Any, stages: list[str]) -> Callable[..., Any]:
-    """Megatron's hybrid model with the letters of each stage. Up to 0.16 it is a Mamba model with equal stages.
+    """Megatron's hybrid model with the letters of each stage. Up to 0.17 it is a Mamba model with equal stages.
 
     Raises:
         NotOffered: for stages of unequal length, in a version without them.
@@ -56,8 +56,8 @@ def _kind(config: Any, spec: Any, stages: list[str]) -> Callable[..., Any]:
 
 
 def _symbol(plan: Plan, letter: str) -> str:
-    """Megatron's symbol of a letter. Attention and experts have two kinds each; up to 0.16 attention has one."""
-    latent = "*" if older() else "+"
+    """Megatron's symbol of a letter. Attention and experts have two kinds each; before 0.19 attention has one."""
+    latent = "+" if _tells_latent_attention() else "*"
     attention, experts = latent if plan.recipe.mla else "*", "E" if plan.recipe.moe else "-"
     return {"A": attention, "E": experts, "M": "M"}[letter]
 
@@ -68,8 +68,13 @@ def _stack_spec(plan: Plan) -> Any:
     layers = {"mamba_layer": mamba_spec(), "attention_layer": attention, "mlp_layer": experts, "moe_layer": experts}
     if older():
         return build(module=block.MambaStack, submodules=block.MambaStackSubmodules(**layers))
-    submodules = block.HybridStackSubmodules(**layers, mla_layer=attention)
-    return build(module=block.HybridStack, submodules=submodules)
+    latent = {"mla_layer": attention} if _tells_latent_attention() else {}
+    return build(module=block.HybridStack, submodules=block.HybridStackSubmodules(**layers, **latent))
+
+
+def _tells_latent_attention() -> bool:
+    """Whether the hybrid model of this version has a layer of its own for latent attention."""
+    return not older() and hasattr(mcore(hybrid_block()).HybridStackSubmodules, "mla_layer")
 
 
 def mamba_spec() -> Any:

@@ -32,7 +32,7 @@ def mcore(module: str) -> Any:
 
 @functools.cache
 def older() -> bool:
-    """Whether the installed version has a Mamba model with other letters instead of the hybrid model: up to 0.16."""
+    """Whether the installed version has a Mamba model with other letters instead of the hybrid model: up to 0.17."""
     return importlib.util.find_spec("megatron.core.models.hybrid") is None
 
 
