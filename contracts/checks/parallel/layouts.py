@@ -43,6 +43,8 @@ BIASED = replace(
         aux_loss=0.3, z_loss=0.05,
     ),
 )  # fmt: skip
+LONE = replace(BIASED, name="layouts-top-1", moe=replace(BIASED.moe or Moe(), top_k=1))
+"""One expert a token. Its gate is its sigmoid, so that the router has a gradient of the loss."""
 LATENT = replace(MANY, name="layouts-mla", mla=SMALL_MLA.mla)
 SPARSE = replace(LATENT, name="layouts-dsa", dsa=Dsa(a_ranks=(0,), index_heads=5, index_head_dim=8, top_k=5))
 AHEAD = replace(MANY, name="layouts-mtp", mtp=Mtp(depth=2, loss_weight=0.4))
@@ -80,6 +82,8 @@ LAYOUTS: dict[str, Cell] = {
     "tp2": cell(MANY, own_axis(2, tp=2)),
     "tp2-sp": cell(MANY, own_axis(2, tp=2, sp=True)),
     "tp2-sp-custom-mixers": cell(MANY, own_axis(2, tp=2, sp=True), "author_dp"),
+    "tp2-latent": cell(LATENT, own_axis(2, tp=2)),
+    "tp2-sparse": cell(SPARSE, own_axis(2, tp=2)),
     "tp2-sp-latent": cell(LATENT, own_axis(2, tp=2, sp=True)),
     "tp2-sp-sparse": cell(SPARSE, own_axis(2, tp=2, sp=True)),
     "tp2-sp-prediction": cell(AHEAD, own_axis(2, tp=2, sp=True)),
@@ -94,12 +98,14 @@ LAYOUTS: dict[str, Cell] = {
     "tp4-few-groups": cell(FEW_GROUPS, own_axis(4, tp=4)),
     "tp4-sp-few-groups": cell(FEW_GROUPS, own_axis(4, tp=4, sp=True)),
     "dp2": cell(MANY, own_axis(2)),
+    "dp2-streams": cell(STREAMS, own_axis(2)),
     "dp3": cell(THIRDS, own_axis(3)),
     "fsdp3": cell(THIRDS, own_axis(3, fsdp=True)),
     "tp3": cell(THIRDS, own_axis(3, tp=3)),
     "ep3": cell(THIRDS, own_axis(3, ep=3)),
     "borrowed-ep3-fsdp": cell(THIRDS, borrowed(3, ep=3, fsdp=True)),
     "fsdp2": cell(MANY, own_axis(2, fsdp=True)),
+    "fsdp2-streams": cell(STREAMS, own_axis(2, fsdp=True)),
     "fsdp2-prediction": cell(AHEAD, own_axis(2, fsdp=True)),
     "fsdp2-sparse": cell(SPARSE, own_axis(2, fsdp=True)),  # an indexer that nothing trains, beside what is trained
     "fsdp4-tied": cell(TIED, own_axis(4, fsdp=True)),
@@ -107,6 +113,7 @@ LAYOUTS: dict[str, Cell] = {
     "hsdp-2x2-muon": cell(MUON, own_axis(4, fsdp=True, replicas=2)),
     "ep2-idle": cell(BIASED, own_axis(2, ep=2)),
     "ep2-capacity": cell(CAPPED, own_axis(2, ep=2)),
+    "ep2-top-1": cell(LONE, own_axis(2, ep=2)),
     "ep4-idle": cell(BIASED, own_axis(4, ep=4)),
     "ep2-fsdp2": cell(MANY, own_axis(4, ep=2, fsdp=True)),
     "tp2-ep2": cell(MANY, own_axis(4, tp=2, ep=2)),
@@ -116,6 +123,7 @@ LAYOUTS: dict[str, Cell] = {
     "tp2-sp-fsdp2": cell(MANY, own_axis(4, tp=2, sp=True, fsdp=True)),
     "tp2-sp-fsdp2-latent": cell(LATENT, own_axis(4, tp=2, sp=True, fsdp=True)),
     "borrowed-ep2-idle": cell(BIASED, borrowed(2, ep=2)),
+    "borrowed-ep2-top-1": cell(LONE, borrowed(2, ep=2)),
     "borrowed-ep2-fsdp": cell(MANY, borrowed(4, ep=2, fsdp=True)),
     "borrowed-ep4-fsdp": cell(BIASED, borrowed(4, ep=4, fsdp=True)),
     "borrowed-tp2-sp-ep2-etp1-fsdp": cell(BIASED, borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True)),
@@ -191,8 +199,8 @@ def every_gradient_is_that_of_one_rank_in_float32(
 MOVED = {
     name: LAYOUTS[name]
     for name in (
-        "tp2-sp-muon", "dp2", "fsdp4-tied", "hsdp-2x2", "hsdp-2x2-muon", "ep2-idle", "tp2-sp-ep2", "tp2-ep2-etp1",
-        "tp2-sp-fsdp2", "borrowed-ep4-fsdp", "borrowed-tp2-sp-ep2-etp1-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp",
+        "tp2-sp-muon", "tp2-one-group", "tp4-few-groups", "dp2", "fsdp4-tied", "hsdp-2x2", "hsdp-2x2-muon", "ep2-idle",
+        "tp2-sp-ep2", "tp2-ep2-etp1", "tp2-sp-fsdp2", "borrowed-ep4-fsdp", "borrowed-tp2-sp-ep2-etp1-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp",
         "tp2-sp-ep2-fsdp2",
     )
 }  # fmt: skip

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
 from contracts.stacks.kit.roles import role_of
+from contracts.stacks.reference.model.blocks.attention import LatentAttention
 from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm, local
 from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, Mamba2
 from contracts.stacks.reference.model.blocks.moe import MoE, Routing
@@ -257,6 +258,31 @@ class LeavesGradientsOfSharedLatents(Spread):
     """The norms before latent attention's heads are copies with different heads on each rank, and are not summed."""
 
     exchange = {"tensor_parallel": _LatentNormsApart}
+
+
+class _LatentsTwice(TensorParallel):
+    """Sums once more what every rank has whole by now."""
+
+    def mixer(self, mixer: nn.Module) -> None:
+        super().mixer(mixer)
+        for name in ("wq_a", "q_norm", "kv_norm") if isinstance(mixer, LatentAttention) and not self.sequence else ():
+            mixer.get_submodule(name).weight.register_hook(  # type: ignore[operator, union-attr]  # torch's
+                lambda grad: grad * self.size
+            )
+
+
+@mutant(of="PAR-01a", case="tp2-latent", says="the gradient of layers.4.mixer.kv_norm.weight differs")
+class SumsGradientsOfLatentsTwice(Spread):
+    """Over-correction: what every rank projects down is summed once where its heads are and once more as a replica."""
+
+    exchange = {"tensor_parallel": _LatentsTwice}
+
+
+@mutant(of="PAR-01a", case="tp2-sparse", says="the gradient of layers.4.mixer.kv_norm.weight differs")
+class SumsGradientsOfLatentsTwiceBesideAnIndexer(Spread):
+    """The same where some layer's attention is sparse."""
+
+    exchange = {"tensor_parallel": _LatentsTwice}
 
 
 class _HeadNormsApart(_CopiesApart):
@@ -966,3 +992,62 @@ class CutsGroupsThatAreNotOutermost(Spread):
     """Rows of B and C are ordered by state first and group second, so that a cut by rows goes through every group."""
 
     exchange = {"tensor_parallel": _StateMajor}
+
+
+class _StreamsApart(ParallelTrainer):
+    def unreduced(self, name: str) -> Any:
+        return None if ".streams." in name else super().unreduced(name)
+
+
+@mutant(of="PAR-01a", case="dp2-streams", says="the gradient of layers.4.streams.alpha differs")
+class LeavesGradientsOfStreamsOutOfDataParallel(Spread):
+    """What mixes the streams is in no bucket: data-parallel ranks keep the gradients of their own rows."""
+
+    trains = _StreamsApart
+
+
+class _LoneGateWithoutGradient(MoE):
+    def combine(self, given_SD: Tensor, order_S: Tensor, gates_NK: Tensor, dropped_NK: Tensor) -> Tensor:
+        lone = self.moe.top_k == 1 and self.dispatcher is not None
+        return super().combine(given_SD, order_S, gates_NK.detach() if lone else gates_NK, dropped_NK)
+
+
+@mutant(of="PAR-01a", case="ep2-top-1", says="the gradient of layers.")
+class LoneGateOnRanksHasNoGradient(Spread):
+    """Where a token has one expert, its gate is multiplied in by a path of its own on ranks, without a gradient."""
+
+    exchange = {"moe": _LoneGateWithoutGradient}
+
+
+@mutant(of="PAR-01a", case="borrowed-ep2-top-1", says="the gradient of layers.")
+class LoneGateOnBorrowedRanksHasNoGradient(Spread):
+    """The same where experts lie on data-parallel ranks."""
+
+    exchange = {"moe": _LoneGateWithoutGradient}
+
+
+class _CountsReplicatedGroups(ShardedOptimizer):
+    def norm(self) -> float:
+        twice = [
+            member.parameter
+            for member in self.members
+            if member.name.split(".")[-2] in ("wk", "wv", "wb", "wc")
+            and isinstance(member.parameter, DTensor)
+            and "tp" in (member.parameter.device_mesh.mesh_dim_names or ())
+            and all(at.is_replicate() for at in member.parameter.placements)
+        ]
+        return self.norm_of([*(member.parameter for member in self.members), *twice])
+
+
+@mutant(of="PAR-03a", case="tp2-one-group", says="grad_norm is")
+class CountsReplicatedGroupsOnceARank(Spread):
+    """KV heads and SSM groups that are fewer than the ranks are marked as sharded: the norm counts every copy."""
+
+    moves = _CountsReplicatedGroups
+
+
+@mutant(of="PAR-02a", case="tp2-one-group", says="the weight")
+class ReplicatedGroupsClipTheOthers(Spread):
+    """The same, seen in the weights: everything is clipped by a norm that is too large."""
+
+    moves = _CountsReplicatedGroups
