@@ -200,8 +200,8 @@ MOVED = {
     name: LAYOUTS[name]
     for name in (
         "tp2-sp-muon", "tp2-one-group", "tp4-few-groups", "dp2", "fsdp4-tied", "hsdp-2x2", "hsdp-2x2-muon", "ep2-idle",
-        "tp2-sp-ep2", "tp2-ep2-etp1", "tp2-sp-fsdp2", "borrowed-ep4-fsdp", "borrowed-tp2-sp-ep2-etp1-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp",
-        "tp2-sp-ep2-fsdp2",
+        "tp2-sp-ep2", "tp2-ep2-etp1", "tp2-sp-fsdp2", "borrowed-ep4-fsdp",
+        "borrowed-tp2-sp-ep2-etp1-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp", "tp2-sp-ep2-fsdp2",
     )
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
@@ -227,3 +228,64 @@ class TellsTheLossOfItsOwnRows(Spread):
     """Each rank tells the loss of the rows that it read."""
 
     trains = _OfItsOwnRows
+
+
+class _MeanOfBatchesOnRanks(ParallelTrainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        return sum(super(_MeanOfBatchesOnRanks, self).validate([each]) for each in batches) / len(batches)
+
+
+@mutant(of="OPT-06c", case="fsdp2", says="the loss of a validation is")
+class TakesTheMeanOfBatchesOnRanks(Spread):
+    """One process weighs labels; the loop over ranks takes the mean of its batches' means."""
+
+    trains = _MeanOfBatchesOnRanks
+
+
+class _OncePerCopy(ParallelTrainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        return super().validate(batches) * self.execution.degrees.cp * self.execution.replicas
+
+
+@mutant(of="OPT-06c", case="cp2", says="the loss of a validation is")
+@mutant(of="OPT-06c", case="hsdp-2x2", says="the loss of a validation is")
+class CountsARowOncePerRankThatSharesIt(Spread):
+    """The sum goes over context-parallel ranks and replicas; the count of labels does not."""
+
+    trains = _OncePerCopy
+
+
+class _LeavesReductionsOut(ParallelTrainer):
+    validated = False
+
+    def validate(self, batches: Sequence[Batch]) -> float:
+        self.validated = True
+        return super().validate(batches)
+
+    def reduce(self) -> None:
+        left_out, self.validated = self.validated, False
+        if not left_out:
+            super().reduce()
+
+
+@mutant(of="OPT-06c", case="dp2", says="behind a validation on 2 ranks, grad_norm is")
+class NextStepIsNotReduced(Spread):
+    """A validation runs under `no_sync`, and what that switches off is on again a step late."""
+
+    trains = _LeavesReductionsOut
+
+
+class _LeavesShardsAsTheyAre(ParallelTrainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        loss = super().validate(batches)
+        for each in self.model.modules():
+            if isinstance(each, FSDPModule):
+                each.set_requires_gradient_sync(False)
+        return loss
+
+
+@mutant(of="OPT-06c", case="borrowed-ep2-fsdp", says="behind a validation on 2 ranks, ")
+class LeavesGradientsUnsynchronised(Spread):
+    """The same under FSDP: gradients are not synchronised for a forward pass that has none, and stay so."""
+
+    trains = _LeavesShardsAsTheyAre
