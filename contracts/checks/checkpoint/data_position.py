@@ -19,7 +19,11 @@ from contracts.spec.recipe import Batch, Checkpoint, Data, Moe, Recipe
 from contracts.spec.training import Session, Trained, Training
 
 TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
-EPOCHS = {"resumed-in-the-second-and-third": (SHORT, 2, 2, 2), "resumed-after-one-step": (SHORT, 1, 4, 1)}
+EPOCHS = {
+    "resumed-in-the-second-and-third": (SHORT, 2, 2, 2),
+    "resumed-after-one-step": (SHORT, 1, 4, 1),
+    "resumed-where-epochs-end": (replace(SHORT, batch=Batch(micro=1, total=7)), 1, 1, 2),  # an epoch a step
+}
 OWN = ("checkpoint", "own-data")
 
 
@@ -29,7 +33,8 @@ def a_resume_in_the_middle_of_an_epoch_goes_on_there(stack: Training, recipe: Re
     interrupted, to the end of that epoch and through the following epochs.
 
     It catches an offset that is skipped again in every later epoch, a later epoch that is shuffled like the first, and
-    the rest of an epoch that is dropped. None of them shows before the epoch ends.
+    the rest of an epoch that is dropped. None of them shows before the epoch ends. Where an epoch ends with a step, the
+    next one is begun once, whether the save or the load counts it.
     """
     with folder() as at:
         text = at / "text.bin"

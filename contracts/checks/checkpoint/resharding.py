@@ -49,19 +49,24 @@ from contracts.checks._support.multi_rank_saves import (
     state_difference,
 )
 from contracts.checks._support.saved_states import FAMILIES
-from contracts.checks.checkpoint.resume import EVERYTHING
+from contracts.checks.checkpoint.resume import EVERY_KIND, EVERYTHING
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.recipe import Data, Recipe
 from contracts.spec.tolerance import FLOAT64_SCAN
 from contracts.spec.training import Execution, Session, Step, Training
 
+KINDS = replace(EVERY_KIND, name="every-kind-of-ranks", seq_length=18)
+"""What is trained of any block, of prediction heads and of streams; two ranks can share its rows' tokens."""
 RANKS: dict[str, tuple[Recipe, Execution, int, tuple[int, ...]]] = {  # steps between two loads
     "fsdp2": (SPREAD, FSDP2, 2, (2, 1, 2)),
     "tp2-sp-muon": (SPREAD_MUON, TP2_SP, 2, (1, 2, 1)),
     "ep2": (SPREAD, EP2, 2, (2, 1, 2)),
     "borrowed-ep2-fsdp-accumulated": (SPREAD_MUON, replace(EP2_BORROWED, microbatches=2), 2, (1, 2, 1)),
     "fsdp2-delayed-fp8": (SCALED, FSDP2, 2, (1, 1, 2)),
+    "fsdp2-every-kind": (KINDS, FSDP2, 2, (1, 1, 2)),
+    "tp2-sp-every-kind": (KINDS, TP2_SP, 2, (1, 1, 2)),
+    "fsdp2-tied": (replace(SPREAD, name="spread-tied", untied_embeddings=False), FSDP2, 2, (1, 2, 1)),
     "tp2-sp-ep2": (SPREAD, TP2_EP2, 4, (2, 1, 1)),
     "borrowed-cp2-fsdp": (SPREAD_MUON, CP2_FSDP, 2, (1, 2, 1)),
     "hsdp-2x2": (SPREAD, HSDP, 4, (1, 2, 1)),
@@ -225,16 +230,19 @@ def _apart(got: Step, want: Step) -> str:
     return f"step {want.number}: {words}" if words else ""
 
 
-EPOCHS: dict[str, tuple[int, tuple[Execution, ...]]] = {
-    "fsdp2": (2, (FSDP2, FSDP2, FSDP2)),
-    "one-to-two-to-two-of-one-row": (2, (ONE, FSDP2, CP2_FSDP)),
-    "pp2-to-tp2": (2, (PP2, PP2, TP2_SP)),
+EPOCHS: dict[str, tuple[int, int, tuple[Execution, ...]]] = {  # sequences of the text; a step takes five
+    "fsdp2": (2, 6, (FSDP2, FSDP2, FSDP2)),
+    "fsdp2-where-epochs-end": (2, 5, (FSDP2, FSDP2, FSDP2)),
+    "one-to-two-to-two-of-one-row": (2, 6, (ONE, FSDP2, CP2_FSDP)),
+    "pp2-to-tp2": (2, 6, (PP2, PP2, TP2_SP)),
 }
 
 
 @contract("CKPT-01i", asks="train", cases=EPOCHS, source=FAMILIES, tier="dist",
           needs={"": ("checkpoint", "own-data")})  # fmt: skip
-def ranks_that_resume_in_later_epochs_read_on(stack: Training, world: int, layouts: tuple[Execution, ...]) -> None:
+def ranks_that_resume_in_later_epochs_read_on(
+    stack: Training, world: int, sequences: int, layouts: tuple[Execution, ...]
+) -> None:
     """Ranks that resume in the second epoch and again in the fourth, on the same layout or another, consume the
     sequences of the run on one rank that was not interrupted.
 
@@ -245,7 +253,7 @@ def ranks_that_resume_in_later_epochs_read_on(stack: Training, world: int, layou
     with shared_folder() as at:
         text = at / "text.bin"
         own = text.with_name(f"text-{here().rank}")
-        own.write_bytes(bytes(3 * k % 59 for k in range(6 * SPREAD.seq_length + 1)))  # six sequences, four a step
+        own.write_bytes(bytes(3 * k % 59 for k in range(sequences * SPREAD.seq_length + 1)))
         own.replace(text)
         recipe = replace(SPREAD, data=Data(path=str(text)))
         whole = stack.train(Session(recipe=recipe, steps=7, execution=ONE)).steps

@@ -83,6 +83,22 @@ class DropsTheRest(Trained):
     trains = _DropsTheRest
 
 
+class CountsAnEpochTwice(Trainer):
+    """Where an epoch has just ended, a load goes on to the next one, and so does whoever reads first."""
+
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        super().load(state, position)
+        if self.consumed and self.consumed % len(self.corpus) == 0:
+            self.consumed += len(self.corpus)
+
+
+@mutant(of="CKPT-01f", case="resumed-where-epochs-end", says="the samples are")
+class LeavesAnEpochOut(Trained):
+    """The number of the epoch rises at the load, and once more when the loader finds its epoch at the end."""
+
+    trains = CountsAnEpochTwice
+
+
 class _AsksNoRecipe(Checkpoints):
     def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
         latest = self.latest()

@@ -15,13 +15,14 @@ from torch.distributed.tensor import DTensor
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank_saves import Spread
 from contracts.mutants._support.pipeline import Staged
-from contracts.mutants.checkpoint.data_position import CountsEpochs
+from contracts.mutants.checkpoint.data_position import CountsAnEpochTwice, CountsEpochs
 from contracts.stacks.reference.checkpoint import rng_state
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
 from contracts.stacks.reference.checkpoint.manifest import Manifest
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.parallel.placements import local_part
 from contracts.stacks.reference.training.trainer import GENERATORS
 
 Position = Mapping[str, int]
@@ -335,3 +336,33 @@ class SavesTheOffsetInItsEpoch(Spread):
     """Ranks save how far they are in their epoch, and not in which: the first load, of one rank's save, is right."""
 
     trains = _SavesTheOffset
+
+
+class _CountsAnEpochTwiceOnRanks(CountsAnEpochTwice, ParallelTrainer):
+    """As on one rank."""
+
+
+@mutant(of="CKPT-01i", case="fsdp2-where-epochs-end", says="from step 3 on, rank 0: the samples are")
+class LeavesAnEpochOutOnRanks(Spread):
+    """Ranks that resume where an epoch ends begin the one behind the next."""
+
+    trains = _CountsAnEpochTwiceOnRanks
+
+
+class _LoadsMomentsOfLayersAlone(ParallelTrainer):
+    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
+        super().load(state, position)
+        tied = () if self.recipe.untied_embeddings else ("embedding.",)
+        for name, each in self.optimizer.state().items():
+            if name.startswith(("mtp.", *tied)) or ".streams." in name:
+                local_part(each).zero_()
+
+
+@mutant(of="CKPT-01e", case="fsdp2-every-kind", says="after 1 loads, ")
+@mutant(of="CKPT-01e", case="tp2-sp-every-kind", says="after 1 loads, ")
+@mutant(of="CKPT-01e", case="fsdp2-tied", says="after 1 loads, ")
+class LoadsMomentsOfLayersAlone(Spread):
+    """On ranks the optimizer's state is loaded by lists of the layers: prediction heads, streams and an embedding that
+    is the head as well are in none."""
+
+    trains = _LoadsMomentsOfLayersAlone
