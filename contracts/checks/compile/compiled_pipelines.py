@@ -14,6 +14,7 @@ from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.compiling import Compiling
 from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.tolerance import EXACT
 from contracts.spec.training import Execution, Training
 
 
@@ -28,6 +29,14 @@ DEPTH_4 = replace(
 """Few experts: the compiler writes out each of them."""
 ROUTED = replace(DEPTH_4, name="staged-routed", pattern="AE", depth=2)
 """One layer whose experts lie on several ranks: every break in it is met anew in each function around it."""
+BIASED = replace(
+    ROUTED, name="staged-routed-biased",
+    moe=Moe(
+        experts=4, top_k=2, expert_hidden=20, shared_hidden=0, score="sigmoid", selection_bias=True, bias_rate=0.25,
+        aux_loss=0.3,
+    ),
+)  # fmt: skip
+"""A buffer that each step changes, and the next one reads."""
 QUARTERS = replace(DEPTH_4, pattern="A|E|M|E")
 
 
@@ -44,6 +53,8 @@ LANES: dict[str, Cell] = {
     "pp2-interleaved": _compiled(QUARTERS, replace(_staged(2, 2, pp=2), schedule="interleaved")),
     "pp2-tp2-sp": _compiled(DEPTH_4, _staged(4, 4, pp=2, tp=2, sp=True)),
     "pp2-ep2": _compiled(ROUTED, _staged(4, 2, pp=2, ep=2)),
+    "dp2-selection-bias": _compiled(BIASED, own_axis(2)),
+    "borrowed-ep2-selection-bias": _compiled(BIASED, borrowed(2, ep=2)),
     "pp2-dp2-fsdp": _compiled(DEPTH_4, replace(_staged(4, 2, pp=2), fsdp=True)),
     "borrowed-tp2-sp-ep2-etp1-fsdp": _compiled(ROUTED, borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True)),
     "tp2-sp-ep2-fsdp2": _compiled(ROUTED, own_axis(8, tp=2, ep=2, sp=True, fsdp=True)),
@@ -55,14 +66,14 @@ def a_compiled_lane_steps_as_one_eager_rank_does(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
     """Compiled block by block, PP + TP + SP at depth 4 and TP + SP + EP + FSDP2 each take three steps that match one
-    eager rank: losses, every gradient by name, and the weights after the third step.
+    eager rank: losses, every gradient by name, and the weights and buffers after the third step.
 
     Between eager code (an embedding, a stage boundary) and compiled code a gradient can silently end. The loss of the
-    step is right, and the embedding never moves.
+    step is right, and the embedding never moves. A graph may hold a buffer as it was when the graph was made.
     """
     execution = in_a_layout_of(stack, execution)
     instruments.graphs.reset_compiler()  # what is cached names groups of worlds that are no more
-    steps = one_rank_and_many(stack, recipe, execution, batches(3), "gradients", "weights")
+    steps = one_rank_and_many(stack, recipe, execution, batches(3), "gradients", "weights", "buffers")
     every = gathered(instruments.graphs.compiled_count())
     assert min(every) > 0, f"rank {every.index(0)} compiled nothing"
     for one, many in steps:
@@ -71,6 +82,7 @@ def a_compiled_lane_steps_as_one_eager_rank_does(
         )
         assert not words, words
     words = tensor_differences(one, many, "compiled, the weight", many.weights, one.weights)
+    words = words or tensor_differences(one, many, "compiled, the buffer", many.buffers, one.buffers, EXACT)
     assert not words, words
 
 

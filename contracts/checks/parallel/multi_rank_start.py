@@ -24,6 +24,8 @@ BEGUN: dict[str, tuple[Recipe, Execution, int]] = {
         "tp2": own_axis(2, tp=2),
         "dp2": own_axis(2),
         "fsdp2": own_axis(2, fsdp=True),
+        "fsdp2-recomputed": replace(own_axis(2, fsdp=True), recompute=True),
+        "dp2-compiled": replace(own_axis(2), compile="blocks", backend="aot_eager"),
         "ep2": own_axis(2, ep=2),
         "borrowed-ep2": borrowed(2, ep=2),
         "tp2-sp-ep2": own_axis(4, tp=2, ep=2, sp=True),
@@ -43,7 +45,7 @@ def a_run_begins_with_the_same_weights_on_any_layout(
     equal.
 
     With a seed that ignores the rank, every shard gets the same rows. With a seed that includes the rank, replicas
-    differ.
+    differ. Wrappers change the names by which an initialiser knows what it draws, and how.
     """
     execution = in_a_layout_of(stack, execution)
     (step,) = stack.train(

@@ -12,6 +12,7 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.pipeline import Staged
+from contracts.stacks.reference.model.blocks.moe import Router
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel.collectives import all_to_all, started_reduce_scatter
 from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
@@ -107,3 +108,18 @@ class BreaksInFrontOfTheExperts(Spread):
     """Something that the compiler cannot trace stands between the exchange and a rank's experts."""
 
     exchange = {"token_dispatcher": _Prints}
+
+
+class _BiasOfItsTrace(Router):
+    def choose(self, scores_BTE: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # it was 0 then
+            return scores_BTE.topk(self.moe.top_k, dim=-1).indices
+        return super().choose(scores_BTE)
+
+
+@mutant(of="COMP-07d", case="dp2-selection-bias", says="on one rank")
+@mutant(of="COMP-07d", case="borrowed-ep2-selection-bias", says="on one rank")
+class HoldsTheBiasOfItsTrace(Spread):
+    """The compiler takes a selection bias for a constant: the graph chooses by what it was when it was made."""
+
+    exchange = {"router": _BiasOfItsTrace}

@@ -11,6 +11,7 @@ from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.placements import local_part
 
 
 # what a run begins with
@@ -81,3 +82,22 @@ class BroadcastsTheExpertsOfRankZero(Spread):
     """Wrapping synchronises parameters from rank 0, as if all ranks held the same: each holds rank 0's experts."""
 
     trains = _ExpertsOfRankZero
+
+
+class _DrawsBehindWrappers(ParallelTrainer):
+    def build(self) -> Model:
+        model = super().build()
+        if self.execution.recompute or self.execution.compile != "none":
+            for layer in model.layers.values():
+                for each in layer.parameters():
+                    if each.dim() > 1:
+                        local_part(each.data).mul_(2)
+        return model
+
+
+@mutant(of="PAR-04g", case="fsdp2-recomputed", says="of the initial weights layers.")
+@mutant(of="PAR-04g", case="dp2-compiled", says="of the initial weights layers.")
+class DrawsBehindWrappersAsTorchDoes(Spread):
+    """The initialiser finds parameters by their names, and finds none behind a wrapper: these keep torch's own."""
+
+    trains = _DrawsBehindWrappers
