@@ -247,6 +247,8 @@ WINDOWS = {
     "tp2-sp-fsdp2": (AHEAD, "nemo_native", own_axis(4, tp=2, sp=True, fsdp=True), 4, 2),
     "hsdp-2x2": (replace(BIASED, batch=replace(MANY.batch, total=8)), "nemo_native",
                  own_axis(4, fsdp=True, replicas=2), 4, 2),
+    "borrowed-hsdp2-ep2-fsdp4": (replace(BIASED, batch=replace(MANY.batch, total=16)), "nemo_native",
+                                 borrowed(8, ep=2, fsdp=True, replicas=2), 8, 2),
 }  # fmt: skip
 
 

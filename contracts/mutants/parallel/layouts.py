@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
@@ -18,7 +19,7 @@ from contracts.stacks.kit.roles import role_of
 from contracts.stacks.reference.model.blocks.attention import LatentAttention
 from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm, local
 from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, Mamba2
-from contracts.stacks.reference.model.blocks.moe import MoE, Routing
+from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Routing
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.optim.optimizer import orthogonalise
 from contracts.stacks.reference.parallel import collectives
@@ -1051,3 +1052,20 @@ class ReplicatedGroupsClipTheOthers(Spread):
     """The same, seen in the weights: everything is clipped by a norm that is too large."""
 
     moves = _CountsReplicatedGroups
+
+
+class _ExpertsOfOneReplica(ParallelTrainer):
+    def build(self) -> Model:
+        model = super().build()
+        for each in model.modules():
+            if isinstance(each, Experts) and isinstance(each, FSDPModule) and self.execution.microbatches > 1:
+                each.set_requires_all_reduce(False)
+        return model
+
+
+@mutant(of="PAR-05d", case="borrowed-hsdp2-ep2-fsdp4", says="the gradient of layers.")
+class NeverReducesExpertsOverReplicas(Spread):
+    """What switches the reduction over replicas on for the last microbatch knows the layers, and not the experts within
+    them, which are sharded on a mesh of their own."""
+
+    trains = _ExpertsOfOneReplica
