@@ -267,7 +267,7 @@ class _LatentsTwice(TensorParallel):
     def mixer(self, mixer: nn.Module) -> None:
         super().mixer(mixer)
         for name in ("wq_a", "q_norm", "kv_norm") if isinstance(mixer, LatentAttention) and not self.sequence else ():
-            mixer.get_submodule(name).weight.register_hook(  # type: ignore[operator, union-attr]  # torch's
+            mixer.get_submodule(name).weight.register_hook(  # type: ignore[operator]  # torch's
                 lambda grad: grad * self.size
             )
 

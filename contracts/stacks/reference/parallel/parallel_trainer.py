@@ -150,7 +150,9 @@ class ParallelTrainer(Trainer):
 
     def fits(self) -> None:
         """Refuse what does not divide, and a world that is not there."""
-        execution = self.execution
+        execution, degrees = self.execution, self.execution.degrees
+        if self.recipe.fp8 is not None and max(degrees.tp, degrees.ep) > 1:
+            raise NotOffered("FP8 products of matrices that tensor- or expert-parallel ranks share are not built")
         refusals_on(self.recipe, execution.degrees, dp=1).raise_any()
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         if execution.world != ranks:
