@@ -19,7 +19,5 @@ pytestmark = pytest.mark.unit
 def test_fp8_of_shared_matrices_is_declined_by_name(degrees: Degrees) -> None:
     recipe = replace(FP8, pattern="AE", depth=2)
     session = Session(recipe=recipe, steps=1, execution=Execution(world=2, degrees=degrees))
-        recipe=replace(FP8, pattern="AE", depth=2), steps=1, execution=Execution(world=2, degrees=degrees)
-    )
     with pytest.raises(NotOffered, match="FP8 products of matrices that tensor- or expert-parallel ranks share"):
         Reference().train(session)

@@ -6,6 +6,7 @@ of `model`, and the Mamba layer has a separate norm before it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,6 +25,11 @@ def chunks_of(plan: Plan, config: Any) -> list[Any]:
         return model.chunks_of(plan, config)
     if plan.chunks > 1:
         raise NotOffered("Megatron-Core: its hybrid model in interleaved stages was not tried")
+    if plan.recipe.mla is not None and _latent_attention_raises():
+        raise NotOffered(
+            "Megatron-Core: in a hybrid model of this version latent attention raises: its layer gives it an argument "
+            "that it does not take, pp_layer_offset", "stack"
+        )  # fmt: skip
     state, recipe = mcore("parallel_state"), plan.recipe
     parsed, pp = patterns.parse(recipe.pattern, recipe.depth), plan.degrees.pp
     stages = patterns.stages(parsed, pp) if pp > 1 else [plan.letters]
@@ -38,6 +44,14 @@ def chunks_of(plan: Plan, config: Any) -> list[Any]:
         rotary_base=recipe.rope_theta,
     )
     return [made]
+
+
+def _latent_attention_raises() -> bool:
+    """So in 0.17."""
+    layer, latent = mcore("transformer.transformer_layer"), mcore("transformer.multi_latent_attention")
+    given, taken = (inspect.signature(each.__init__).parameters
+                    for each in (layer.TransformerLayer, latent.MLASelfAttention))  # fmt: skip
+    return "pp_layer_offset" in given and "pp_layer_offset" not in taken
 
 
 def _kind(config: Any, spec: Any, stages: list[str]) -> Callable[..., Any]:
