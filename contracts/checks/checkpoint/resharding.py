@@ -128,6 +128,8 @@ def _unlike(got: Step, want: Step) -> str:
     return f"step {want.number}: {'; '.join(found)}" if found else ""
 
 
+PAIR = replace(SPREAD, name="spread-pair", pattern="AE", depth=2)
+COMPILED = Execution(world=2, precision="float64", compile="blocks", backend="aot_eager")
 OTHERS: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
     "one-rank": (SPREAD, 2, ONE, (FSDP2, TP2_SP, EP2_BORROWED)),
     "fsdp2": (SPREAD_MUON, 2, FSDP2, (ONE, TP2, EP2)),
@@ -138,6 +140,8 @@ OTHERS: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
     "one-rank-to-pp2": (SPREAD_MUON, 2, ONE, (PP2,)),
     "cp2-fsdp": (SPREAD_MUON, 2, CP2_FSDP, (ONE, CP2, TP2_SP)),
     "one-rank-to-cp2": (SPREAD, 2, ONE, (CP2, CP2_FSDP)),
+    "compiled-to-eager": (PAIR, 2, COMPILED, (ONE, FSDP2)),
+    "eager-to-compiled": (PAIR, 2, FSDP2, (COMPILED,)),
     "tp2-sp-ep2": (SPREAD, 4, TP2_EP2, (ONE, HSDP, TP2_FSDP2)),
     "hsdp-2x2": (SPREAD, 4, HSDP, (FSDP4, EP4_BORROWED)),
     "borrowed-cp2-tp2-fsdp": (SPREAD, 4, CP2_TP2, (HSDP, TP2_EP2)),
@@ -155,7 +159,8 @@ def another_layout_loads_every_number_by_its_name(
     and bit-identical, and resumes at the same place in the data.
 
     The number of ranks, and which rank holds which rows and experts, all change. A shard that is found by the number of
-    the rank that wrote it, by the order of the files or by the order of the parameters is the wrong shard.
+    the rank that wrote it, by the order of the files or by the order of the parameters is the wrong shard. Wrappers,
+    such as the compiler's, add to the names that a model tells, and not to those of its state.
     """
     saves, *rest = (in_a_layout_of(stack, each) for each in (saves, *loads))
     with shared_folder() as at:

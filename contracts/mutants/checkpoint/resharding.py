@@ -366,3 +366,20 @@ class LoadsMomentsOfLayersAlone(Spread):
     is the head as well are in none."""
 
     trains = _LoadsMomentsOfLayersAlone
+
+
+class _NamesBehindTheCompiler(ParallelTrainer):
+    def state(self) -> dict[str, Tensor]:
+        held, wrapped = super().state(), self.execution.compile != "none"
+        return {name.replace("layers.", "layers._orig_mod.") if wrapped else name: each for name, each in held.items()}
+
+    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
+        super().load({name.replace("layers._orig_mod.", "layers."): each for name, each in state.items()}, position)
+
+
+@mutant(of="CKPT-02a", case="compiled-to-eager", says="a legal input was refused")
+@mutant(of="CKPT-02a", case="eager-to-compiled", says="a legal input was refused")
+class SavesNamesOfTheCompiler(Spread):
+    """A compiled run saves and loads the names of its compiled modules: only another compiled run finds them."""
+
+    trains = _NamesBehindTheCompiler
