@@ -61,6 +61,7 @@ FEATURES: Mapping[str, str] = {
     "uneven-microbatches": "microbatches of unequal size, where sequences do not divide",
     "recompute": "blocks recomputed in the backward pass",
     "compile": "compiled blocks or a compiled model",
+    "compiled-blocks": "blocks that are compiled one by one",
     # data and checkpoints
     "packed": "several documents in a row",
     "own-data": "batches that the stack reads itself",

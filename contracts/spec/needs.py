@@ -91,6 +91,7 @@ def _of_execution(recipe: Recipe, execution: Execution) -> Iterator[str]:
         ("microbatches", execution.microbatches > 1),
         ("recompute", execution.recompute),
         ("compile", execution.compile != "none"),
+        ("compiled-blocks", execution.compile == "blocks"),
         ("author-dp", execution.mode == "author_dp"),
     )
 

@@ -15,7 +15,7 @@ ABILITIES = Abilities(
         "attention", "mlp", "experts", "gqa", "mla", "qk-norm", "swiglu", "softmax", "sigmoid", "selection-bias",
         "shared-expert", "route-scale", "tied", "float64", "float32", "adamw", "cosine", "linear", "constant", "WSD",
         "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep", "etp", "pp",
-        "interleaved", "borrowed", "compile", "recompute", "validation",
+        "interleaved", "borrowed", "compile", "compiled-blocks", "recompute", "validation",
     )),
     lacks=(
         lacks("recurrent", "stack", "it has no M²RNN"),

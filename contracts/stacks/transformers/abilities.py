@@ -52,6 +52,7 @@ ABILITIES = Abilities(
         # accelerate: Accelerator._prepare_cp takes torch's context_parallel, which knows no kernel of a CPU
         lacks("cp", "device", "context parallel cuts attention kernels that are accelerators' alone"),
         lacks("muon", "stack", "its Trainer has no Muon of its own; a caller hands one over"),
+        lacks("compiled-blocks", "stack", "its compiler takes the whole model"),
         lacks("dsa", "adapter", "sparse attention is asked in blocks"),
         lacks("own-data", "adapter", "it has no data of its own; give batches"),
         lacks("compile", "adapter", "a single pass is one process's, eager; sessions have the rest",
