@@ -31,13 +31,15 @@ UNWITNESSED: dict[str, tuple[tuple[ReportedStep, ...]]] = {
     "gradients-not-measured": (_from_step(0, grad_norm=None),),
     "losses-not-measured": (_from_step(0, loss=None),),
     "skipped-steps": (_from_step(1, skipped=True),),
+    "no-time": (_from_step(0, seconds=0.0),),
+    "time-not-measured": (_from_step(1, seconds="NaN"),),
 }
 
 
 @contract("RCPT-04", asks="receipt", cases=UNWITNESSED, source=F16)
 def a_throughput_needs_a_witness(stack: Evidence, steps: tuple[ReportedStep, ...]) -> None:
-    """A run has a throughput only if steps ran after the warm-up, no step of its window was skipped, and every loss and
-    gradient norm was measured and finite. Otherwise the receipt withholds the figure and states why.
+    """A run has a throughput only if steps ran after the warm-up and took time, no step of its window was skipped, and
+    every loss and gradient norm was measured and finite. Otherwise the receipt withholds the figure and states why.
 
     A record of 268 TFLOP/s was cited for weeks from a log that had crashed in initialisation. Another came from a
     commit whose gradient norm was NaN in every iteration: steps that update nothing are fast, and the loss of weights

@@ -55,6 +55,15 @@ class CountsSkippedSteps(Reference):
         return super().receipt(replace(facts, steps=tuple(replace(step, skipped=False) for step in facts.steps)))
 
 
+@mutant(of="RCPT-04", case="no-time", says="tokens/s are reported for steps")
+class DividesByALittle(Reference):
+    """A window that took no time is divided by a nanosecond, so that nothing is divided by 0."""
+
+    def receipt(self, facts: LaunchedRun) -> Receipt:
+        steps = tuple(replace(step, seconds=step.seconds or 1e-9) for step in facts.steps)
+        return super().receipt(replace(facts, steps=steps))
+
+
 @mutant(of="RCPT-04", case="nan-loss", says="is withheld without a reason")
 class WithholdsInSilence(Reference):
     """Withholds the figure without a reason, so somebody runs the job again."""
