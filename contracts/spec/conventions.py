@@ -124,6 +124,11 @@ CONVENTIONS: Mapping[str, Convention] = {
             "Megatron-Core without --calculate-per-token-loss: pipeline_parallel.schedules",
         ),
     ),
+    "shuffle-reach": _convention(
+        "how far a sequence may move in the shuffled order of its epoch",
+        ("epoch", "anywhere in its epoch", "PyTorch: RandomSampler, DistributedSampler; Megatron-Core: GPTDataset"),
+        ("buffer", "as far as a buffer that is filled in order", "datasets: IterableDataset.shuffle; tf.data: shuffle"),
+    ),
     "validation-mean": _convention(
         "over what the loss of a validation is a mean",
         (

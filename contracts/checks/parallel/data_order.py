@@ -17,6 +17,7 @@ from contracts.checks._support.refusals import refusal_of
 from contracts.checks._support.training_run import LETTERS, SEEDS
 from contracts.contract import contract
 from contracts.spec.array import Array
+from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Batch, Data, Recipe
 from contracts.spec.tolerance import EXACT
 from contracts.spec.training import Execution, Session, Tokens, Training
@@ -108,6 +109,29 @@ def the_order_is_a_function_of_seed_and_epoch(stack: Training, total: int) -> No
     with _text(16 * 60 + 3, total, seed=4321) as recipe:
         other = stack.samples(recipe, 1, 0, 1)
     assert other != epochs[0], f"seeds 1234 and 4321 both begin with {list(other)}"
+
+
+@contract("PAR-06o", asks="samples", cases={"240-sequences": (240,), "239-sequences": (239,)},
+          conventions=("shuffle-reach",), source="F05")  # fmt: skip
+def an_epoch_is_shuffled_as_a_whole(stack: Training, size: int) -> None:
+    """In the order of an epoch a sequence may stand anywhere, unless the stack declares a buffer that is filled in
+    order, and another epoch is more than the same order begun elsewhere.
+
+    On average a sequence stands n / 3 places from where it lies in the text, if every order is as likely. Blocks that
+    are shuffled each by itself keep what lies together together: a step has the rows of one file. A rotation shows
+    every sequence behind the same one in every epoch.
+    """
+    with _text(16 * size + 3, 12) as recipe:
+        flat = [id for step in range(1, 2 * size // 12 + 2) for id in stack.samples(recipe, step, 0, 1)]
+    first, second = flat[:size], flat[size : 2 * size]
+    moved = sum(abs(place - id) for place, id in enumerate(first)) / size
+    assert moved >= size / 6 or chosen(stack, "shuffle-reach") == "buffer", (
+        f"a sequence of {size} stands {moved:.1f} places from where it lies, on average: an epoch is not shuffled as a "
+        "whole"
+    )
+    behind = dict(pairwise(first))
+    kept = sum(behind.get(one) == other for one, other in pairwise(second))
+    assert kept < size / 2, f"of {size} sequences {kept} stand behind the same one in epochs 0 and 1"
 
 
 @contract("PAR-06n", asks="samples", cases={"12-a-step": (12,)}, source="F05; F15")

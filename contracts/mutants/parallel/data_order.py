@@ -454,3 +454,39 @@ class CountsEpochsTo255(Trained):
 
     class trains(Trainer):  # noqa: N801
         data_order_class = _EpochTo255
+
+
+class _WithinBlocks(DataOrder):
+    def order(self, epoch: int, index: int) -> int:
+        begin = index - index % 8
+        length = min(8, self.size - begin)
+        return begin + feistel_permutation(index - begin, length, f"{self.seed}/{epoch}/{begin}".encode())
+
+
+@mutant(of="PAR-06o", case="240-sequences", says="an epoch is not shuffled as a whole")
+@mutant(of="PAR-06o", case="239-sequences", says="an epoch is not shuffled as a whole")
+class ShufflesWithinBlocks(Trained):
+    """Eight sequences at a time are shuffled, and stay together."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _WithinBlocks
+
+
+class _Rotated(DataOrder):
+    def order(self, epoch: int, index: int) -> int:
+        return super().order(0, (index + 7 * epoch) % self.size)
+
+
+@mutant(of="PAR-06o", case="239-sequences", says="stand behind the same one in epochs 0 and 1")
+class BeginsTheSameOrderElsewhere(Trained):
+    """An epoch is the first one's order, begun at another place."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _Rotated
+
+
+@mutant(of="PAR-06o", case="240-sequences", says="stand behind the same one in epochs 0 and 1")
+class DeclaresABufferAndReadsInOrder(ReadsInOrder):
+    """A buffer of one sequence moves none."""
+
+    conventions = {"shuffle-reach": "buffer"}
