@@ -26,7 +26,7 @@ from tests_unit.argv.test_flag_table import ONE_CONNECTION, RULES, argv_of, env_
 
 pytestmark = pytest.mark.megatron
 
-OLD, NEW = VERSIONS
+OLD, *_, NEW = VERSIONS
 MODEL = (
     "--num-layers 8 --hidden-size 128 --num-attention-heads 8 --seq-length 128 --max-position-embeddings 128"
     " --micro-batch-size 1 --train-iters 10 --lr 1e-4 --position-embedding-type rope --disable-bias-linear"
@@ -42,7 +42,7 @@ def megatron(version: str) -> Megatron:
     return Megatron(version)
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=(OLD, NEW))
 def each(request: pytest.FixtureRequest) -> Megatron:
     return megatron(request.param)
 

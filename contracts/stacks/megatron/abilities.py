@@ -7,8 +7,8 @@ from dataclasses import replace
 from contracts.spec.abilities import Abilities
 from contracts.stacks.kit.declining import lacks, without
 
-VERSIONS = ("0.16.1", "0.19.2")
-"""The tested versions, oldest first: the last for Python 3.11, and the last on PyPI, which first ships the parser."""
+VERSIONS = ("0.16.1", "0.17.1", "0.18.1", "0.19.2")
+"""The tried versions, oldest first. 0.17 and later ship the training script and its parser."""
 
 ABILITIES = Abilities(
     has=frozenset((
@@ -70,13 +70,14 @@ ABILITIES = Abilities(
 """What a step needs. Blocks by themselves have no ladder."""
 
 _LATER = frozenset({"fsdp", "replicas", "validation"})
+"""Asked from 0.18 on."""
 
 
 def of_version(version: str) -> Abilities:
     """What is asked of a tried version."""
-    if version != VERSIONS[0]:
+    if version not in VERSIONS[:2]:
         return ABILITIES
-    reason = f"it was tried with {VERSIONS[-1]} alone"
+    reason = f"it was tried with {' and '.join(VERSIONS[2:])} alone"
     lacking = tuple(lacks(feature, "adapter", reason) for feature in sorted(_LATER))
     return replace(ABILITIES, has=ABILITIES.has - _LATER, lacks=ABILITIES.lacks + lacking)
 

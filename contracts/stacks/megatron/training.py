@@ -339,7 +339,7 @@ def _offered(session: Session) -> None:
         (execution.fsdp and execution.degrees.pp > 1,
          "the mesh of its FSDP has data, expert and tensor ranks and no stages", "stack"),
         (not session.batches and session.steps > 0, "it reads data sets of its own, not the recipe's", "case"),
-        (bool(session.validation) and older(), "its validation is its script's, which 0.16.1 has not", "stack"),
+        (bool(session.validation) and older(), "its validation was tried from 0.18 on", "adapter"),
         (session.keep is not None or session.durable is not None,
          "it removes no checkpoints; of its training script, which 0.16.1 has not, --save-retain-interval keeps "
          "every n-th and no newest", "stack"),
@@ -361,7 +361,7 @@ def _running(recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = (
         )
     plan = replace(plan, recompute=execution.recompute or recipe.recompute == "full")
     if execution.fsdp and older():
-        raise NotOffered(f"Megatron-Core: its FSDP was tried with {VERSIONS[-1]} alone")
+        raise NotOffered(f"Megatron-Core: its FSDP was tried with {' and '.join(VERSIONS[2:])} alone")
     if execution.fsdp and dtype is torch.float64:
         raise NotOffered("Megatron-Core: the buffers of its FSDP know no float64", "stack")
     if execution.fsdp and dtype is torch.float16:
