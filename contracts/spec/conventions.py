@@ -142,6 +142,22 @@ CONVENTIONS: Mapping[str, Convention] = {
             "transformers: Trainer.prediction_step, and evaluation_loop with losses.repeat(batch_size)",
         ),
     ),
+    "prediction-input": _convention(
+        "which hidden state a depth of multi-token prediction reads",
+        (
+            "residual",
+            "the residual stream: the model's before its final norm, then that of the depth below before its norm",
+            "arXiv 2412.19437, eq. 21-22: what TRM_k returns",
+        ),
+        (
+            "normed",
+            "what the output projection reads: the model's after its final norm, then that of the depth below after "
+            "its norm",
+            "Megatron-Core: TransformerBlock.final_layernorm, MultiTokenPredictionLayer._postprocess; vLLM after it: "
+            "deepseek_mtp.py (vllm-project/vllm#47448)",
+        ),
+        shown="megatron_heads_read_normed_states",
+    ),
     "undecayed": _convention(
         "what weight decay spares",
         (

@@ -12,6 +12,7 @@ import contracts.mutants.tensors
 from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.harness.parties import subject_of
+from contracts.mutants.blocks.multi_token_prediction import ReadsBehindTheNorms
 from contracts.mutants.blocks.rope import AnglesAreFloat32
 from contracts.mutants.moe.balance_losses import BalancesTheBatch
 from contracts.mutants.moe.padding import GivesSlotsToPadding
@@ -83,6 +84,8 @@ KEPT = {
     "MOE-06a[full]": (MovesByWhatWasKept, {"capacity-counts": "kept"}),
     "MOE-05a[sequences-apart]": (BalancesTheBatch, {"balance-over": "microbatch"}),
     "MOE-09b[a-row-of-padding]": (GivesSlotsToPadding, {"padding-slots": "as-others"}),
+    "BLK-06p[two-depths]": (ReadsBehindTheNorms, {"prediction-input": "normed"}),
+    "BLK-06m[under-prediction-heads]": (ReadsBehindTheNorms, {"prediction-input": "normed"}),
     "OPT-02a[adamw]": (DecaysEverything, {"undecayed": "nothing"}),
     "OPT-06b[few-labels]": (TakesTheMeanOfBatches, {"validation-mean": "batches"}),
     "PAR-05b[four]": (TakesTheMeanOfMeans, {"window-divides-by": "microbatch-means"}),

@@ -91,24 +91,32 @@ def tensor(value: Array | None) -> Tensor:
     return instruments.numerics.tensor(value)
 
 
-def oracle_difference(stack: Training, recipe: Recipe, letters: str, weights: Arrays) -> str:
-    """How a pass differs from the oracle of whole models: logits, then gradients; empty if it does not."""
+def oracle_difference(
+    stack: Training, recipe: Recipe, letters: str, weights: Arrays, lengths: Lengths = SHORT, *, reads: str = "residual"
+) -> str:
+    """How a pass differs from the oracle of whole models: logits, then gradients; empty if it does not.
+
+    Of a prediction depth the logits are compared where its document has the token that it looks ahead to. `reads` is
+    the convention `prediction-input`.
+    """
     import torch
 
     numerics, oracle = instruments.numerics, instruments.oracles.model
-    tokens = batch(recipe, SHORT)
+    tokens = batch(recipe, lengths)
     run = one_pass(stack, recipe, weights, tokens, backward=True)
     held = {name: each.requires_grad_() for name, each in numerics.tensors(weights).items()}
     documents_BT, labels_BT = tensor(tokens.documents), tensor(tokens.labels)
     pairs = zip(tensor(tokens.tokens), documents_BT, strict=True)
-    rows = [oracle.logits(recipe, letters, held, *row) for row in pairs]
+    rows = [oracle.logits(recipe, letters, held, *row, reads=reads) for row in pairs]
     first, *further = (torch.stack(depth) for depth in zip(*rows, strict=True))
     if len(run.mtp_logits) != len(further):
         return f"there are {len(run.mtp_logits)} heads that look ahead, expected {len(further)}"
-    named = {"the logits": (run.logits, first)}
-    named |= {f"the logits of depth {k + 1}": pair for k, pair in enumerate(zip(run.mtp_logits, further, strict=True))}
-    for what, (got, want) in named.items():
-        if words := numerics.difference(what, got, want.detach(), FLOAT64):
+    if words := numerics.difference("the logits", run.logits, first.detach(), FLOAT64):
+        return words
+    for depth, (got, want) in enumerate(zip(map(tensor, run.mtp_logits), further, strict=True), start=1):
+        seen_BT = oracle.later_labels(torch.zeros_like(labels_BT), documents_BT, depth) == 0
+        expected = torch.where(seen_BT[..., None], want.detach(), got) if got.shape == want.shape else want.detach()
+        if words := numerics.difference(f"the logits of depth {depth}", got, expected, FLOAT64):
             return words
     total = oracle.mean_loss(first, labels_BT)
     if recipe.mtp is not None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from contracts.checks._support.transformers import (
+    AHEAD_EXPERTS,
     DENSE,
     GROUPED_EXPERTS,
     HYBRID_EXPERTS,
@@ -52,6 +53,9 @@ CELLS: dict[str, Cell] = {
     "hybrid-dp2": cell(H, 2),
     "hybrid-tp2-sp": cell(H, 2, tp=2, sp=True),
     "hybrid-borrowed-tp2-sp-ep2-etp1": cell(H, 2, tp=2, ep=2, etp=1, sp=True),
+    "ahead-dp2": cell(AHEAD_EXPERTS, 2),
+    "ahead-tp2-sp": cell(AHEAD_EXPERTS, 2, tp=2, sp=True),
+    "ahead-borrowed-tp2-sp-ep2-etp1": cell(AHEAD_EXPERTS, 2, tp=2, ep=2, etp=1, sp=True),
 }  # fmt: skip
 
 
@@ -65,11 +69,12 @@ STEPPED = cells_named("dense-dp2", "dense-fsdp2", "dp2", "fsdp2", "hsdp-2x2", "t
 
 
 def needs_of(cells: Mapping[str, Cell]) -> dict[str, tuple[str, ...]]:
-    """What each layout is about: experts, and the scan where there is one."""
+    """What each layout is about: experts, and the scan or the prediction heads where there are some."""
     return {
-        name: ("experts", "mamba") if recipe is H else () if recipe is DENSE else ("experts",)
+        name: ("experts", "mamba") if recipe is H else () if recipe is DENSE
+        else ("experts", "prediction-heads") if recipe is AHEAD_EXPERTS else ("experts",)
         for name, (recipe, _, _) in cells.items()
-    }
+    }  # fmt: skip
 
 
 UPDATE = 5e-3
@@ -85,6 +90,8 @@ STAGES: dict[str, Cell] = {
     "interleaved": cell(QUARTERS, 2, pp=2, microbatches=4, interleaved=True),
     "beside-fsdp2": cell(HALVES, 4, pp=2, fsdp=True, microbatches=2),
     "hybrid-1f1b": cell(replace(H, pattern="AE|ME"), 2, pp=2, microbatches=4),
+    "ahead-1f1b": cell(replace(AHEAD_EXPERTS, pattern="AE|AE"), 2, pp=2),
+    "ahead-tied-1f1b": cell(replace(AHEAD_EXPERTS, pattern="AE|AE", untied_embeddings=False), 2, pp=2),
     "beside-tp2-sp": cell(replace(G, **IN_HALVES), 4, pp=2, tp=2, sp=True, microbatches=4),  # type: ignore[arg-type]
     "beside-ep2": cell(HALVES, 4, layout="own-axis", pp=2, ep=2, microbatches=2),
     "beside-borrowed-ep2-fsdp": cell(HALVES, 4, pp=2, ep=2, fsdp=True, microbatches=2),
@@ -134,5 +141,6 @@ SAVED = {
     "1f1b": saved_and_loaded(STAGES["1f1b"], CELLS["dp2"], cell(L, 1)),
     "interleaved": saved_and_loaded(STAGES["interleaved"], CELLS["tp2-sp-grouped"]),
     "hybrid-1f1b": saved_and_loaded(STAGES["hybrid-1f1b"], CELLS["hybrid-tp2-sp"]),
+    "ahead-1f1b": saved_and_loaded(STAGES["ahead-1f1b"], CELLS["ahead-tp2-sp"]),
     "tp2-sp-to-interleaved": saved_and_loaded(cell(QUARTERS, 2, tp=2, sp=True), STAGES["interleaved"]),
 }

@@ -17,7 +17,7 @@ from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.step_comparison import on_one_rank_and_many
 from contracts.checks._support.training_run import IDLE, large_expert_weights, selection_biases
 from contracts.spec.array import Array, Arrays
-from contracts.spec.recipe import Batch, Mamba, Mla, Moe, Optim, Recipe
+from contracts.spec.recipe import Batch, Mamba, Mla, Moe, Mtp, Optim, Recipe
 from contracts.spec.topology import Degrees, Layout
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
 
@@ -61,6 +61,9 @@ HYBRID_EXPERTS = replace(
     GROUPED_EXPERTS, name="hybrid-experts", pattern="AEME", mamba=Mamba(heads=8, head_dim=8, state=8, groups=4)
 )
 """The same with a scan in place of every second attention: a hybrid of three blocks that several stacks have."""
+
+AHEAD_EXPERTS = replace(GROUPED_EXPERTS, name="experts-ahead", mtp=Mtp(depth=2, loss_weight=0.4))
+"""The first under two dense heads of multi-token prediction."""
 
 IN_HALVES = {"pattern": "AE|AE", "depth": 4}
 IN_QUARTERS = {"pattern": "AE|AE|AE|AE", "depth": 8}

@@ -21,6 +21,7 @@ from contracts.checks._support.model_passes import (
     tensor,
 )
 from contracts.contract import contract
+from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Mhc, Recipe
 from contracts.spec.tolerance import FLOAT64
 from contracts.spec.training import Training
@@ -35,7 +36,8 @@ DEFINED = {  # recipe, letters
 }
 
 
-@contract("BLK-06m", asks=("initial", "run_model"), cases=DEFINED, source="naming; arXiv 2512.24880 section 4")
+@contract("BLK-06m", asks=("initial", "run_model"), cases=DEFINED, conventions=("prediction-input",),
+          source="naming; arXiv 2512.24880 section 4")  # fmt: skip
 def streams_follow_their_definition(stack: Training, recipe: Recipe, letters: str) -> None:
     """With hyper-connections a layer is S' = H_res S + h_post · branch(h_pre S), where h_pre is a sigmoid, h_post is
     twice a sigmoid and H_res is Sinkhorn's doubly stochastic matrix, each computed from the token's own streams.
@@ -47,7 +49,7 @@ def streams_follow_their_definition(stack: Training, recipe: Recipe, letters: st
     needs_canonical_names(stack, weights, _FIRST)
     for name in [name for name in weights if name.endswith(".alpha")]:  # so that Sinkhorn's 20 rounds reach its limit
         weights[name] = instruments.numerics.array(tensor(weights[name]) / 8)
-    words = oracle_difference(stack, recipe, letters, weights)
+    words = oracle_difference(stack, recipe, letters, weights, reads=chosen(stack, "prediction-input"))
     assert not words, words
 
 

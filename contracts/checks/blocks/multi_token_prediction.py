@@ -12,6 +12,7 @@ from contracts import instruments
 from contracts.checks._support.model_passes import (
     AHEAD,
     PACKED,
+    SHORT,
     WHOLE,
     Lengths,
     batch,
@@ -23,33 +24,40 @@ from contracts.checks._support.model_passes import (
     tensor,
 )
 from contracts.contract import contract
+from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Mla, Mtp, Recipe
 from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
 from contracts.spec.training import Training
 
-DEFINED = {  # recipe, letters
-    "two-depths": (AHEAD, "EA"),
+ROWS: Lengths = ((7,), (7,))
+DEFINED = {  # recipe, letters, documents of each row
+    "two-depths": (AHEAD, "EA", SHORT),
     "latent-attention-swiglu": (
         replace(AHEAD, depth=1, activation="swiglu", mla=Mla(q_lora=12, kv_lora=10, qk_head=6, qk_rope=4, v_head=8)),
         "E",
+        ROWS,
     ),
-    "tied-embeddings": (replace(AHEAD, depth=1, untied_embeddings=False, mtp=Mtp(depth=1, loss_weight=0.5)), "E"),
-    "wide-eps": (replace(AHEAD, depth=1, norm_eps=0.1, mtp=Mtp(depth=1, loss_weight=0.5)), "E"),
+    "tied-embeddings": (replace(AHEAD, depth=1, untied_embeddings=False, mtp=Mtp(depth=2, loss_weight=0.5)), "E", ROWS),
+    "wide-eps": (replace(AHEAD, depth=1, norm_eps=0.1, mtp=Mtp(depth=1, loss_weight=0.5)), "E", ROWS),
 }
 
 
-@contract("BLK-06p", asks=("initial", "run_model"), cases=DEFINED, source="naming; arXiv 2412.19437 section 2.2")
-def a_depth_joins_the_state_below_with_the_token_ahead(stack: Training, recipe: Recipe, letters: str) -> None:
+@contract("BLK-06p", asks=("initial", "run_model"), cases=DEFINED, conventions=("prediction-input",),
+          source="naming; arXiv 2412.19437 section 2.2")  # fmt: skip
+def a_depth_joins_the_state_below_with_the_token_ahead(
+    stack: Training, recipe: Recipe, letters: str, lengths: Lengths
+) -> None:
     """Prediction depth k is projection [RMSNorm(h); RMSNorm(E[token t + k])], an attention, an MLP, a norm and the
     model's own output projection, where h is the output of the depth below or the residual stream before the final
-    norm.
+    norm; of a stack that declares so, each of them behind its norm.
 
     The check compares the logits of every depth and the gradient of every weight with the sum written out. All depths
-    share the embedding and the output projection, so those gradients are sums over depths.
+    share the embedding and the output projection, so those gradients are sums over depths. Where a document has no
+    token t + k, no label is predicted and no logits are compared.
     """
     weights = drawn_weights(stack, recipe)
     needs_canonical_names(stack, weights, "mtp.0.projection.weight")
-    words = oracle_difference(stack, recipe, letters, weights)
+    words = oracle_difference(stack, recipe, letters, weights, lengths, reads=chosen(stack, "prediction-input"))
     assert not words, words
 
 

@@ -21,16 +21,24 @@ Branch = Callable[[Tensor], Tensor]
 IGNORED = -100
 
 
-def logits(recipe: Recipe, letters: str, weights: Weights, tokens_T: Tensor, documents_T: Tensor) -> list[Tensor]:
-    """The logits of one row (T, V): the model's, then those of each prediction depth."""
+def logits(
+    recipe: Recipe, letters: str, weights: Weights, tokens_T: Tensor, documents_T: Tensor, *, reads: str = "residual"
+) -> list[Tensor]:
+    """The logits of one row (T, V): the model's, then those of each prediction depth.
+
+    `reads` is the convention `prediction-input`.
+    """
     embedded_TD = weights["embedding.weight"][tokens_T]
     head_VD = weights.get("head.weight", weights["embedding.weight"])
     hidden_TD = trunk(recipe, letters, weights, embedded_TD, documents_T)
-    found = [normed(recipe, hidden_TD, weights["norm.weight"]) @ head_VD.T]
+    last_TD = normed(recipe, hidden_TD, weights["norm.weight"])
+    found = [last_TD @ head_VD.T]
     for depth in range(recipe.mtp.depth if recipe.mtp else 0):
         mine = with_prefix(weights, f"mtp.{depth}.")
-        hidden_TD = look_ahead(recipe, mine, hidden_TD, embedded_TD, documents_T, depth + 1)
-        found.append(normed(recipe, hidden_TD, mine["norm.weight"]) @ head_VD.T)
+        below_TD = last_TD if reads == "normed" else hidden_TD
+        hidden_TD = look_ahead(recipe, mine, below_TD, embedded_TD, documents_T, depth + 1)
+        last_TD = normed(recipe, hidden_TD, mine["norm.weight"])
+        found.append(last_TD @ head_VD.T)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants._support.patched_functions import swapped
@@ -16,6 +16,7 @@ from contracts.stacks.reference.model.blocks.common import Packing
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.model.mtp import IGNORED, MtpModule, shift_left
 from contracts.stacks.reference.model.parts_interface import PartsInterface
+from contracts.stacks.reference.stack import Reference
 
 
 class TokenFirst(MtpModule):
@@ -62,26 +63,63 @@ class JoinsTheBareEmbedding(Exchanged):
     exchange = {"prediction": Unnormed}
 
 
-class AfterTheNorm(Model):
+class _Chain(Model):
+    """Depth by depth; `start` and `onward` say what the first reads, and what the next one does."""
+
+    def start(self, hidden_BTD: Tensor) -> Tensor:
+        return hidden_BTD
+
+    def onward(self, read_BTD: Tensor, out_BTD: Tensor, prediction: nn.Module) -> Tensor:
+        return out_BTD
+
     def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
-        return super().look_ahead(self.norm(hidden_BTD), tokens_BT, pack)
-
-
-@mutant(of="BLK-06p", case="two-depths", says="the logits of depth 1 differs")
-class ReadsBehindTheFinalNorm(Exchanged):
-    """The first depth reads the hidden state after the final norm, and norms it again."""
-
-    exchange = {"model": AfterTheNorm}
-
-
-class EachFromTheModel(Model):
-    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
-        found = []
+        found, read_BTD = [], self.start(hidden_BTD)
         for depth, prediction in enumerate(self.mtp):
             later_BT = shift_left(tokens_BT, pack, depth + 1, IGNORED)
             seen_BTD = self.embed(later_BT.clamp(min=0)) * (later_BT >= 0).unsqueeze(-1)
-            found.append(self.predict(prediction.norm(prediction(hidden_BTD, seen_BTD, pack))))  # type: ignore[operator]
+            out_BTD = prediction(read_BTD, seen_BTD, pack)
+            found.append(self.predict(prediction.norm(out_BTD)))  # type: ignore[operator]  # modules type as Tensor
+            read_BTD = self.onward(read_BTD, out_BTD, prediction)
         return found
+
+
+class _BehindTheFinalNorm(_Chain):
+    def start(self, hidden_BTD: Tensor) -> Tensor:
+        return self.norm(hidden_BTD)  # type: ignore[no-any-return]  # calls of modules are untyped
+
+
+class _BehindEachNorm(_BehindTheFinalNorm):
+    def onward(self, read_BTD: Tensor, out_BTD: Tensor, prediction: nn.Module) -> Tensor:
+        return prediction.norm(out_BTD)  # type: ignore[operator, no-any-return]  # so are their parts
+
+
+@mutant(of="BLK-06m", case="under-prediction-heads", says="the logits of depth 1 differs")
+@mutant(of="BLK-06p", case="two-depths", says="the logits of depth 1 differs")
+class ReadsBehindTheNorms(Exchanged):
+    """A depth reads the hidden state after the final norm, or after that of the depth below, and norms it again."""
+
+    exchange = {"model": _BehindEachNorm}
+
+
+@mutant(of="BLK-06m", case="under-prediction-heads", says="the logits of depth 1 differs")
+@mutant(of="BLK-06p", case="two-depths", says="the logits of depth 1 differs")
+class DeclaresNormedStates(Reference):
+    """Declares that depths read normed states, as a published checkpoint wants it, and reads the residual stream."""
+
+    conventions = {"prediction-input": "normed"}
+
+
+@mutant(of="BLK-06p", case="two-depths", says="the logits of depth 2 differs")
+class NormsTheFirstStateAlone(Exchanged):
+    """Declares that depths read normed states; only the first one does, the next reads the stream of the one below."""
+
+    conventions = {"prediction-input": "normed"}
+    exchange = {"model": _BehindTheFinalNorm}
+
+
+class EachFromTheModel(_Chain):
+    def onward(self, read_BTD: Tensor, out_BTD: Tensor, prediction: nn.Module) -> Tensor:
+        return read_BTD
 
 
 @mutant(of="BLK-06p", case="two-depths", says="the logits of depth 2 differs")

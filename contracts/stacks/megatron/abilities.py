@@ -89,6 +89,7 @@ CONVENTIONS = {
     "gate-sum": "1e-20",
     "capacity-counts": "kept",
     "padding-slots": "as-others",
+    "prediction-input": "normed",
     "first-rate": "step-0",
     "warm-up-without-decay": "refused",
     "communicators": "purpose",
