@@ -13,7 +13,7 @@ VERSIONS = ("0.16.1", "0.17.1", "0.18.1", "0.19.2")
 ABILITIES = Abilities(
     has=frozenset((
         "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
-        "gqa", "mla", "qk-norm", "relu2", "swiglu", "tied",
+        "gqa", "mla", "qk-norm", "relu2", "swiglu", "tied", "prediction-heads",
         "softmax", "sigmoid", "top-1", "selection-bias", "shared-expert", "route-scale", "balance-loss", "z-loss",
         "capacity", "float64", "float32", "bf16", "fp16", "adamw", "cosine", "linear", "constant", "WSD",
         "microbatches", "recompute", "packed", "checkpoint", "validation", "dp", "fsdp", "replicas",
@@ -38,7 +38,7 @@ ABILITIES = Abilities(
         lacks("ep-with-etp", "device", "its experts exchange pieces of unequal size, which gloo does not"),
         lacks("float64 fsdp", "stack", "the buffers of its FSDP know no float64"),
         lacks("fp16 fsdp", "stack", "under a loss scale its FSDP raises where a rank has an empty shard"),
-        lacks("prediction-heads", "adapter", "multi-token prediction is not asked yet"),
+        lacks("mamba prediction-heads", "adapter", "its hybrid model with prediction heads was not tried"),
         lacks("muon", "adapter", "its Muon is a package of its own, which is not asked"),
         lacks("own-data", "adapter", "it reads data sets of its own and not the recipe's"),
         lacks("checkpoint-of-a-recipe", "stack", "of a checkpoint's arguments it compares layers, width and heads"),
@@ -69,6 +69,7 @@ ABILITIES = Abilities(
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""
 
+BEFORE_17 = "up to 0.16 a model with prediction heads asks for labels, and then returns no logits"
 _LATER = frozenset({"fsdp", "replicas", "validation"})
 """Asked from 0.18 on."""
 
@@ -78,8 +79,11 @@ def of_version(version: str) -> Abilities:
     if version not in VERSIONS[:2]:
         return ABILITIES
     reason = f"it was tried with {' and '.join(VERSIONS[2:])} alone"
-    lacking = tuple(lacks(feature, "adapter", reason) for feature in sorted(_LATER))
-    return replace(ABILITIES, has=ABILITIES.has - _LATER, lacks=ABILITIES.lacks + lacking)
+    lacking = [lacks(feature, "adapter", reason) for feature in sorted(_LATER)]
+    if version == VERSIONS[0]:
+        lacking.append(lacks("bf16 prediction-heads", "stack", BEFORE_17, asked=frozenset({"run_model"})))
+        lacking.append(lacks("fp16 prediction-heads", "stack", BEFORE_17, asked=frozenset({"run_model"})))
+    return replace(ABILITIES, has=ABILITIES.has - _LATER, lacks=(*ABILITIES.lacks, *lacking))
 
 
 CONVENTIONS = {

@@ -214,7 +214,8 @@ def _padding(layer: Any, padding_BT: Tensor) -> Tensor:
 
 
 def clear_losses() -> None:
-    """Clear the losses that routers recorded."""
+    """Clear the losses that routers and prediction heads recorded."""
+    _of_heads().clear()
     try:
         mcore("transformer.moe.moe_logging").destroy_moe_metrics_tracker()
     except ModuleNotFoundError:
@@ -222,9 +223,10 @@ def clear_losses() -> None:
 
 
 def noted_losses() -> dict[str, Tensor]:
-    """Losses by layer as the routers of this process recorded them, before their weights; only those with a weight.
+    """Losses by layer as the routers and the prediction heads of this process recorded them, before their weights; only
+    those with a weight. The loss of prediction is their mean over depths.
 
-    0.16 keeps them in a dictionary of parallel_state, 0.19 in a tracker object.
+    0.16 keeps those of routers in a dictionary of parallel_state, 0.19 in a tracker object.
     """
     try:
         metrics = mcore("transformer.moe.moe_logging").get_moe_metrics_tracker().metrics
@@ -232,7 +234,14 @@ def noted_losses() -> dict[str, Tensor]:
     except ModuleNotFoundError:
         noted = {name: each["values"] for name, each in _kept().items()}
     names = {"seq_load_balancing_loss": "aux", "z_loss": "z"}
-    return {ours: noted[theirs] for theirs, ours in names.items() if theirs in noted}
+    found = {ours: noted[theirs] for theirs, ours in names.items() if theirs in noted}
+    ahead = _of_heads().get("loss_values", _of_heads().get("values"))  # the latter up to 0.18
+    return found if ahead is None else found | {"mtp": ahead / len(ahead)}
+
+
+def _of_heads() -> dict[str, Any]:
+    found: dict[str, Any] = mcore("transformer.multi_token_prediction").MTPLossLoggingHelper.tracker
+    return found
 
 
 def _kept() -> dict[str, Any]:

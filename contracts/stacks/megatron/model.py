@@ -8,6 +8,7 @@ Transformer Engine runs on GPUs only.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,7 +85,7 @@ def _chunks(recipe: Recipe, degrees: Degrees) -> int:
 def _offered(recipe: Recipe, degrees: Degrees, letters: str, families: str) -> None:
     other = sorted(set(letters) - set(families))
     reasons: tuple[tuple[bool, str, Lack], ...] = (
-        (recipe.mtp is not None, "multi-token prediction is not asked through this adapter yet", "adapter"),
+        (recipe.mtp is not None and "M" in letters, "its hybrid model with prediction heads was not tried", "adapter"),
         (recipe.dsa is not None, "sparse attention asserts bfloat16, and wants a kernel that a CPU lacks", "device"),
         (recipe.mhc is not None, "it has no hyper-connections in a version that was tried", "stack"),
         (recipe.fp8 is not None, "FP8 is Transformer Engine's, and that runs on GPUs", "device"),
@@ -151,6 +152,8 @@ def _general(plan: Plan) -> dict[str, Any]:
         "use_cpu_initialization": True,
         "calculate_per_token_loss": plan.per_token,
     }
+    if recipe.mtp is not None:
+        given |= {"mtp_num_layers": recipe.mtp.depth, "mtp_loss_scaling_factor": recipe.mtp.loss_weight}
     if plan.recompute:
         given |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     half = {torch.bfloat16: {"bf16": True}, torch.float16: {"fp16": True}}
@@ -284,6 +287,7 @@ def chunks_of(plan: Plan, config: Any) -> list[Any]:
                 share_embeddings_and_output_weights=not plan.recipe.untied_embeddings,
                 position_embedding_type="rope",
                 rotary_base=plan.recipe.rope_theta,
+                mtp_block_spec=_heads_spec(plan, config, virtual),
                 **virtual,
             )
         )
@@ -299,6 +303,16 @@ def _block_spec(plan: Plan, config: Any, chunk: int) -> Any:
     letters = [""] * count if plan.paired else list(plan.letters[first : first + count])
     norm = mcore("transformer.torch_norm").WrappedTorchNorm
     return block.TransformerBlockSubmodules(layer_specs=[layer_spec(plan, each) for each in letters], layer_norm=norm)
+
+
+def _heads_spec(plan: Plan, config: Any, virtual: Mapping[str, int]) -> Any:
+    """The prediction heads that this rank builds of a chunk, or None. Their layer is dense, whatever others are."""
+    if plan.recipe.mtp is None:
+        return None
+    dense = layer_spec(replace(plan, recipe=replace(plan.recipe, moe=None)))
+    return mcore("models.gpt.gpt_layer_specs").get_gpt_mtp_block_spec(
+        config, dense, use_transformer_engine=False, **virtual
+    )
 
 
 def mask_of(documents_BT: Tensor) -> Tensor:

@@ -43,13 +43,13 @@ def rank_tensors_of(chunk: Any, table: Mapping[str, Link]) -> list[RankTensor]:
     found = []
     for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
         words = name.split(".")
-        if "layers" in words:
+        if "layers" in words and words[0] != "mtp":  # prediction heads are on one rank
             words[words.index("layers") + 1] = str(int(words[words.index("layers") + 1]) + first)
         if "local_experts" in words:
             place = words.index("local_experts") + 1
             words[place] = str(int(words[place]) + experts * state.get_expert_model_parallel_rank())
         full = ".".join(words)
-        if full == "output_layer.weight" and full not in table:
+        if full == "output_layer.weight" and full not in table and not hasattr(chunk, "embedding"):
             full = "embedding.word_embeddings.weight"  # tied, on the last stage: a copy that Megatron keeps equal
         if full not in table:
             continue

@@ -43,6 +43,14 @@ def has_convolution_module() -> bool:
     return "nn.Conv1d(" in inspect.getsource(mixer.__init__)
 
 
+@functools.cache
+def layer_of_a_head() -> str:
+    """The name of the layer inside a prediction head, which up to 0.16 is another."""
+    submodules = mcore("transformer.multi_token_prediction").MultiTokenPredictionLayerSubmodules
+    names = inspect.signature(submodules).parameters
+    return next(name for name in ("mtp_model_layer", "transformer_layer") if name in names)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shim:
     """One replaced name.

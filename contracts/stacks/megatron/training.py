@@ -22,7 +22,7 @@ from contracts.spec.training import Execution, Observed, Pass, Session, Step, To
 from contracts.stacks.kit import runs
 from contracts.stacks.kit.tables import MOMENTS
 from contracts.stacks.megatron import checkpoint
-from contracts.stacks.megatron.abilities import VERSIONS
+from contracts.stacks.megatron.abilities import BEFORE_17, VERSIONS
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
 from contracts.stacks.megatron.built_model import whole_of, whole_shapes
 from contracts.stacks.megatron.fsdp import FSDP_SHIMS, gathered, is_sharded, local_of, put_shard, shape_of
@@ -183,15 +183,20 @@ class Trainer:
         clear_losses()
         lm, _ = _mean(self._forward_backward(_share(batch, self.execution)))
         hook.remove()
-        told = self._returned(batch) if self.config.bf16 or self.config.fp16 else logits[0].transpose(0, 1)
+        losses = self._losses(lm)
+        *ahead, own = (each.transpose(0, 1) for each in logits)  # prediction heads come first
+        told = self._returned(batch) if self.config.bf16 or self.config.fp16 else own
         if self.config.fp16:
             self.optimizer.prepare_grads()
         found = _told(self.gradients()) if backward else {}
-        return Pass(logits=numerics.array(told), losses=self._losses(lm), gradients=found)
+        further = tuple(map(numerics.array, ahead))
+        return Pass(logits=numerics.array(told), mtp_logits=further, losses=losses, gradients=found)
 
     @torch.no_grad()
     def _returned(self, batch: Tokens) -> Tensor:
         """The logits that the model returns where it has no labels: in bfloat16 its wrapper casts them."""
+        if self.recipe.mtp is not None and not hasattr(mcore("transformer.multi_token_prediction"), "process_mtp_loss"):
+            raise NotOffered(f"Megatron-Core: {BEFORE_17}", "stack")
         rows = _share(batch, self.execution)
         logits_BTV: Tensor = self.chunks[0](*_inputs(rows))
         return logits_BTV
@@ -251,13 +256,15 @@ class Trainer:
 
     def _losses(self, lm: float) -> dict[str, float]:
         """The losses of the whole batch, and `total` with their weights."""
-        moe, degrees = self.recipe.moe, self.plan.degrees
+        moe, mtp, tp = self.recipe.moe, self.recipe.mtp, self.plan.degrees.tp
         batches = self.execution.microbatches * mcore("parallel_state").get_data_parallel_world_size()
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, {name: float(each.sum()) for name, each in noted_losses().items()})
         found, total = {"lm": lm}, lm
-        # Each rank of a TP group records its part of the balance loss, and the z loss of its own tokens.
-        for name, weight, parts in (("aux", moe.aux_loss, 1), ("z", moe.z_loss, degrees.tp)) if moe else ():
+        # Each rank of a TP group records its part of the balance loss, the z loss of its own tokens, and all of the
+        # loss of prediction heads.
+        weighed = [("aux", moe.aux_loss, 1), ("z", moe.z_loss, tp)] if moe else []
+        for name, weight, parts in (*weighed, ("mtp", mtp.loss_weight if mtp else 0.0, tp)):
             if weight:
                 found[name] = sum(rank.get(name, 0.0) for rank in every) / (batches * parts)
                 total += weight * found[name]
@@ -290,8 +297,11 @@ def _forward_step(source: Iterator[dict[str, Tensor]], model: Any, *_: Any) -> A
 def _token_losses(rows: Mapping[str, Tensor], model: Any) -> tuple[Tensor, Tensor]:
     """The loss of each token, and whether its label counts."""
     labels_BT = rows["labels"]
-    losses_BT: Tensor = model(*_inputs(rows), labels=labels_BT.clamp(min=0))
-    return losses_BT, labels_BT >= 0
+    counts_BT = labels_BT >= 0
+    ahead = mcore("utils").get_model_config(model).mtp_num_layers  # whose heads learn every label that is not masked
+    told = {"loss_mask": counts_BT.to(torch.get_default_dtype())} if ahead else {}
+    losses_BT: Tensor = model(*_inputs(rows), labels=labels_BT.clamp(min=0), **told)
+    return losses_BT, counts_BT
 
 
 def _inputs(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

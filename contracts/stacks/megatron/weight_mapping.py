@@ -4,12 +4,14 @@ linear_qkv    by KV group: the group's query heads, its key, its value
 linear_fc1    [gate; up] with swiglu, ours w1 and w3; tensor parallel shards each of the two
 experts       one module per expert, ours stacked
 in_proj       of M: z, x, B, C and dt stacked; conv1d: x, B and C, with one input channel
+eh_proj       [token; hidden state] along its columns, ours the other way round
 MLA           elements 2i and 2i + 1 of the part with rope rotate together, ours i and i + d/2
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,7 +30,7 @@ from contracts.stacks.kit.links import (
     to_canonical,
     to_theirs,
 )
-from contracts.stacks.megatron.shims import has_convolution_module
+from contracts.stacks.megatron.shims import has_convolution_module, layer_of_a_head
 
 
 def pieces(recipe: Recipe, letters: str, places: list[int]) -> dict[str, Link]:
@@ -41,7 +43,31 @@ def pieces(recipe: Recipe, letters: str, places: list[int]) -> dict[str, Link]:
         found.append(same("output_layer.weight", "head.weight"))
     for number, (letter, place) in enumerate(zip(letters, places, strict=True)):
         found += block_pieces(recipe, letter, f"decoder.layers.{place}.", f"layers.{number}.")
+    for depth in range(recipe.mtp.depth if recipe.mtp else 0):
+        found += _ahead(recipe, f"mtp.layers.{depth}.", f"mtp.{depth}.")
     return {each.theirs: each for each in found}
+
+
+def _ahead(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
+    """One depth of multi-token prediction; its layer is dense."""
+    dense, layer = replace(recipe, moe=None), f"{theirs}{layer_of_a_head()}."
+    return [
+        same(f"{theirs}hnorm.weight", f"{ours}hidden_norm.weight"),
+        same(f"{theirs}enorm.weight", f"{ours}token_norm.weight"),
+        _swapped(f"{theirs}eh_proj.weight", f"{ours}projection.weight"),
+        same(f"{theirs}final_layernorm.weight", f"{ours}norm.weight"),
+        *block_pieces(dense, "A", layer, f"{ours}attention."),
+        *block_pieces(dense, "E", layer, f"{ours}mlp."),
+    ]
+
+
+def _swapped(theirs: str, ours: str) -> Link:
+    """A matrix whose columns have their halves the other way round."""
+
+    def swap(held: Tensor) -> Tensor:
+        return torch.cat(tuple(reversed(held.chunk(2, 1))), 1)
+
+    return replace(same(theirs, ours), pack=lambda given: swap(given[0]), unpack=lambda held: (swap(held),))
 
 
 def block_pieces(recipe: Recipe, letter: str, theirs: str, ours: str) -> list[Link]:
