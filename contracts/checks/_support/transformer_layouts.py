@@ -82,6 +82,7 @@ UPDATE = 5e-3
 steps. Two stacks showed at most 5e-4; half of the decay is 1e-2."""
 
 
+AHEAD = replace(AHEAD_EXPERTS, **IN_HALVES)  # type: ignore[arg-type]  # as below
 HALVES, QUARTERS = replace(L, **IN_HALVES), replace(G, **IN_QUARTERS)  # type: ignore[arg-type]  # a table of both
 
 
@@ -90,8 +91,9 @@ STAGES: dict[str, Cell] = {
     "interleaved": cell(QUARTERS, 2, pp=2, microbatches=4, interleaved=True),
     "beside-fsdp2": cell(HALVES, 4, pp=2, fsdp=True, microbatches=2),
     "hybrid-1f1b": cell(replace(H, pattern="AE|ME"), 2, pp=2, microbatches=4),
-    "ahead-1f1b": cell(replace(AHEAD_EXPERTS, pattern="AE|AE"), 2, pp=2),
-    "ahead-tied-1f1b": cell(replace(AHEAD_EXPERTS, pattern="AE|AE", untied_embeddings=False), 2, pp=2),
+    "ahead-1f1b": cell(AHEAD, 2, pp=2, microbatches=4),
+    "ahead-tied-1f1b": cell(replace(AHEAD, untied_embeddings=False), 2, pp=2, microbatches=4),
+    "ahead-beside-tp2-sp": cell(AHEAD, 4, pp=2, tp=2, sp=True, microbatches=4),
     "beside-tp2-sp": cell(replace(G, **IN_HALVES), 4, pp=2, tp=2, sp=True, microbatches=4),  # type: ignore[arg-type]
     "beside-ep2": cell(HALVES, 4, layout="own-axis", pp=2, ep=2, microbatches=2),
     "beside-borrowed-ep2-fsdp": cell(HALVES, 4, pp=2, ep=2, fsdp=True, microbatches=2),

@@ -69,6 +69,9 @@ IN_HALVES = {"pattern": "AE|AE", "depth": 4}
 IN_QUARTERS = {"pattern": "AE|AE|AE|AE", "depth": 8}
 MASKED = (13, 0, 6, 3)
 """How many labels at the beginning of each row do not count; 2, 15, 9 and 12 labels do."""
+ALIKE = (6, 6, 6, 6)
+"""The same where prediction heads stand behind stages: stages ask for microbatches, and what those weigh is another
+question to heads (PAR-05a; PAR-08a asks both at once)."""
 
 Cell = tuple[Recipe, Execution, int]
 
@@ -85,14 +88,14 @@ def cell(recipe: Recipe, world: int, *, layout: Layout = "borrowed", fsdp: bool 
     return recipe, execution, world
 
 
-def batches(steps: int) -> tuple[Tokens, ...]:
-    """Whole rows, one document each, with unequal numbers of labels that count."""
+def batches(steps: int, hidden: tuple[int, ...] = MASKED) -> tuple[Tokens, ...]:
+    """Whole rows, one document each, whose first labels do not count: of each row as many as `hidden` says."""
     found = []
     for step in range(steps):
         tokens_BT = instruments.fixtures.integers(f"transformers {step}", (4, 16), GROUPED_EXPERTS.vocab)
         labels_BT = tokens_BT.roll(-1, 1)
         labels_BT[:, -1] = -100
-        for row, masked in enumerate(MASKED):
+        for row, masked in enumerate(hidden):
             labels_BT[row, :masked] = -100
         found.append(Tokens(tokens=instruments.numerics.array(tokens_BT), labels=instruments.numerics.array(labels_BT)))
     return tuple(found)
@@ -100,8 +103,9 @@ def batches(steps: int) -> tuple[Tokens, ...]:
 
 def session(stack: Training, recipe: Recipe, execution: Execution, steps: int, *observe: Observed) -> Session:
     """Steps from drawn weights; routers with biases start with idle experts."""
+    hidden = ALIKE if recipe.mtp is not None and execution.degrees.pp > 1 else MASKED
     return Session(
-        recipe=recipe, steps=steps, execution=in_a_layout_of(stack, execution), batches=batches(steps),
+        recipe=recipe, steps=steps, execution=in_a_layout_of(stack, execution), batches=batches(steps, hidden),
         weights=large_expert_weights(stack, recipe, "float32"),
         buffers=selection_biases(stack, recipe, IDLE, -4.0, dtype="float32"), observe=frozenset(observe),
     )  # fmt: skip
