@@ -153,8 +153,8 @@ CONVENTIONS: Mapping[str, Convention] = {
             "normed",
             "what the output projection reads: the model's after its final norm, then that of the depth below after "
             "its norm",
-            "Megatron-Core: TransformerBlock.final_layernorm, MultiTokenPredictionLayer._postprocess; vLLM after it: "
-            "deepseek_mtp.py (vllm-project/vllm#47448)",
+            "Megatron-Core: TransformerBlock.final_layernorm, MultiTokenPredictionLayer._postprocess; vLLM: "
+            "deepseek_mtp.py, as told in vllm-project/vllm#47448",
         ),
         shown="megatron_heads_read_normed_states",
     ),
