@@ -302,7 +302,7 @@ def ranks_that_load_from_others_draw_their_own_numbers(
             assert len(set(states)) == world, f"{world} ranks have {len(set(states))} states of the generator {name}"
 
 
-OWN = {"to-one-rank": (FSDP2, ONE, 2), "to-expert-parallel": (FSDP2, EP2, 2)}
+OWN = {"to-one-rank": (FSDP2, ONE, 2), "to-context-parallel": (FSDP2, CP2_FSDP, 2)}
 
 
 @contract("CKPT-02f", asks="train", cases=OWN, source=FAMILIES, tier="dist")
