@@ -53,6 +53,10 @@ PLANTED: dict[str, tuple[LaunchedRun, tuple[str, ...]]] = {  # a run → the sec
         replace(FACTS, lane=replace(FACTS.lane, overrides={"data.path": f"s3://{AWS_ID}:{PASSWORD}@bucket/x"})),
         (AWS_ID, PASSWORD),
     ),
+    "override-by-its-name": (
+        replace(FACTS, lane=replace(FACTS.lane, overrides={"logger.API_KEY": PLAIN, "data.hub_token": JWT})),
+        (PLAIN, JWT),
+    ),
     "last-words": (_saying(f"HTTPError: 401 for https://hub/api?token={PLAIN}&x=1"), (PLAIN,)),
     "repeated-by-an-error": (
         exporting(_saying(f"cannot log in with {PLAIN}"), TRACKER_PASSWORD=PLAIN), (PLAIN,)

@@ -9,6 +9,7 @@ from typing import Any
 from contracts.contract import mutant
 from contracts.spec import codec
 from contracts.spec.receipt import LaunchedRun, Receipt
+from contracts.spec.redaction import redact
 from contracts.stacks.reference.stack import Reference
 
 
@@ -52,6 +53,16 @@ class SplitsNoFlag(Reference):
             ours if "=" in ours else clean for ours, clean in zip(facts.launch.command, receipt.command, strict=True)
         )
         return replace(receipt, command=kept)
+
+
+@mutant(of="RCPT-03", case="override-by-its-name", says="is in the receipt")
+class LooksAtValuesOfOverridesAlone(Reference):
+    """Redacts what looks like a secret, and keeps a plain word under a secret's name."""
+
+    def receipt(self, facts: LaunchedRun) -> Receipt:
+        receipt = super().receipt(facts)
+        kept = {name: redact(text) for name, text in facts.lane.overrides.items()}
+        return replace(receipt, lane=replace(receipt.lane, overrides=kept))
 
 
 @mutant(of="RCPT-03", case="repeated-by-an-error", says="is in the receipt")

@@ -27,8 +27,8 @@ def chunks_of(plan: Plan, config: Any) -> list[Any]:
         raise NotOffered("Megatron-Core: its hybrid model in interleaved stages was not tried")
     if plan.recipe.mla is not None and _latent_attention_raises():
         raise NotOffered(
-            "Megatron-Core: in a hybrid model of this version latent attention raises: its layer gives it an argument "
-            "that it does not take, pp_layer_offset", "stack"
+            "Megatron-Core: in a hybrid model of this version latent attention raises: it is given an argument that it "
+            "does not take", "stack"
         )  # fmt: skip
     state, recipe = mcore("parallel_state"), plan.recipe
     parsed, pp = patterns.parse(recipe.pattern, recipe.depth), plan.degrees.pp
@@ -47,11 +47,9 @@ def chunks_of(plan: Plan, config: Any) -> list[Any]:
 
 
 def _latent_attention_raises() -> bool:
-    """So in 0.17."""
-    layer, latent = mcore("transformer.transformer_layer"), mcore("transformer.multi_latent_attention")
-    given, taken = (inspect.signature(each.__init__).parameters
-                    for each in (layer.TransformerLayer, latent.MLASelfAttention))  # fmt: skip
-    return "pp_layer_offset" in given and "pp_layer_offset" not in taken
+    """So up to 0.17: 0.17 gives it the offset of its stage when it is made, 0.16 an embedding of positions later."""
+    attention = mcore("transformer.multi_latent_attention").MLASelfAttention
+    return "pp_layer_offset" not in inspect.signature(attention.__init__).parameters
 
 
 def _kind(config: Any, spec: Any, stages: list[str]) -> Callable[..., Any]:
