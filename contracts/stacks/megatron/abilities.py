@@ -70,6 +70,7 @@ ABILITIES = Abilities(
 """What a step needs. Blocks by themselves have no ladder."""
 
 BEFORE_17 = "up to 0.16 a model with prediction heads asks for labels, and then returns no logits"
+BEFORE_18 = "up to 0.17 latent attention in a hybrid model is given an argument that it does not take"
 _LATER = frozenset({"fsdp", "replicas", "validation"})
 """Asked from 0.18 on."""
 
@@ -80,6 +81,7 @@ def of_version(version: str) -> Abilities:
         return ABILITIES
     reason = f"it was tried with {' and '.join(VERSIONS[2:])} alone"
     lacking = [lacks(feature, "adapter", reason) for feature in sorted(_LATER)]
+    lacking.append(lacks("mamba mla", "stack", BEFORE_18))
     if version == VERSIONS[0]:
         lacking.append(lacks("bf16 prediction-heads", "stack", BEFORE_17, asked=frozenset({"run_model"})))
         lacking.append(lacks("fp16 prediction-heads", "stack", BEFORE_17, asked=frozenset({"run_model"})))

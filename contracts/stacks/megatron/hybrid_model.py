@@ -14,6 +14,7 @@ from typing import Any
 from contracts.spec import pattern as patterns
 from contracts.spec.errors import NotOffered
 from contracts.stacks.megatron import model
+from contracts.stacks.megatron.abilities import BEFORE_18
 from contracts.stacks.megatron.mamba_kernels import hybrid_block
 from contracts.stacks.megatron.model import Plan, layer_spec
 from contracts.stacks.megatron.shims import mcore, older
@@ -26,10 +27,7 @@ def chunks_of(plan: Plan, config: Any) -> list[Any]:
     if plan.chunks > 1:
         raise NotOffered("Megatron-Core: its hybrid model in interleaved stages was not tried")
     if plan.recipe.mla is not None and _latent_attention_raises():
-        raise NotOffered(
-            "Megatron-Core: in a hybrid model of this version latent attention raises: it is given an argument that it "
-            "does not take", "stack"
-        )  # fmt: skip
+        raise NotOffered(f"Megatron-Core: {BEFORE_18}", "stack")
     state, recipe = mcore("parallel_state"), plan.recipe
     parsed, pp = patterns.parse(recipe.pattern, recipe.depth), plan.degrees.pp
     stages = patterns.stages(parsed, pp) if pp > 1 else [plan.letters]
