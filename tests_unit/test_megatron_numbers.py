@@ -77,7 +77,7 @@ def shown() -> Iterator[tuple[str, Path]]:
         yield from ((version, script) for version in declared if version in kept)
 
 
-@pytest.mark.parametrize(("version", "script"), shown(), ids=lambda each: getattr(each, "stem", each))
+@pytest.mark.parametrize(("version", "script"), [*shown()], ids=lambda each: getattr(each, "stem", each))
 def test_a_fault_that_is_declared_shows_without_the_suite(version: str, script: Path, forked: scripts.Run) -> None:
     done = forked(python(version), script)
     assert done.returncode == 0, done.stdout[-600:] + done.stderr[-600:]
