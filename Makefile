@@ -270,6 +270,4 @@ $(READY): pyproject.toml constraints.txt
 	echo "installing rankproof and its development tools into .venv"
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt .ci/quietly venv \
 	  $(BIN)/python -m pip install --disable-pip-version-check -e '.[dev,torch]'
-	# Once, on all cores: the first `pytest -k` would compile every test module by itself.
-	$(BIN)/python -m compileall -q -j 0 contracts tests_unit tests_dist > /dev/null || :
 	touch $@
