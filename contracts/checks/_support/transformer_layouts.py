@@ -70,11 +70,11 @@ STEPPED = cells_named("dense-dp2", "dense-fsdp2", "dp2", "fsdp2", "hsdp-2x2", "t
 
 def needs_of(cells: Mapping[str, Cell]) -> dict[str, tuple[str, ...]]:
     """What each layout is about: experts, and the scan or the prediction heads where there are some."""
+    about = ((DENSE, ()), (H, ("experts", "mamba")), (AHEAD_EXPERTS, ("experts", "prediction-heads")))
     return {
-        name: ("experts", "mamba") if recipe is H else () if recipe is DENSE
-        else ("experts", "prediction-heads") if recipe is AHEAD_EXPERTS else ("experts",)
+        name: next((needs for one, needs in about if recipe is one), ("experts",))
         for name, (recipe, _, _) in cells.items()
-    }  # fmt: skip
+    }
 
 
 UPDATE = 5e-3

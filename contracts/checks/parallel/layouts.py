@@ -43,7 +43,7 @@ BIASED = replace(
         aux_loss=0.3, z_loss=0.05,
     ),
 )  # fmt: skip
-LONE = replace(BIASED, name="layouts-top-1", moe=replace(BIASED.moe or Moe(), top_k=1))
+TOP_1 = replace(BIASED, name="layouts-top-1", moe=replace(BIASED.moe or Moe(), top_k=1))
 """One expert a token. Its gate is its sigmoid, so that the router has a gradient of the loss."""
 LATENT = replace(MANY, name="layouts-mla", mla=SMALL_MLA.mla)
 SPARSE = replace(LATENT, name="layouts-dsa", dsa=Dsa(a_ranks=(0,), index_heads=5, index_head_dim=8, top_k=5))
@@ -116,7 +116,7 @@ LAYOUTS: dict[str, Cell] = {
     "ep2-capacity": cell(CAPPED, own_axis(2, ep=2)),
     "ep2-tied": cell(TIED, own_axis(2, ep=2)),
     "ep2-sparse": cell(SPARSE, own_axis(2, ep=2)),
-    "ep2-top-1": cell(LONE, own_axis(2, ep=2)),
+    "ep2-top-1": cell(TOP_1, own_axis(2, ep=2)),
     "ep4-idle": cell(BIASED, own_axis(4, ep=4)),
     "ep2-fsdp2": cell(MANY, own_axis(4, ep=2, fsdp=True)),
     "tp2-ep2": cell(MANY, own_axis(4, tp=2, ep=2)),
@@ -126,7 +126,7 @@ LAYOUTS: dict[str, Cell] = {
     "tp2-sp-fsdp2": cell(MANY, own_axis(4, tp=2, sp=True, fsdp=True)),
     "tp2-sp-fsdp2-latent": cell(LATENT, own_axis(4, tp=2, sp=True, fsdp=True)),
     "borrowed-ep2-idle": cell(BIASED, borrowed(2, ep=2)),
-    "borrowed-ep2-top-1": cell(LONE, borrowed(2, ep=2)),
+    "borrowed-ep2-top-1": cell(TOP_1, borrowed(2, ep=2)),
     "borrowed-ep2-fsdp": cell(MANY, borrowed(4, ep=2, fsdp=True)),
     "borrowed-ep4-fsdp": cell(BIASED, borrowed(4, ep=4, fsdp=True)),
     "borrowed-tp2-sp-ep2-etp1-fsdp": cell(BIASED, borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True)),

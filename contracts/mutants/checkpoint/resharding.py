@@ -358,9 +358,9 @@ class _LoadsMomentsOfLayersAlone(ParallelTrainer):
                 local_part(each).zero_()
 
 
-@mutant(of="CKPT-01e", case="fsdp2-every-kind", says="after 1 loads, ")
-@mutant(of="CKPT-01e", case="tp2-sp-every-kind", says="after 1 loads, ")
-@mutant(of="CKPT-01e", case="fsdp2-tied", says="after 1 loads, ")
+@mutant(of="CKPT-01e", case="fsdp2-every-kind", says="the state layers.0.streams.alpha/exp_avg differs")
+@mutant(of="CKPT-01e", case="tp2-sp-every-kind", says="the state layers.0.streams.alpha/exp_avg differs")
+@mutant(of="CKPT-01e", case="fsdp2-tied", says="after 1 loads, rank 0: step 3: losses is")
 class LoadsMomentsOfLayersAlone(Spread):
     """On ranks the optimizer's state is loaded by lists of the layers: prediction heads, streams and an embedding that
     is the head as well are in none."""
@@ -377,8 +377,8 @@ class _NamesBehindTheCompiler(ParallelTrainer):
         super().load({name.replace("layers._orig_mod.", "layers."): each for name, each in state.items()}, position)
 
 
-@mutant(of="CKPT-02a", case="compiled-to-eager", says="a legal input was refused")
-@mutant(of="CKPT-02a", case="eager-to-compiled", says="a legal input was refused")
+@mutant(of="CKPT-02a", case="compiled-to-eager", says="is missing from the checkpoint of step 2")
+@mutant(of="CKPT-02a", case="eager-to-compiled", says="_orig_mod.1.mixer.router.bias = 'float64 [12]': is missing")
 class SavesNamesOfTheCompiler(Spread):
     """A compiled run saves and loads the names of its compiled modules: only another compiled run finds them."""
 

@@ -71,18 +71,17 @@ ABILITIES = Abilities(
 
 BEFORE_17 = "up to 0.16 a model with prediction heads asks for labels, and then returns no logits"
 BEFORE_18 = "up to 0.17 latent attention in a hybrid model is given an argument that it does not take"
+FROM_18 = "it was tried from 0.18 on"
 _LATER = frozenset({"fsdp", "replicas", "validation"})
-"""Asked from 0.18 on."""
 
 
 def of_version(version: str) -> Abilities:
     """What is asked of a tried version."""
-    if version not in VERSIONS[:2]:
+    if version not in ("0.16.1", "0.17.1"):
         return ABILITIES
-    reason = f"it was tried with {' and '.join(VERSIONS[2:])} alone"
-    lacking = [lacks(feature, "adapter", reason) for feature in sorted(_LATER)]
+    lacking = [lacks(feature, "adapter", FROM_18) for feature in sorted(_LATER)]
     lacking.append(lacks("mamba mla", "stack", BEFORE_18))
-    if version == VERSIONS[0]:
+    if version == "0.16.1":
         lacking.append(lacks("bf16 prediction-heads", "stack", BEFORE_17, asked=frozenset({"run_model"})))
         lacking.append(lacks("fp16 prediction-heads", "stack", BEFORE_17, asked=frozenset({"run_model"})))
     return replace(ABILITIES, has=ABILITIES.has - _LATER, lacks=(*ABILITIES.lacks, *lacking))

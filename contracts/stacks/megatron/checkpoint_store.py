@@ -183,7 +183,7 @@ def _ended(folder: str) -> Iterator[None]:
     except (TypeError, AttributeError, IndexError) as error:
         if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith("_weights_only_unpickler.py"):
             raise
-        # a pickle with one digit altered does what its digits say, until torch's reader can do it no more
+        # a damaged pickle can make torch's reader raise any of these
         raise refuse("folder", folder, f"{type(error).__name__}: {_words(error)}", "see its words") from None
 
 

@@ -22,7 +22,7 @@ from contracts.spec.training import Execution, Observed, Pass, Session, Step, To
 from contracts.stacks.kit import runs
 from contracts.stacks.kit.tables import MOMENTS
 from contracts.stacks.megatron import checkpoint
-from contracts.stacks.megatron.abilities import BEFORE_17, VERSIONS
+from contracts.stacks.megatron.abilities import BEFORE_17, FROM_18
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
 from contracts.stacks.megatron.built_model import whole_of, whole_shapes
 from contracts.stacks.megatron.fsdp import FSDP_SHIMS, gathered, is_sharded, local_of, put_shard, shape_of
@@ -349,7 +349,7 @@ def _offered(session: Session) -> None:
         (execution.fsdp and execution.degrees.pp > 1,
          "the mesh of its FSDP has data, expert and tensor ranks and no stages", "stack"),
         (not session.batches and session.steps > 0, "it reads data sets of its own, not the recipe's", "case"),
-        (bool(session.validation) and older(), "its validation was tried from 0.18 on", "adapter"),
+        (bool(session.validation) and older(), f"validation: {FROM_18}", "adapter"),
         (session.keep is not None or session.durable is not None,
          "it removes no checkpoints; of its training script, which 0.16.1 has not, --save-retain-interval keeps "
          "every n-th and no newest", "stack"),
@@ -371,7 +371,7 @@ def _running(recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = (
         )
     plan = replace(plan, recompute=execution.recompute or recipe.recompute == "full")
     if execution.fsdp and older():
-        raise NotOffered(f"Megatron-Core: its FSDP was tried with {' and '.join(VERSIONS[2:])} alone")
+        raise NotOffered(f"Megatron-Core: FSDP: {FROM_18}")
     if execution.fsdp and dtype is torch.float64:
         raise NotOffered("Megatron-Core: the buffers of its FSDP know no float64", "stack")
     if execution.fsdp and dtype is torch.float16:
