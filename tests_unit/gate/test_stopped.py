@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from contracts.harness import torchrun
+from contracts.harness.ranks import guard
+from contracts.harness.ranks.guard_program import LOOKS_S
 from tests_unit._parties.running import RANKPROOF, ROOT, environment
 
 pytestmark = pytest.mark.unit
@@ -173,3 +175,15 @@ def test_make_gate_takes_what_it_has_started_with_it(tmp_path: Path, number: sig
     finally:
         run.end()
     assert run.process.returncode != 0
+
+
+def test_what_is_paused_goes_on() -> None:
+    """Ctrl-Z and `fg`, or a debugger, interrupt the wait of a guard past its end."""
+    command = guard.command([sys.executable, "-c", "import time; time.sleep(3)"], patience_s=1.0)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as paused:
+        time.sleep(0.5)
+        paused.send_signal(signal.SIGSTOP)
+        time.sleep(2 * LOOKS_S)
+        paused.send_signal(signal.SIGCONT)
+        _, said = paused.communicate(timeout=PATIENCE_S)
+    assert (paused.returncode, said) == (0, "")

@@ -75,7 +75,8 @@ def _wait(child: int, heard: list[signal.Signals], given: dict[str, str], tree: 
         while (ended := _reaped()) is not None:
             if ended[0] == child:
                 return ended[1]
-        number = signal.Signals(got.si_signo) if got is not None and got.si_signo != signal.SIGCHLD else None
+        # A stop or a debugger that interrupts the wait past its end leaves no signal and any number (CPython to 3.14).
+        number = signal.Signals(got.si_signo) if got is not None and got.si_signo in heard else None
         if number is None and not until and os.getppid() != parent:
             number = signal.SIGTERM
         if number is not None:
