@@ -5,10 +5,11 @@
     python -m benchmarks.times --at 2ac6190 --at HEAD   # two commits in turn: before and after, on one machine
     python -m benchmarks.times --dearest reports/test.xml   # only what the last `make test` spent on which files
 
-Each commit is cloned afresh into a scratch folder with environments of its own. Those that it needs are made before the
-rows behind `clone`, also that of Megatron-Core where it can be; a row asked without `clone` also compiles what it imports. A row is the time to the first
-byte, to the first line that tells a result or how far it is, and to the end. A command that a commit does not have
-says so by its exit code, 2; one that misses its target is marked. Behind `test` stand the twenty dearest test files.
+Each commit is cloned afresh into a scratch folder with environments of its own. What `clone` does not make is made
+before the rows behind it, also Megatron-Core's where it can be; a row asked without `clone` also compiles what it
+imports. A row is the time to the first byte, to the first line that tells a result or how far it is, and to the end.
+A command that a commit does not have says so by its exit code, 2; one that misses its target is marked. Behind `test`
+stand the twenty dearest test files.
 Prints Markdown; `--out DIR` also keeps what the commands said.
 """
 
@@ -58,7 +59,7 @@ ROWS: Mapping[str, Row] = {
     "whole collection": Row(command="pytest -q --collect-only --snapshot-warn-unused", cpu=4),
     "test": Row(command="make test", at_most=1080),
 }  # fmt: skip
-"""`clone` has no environment yet. `full gate` has the proof that `mutants` leaves; without that row it makes its own."""
+"""`clone` has no environment yet. `full gate` takes the proof that `mutants` leaves, and else makes its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
