@@ -13,7 +13,11 @@ owner = "numerics team"
 expires = 2027-02-28
 
 A deviation forgives what it says and nothing else of its case. `rankproof deviations` writes `says` and `tensors` from
-a record.
+a record. Two configurations of one stack share entries:
+
+[[taken]]
+file = "megatron.toml"       # beside this one
+cases = ["PAR-01e[tp2-sp]"]  # id and case, as that file has them
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import functools
 import re
 import tomllib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -89,8 +94,11 @@ def load(path: Path) -> tuple[Deviation, ...]:
     return declared
 
 
-def read(path: Path) -> tuple[Deviation, ...]:
+def read(path: Path, *, for_files: tuple[Path, ...] = ()) -> tuple[Deviation, ...]:
     """Read a deviations file whose entries may still lack their words.
+
+    Args:
+        for_files: the files that take entries from this one, if any.
 
     Raises:
         Refused: as `load`, but for missing words.
@@ -103,13 +111,19 @@ def read(path: Path) -> tuple[Deviation, ...]:
         ) from None
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of too many digits, too deep
         raise refuse("deviations", str(path), f"is not TOML: {error}", "see docs/deviations/") from None
-    entries = data.pop("deviation", [])
+    entries, others = data.pop("deviation", []), data.pop("taken", [])
     found = Refusals()
     for key in data:
-        found.add("deviations", key, "is not a table of this file", "write [[deviation]] tables only")
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise refuse("deviations", "deviation", "is no list of tables", "write [[deviation]], with double brackets")
+        found.add("deviations", key, "is not a table of this file", "write [[deviation]] and [[taken]] tables only")
+    for name, tables in (("deviation", entries), ("taken", others)):
+        if not isinstance(tables, list) or not all(isinstance(entry, dict) for entry in tables):
+            raise refuse("deviations", name, "is no list of tables", f"write [[{name}]], with double brackets")
     declared = []
+    for number, entry in enumerate(others, start=1):
+        try:
+            declared += _taken(decode(_Taken, entry, name=f"taken {number}"), f"taken {number}", (*for_files, path))
+        except Refused as refused:
+            found.extend(refused)
     for number, entry in enumerate(entries, start=1):
         try:
             declared.append(_entry(entry, f"deviation {number}"))
@@ -117,6 +131,28 @@ def read(path: Path) -> tuple[Deviation, ...]:
             found.extend(refused)
     found.raise_any()
     return tuple(declared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Taken:
+    """Entries of another file, by id and case."""
+
+    file: str
+    cases: tuple[str, ...]
+
+
+def _taken(taken: _Taken, name: str, files: tuple[Path, ...]) -> list[Deviation]:
+    """The entries that the last of these files takes."""
+    other = files[-1].parent / taken.file
+    if other.resolve() in [each.resolve() for each in files]:
+        raise refuse(f"{name}.file", taken.file, "takes entries from itself", "name a file that has them")
+    there = read(other, for_files=files)
+    found = Refusals()
+    for case in taken.cases:
+        known = any(case == f"{each.id}[{each.case}]" for each in there)
+        found.unless(known, f"{name}.cases", case, f"is no entry of {other}", "write id and case as they stand there")
+    found.raise_any()
+    return [each for each in there if f"{each.id}[{each.case}]" in taken.cases]
 
 
 def _entry(entry: object, name: str) -> Deviation:

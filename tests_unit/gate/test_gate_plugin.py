@@ -71,6 +71,8 @@ DEVIATIONS: dict[str, tuple[str, str, int, str]] = {  # file, profile, exit code
     "not-for-this-profile": (_entry(id="ARGV-01", case="*"), HOLDS, CONFORMANT, "CONFORMANT"),
     "other-words": (_entry(says="ep is #"), ITEM, VIOLATED, "matches none of the words: dp is"),
     "no-words": (_entry(says=None), ITEM, USAGE, "TOPO-02[pp13-on-52] say nothing of what they forgive"),
+    "taken-from-another": ('[[taken]]\nfile = "declared.toml"\ncases = ["TOPO-02[pp13-on-52]"]\n', ITEM, CONFORMANT,
+                           "declared by mesh until"),
     "all-faults-at-once": (_entry(reason=" ") + _entry(expires="soon"), ITEM, USAGE, "deviation 2.expires = 'soon'"),
 }  # fmt: skip
 
@@ -88,6 +90,9 @@ FAULTY: dict[str, tuple[str, str]] = {  # file, words of its refusal
     "no-tables": ("deviation = [1, 2]\n", "is no list of tables"),
     "nested": (f"a = {'[' * 3000}{']' * 3000}\n", "is not TOML"),
     "a-number-too-long": (f"a = {'9' * 5000}\n", "is not TOML"),
+    "taken-from-itself": ('[[taken]]\nfile = "deviations.toml"\ncases = []\n', "takes entries from itself"),
+    "taken-from-nowhere": ('[[taken]]\nfile = "other.toml"\ncases = []\n', "other.toml': cannot be read"),
+    "taken-without-a-case": ('[[taken]]\nfile = "other.toml"\n', "taken 1.cases"),
     "not-text": ("\udcff", "is not TOML"),
 }
 
