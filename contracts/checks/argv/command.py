@@ -34,7 +34,7 @@ from contracts.checks._support.launches import (
 from contracts.contract import contract
 from contracts.spec.errors import Refused
 from contracts.spec.launch import Lane
-from contracts.spec.recipe import Checkpoint, Data, Fp8, Recipe
+from contracts.spec.recipe import Batch, Checkpoint, Data, Dsa, Fp8, Mamba, Mla, Moe, Mtp, Optim, Recipe
 from contracts.spec.stack import Stack
 from contracts.spec.topology import Degrees
 
@@ -122,6 +122,60 @@ def the_switches_that_follow_from_the_degrees(stack: Stack, recipe: Recipe, lane
     assert ranks == model * dp, f"the argv leaves {ranks / model:g} data-parallel ranks of {ranks}, expected {dp}"
     found = "--use-distributed-optimizer" in words
     assert found == (dp > 1), f"--use-distributed-optimizer is {'present' if found else 'missing'} at dp {dp}"
+
+
+DISTINCT = Recipe(
+    name="distinct", family="nam56r", pattern="AEMEAEMEAEMR", depth=24, hidden=1024, ffn_hidden=1536, heads=16,
+    kv_groups=4, seq_length=2048, vocab=50_304, rope_theta=20_000, norm_eps=3e-6, seed=4321,
+    mamba=Mamba(heads=24, head_dim=32, state=96, groups=6),
+    moe=Moe(
+        experts=48, top_k=3, expert_hidden=384, shared_hidden=640, score="sigmoid", selection_bias=True, bias_rate=2e-3,
+        aux_loss=3e-4, z_loss=5e-4, route_scale=2.5, capacity_factor=1.25,
+    ),
+    mtp=Mtp(depth=2, loss_weight=0.35),
+    optim=Optim(lr=7e-4, min_lr=9e-6, warmup=30, steps=700, weight_decay=0.07, beta1=0.87, beta2=0.93, clip=0.6),
+    batch=Batch(micro=8, total=192), checkpoint=Checkpoint(save="/ckpt/a", interval=50),
+)  # fmt: skip
+"""No two of its numbers are equal: one behind another's flag shows."""
+LATENT = replace(
+    DISTINCT, mla=Mla(q_lora=160, kv_lora=224, qk_head=80, qk_rope=48, v_head=112),
+    dsa=Dsa(a_ranks=(0, 1, 2, 3, 4, 5), index_heads=5, index_head_dim=88, top_k=208),
+)  # fmt: skip
+NUMBERS: dict[str, float] = {
+    "--hidden-size": 1024, "--ffn-hidden-size": 1536, "--num-attention-heads": 16, "--seq-length": 2048,
+    "--vocab-size": 50_304, "--rotary-base": 20_000, "--norm-epsilon": 3e-6, "--seed": 4321,
+    "--mamba-num-heads": 24, "--mamba-head-dim": 32, "--mamba-state-dim": 96, "--mamba-num-groups": 6,
+    "--num-experts": 48, "--moe-router-topk": 3, "--moe-ffn-hidden-size": 384,
+    "--moe-shared-expert-intermediate-size": 640, "--moe-router-bias-update-rate": 2e-3, "--moe-aux-loss-coeff": 3e-4,
+    "--moe-z-loss-coeff": 5e-4, "--moe-router-topk-scaling-factor": 2.5, "--moe-expert-capacity-factor": 1.25,
+    "--mtp-loss-scaling-factor": 0.35, "--mtp-num-layers": 2,
+    "--lr": 7e-4, "--min-lr": 9e-6, "--lr-warmup-iters": 30, "--lr-warmup-samples": 30 * 192, "--train-iters": 700,
+    "--train-samples": 700 * 192, "--lr-decay-iters": 700, "--lr-decay-samples": 700 * 192, "--weight-decay": 0.07,
+    "--adam-beta1": 0.87, "--adam-beta2": 0.93, "--clip-grad": 0.6, "--micro-batch-size": 8,
+    "--global-batch-size": 192, "--save-interval": 50,
+}  # fmt: skip
+"""Flag → the number of the recipe that is for it, by hand."""
+STATED: dict[str, tuple[Recipe, Lane, dict[str, float]]] = {
+    "grouped": (DISTINCT, NATIVE, NUMBERS | {"--num-query-groups": 4}),
+    "latent": (LATENT, NATIVE, NUMBERS | {
+        "--q-lora-rank": 160, "--kv-lora-rank": 224, "--qk-head-dim": 80, "--qk-pos-emb-head-dim": 48,
+        "--v-head-dim": 112, "--dsa-indexer-n-heads": 5, "--dsa-indexer-head-dim": 88, "--dsa-indexer-topk": 208,
+    }),
+    "author": (DISTINCT, AUTHOR, NUMBERS),
+}  # fmt: skip
+
+
+@contract("ARGV-01c", asks="launch", cases=STATED, source="SkyRL #1646; Megatron-Bridge #1135; F15")
+def each_number_stands_behind_its_flag(stack: Stack, recipe: Recipe, lane: Lane, numbers: Mapping[str, float]) -> None:
+    """Each flag of the argv that carries a number carries the recipe's number that is for it, in the unit of the flag.
+
+    Two ranks of latents, two betas, two coefficients are as easily exchanged as they are equal in every preset. The
+    launcher accepts either, and a change of the recipe changes the argv, as it should.
+    """
+    words = flag_texts(for_megatron(stack, recipe, lane).argv)
+    for flag, want in numbers.items():
+        got = words.get(flag)
+        assert got is None or math.isclose(float(got), want, rel_tol=1e-9), f"{flag} is {got}, expected {want:.10g}"
 
 
 MOE = ("--num-experts", "--moe-", "--expert-")

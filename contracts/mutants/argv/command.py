@@ -56,6 +56,44 @@ class LogsByTheWidthOfTheTerminal(Reference):
         return _saying(launch, "--log-interval", "1") if "COLUMNS" in lane.inherited else launch
 
 
+@mutant(of="ARGV-01c", case="latent", says="--q-lora-rank is 224, expected 160")
+class ExchangesTheRanksOfLatents(Reference):
+    """Fills in the rank of keys for that of queries, and the other way round. Presets give both the same."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch, mla = super().launch(recipe, lane), recipe.mla
+        if mla is None:
+            return launch
+        return _saying(_saying(launch, "--q-lora-rank", str(mla.kv_lora)), "--kv-lora-rank", str(mla.q_lora))
+
+
+@mutant(of="ARGV-01c", case="grouped", says="--adam-beta1 is 0.93, expected 0.87")
+@mutant(of="ARGV-01c", case="author", says="--adam-beta1 is 0.93, expected 0.87")
+class ExchangesTheBetas(Reference):
+    """Unpacks a pair of betas in the wrong order."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch, optim = super().launch(recipe, lane), recipe.optim
+        return _saying(_saying(launch, "--adam-beta1", str(optim.beta2)), "--adam-beta2", str(optim.beta1))
+
+
+@mutant(of="ARGV-01c", case="grouped", says="--lr-warmup-iters is 5760, expected 30")
+class WarmsUpInSequences(Reference):
+    """Counts the warm-up in sequences behind the flag that counts iterations."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return _saying(super().launch(recipe, lane), "--lr-warmup-iters", str(recipe.optim.warmup * recipe.batch.total))
+
+
+@mutant(of="ARGV-01c", case="author", says="--moe-aux-loss-coeff is 0.0001, expected 0.0003")
+class WeighsBalanceByTheChoice(Reference):
+    """Divides the coefficient of the balance loss by the experts of a token, for a launcher whose f sums to 1."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch, moe = super().launch(recipe, lane), recipe.moe
+        return launch if moe is None else _saying(launch, "--moe-aux-loss-coeff", f"{moe.aux_loss / moe.top_k:.6g}")
+
+
 @mutant(of="ARGV-01a", case="nemo-native", says="--rotary-base is missing, expected 500000", bugs=("ROP-20",))
 class LeavesThetaToTheDefault(Reference):
     """Emits rotary embeddings without their base: Megatron's 10000 is near enough to train and far enough to differ."""
