@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.trainer import Trained
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.training.trainer import Trainer
 
 
 class _MovesAway(MoE):
@@ -131,3 +137,33 @@ class DeclaresKeptAssignments(Exchanged):
     """Declares that kept assignments move the bias, and counts dropped ones too."""
 
     conventions = {"capacity-counts": "kept"}
+
+
+def _narrow(values: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: each.to(dtype) if name.endswith(".counts") else each for name, each in values.items()}
+
+
+class _CountsAsTheModel(Trainer):
+    def total(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        return super().total([_narrow(part, self.model.activations) for part in parts])
+
+
+@mutant(of="MOE-06i", case="one", says="asked 301 times where the mean is 300, moved by +0, expected -0.01")
+@mutant(of="MOE-06i", case="three-microbatches", says="asked 301 times where the mean is 300, moved by")
+class CountsInTheDtypeOfTheModel(Trained):
+    """Assignments are counted in a buffer of the model, which is cast to bfloat16 with it (Megatron-LM #7081)."""
+
+    trains = _CountsAsTheModel
+
+
+class _AddsCountsAsTheModel(ParallelTrainer):
+    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        return super().over_parts(_narrow(values, self.model.activations))
+
+
+@mutant(of="MOE-06j", case="dp2", says="asked 301 times where the mean is 300, moved by +0, expected -0.01")
+@mutant(of="MOE-06j", case="borrowed-ep2", says="asked 301 times where the mean is 300, moved by +0, expected -0.01")
+class AddsCountsInTheDtypeOfTheModel(Spread):
+    """Each rank counts in whole numbers, and the sum over ranks is sent in bfloat16 (Megatron-LM #7081)."""
+
+    trains = _AddsCountsAsTheModel
