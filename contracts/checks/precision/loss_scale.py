@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.checks._support.folders import shared_folder
 from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import own_axis
 from contracts.checks._support.step_comparison import update_difference
@@ -194,6 +195,34 @@ def a_resumed_run_has_the_loss_scale(stack: Training, recipe: Recipe) -> None:
     assert _scale(got) == _scale(want), f"the loss scale is {_scale(got):g} resumed, {_scale(want):g} without"
     words = instruments.numerics.differences("the weight", got.weights, want.weights, EXACT)
     assert not words, f"resumed behind a step that overflowed, {words}"
+
+
+RESUMED = {name: SPREAD_OUT[name] for name in ("dp2", "fsdp2", "tp2")}
+
+
+@contract("PREC-05i", asks=("built", "train"), cases=RESUMED, tier="dist", source=f"{SOURCE}; accelerate #4289")
+def ranks_that_resume_have_the_loss_scale(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+    """Under float16 ranks that resume have the loss scale of the run that was saved, every one of them, and their next
+    step is bit-identical.
+
+    A load that makes the state of an optimizer by a step of its own moves the scale that it has set. Where one rank
+    begins with another scale than the rest, their gradients are added up by different measures.
+    """
+    weights = _weights(stack, recipe)
+    names = ("finite 1", "loud", "loud", "finite 2")
+    given = tuple(_batch(recipe, name, loud=name == "loud", rows=ROWS_OF_16) for name in names)
+    asked = Session(
+        recipe=recipe, steps=4, execution=replace(in_a_layout_of(stack, execution), precision="declared"),
+        batches=given, weights=weights, observe=frozenset({"weights"}), at=frozenset({4}),
+    )  # fmt: skip
+    with shared_folder() as at:
+        *before, want = stack.train(replace(asked, save=str(at), save_at=frozenset({3}))).steps
+        (got,) = stack.train(replace(asked, steps=1, batches=given[3:], weights={}, load=str(at))).steps
+    if all(math.isfinite(number) for step in before for number in (step.losses["lm"], step.grad_norm)):
+        raise NotOffered("its residual stream is wider than float16, and nothing overflows", "case")
+    assert _scale(got) == _scale(want), f"the loss scale is {_scale(got):g} resumed, {_scale(want):g} without"
+    words = instruments.numerics.differences("the weight", got.weights, want.weights, EXACT)
+    assert not words, f"resumed behind steps that overflowed, {words}"
 
 
 QUIET = replace(DENSE_HALF, name="quiet-half", pattern="E", depth=1, hidden=8, ffn_hidden=8, heads=2, kv_groups=1,

@@ -148,6 +148,35 @@ class ForgetsTheScale(Trained):
     trains = _BeginsAnew
 
 
+class _BeginsAnewOnRanks(ParallelTrainer):
+    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
+        scale = self.scale
+        super().load(state, position)
+        self.scale = scale
+
+
+@mutant(of="PREC-05i", case="dp2", says="the loss scale is 65536 resumed, 16384 without")
+@mutant(of="PREC-05i", case="fsdp2", says="the loss scale is 65536 resumed, 16384 without")
+class ForgetsTheScaleOnRanks(Spread):
+    """On ranks a load makes the optimizer's state behind the scale's, and sets it back (accelerate #4289)."""
+
+    trains = _BeginsAnewOnRanks
+
+
+class _ScalesTheFirst(ParallelTrainer):
+    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
+        scale = self.scale
+        super().load(state, position)
+        self.scale = self.scale if self.mesh.rank == 0 else scale
+
+
+@mutant(of="PREC-05i", case="tp2", says="resumed, 16384 without")
+class ScalesTheFirstRankAlone(Spread):
+    """The scale is a file that the first rank reads: the others begin anew."""
+
+    trains = _ScalesTheFirst
+
+
 class _NeverRises(Trainer):
     def follow(self, norm: float) -> bool:
         self.finite = 0
