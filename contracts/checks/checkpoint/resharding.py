@@ -52,12 +52,13 @@ from contracts.checks._support.saved_states import FAMILIES
 from contracts.checks.checkpoint.resume import EVERY_KIND, EVERYTHING
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
-from contracts.spec.recipe import Data, Recipe
+from contracts.spec.recipe import Data, Dsa, Recipe
 from contracts.spec.tolerance import FLOAT64_SCAN
 from contracts.spec.training import Execution, Session, Step, Training
 
 KINDS = replace(EVERY_KIND, name="every-kind-of-ranks", seq_length=18)
 """What is trained of any block, of prediction heads and of streams; two ranks can share its rows' tokens."""
+TIED = replace(SPREAD, name="spread-tied", untied_embeddings=False)
 RANKS: dict[str, tuple[Recipe, Execution, int, tuple[int, ...]]] = {  # steps between two loads
     "fsdp2": (SPREAD, FSDP2, 2, (2, 1, 2)),
     "tp2-sp-muon": (SPREAD_MUON, TP2_SP, 2, (1, 2, 1)),
@@ -66,7 +67,7 @@ RANKS: dict[str, tuple[Recipe, Execution, int, tuple[int, ...]]] = {  # steps be
     "fsdp2-delayed-fp8": (SCALED, FSDP2, 2, (1, 1, 2)),
     "fsdp2-every-kind": (KINDS, FSDP2, 2, (1, 1, 2)),
     "tp2-sp-every-kind": (KINDS, TP2_SP, 2, (1, 1, 2)),
-    "fsdp2-tied": (replace(SPREAD, name="spread-tied", untied_embeddings=False), FSDP2, 2, (1, 2, 1)),
+    "fsdp2-tied": (TIED, FSDP2, 2, (1, 2, 1)),
     "tp2-sp-ep2": (SPREAD, TP2_EP2, 4, (2, 1, 1)),
     "borrowed-cp2-fsdp": (SPREAD_MUON, CP2_FSDP, 2, (1, 2, 1)),
     "hsdp-2x2": (SPREAD, HSDP, 4, (1, 2, 1)),
@@ -129,6 +130,16 @@ def _unlike(got: Step, want: Step) -> str:
 
 
 PAIR = replace(SPREAD, name="spread-pair", pattern="AE", depth=2)
+CUSTOM = replace(
+    KINDS, name="every-kind-of-custom-mixers", pattern="AEMR",
+    dsa=Dsa(a_ranks=(0,), index_heads=5, index_head_dim=8, top_k=5),
+)  # fmt: skip
+
+
+def _custom(execution: Execution) -> Execution:
+    return replace(execution, mode="author_dp")
+
+
 COMPILED = Execution(world=2, precision="float64", compile="blocks", backend="aot_eager")
 OTHERS: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
     "one-rank": (SPREAD, 2, ONE, (FSDP2, TP2_SP, EP2_BORROWED)),
@@ -140,6 +151,10 @@ OTHERS: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
     "one-rank-to-pp2": (SPREAD_MUON, 2, ONE, (PP2,)),
     "cp2-fsdp": (SPREAD_MUON, 2, CP2_FSDP, (ONE, CP2, TP2_SP)),
     "one-rank-to-cp2": (SPREAD, 2, ONE, (CP2, CP2_FSDP)),
+    "one-rank-every-kind": (KINDS, 2, ONE, (FSDP2, TP2_SP)),
+    "tp2-sp-custom-mixers": (CUSTOM, 2, _custom(TP2_SP), (_custom(ONE), _custom(FSDP2))),
+    "fsdp2-tied": (TIED, 2, FSDP2, (ONE, TP2, PP2)),
+    "pp2-tied": (TIED, 2, PP2, (FSDP2, TP2_SP)),
     "compiled-to-eager": (PAIR, 2, COMPILED, (ONE, FSDP2)),
     "eager-to-compiled": (PAIR, 2, FSDP2, (COMPILED,)),
     "tp2-sp-ep2": (SPREAD, 4, TP2_EP2, (ONE, HSDP, TP2_FSDP2)),

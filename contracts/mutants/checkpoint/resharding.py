@@ -23,7 +23,7 @@ from contracts.stacks.reference.checkpoint.manifest import Manifest
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.parallel.placements import local_part
-from contracts.stacks.reference.training.trainer import GENERATORS
+from contracts.stacks.reference.training.trainer import GENERATORS, LAYOUT
 
 Position = Mapping[str, int]
 
@@ -366,6 +366,28 @@ class LoadsMomentsOfLayersAlone(Spread):
     is the head as well are in none."""
 
     trains = _LoadsMomentsOfLayersAlone
+
+
+class _PlacesMomentsOfLayersAlone(_LoadsMomentsOfLayersAlone):
+    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
+        if _under_layout(position) == self.layout():
+            ParallelTrainer.load(self, state, position)
+        else:
+            super().load(state, position)
+
+
+def _under_layout(position: Mapping[str, int]) -> dict[str, int]:
+    return {name.removeprefix(LAYOUT): each for name, each in position.items() if name.startswith(LAYOUT)}
+
+
+@mutant(of="CKPT-02a", case="one-rank-every-kind", says="optimizer: the state layers.0.streams")
+@mutant(of="CKPT-02a", case="tp2-sp-custom-mixers", says="optimizer: the state layers.0.streams")
+@mutant(of="CKPT-02a", case="pp2-tied", says="rank 0: optimizer: the state embedding.weight/exp_avg")
+class PlacesMomentsOfLayersAlone(Spread):
+    """On its own layout a checkpoint is loaded whole. For another one the optimizer's state is placed by lists of the
+    layers: prediction heads, streams and an embedding that is the head as well begin anew (Megatron-LM #7162)."""
+
+    trains = _PlacesMomentsOfLayersAlone
 
 
 class _NamesBehindTheCompiler(ParallelTrainer):
