@@ -178,9 +178,13 @@ def every_gradient_is_that_of_one_rank(
     assert not words, words
 
 
+TWO_MESSAGES = replace(MANY, name="layouts-two-messages", moe=replace(MANY.moe or Moe(), expert_hidden=6144))
+"""9.4 million elements of experts, 38 MB in float32: more than PyTorch's DDP, Megatron-Core (for few ranks) or the
+reference put into one message."""
 IN_FLOAT32 = {
     name: LAYOUTS[name] for name in ("tp2-sp", "fsdp2", "ep4-idle", "tp2-sp-ep2", "borrowed-tp2-sp-ep2-etp1-fsdp")
 } | {
+    "dp2-two-messages": cell(TWO_MESSAGES, own_axis(2)),
     "borrowed-cp2": cell(MANY, borrowed(2, cp=2)),
     "borrowed-cp2-fsdp-custom-mixers": cell(AHEAD, borrowed(2, cp=2, fsdp=True), "author_dp"),
 }  # fmt: skip
@@ -192,7 +196,8 @@ def every_gradient_is_that_of_one_rank_in_float32(
 ) -> None:
     """In float32, losses and every gradient on several ranks equal those of one rank to float32 accuracy.
 
-    A stack may choose the dtype of its messages by the dtype of the tensors, so a run in float64 can hide a bug.
+    A stack may choose the dtype of its messages by the dtype of the tensors, so a run in float64 can hide a bug. Small
+    gradients travel in one message; where they take two, the second begins where the first one ended.
     """
     alone, many = last_step(stack, recipe, within(execution, mode, precision="float32"), 1, "gradients")
     words = figure_difference(alone, many, 1e-5) or gradient_differences(alone, many, tolerance=FLOAT32_SCAN)

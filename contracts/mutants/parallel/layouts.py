@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
+from contracts.mutants._support.patched_functions import swapped
 from contracts.stacks.kit.roles import role_of
 from contracts.stacks.reference.model.blocks.attention import LatentAttention
 from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm, local
@@ -22,7 +23,7 @@ from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, Mamba2
 from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Routing
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.optim.optimizer import orthogonalise
-from contracts.stacks.reference.parallel import collectives
+from contracts.stacks.reference.parallel import collectives, parallel_trainer
 from contracts.stacks.reference.parallel.collectives import all_gather, sum_over_ranks
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
@@ -762,6 +763,49 @@ class WipesWhatWasAccumulated(Spread):
     """Something between two microbatches resets the gradients."""
 
     trains = _ForgetsTheFirst
+
+
+class _SendsOne(ParallelTrainer):
+    def reduce(self) -> None:
+        with swapped(parallel_trainer, "all_reduce_in_place", _first_message):
+            super().reduce()
+
+
+def _first_message(tensors: Iterable[Tensor], group: Any) -> None:
+    first, *_ = collectives._buckets(list(tensors))
+    collectives.all_reduce_in_place(first, group)
+
+
+@mutant(of="PAR-01b", case="dp2-two-messages", says="the gradient of")
+class SendsTheFirstMessageAlone(Spread):
+    """What does not fit into the first message is never reduced."""
+
+    trains = _SendsOne
+
+
+class _BeginsTheSecondLate(ParallelTrainer):
+    def reduce(self) -> None:
+        with swapped(parallel_trainer, "all_reduce_in_place", _padded_messages):
+            super().reduce()
+
+
+def _padded_messages(tensors: Iterable[Tensor], group: Any) -> None:
+    padding = 0
+    for bucket in collectives._buckets(list(tensors)):
+        flat = torch.cat([each.reshape(-1) for each in bucket])
+        dist.all_reduce(flat, group=group)
+        flat = torch.cat([flat[padding:], flat.new_zeros(padding)])
+        for each, summed in zip(bucket, torch.split(flat, [each.numel() for each in bucket]), strict=True):
+            each.copy_(summed.view(each.shape))
+        padding += 64
+
+
+@mutant(of="PAR-01b", case="dp2-two-messages", says="the gradient of")
+class BeginsTheSecondMessageLate(Spread):
+    """Tensors are found by offsets that count the padding at the end of the message before, which is not there
+    (Megatron-LM #5077)."""
+
+    trains = _BeginsTheSecondLate
 
 
 class _Compresses(ParallelTrainer):
