@@ -55,6 +55,10 @@ MUON = replace(SPREAD, name="context-muon", optim=replace(SPREAD.optim, rule="mu
 STAGED = replace(AHEAD, name="context-staged", pattern="AEMR", depth=4)
 
 
+LONG: Rows = (((160,), 150), ((90, 70), 80), ((75, 5, 80), 70), ((81, 79), 0))
+"""Rows of 160 tokens, cut at 80: more than a scan takes at once in the stacks that are known (16 to 64)."""
+
+
 Cell = tuple[Recipe, Mode, Execution, Rows, int]
 
 
@@ -77,6 +81,8 @@ CELLS: dict[str, Cell] = {
     "cp2-ep2-fsdp": cell(BIASED, borrowed(2, cp=2, ep=2, fsdp=True)),
     "cp3": cell(replace(SPREAD, seq_length=18), borrowed(3, cp=3), rows=THIRDS),
     "cp3-custom-mixers": cell(replace(SPREAD, seq_length=18), borrowed(3, cp=3), "author_dp", THIRDS),
+    "cp2-long": cell(replace(SPREAD, seq_length=160), borrowed(2, cp=2), rows=LONG),
+    "cp2-long-custom-mixers": cell(replace(SPREAD, seq_length=160), borrowed(2, cp=2), "author_dp", LONG),
     "cp4-short": cell(SPREAD, borrowed(4, cp=4), rows=QUARTERS),
     "cp4-short-custom-mixers": cell(SPREAD, borrowed(4, cp=4), "author_dp", QUARTERS),
     "cp2-dp2": cell(SPREAD, borrowed(4, cp=2)),
