@@ -53,20 +53,23 @@ def streams_follow_their_definition(stack: Training, recipe: Recipe, letters: st
     assert not words, words
 
 
-CONSERVED = {  # h_post of each stream; they sum to the number of streams
-    "three-streams": (STREAMED, (0.4, 1.0, 1.6)),
-    "four-streams": (replace(STREAMED, mhc=Mhc(streams=4), depth=6), (1.9, 0.1, 0.7, 1.3)),
-    "every-stream-alike": (STREAMED, (1.0, 1.0, 1.0)),
+CONSERVED = {  # h_post of each stream, which sum to the number of streams; how far apart the logits of H_res lie
+    "three-streams": (STREAMED, (0.4, 1.0, 1.6), 5),
+    "four-streams": (replace(STREAMED, mhc=Mhc(streams=4), depth=6), (1.9, 0.1, 0.7, 1.3), 5),
+    "every-stream-alike": (STREAMED, (1.0, 1.0, 1.0), 5),
+    "saturated": (STREAMED, (0.4, 1.0, 1.6), 5000),
 }
 
 
 @contract("BLK-06n", asks=("initial", "run_model"), cases=CONSERVED, source="arXiv 2512.24880 section 4.1")
-def mixing_keeps_the_mean_of_the_streams(stack: Training, recipe: Recipe, writes: tuple[float, ...]) -> None:
+def mixing_keeps_the_mean_of_the_streams(
+    stack: Training, recipe: Recipe, writes: tuple[float, ...], apart: float
+) -> None:
     """A layer that reads the mean of the streams and whose h_post averages 1 equals a plain residual layer for every
     H_res, because the columns of H_res sum to 1.
 
     If columns do not sum to 1, the residual of a deep model fades or grows with depth. Rows that sum to 1 are not
-    enough.
+    enough. Where logits lie far apart, exp overflows, or leaves a column of nothing but zeros.
     """
     import torch
 
@@ -78,7 +81,7 @@ def mixing_keeps_the_mean_of_the_streams(stack: Training, recipe: Recipe, writes
         held = tensor(weights[name])
         if name.endswith(".bias"):
             writing = torch.tensor([math.log(each / (2 - each)) for each in writes], dtype=torch.float64)
-            held = torch.cat((torch.full((n,), reading, dtype=torch.float64), writing, held[2 * n :] * 5))
+            held = torch.cat((torch.full((n,), reading, dtype=torch.float64), writing, held[2 * n :] * apart))
         weights[name] = instruments.numerics.array(held if name.endswith(".bias") else torch.zeros_like(held))
     tokens = batch(recipe)
     with_streams = one_pass(stack, recipe, weights, tokens)

@@ -9,7 +9,7 @@ from contracts.contract import mutant
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.common import Output, Packing
-from contracts.stacks.reference.model.blocks.hyper_connections import HyperConnections
+from contracts.stacks.reference.model.blocks.hyper_connections import ROUNDS, HyperConnections
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
 from contracts.stacks.reference.model.parts_interface import PartsInterface
 
@@ -185,3 +185,36 @@ class ProjectsStreamsInBfloat16(Exchanged):
     """The projection of the streams to their maps runs under autocast."""
 
     exchange = {"streams": _HalfProjection}
+
+
+class _WithoutLogarithms(HyperConnections):
+    def mixing(self, logits_BTNN: Tensor) -> Tensor:
+        matrix = logits_BTNN.exp()
+        for _ in range(ROUNDS):
+            matrix = matrix / matrix.sum(-1, keepdim=True)
+            matrix = matrix / matrix.sum(-2, keepdim=True)
+        return matrix
+
+
+@mutant(of="BLK-06n", case="saturated", says="the logits of a plain residual")
+class SinkhornOverflows(Exchanged):
+    """Sinkhorn begins with exp of the logits as they are (Megatron-LM's `native_sinkhorn`)."""
+
+    exchange = {"streams": _WithoutLogarithms}
+
+
+class _ShiftsRows(HyperConnections):
+    def mixing(self, logits_BTNN: Tensor) -> Tensor:
+        matrix = (logits_BTNN - logits_BTNN.amax(-1, keepdim=True)).exp()
+        for _ in range(ROUNDS):
+            matrix = matrix / matrix.sum(-1, keepdim=True).clamp(min=1e-6)
+            matrix = matrix / matrix.sum(-2, keepdim=True).clamp(min=1e-6)
+        return matrix
+
+
+@mutant(of="BLK-06n", case="saturated", says="the logits of a plain residual")
+class SinkhornLosesAColumn(Exchanged):
+    """Over-correction: rows are shifted by their largest logit, and a column of zeros is divided by a small number in
+    place of its sum (Megatron-LM #3828)."""
+
+    exchange = {"streams": _ShiftsRows}
