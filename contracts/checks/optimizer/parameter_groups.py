@@ -220,6 +220,7 @@ def every_parameter_has_state(stack: Training, recipe: Recipe) -> None:
                 assert each.dtype in ("float32", "int64"), f"{row.name}/{entry} is {each.dtype}, expected float32"
         if row.role == "expert" and row.weight_decay:
             still = (first[row.name] == second[row.name]).flatten(1).all(1)
+            assert bool(second[row.name].isfinite().all()), f"{row.name}, of which experts got no token, is not finite"
             lacking = still.nonzero().flatten().tolist()
             assert not lacking, f"experts {lacking} of {row.name} got no token and did not decay"
 

@@ -296,6 +296,24 @@ class SkipsExpertsWithoutTokens(Trained):
     moves = _SkipsIdleExperts
 
 
+class _DividesByNothing(Muon):
+    def direction(self, grad: torch.Tensor, buffer: torch.Tensor, momentum: float) -> torch.Tensor:
+        update = super().direction(grad, buffer, momentum)
+        size: torch.Tensor = torch.linalg.vector_norm(buffer, dim=(-2, -1), keepdim=True)
+        return update * (size / size)
+
+
+class _OrthogonalisesNothing(Optimizer):
+    muon = _DividesByNothing
+
+
+@mutant(of="OPT-01c", case="muon", says="of which experts got no token, is not finite")
+class OrthogonalisesNothing(Trained):
+    """A momentum of zeros is divided by its norm, which is 0 (microsoft/dion #24)."""
+
+    moves = _OrthogonalisesNothing
+
+
 class _NoStateWithoutGradient(Optimizer):
     def state(self) -> dict[str, torch.Tensor]:
         return {name: each for name, each in super().state().items() if "experts.w2" not in name}
