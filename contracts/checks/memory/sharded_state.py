@@ -25,6 +25,7 @@ class Stack(Capacity, Rehearsing, Protocol):
 
 
 EIGHT_LETTERS = replace(LETTERS, name="nam56r-two-of-each", depth=8)
+UNEQUAL = replace(LETTERS, name="nam56r-unequal-stages", pattern="A|EMR")
 PLANS: dict[str, tuple[Recipe, Execution, int]] = {  # recipe, execution, rank
     "dp8": (LETTERS, own_axis(8), 3),
     "fsdp8": (LETTERS, own_axis(8, fsdp=True), 5),
@@ -36,6 +37,7 @@ PLANS: dict[str, tuple[Recipe, Execution, int]] = {  # recipe, execution, rank
     "pp2-fsdp2": (EIGHT_LETTERS, replace(own_axis(4, pp=2, fsdp=True), microbatches=2), 1),
     "pp2-tp2-sp": (EIGHT_LETTERS, replace(own_axis(4, pp=2, tp=2, sp=True), microbatches=2), 0),
     "pp2-tp2-sp-last": (EIGHT_LETTERS, replace(own_axis(4, pp=2, tp=2, sp=True), microbatches=2), 3),
+    "pp2-unequal": (UNEQUAL, replace(own_axis(2, pp=2), microbatches=2), 0),
     "muon-fsdp8": (replace(LETTERS, optim=replace(LETTERS.optim, rule="muon")), own_axis(8, fsdp=True), 0),
     "muon-borrowed-tp2-sp-ep4": (
         replace(LETTERS, optim=replace(LETTERS.optim, rule="muon")),

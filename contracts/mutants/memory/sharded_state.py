@@ -154,6 +154,15 @@ class PlansOneCopyOverAllRanks(Reference):
         return super().budget(recipe, replace(spread, world=2 * spread.world), card)
 
 
+@mutant(of="MEM-01b", case="pp2-unequal", says="bytes of weights of experts, predicted")
+class PlansEqualStages(Reference):
+    """The budget divides the layers by the number of stages, though the pattern writes out unequal ones (as
+    Megatron-Bridge did, #5077)."""
+
+    def budget(self, recipe: Recipe, spread: Plan, card: Card) -> Budget:
+        return super().budget(replace(recipe, pattern=recipe.pattern.replace("|", "")), spread, card)
+
+
 class _Kept(Model):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
