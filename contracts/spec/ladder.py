@@ -2,7 +2,8 @@
 
 Few stacks have every block, and what a case is about is seldom a recurrent block or a balance loss. So a case that asks
 about a whole model can be asked on leaner recipes too. A rung keeps sizes, optimizer, schedule, batch, dtype and
-embeddings, and whatever the case needs; blocks and features beyond its own it leaves behind.
+embeddings, and whatever the case needs; blocks and features beyond its own it leaves behind, and in 16 bits widths of
+experts that no grouped product takes.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ def _hybrid(recipe: Recipe) -> Recipe:
 def _pairs(recipe: Recipe) -> Recipe:
     depth = 4 + 2 * (recipe.depth % 2)  # whole pairs, and still another depth for a recipe with one layer more
     leaner = replace(recipe, pattern="AE", depth=depth, mla=None, dsa=None, mhc=None, mtp=None)
-    return replace(leaner, activation="swiglu", moe=_experts(recipe.moe))
+    return replace(leaner, activation="swiglu", moe=_experts(recipe.moe, narrow=recipe.dtype == "fp32"))
 
 
 def _dense(recipe: Recipe) -> Recipe:
     return replace(_pairs(recipe), moe=None)
 
 
-def _experts(moe: Moe | None) -> Moe | None:
-    """Experts behind a softmax, as in Mixtral: no shared expert, no auxiliary loss, no tokens dropped."""
+def _experts(moe: Moe | None, *, narrow: bool) -> Moe | None:
+    """Experts behind a softmax, as in Mixtral: no shared expert, no auxiliary loss, no tokens dropped. Unless they may
+    be `narrow` they are a multiple of 8 wide: rows of 16 bytes are what a grouped product in 16 bits takes.
+    """
     if moe is None:
         return None
-    return Moe(experts=moe.experts, top_k=moe.top_k, expert_hidden=moe.expert_hidden, shared_hidden=0, aux_loss=0.0)
+    wide = moe.expert_hidden if narrow else max(moe.expert_hidden // 8 * 8, 8)
+    return Moe(experts=moe.experts, top_k=moe.top_k, expert_hidden=wide, shared_hidden=0, aux_loss=0.0)
 
 
 RUNGS: Mapping[str, Callable[[Recipe], Recipe]] = {"hybrid": _hybrid, "pairs": _pairs, "dense": _dense}

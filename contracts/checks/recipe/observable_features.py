@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from contracts.checks._support import training_run
-from contracts.checks._support.model_passes import WHOLE, batch, drawn_weights, one_pass, tensor
+from contracts.checks._support.model_passes import MOE, WHOLE, batch, drawn_weights, one_pass, tensor
 from contracts.checks._support.recipes import SMALL_DSA, SMALL_MLA
 from contracts.contract import contract
 from contracts.spec.array import Array
@@ -83,6 +83,7 @@ def nam56r_is_built_with_its_bundle(stack: Whole, name: str, family: str, featur
 
 _HYBRID = replace(WHOLE, depth=4)
 _LATENT = replace(SMALL_MLA, pattern="AE", depth=2)
+_IN_HALF = replace(_HYBRID, moe=replace(MOE, expert_hidden=16))  # what grouped products in 16 bits take
 _CHOSEN = replace(_HYBRID, moe=replace(_SIGMOID, selection_bias=False))
 _AHEAD = replace(_HYBRID, mtp=Mtp(depth=1, loss_weight=0.1))
 _STREAMS = replace(_HYBRID, pattern="AAE", mhc=Mhc(streams=2))
@@ -94,7 +95,7 @@ FIELDS: Mapping[str, tuple[Recipe, Any, tuple[str, ...]]] = {  # a recipe in whi
     "rope_theta": (_HYBRID, 50, ("attention",)), "qk_norm": (_HYBRID, False, ("attention", "qk-norm")),
     "untied_embeddings": (_HYBRID, False, ("tied",)), "activation": (_HYBRID, "swiglu", ("relu2", "swiglu")),
     "norm_eps": (_HYBRID, 0.1, ()), "ffn_hidden": (replace(_HYBRID, moe=None), 44, ("mlp",)),
-    "dtype": (_HYBRID, "bf16", ("bf16",)), "moe": (_HYBRID, None, ("experts", "mlp")),
+    "dtype": (_IN_HALF, "bf16", ("bf16",)), "moe": (_HYBRID, None, ("experts", "mlp")),
     "moe.experts": (_HYBRID, 16, ("experts",)), "moe.top_k": (_HYBRID, 2, ("experts",)),
     "moe.expert_hidden": (_HYBRID, 24, ("experts",)), "moe.shared_hidden": (_HYBRID, 0, ("experts", "shared-expert")),
     "moe.score": (_HYBRID, "sigmoid", _A_ROUTER),
