@@ -95,6 +95,20 @@ CONVENTIONS: Mapping[str, Convention] = {
         ("kept", "those that were kept", "Megatron-Core: TopKRouter.forward, tokens_per_expert"),
         shown="megatron_counts_what_was_kept",
     ),
+    "bias-moves": _convention(
+        "by what a step moves a selection bias",
+        (
+            "rate",
+            "by the rate, up or down, or not at all",
+            "arXiv 2408.15664, algorithm 1; Megatron-Core: get_updated_expert_bias",
+        ),
+        (
+            "centred",
+            "by that less the mean over all experts, so that the biases add up to what they did",
+            "torchtitan: register_moe_load_balancing_hook, which says that it is not exactly the paper's",
+        ),
+        shown="torchtitan_centres_moves_of_a_bias",
+    ),
     "balance-over": _convention(
         "which tokens a balance loss asks to be balanced",
         ("sequence", "those of each sequence, whichever ranks hold them", "arXiv 2412.19437, eq. 17-20"),
@@ -141,6 +155,16 @@ CONVENTIONS: Mapping[str, Convention] = {
             "the means of its batches, each over its labels on all ranks; batches of one size weigh the same",
             "transformers: Trainer.prediction_step, and evaluation_loop with losses.repeat(batch_size)",
         ),
+    ),
+    "logits-dtype": _convention(
+        "in which dtype a model hands over its logits",
+        ("float32", "in float32, whatever the activations are in", "Megatron-Core: Float16Module, fp32_output"),
+        (
+            "activations",
+            "in the dtype of its activations; its loss makes them float32 first",
+            "torchtitan: cross_entropy_loss; transformers: ForCausalLMLoss",
+        ),
+        shown="torchtitan_logits_in_bfloat16",
     ),
     "prediction-input": _convention(
         "which hidden state a depth of multi-token prediction reads",

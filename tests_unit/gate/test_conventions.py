@@ -12,12 +12,13 @@ import contracts.mutants.tensors
 from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.harness.parties import subject_of
+from contracts.mutants.blocks.loss import HandsOverBfloat16Logits
 from contracts.mutants.blocks.multi_token_prediction import ReadsBehindTheNorms
 from contracts.mutants.blocks.rope import AnglesAreFloat32
 from contracts.mutants.moe.balance_losses import BalancesTheBatch
 from contracts.mutants.moe.padding import GivesSlotsToPadding
 from contracts.mutants.moe.routing import RoundsTheRoutersWeight
-from contracts.mutants.moe.selection_bias import MovesByWhatWasKept
+from contracts.mutants.moe.selection_bias import CentresEachMove, MovesByWhatWasKept
 from contracts.mutants.optimizer.parameter_groups import DecaysNorms
 from contracts.mutants.optimizer.schedule import StartsAtZero
 from contracts.mutants.optimizer.validation import TakesTheMeanOfBatches
@@ -81,6 +82,9 @@ KEPT = {
     "MOE-01e[sigmoid]": (RoundsTheRoutersWeight, {"sigmoid-router": "bfloat16-weight"}),
     "MOE-01e[softmax]": (RoundsTheRoutersWeight, {"softmax-router": "bfloat16-weight"}),
     "MOE-02a[mixed-bfloat16]": (RoundsTheRoutersWeight, {"softmax-router": "bfloat16-weight"}),
+    "MOE-06a[large]": (CentresEachMove, {"bias-moves": "centred"}),
+    "MOE-06h[from-one]": (CentresEachMove, {"bias-moves": "centred"}),
+    "BLK-06t[bf16]": (HandsOverBfloat16Logits, {"logits-dtype": "activations"}),
     "MOE-06a[full]": (MovesByWhatWasKept, {"capacity-counts": "kept"}),
     "MOE-05a[sequences-apart]": (BalancesTheBatch, {"balance-over": "microbatch"}),
     "MOE-09b[a-row-of-padding]": (GivesSlotsToPadding, {"padding-slots": "as-others"}),

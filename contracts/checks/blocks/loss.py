@@ -21,6 +21,7 @@ from contracts.checks._support.model_passes import (
 from contracts.checks._support.recipes import DENSE
 from contracts.contract import contract
 from contracts.spec.array import Element
+from contracts.spec.conventions import chosen
 from contracts.spec.ladder import stepped_down
 from contracts.spec.recipe import Mhc, Moe, Recipe
 from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance
@@ -79,12 +80,20 @@ HELD: dict[str, tuple[Recipe, Element]] = {
 }
 
 
-@contract("BLK-06t", asks=("initial", "run_model"), cases=HELD, needs=(), sheds=("packed",), source="naming; MXP-07")
+@contract(
+    "BLK-06t", asks=("initial", "run_model"), cases=HELD, needs=(), sheds=("packed",), source="naming; MXP-07",
+    conventions=("logits-dtype",),
+)  # fmt: skip
 def logits_are_handed_over_in_float32(stack: Training, recipe: Recipe, held: Element) -> None:
-    """A model returns logits and gradients in float32, including the logits of its multi-token prediction heads."""
+    """A model returns logits and gradients in float32, including the logits of its multi-token prediction heads.
+
+    A stack may declare that its logits have the dtype of the activations and that its loss widens them (BLK-06s).
+    """
     run = one_pass(stack, recipe, {}, batch(recipe), backward=True, precision="declared")
+    narrow = recipe.dtype == "bf16" and chosen(stack, "logits-dtype") == "activations"
+    wanted = "bfloat16" if narrow else held
     for name, each in {"the logits": run.logits, **{f"mtp {k}": x for k, x in enumerate(run.mtp_logits)}}.items():
-        assert each.dtype == held, f"{name} are {each.dtype}, expected {held}"
+        assert each.dtype == wanted, f"{name} are {each.dtype}, expected {wanted}"
     other = {name: each.dtype for name, each in run.gradients.items() if each.dtype != held}
     assert not other, f"gradients are in another dtype than {held}: {other}"
 

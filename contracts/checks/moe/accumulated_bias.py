@@ -7,6 +7,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.checks._support.training_run import DENSE, LETTERS, batch, batches, drawn_weights, run, table
 from contracts.contract import contract
+from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT64
 from contracts.spec.training import Training
@@ -60,14 +61,16 @@ def the_selection_bias_moves_once_a_step(stack: Training, microbatches: int, rec
 
 
 @contract("MOE-06h", asks=("built", "train"), cases={"from-one": (HALF, 1.0), "from-minus-four": (HALF, -4.0)},
-          source="F09")  # fmt: skip
+          conventions=("bias-moves",), source="F09")  # fmt: skip
 def the_selection_bias_stays_float32(stack: Training, recipe: Recipe, begin: float) -> None:
     """Under bfloat16 a router's selection bias stays float32 and moves by its whole rate each step, wherever it stands.
 
     A wrapper that casts a model casts its buffers too. In bfloat16 a bias of 1 plus 0.001 is 1: the router never
-    balances, and nothing else shows it.
+    balances, and nothing else shows it. A stack may declare that moves are centred.
     """
     import torch
+
+    centred = chosen(stack, "bias-moves") == "centred"
 
     shapes = {name: shape for name, shape in stack.built(recipe, "nemo_native").buffers.items() if "bias" in name}
     assert len(shapes) == 2, f"the routers of layers 1 and 3 have a selection bias; found {sorted(shapes)}"
@@ -89,7 +92,7 @@ def the_selection_bias_stays_float32(stack: Training, recipe: Recipe, begin: flo
                 moves = moves if bool(moves.any()) else torch.ones_like(moves)
             else:
                 moves = torch.sign(counts.double().mean() - counts.double())
-            want[name] = want[name] + 1e-3 * moves
+            want[name] = want[name] + 1e-3 * (moves - moves.mean() if centred else moves)
             expert = int((held - want[name]).abs().argmax())
             assert abs(held[expert] - want[name][expert]) < 1e-5, (
                 f"{name} of expert {expert} is {held[expert]:.7g} after step {step.number}, "

@@ -44,7 +44,7 @@ MOVED: dict[str, tuple[float, int, float | None]] = {  # rate, microbatches, cap
 
 @contract(
     "MOE-06a", float32=True, asks=("built", "train"), cases=MOVED, source="arXiv 2408.15664, algorithm 1",
-    conventions=("capacity-counts",),
+    conventions=("capacity-counts", "bias-moves"),
 )  # fmt: skip
 def the_bias_moves_by_its_rate_towards_the_mean(
     stack: Training, rate: float, microbatches: int, factor: float | None
@@ -52,6 +52,9 @@ def the_bias_moves_by_its_rate_towards_the_mean(
     """A step adds the rate to the selection bias of each expert with fewer assignments than the mean over all experts,
     subtracts it from each expert with more, and leaves an expert at the mean alone. Idle experts count,
     and dropped assignments unless the stack declares that those which were kept move the bias.
+
+    A stack may declare that the mean of all moves is taken off each: the choice stays, and the biases add up to what
+    they did.
     """
     moe = replace(TWO_SIGMOIDS, bias_rate=rate, capacity_factor=factor, expert_hidden=24, aux_loss=0.0)
     recipe = replace(expert_calls.WIDE, name="biased", pattern="E", depth=1, moe=moe)
@@ -70,7 +73,8 @@ MANY = replace(
 
 
 @contract(
-    "MOE-06i", asks=("built", "train"), cases={"one": (1,), "three-microbatches": (3,)}, source="Megatron-LM #7081"
+    "MOE-06i", asks=("built", "train"), cases={"one": (1,), "three-microbatches": (3,)}, source="Megatron-LM #7081",
+    conventions=("bias-moves",),
 )
 def assignments_are_counted_one_by_one(stack: Training, microbatches: int) -> None:
     """Under bfloat16 a selection bias falls for an expert with 301 assignments where the mean is 300, and rises for one
@@ -95,7 +99,10 @@ SPREAD_OUT: dict[str, tuple[Execution, int]] = {
 }
 
 
-@contract("MOE-06j", asks=("built", "train"), cases=SPREAD_OUT, source="Megatron-LM #7081", tier="dist")
+@contract(
+    "MOE-06j", asks=("built", "train"), cases=SPREAD_OUT, source="Megatron-LM #7081", tier="dist",
+    conventions=("bias-moves",),
+)
 def assignments_of_all_ranks_are_counted_one_by_one(stack: Training, execution: Execution, world: int) -> None:
     """Under bfloat16 and on several ranks a selection bias falls for an expert with 301 assignments where the mean is
     300, and rises for one with 299.
@@ -130,8 +137,9 @@ def _moved_otherwise(
     after = numerics.tensor(trained.steps[0].buffers[name]).tolist()
     assert recipe.moe is not None
     mean = sum(asked) // len(asked)
+    centre = sum(moves) / len(moves) if chosen(stack, "bias-moves") == "centred" else 0
     for expert, (times, old, sign) in enumerate(zip(asked, before, moves, strict=True)):
-        moved, want = after[expert] - old, sign * recipe.moe.bias_rate
+        moved, want = after[expert] - old, (sign - centre) * recipe.moe.bias_rate
         if not abs(moved - want) <= bound:
             words = f"the bias of expert {expert}, asked {times} times where the mean is {mean}, moved by {moved:+.3g}"
             return f"{words}, expected {want:+.3g}"

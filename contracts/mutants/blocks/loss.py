@@ -116,6 +116,13 @@ class HandsOverBfloat16Logits(Exchanged):
     exchange = {"model": KeepsActivations}
 
 
+@mutant(of="BLK-06t", case="bf16", says="the logits are float32, expected bfloat16")
+class DeclaresLogitsOfTheActivations(Exchanged):
+    """Declares that logits have the dtype of the activations, and hands over float32."""
+
+    conventions = {"logits-dtype": "activations"}
+
+
 class AuxTwice(Model):
     def share(self, loss: str) -> float:
         return super().share(loss) * (2 if loss == "aux" else 1)

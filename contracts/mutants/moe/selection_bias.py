@@ -105,6 +105,29 @@ class CentresTheBias(Exchanged):
     exchange = {"moe": _Centres}
 
 
+class _CentresMoves(MoE):
+    @staticmethod
+    @torch.no_grad()
+    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
+        moved_E = torch.zeros_like(bias_E)
+        MoE.update_bias(moved_E, counts_E, rate)
+        bias_E.add_(moved_E - moved_E.mean())
+
+
+@mutant(of="MOE-06a", case="small", says="moved by -0.00108, expected -0.001")
+class CentresEachMove(Exchanged):
+    """The mean is taken off each move, and the stack does not declare it."""
+
+    exchange = {"moe": _CentresMoves}
+
+
+@mutant(of="MOE-06a", case="small", says="moved by -0.001, expected -0.00108")
+class DeclaresCentredMoves(Exchanged):
+    """Declares that moves are centred, and moves by the whole rate."""
+
+    conventions = {"bias-moves": "centred"}
+
+
 class _KeepsCount(MoE):
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         out = super().forward(x_BTD, packing, state)

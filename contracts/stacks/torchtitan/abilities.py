@@ -73,6 +73,8 @@ CONVENTIONS = {
     "softmax-router": "bfloat16-weight",
     "sigmoid-router": "bfloat16-weight",
     "gate-sum": "1e-20",
+    "bias-moves": "centred",
+    "logits-dtype": "activations",
     "last-rate": "step-before",
     "communicators": "purpose",
 }
