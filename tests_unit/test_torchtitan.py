@@ -124,6 +124,16 @@ def test_its_blocks_are_judged_by_their_numbers(tmp_path: Path) -> None:
         assert reason in found[item]["words"], found[item]
 
 
+@pytest.mark.titan
+@needs_titan
+def test_its_mixed_precision_rounds_what_is_used_and_not_what_is_held(tmp_path: Path) -> None:
+    cases = "OPT-05a[bf16@pairs],PREC-05d[letters@pairs],OPT-06a[bf16@dense],BLK-06t[bf16@dense],MOE-06h[from-one]"
+    done = run(BIN / "rankproof", "check", "--stack", "torchtitan", "--profile", cases, *DECLARED,
+               "--report", tmp_path / "report")  # fmt: skip
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
+    assert "(5 holds)" in done.stdout, done.stdout[-600:]
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
 def test_a_script_is_short_and_stands_without_the_suite(script: Path) -> None:

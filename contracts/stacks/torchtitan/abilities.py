@@ -13,8 +13,8 @@ CUT = ("fsdp", "tp", "ep")
 ABILITIES = Abilities(
     has=frozenset((
         "attention", "mlp", "experts", "gqa", "mla", "qk-norm", "swiglu", "softmax", "sigmoid", "selection-bias",
-        "shared-expert", "route-scale", "tied", "float64", "float32", "adamw", "cosine", "linear", "constant", "WSD",
-        "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep", "etp", "pp",
+        "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw", "cosine", "linear", "constant",
+        "WSD", "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep", "etp", "pp",
         "interleaved", "borrowed", "compile", "compiled-blocks", "recompute", "validation",
     )),
     lacks=(
@@ -47,7 +47,6 @@ ABILITIES = Abilities(
         lacks("packed", "device", "packed documents need its flex_attention, which a CPU has not compiled"),
         # torch: tensor/experimental/_context_parallel; flex_attention has no backward pass on a CPU
         lacks("cp", "device", "its context parallel cuts attention kernels that are accelerators' alone"),
-        lacks("bf16", "adapter", "its own trainer was tried in float32"),
         lacks("muon", "adapter", "its optimizers have DistMuon, which was not tried"),
         lacks("own-data", "adapter", "its data sets need a tokenizer's files"),
         lacks("windows", "adapter", "it is given batches and cuts them itself"),

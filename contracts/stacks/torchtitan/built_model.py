@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from contracts.spec.recipe import Mode, Recipe
@@ -26,4 +28,7 @@ def built(recipe: Recipe, mode: Mode) -> Built:
         model = config_of(recipe).build()
     held = (dict(model.named_parameters()), {n: each for n, each in model.named_buffers() if n.endswith("bias_E")})
     rows, buffers = (to_canonical(one, links(recipe)) for one in held)
-    return tables.built(rows, buffers, {n: 0.0 if role_of(n) == "norm" else recipe.optim.weight_decay for n in rows})
+    found = tables.built(rows, buffers, {n: 0.0 if role_of(n) == "norm" else recipe.optim.weight_decay for n in rows})
+    if recipe.dtype != "bf16":
+        return found
+    return replace(found, parameters=tuple(replace(row, compute="bfloat16") for row in found.parameters))

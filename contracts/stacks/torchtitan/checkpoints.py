@@ -6,19 +6,18 @@ optimizers stand, counters as bytes where the data loader stands, the step in th
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torchtitan.components.checkpointer import CheckpointManager
 
 from contracts.instruments import numerics
 from contracts.spec.checkpointing import Loaded, Snapshot, WriteFault, Written
 from contracts.spec.errors import NotOffered, refuse
+from contracts.stacks.kit import worlds
 from contracts.stacks.kit.checkpoints import changed, module_with
 from contracts.stacks.torchtitan import shims
 
@@ -121,7 +120,7 @@ def retire_checkpoints(folder: str, keep: int, durable: frozenset[int], fault: W
         raise NotOffered("torchtitan 0.3.0: it knows no copy of its checkpoints on other storage", "stack")
 
     def retire() -> None:
-        with shims.quiet(), _world_of_one():
+        with shims.quiet(), worlds.of_one():
             try:
                 manager = Kept(folder, Snapshot(step=0, tensors={}), keep).manager
             except ValueError as error:
@@ -130,14 +129,3 @@ def retire_checkpoints(folder: str, keep: int, durable: frozenset[int], fault: W
             manager.close()
 
     return changed(retire, fault or WriteFault(), ERRORS)
-
-
-@contextlib.contextmanager
-def _world_of_one() -> Iterator[None]:
-    """What asks for a rank finds one: 0 of 1."""
-    store = dist.HashStore()  # type: ignore[attr-defined]  # public, and left out of the stubs
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()

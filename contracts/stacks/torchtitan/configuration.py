@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from contracts.instruments import numerics
 from contracts.spec import needs
@@ -12,6 +16,7 @@ from contracts.spec.errors import decline
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session
 from contracts.stacks.kit import declining
+from contracts.stacks.torchtitan import shims
 from contracts.stacks.torchtitan.model import config_of
 
 
@@ -24,7 +29,22 @@ def declined(recipe: Recipe, execution: Execution, question: str, who: str, abil
     precision = "float32" if execution.precision == "declared" and recipe.dtype == "fp32" else execution.precision
     wanted = needs.features(recipe, execution, trains=question == "train") | {precision} - {"declared"}
     declining.declined(who, abilities, wanted, question)
-    decline(who, {"stack": {"it compiles each block, and never the whole model": execution.compile == "model"}})
+    moe, half = recipe.moe, execution.precision == "declared" and recipe.dtype == "bf16"
+    odd = half and moe is not None and (recipe.hidden % 8 or moe.expert_hidden % 8)
+    decline(who, {"stack": {
+        "it compiles each block, and never the whole model": execution.compile == "model",
+        "its grouped product in bfloat16 takes experts whose widths are multiples of 8": odd,
+    }})  # fmt: skip
+
+
+def is_half(session: Session) -> bool:
+    """Whether its parameters are used in bfloat16. They and what the optimizer has are held in float32."""
+    return session.execution.precision == "declared" and session.recipe.dtype == "bf16"
+
+
+def is_bare(session: Session) -> bool:
+    """Whether the model is run by itself: in float32 one rank needs no `fully_shard`, which rounds parameters."""
+    return session.execution.world == 1 and not is_half(session)
 
 
 def configuration(session: Session, folder: str) -> Any:
@@ -47,7 +67,7 @@ def configuration(session: Session, folder: str) -> Any:
     given = tuple((numerics.tensor(each.tokens), numerics.tensor(each.labels)) for each in session.validation)
     passes = sum(math.ceil(len(each) // dp / rows) for each, _ in given)
     return Trainer.Config(
-        model_spec=_spec(recipe, alone=execution.world == 1),
+        model_spec=_spec(session),
         dump_folder=folder,
         metrics=Seen.Config(),
         tokenizer=Nothing.Config(),
@@ -58,7 +78,7 @@ def configuration(session: Session, folder: str) -> Any:
         training=TrainingConfig(
             local_batch_size=rows, global_batch_size=total, seq_len=recipe.seq_length,
             max_norm=recipe.optim.clip or math.inf, steps=max(recipe.optim.steps, session.steps),
-            dtype="float32", mixed_precision_param="float32",
+            dtype="float32", mixed_precision_param="bfloat16" if is_half(session) else "float32",
             mixed_precision_reduce="float32", disable_cuda_graphs=True, gc_freq=1000,
         ),
         parallelism=_parallelism(recipe, execution, max(total // dp // execution.microbatches, 1)),
@@ -75,19 +95,22 @@ def configuration(session: Session, folder: str) -> Any:
     )  # fmt: skip
 
 
-def _spec(recipe: Recipe, *, alone: bool) -> Any:
+def _spec(session: Session) -> Any:
     from torchtitan.components.optimizer import register_moe_load_balancing_hook
     from torchtitan.distributed.pipeline_parallel import pipeline_llm
     from torchtitan.models.deepseek_v3 import parallelize_deepseekv3
     from torchtitan.models.qwen3 import parallelize_qwen3
     from torchtitan.protocols.model_spec import ModelSpec
 
+    recipe = session.recipe
     spread = parallelize_qwen3 if recipe.mla is None else parallelize_deepseekv3
+    if is_half(session):
+        spread = functools.partial(_with_wide_gates, spread)
     return ModelSpec(
         name="qwen3" if recipe.mla is None else "deepseek_v3",
         flavor=recipe.name,
         model=config_of(recipe),
-        parallelize_fn=_by_itself if alone else spread,
+        parallelize_fn=_by_itself if is_bare(session) else spread,
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=register_moe_load_balancing_hook,
         state_dict_adapter=None,
@@ -105,6 +128,16 @@ def _by_itself(
     if compile_config.enable:
         apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
     return model
+
+
+def _with_wide_gates(spread: Callable[..., Any], model: Any, **told: Any) -> Any:
+    """Its `parallelize_fn`, over a model whose routers take their product in float32."""
+    from torchtitan.models.common.moe import TokenChoiceTopKRouter
+
+    for module in model.modules():
+        if isinstance(module, TokenChoiceTopKRouter):
+            shims.wide_gate(module, torch.bfloat16)
+    return spread(model, **told)
 
 
 def _optimizer(recipe: Recipe) -> Any:

@@ -26,7 +26,7 @@ from contracts.stacks.kit.links import Link
 from contracts.stacks.kit.messages import watched
 from contracts.stacks.torchtitan import shims, weight_mapping
 from contracts.stacks.torchtitan.abilities import ABILITIES, DRAWS
-from contracts.stacks.torchtitan.configuration import configuration, declined
+from contracts.stacks.torchtitan.configuration import configuration, declined, is_bare, is_half
 
 
 class Run(runs.Run):
@@ -40,11 +40,15 @@ class Run(runs.Run):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session, self.links_of(session.recipe))
-        self.alone = session.execution.world == 1
+        self.alone = is_bare(session)
         os.environ.setdefault("LOCAL_RANK", "0")  # the trainer reads it even without a launcher
         self.folder = tempfile.TemporaryDirectory(prefix="titan-")
         _reset()
         self.trainer = self.build_trainer()
+        # those that its optimizers have: behind a pass without gradients its modules hold gathered copies
+        self.held_parameters = {
+            _plain(name): each for part in self.trainer.model_parts for name, each in part.named_parameters()
+        }
         self.trainer.before_clip = lambda trainer: self.note(trainer.step)
         shims.sums_alone(self.trainer.model_parts)
         if self.trainer.parallel_dims.pp_enabled:
@@ -54,11 +58,12 @@ class Run(runs.Run):
         """Its trainer, observed."""
         from contracts.stacks.torchtitan.observed_trainer import OneProcess, OneRank
 
-        shims.experts_keep_their_dtype()
+        if not is_half(self.session):
+            shims.experts_keep_their_dtype()
         return (OneProcess if self.alone else OneRank)(configuration(self.session, self.folder.name))
 
-    def parameters(self) -> dict[str, Tensor]:
-        return {_plain(name): each for part in self.trainer.model_parts for name, each in part.named_parameters()}
+    def parameters(self) -> Mapping[str, Tensor]:
+        return self.held_parameters
 
     def buffers(self) -> dict[str, Tensor]:
         return {
@@ -177,8 +182,15 @@ def _running(session: Session, question: str, kind: type[Run]) -> Iterator[Run]:
     if any(map(runs.packed, session.batches)):
         words = "packed documents need its flex_attention, which a CPU has not compiled"
         raise NotOffered(f"{kind.who}: {words}", "device")
-    compiled = session.execution.compile != "none"
-    with shims.quiet(), shims.compiled_in_float32() if compiled else contextlib.nullcontext():
+    half, compiled = is_half(session), session.execution.compile != "none"
+    if half and session.execution.world == 1 and dist.is_initialized():
+        raise NotOffered(f"{kind.who}: a process by itself among others is asked in float32")
+    with (
+        shims.quiet(),
+        worlds.of_one() if half and session.execution.world == 1 else contextlib.nullcontext(),
+        shims.block_in(torch.bfloat16) if half else contextlib.nullcontext(),
+        shims.compiled_in_float32() if compiled and not half else contextlib.nullcontext(),
+    ):
         run = kind(session)
         try:
             yield run

@@ -7,7 +7,7 @@ from dataclasses import replace
 from contracts.stacks.kit.declining import lacks
 from contracts.stacks.torchtitan.abilities import ABILITIES
 
-NOT_TRIED = ("compile", "validation")
+NOT_TRIED = ("bf16", "compile", "validation")
 GONE = frozenset({"float64", "pp", "interleaved", *NOT_TRIED})
 THERE = (frozenset({"ep-with-etp"}), frozenset({"tied", "pp"}), frozenset({"float64"}))
 """What 0.3.0 lacks and 0.2.2 has, or lacks for another reason."""
