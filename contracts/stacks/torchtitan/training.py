@@ -234,7 +234,8 @@ def train(session: Session, kind: type[Run] = Run) -> Trained:
         raise NotOffered(f"{kind.who}: its schedule asserts a decay behind the last step of its run", "stack")
     execution = session.execution
     cut = execution.fsdp or max(execution.degrees.tp, execution.degrees.ep) > 1
-    if cut and not session.weights and "weights" in session.observe:
+    drawn = not session.weights and session.load is None
+    if cut and drawn and "weights" in session.observe:
         raise NotOffered(f"{kind.who}: {DRAWS}", "device")
     before = _graphs()
     with _running(session, "train", kind) as run:
