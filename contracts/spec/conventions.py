@@ -192,6 +192,20 @@ CONVENTIONS: Mapping[str, Convention] = {
         ("embeddings", "the embedding, and nothing else", "OLMo-core: OptimGroupOverride; arXiv 2501.00656"),
         ("nothing", "nothing: norms decay as matrices do", "torchtitan: default_adamw, one group for .*"),
     ),
+    "muon-products": _convention(
+        "in which dtype Muon multiplies matrices while it orthogonalizes",
+        (
+            "float32",
+            "float32 or wider",
+            "Emerging-Optimizers, which Megatron-Core takes: newton_schulz, unless fp32_matmul_prec is medium",
+        ),
+        (
+            "bfloat16",
+            "bfloat16, whatever the weights are in",
+            "kellerjordan.github.io/posts/muon; torch.optim.Muon; torchtitan: _zeropower_via_newtonschulz",
+        ),
+        shown="torchtitan_muon_in_bfloat16",
+    ),
     "padding-slots": _convention(
         "whether positions that hold no token take slots where experts drop tokens",
         ("none", "they take none; slots are counted over all positions", "flaxformer: ignore_padding_tokens"),

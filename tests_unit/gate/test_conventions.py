@@ -21,6 +21,7 @@ from contracts.mutants.moe.routing import RoundsTheRoutersWeight
 from contracts.mutants.moe.selection_bias import CentresEachMove, MovesByWhatWasKept
 from contracts.mutants.optimizer.parameter_groups import DecaysNorms
 from contracts.mutants.optimizer.schedule import StartsAtZero
+from contracts.mutants.optimizer.updates import OrthogonalizesInBfloat16
 from contracts.mutants.optimizer.validation import TakesTheMeanOfBatches
 from contracts.mutants.parallel.gradient_accumulation import TakesTheMeanOfMeans
 from contracts.mutants.topology.group_creation import OneCallForEachAxis
@@ -91,6 +92,8 @@ KEPT = {
     "BLK-06p[two-depths]": (ReadsBehindTheNorms, {"prediction-input": "normed"}),
     "BLK-06m[under-prediction-heads]": (ReadsBehindTheNorms, {"prediction-input": "normed"}),
     "OPT-02a[adamw]": (DecaysEverything, {"undecayed": "nothing"}),
+    "OPT-04a[muon-never-clipped]": (OrthogonalizesInBfloat16, {"muon-products": "bfloat16"}),
+    "OPT-01b[muon@pairs]": (OrthogonalizesInBfloat16, {"muon-products": "bfloat16"}),
     "OPT-06b[few-labels]": (TakesTheMeanOfBatches, {"validation-mean": "batches"}),
     "PAR-05b[four]": (TakesTheMeanOfMeans, {"window-divides-by": "microbatch-means"}),
     "OPT-05b[cosine]": (StartsAtZero, {"first-rate": "step-0"}),

@@ -20,7 +20,7 @@ from contracts.checks._support.training_run import (
     table,
     updates,
 )
-from contracts.checks.optimizer.parameter_groups import ORTHOGONAL
+from contracts.checks.optimizer.parameter_groups import PRODUCTS, muon_difference
 from contracts.contract import contract
 from contracts.spec.recipe import Optim, Recipe
 from contracts.spec.tolerance import FLOAT32, FLOAT64, FLOAT64_SCAN, within
@@ -48,7 +48,10 @@ STEPS = {
 """Four steps each: two of warm-up, two of decay. Rates, gradients and clip factors differ from step to step."""
 
 
-@contract("OPT-04a", float32=True, asks=("built", "train"), cases=STEPS, needs=(), sheds=("packed",), source="F01 F09")
+@contract(
+    "OPT-04a", float32=True, asks=("built", "train"), cases=STEPS, needs=(), sheds=("packed",), source="F01 F09",
+    conventions=PRODUCTS,
+)  # fmt: skip
 def weights_after_each_step_are_those_of_the_rule(stack: Training, recipe: Recipe) -> None:
     """Each step moves the weights as AdamW or Muon does, given the step's gradients, clip factor and rate.
 
@@ -61,22 +64,25 @@ def weights_after_each_step_are_those_of_the_rule(stack: Training, recipe: Recip
     trained = run(stack, recipe, batches(4, recipe=recipe), "gradients", "weights", weights=weights)
     moved = updates(weights, trained)
     for row in rows:
-        wanted = _wanted(row, instruments.numerics.tensor(weights[row.name]), trained, recipe.optim)
-        tolerance = FLOAT64_SCAN if row.optimizer == "adamw" else ORTHOGONAL
-        for step, (move, want) in enumerate(zip(moved, wanted, strict=True), start=1):
-            words = instruments.numerics.difference(
-                f"the {row.optimizer} move of {row.name}", move[row.name], want, tolerance
-            )
+        weight = instruments.numerics.tensor(weights[row.name])
+        wanted = _wanted(row, weight, trained, recipe.optim)
+        rounded = _wanted(row, weight, trained, recipe.optim, half=True) if row.optimizer == "muon" else wanted
+        for step, (move, want, half) in enumerate(zip(moved, wanted, rounded, strict=True), start=1):
+            what = f"the {row.optimizer} move of {row.name}"
+            if row.optimizer == "muon":
+                words = muon_difference(stack, what, move[row.name], want, half)
+            else:
+                words = instruments.numerics.difference(what, move[row.name], want, FLOAT64_SCAN)
             assert not words, f"{words} (step {step})"
 
 
-def _wanted(row: Parameter, weight: Tensor, trained: Trained, optim: Optim) -> list[Tensor]:
-    """The moves of one parameter by the oracle of its rule."""
+def _wanted(row: Parameter, weight: Tensor, trained: Trained, optim: Optim, *, half: bool = False) -> list[Tensor]:
+    """The moves of one parameter by the oracle of its rule; `half` is for Muon's products in bfloat16."""
     oracle = instruments.oracles.optimizers
     gradients = _clipped(trained, row.name)
     rates = [step.lr for step in trained.steps]
     if row.optimizer == "muon":
-        after = oracle.muon(weight, gradients, rates, decay=row.weight_decay)
+        after = oracle.muon(weight, gradients, rates, decay=row.weight_decay, half=half)
     else:
         betas = {"beta1": optim.beta1, "beta2": optim.beta2}
         after = oracle.adamw(weight, gradients, rates, decay=row.weight_decay, **betas)

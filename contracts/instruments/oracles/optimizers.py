@@ -37,12 +37,17 @@ def adamw(
 
 
 def muon(
-    weight: Tensor, gradients: Sequence[Tensor], rates: Sequence[float], *, decay: float, momentum: float = 0.95
-) -> list[Tensor]:
-    """The weight after each step. Leading dims index matrices, each updated by itself."""
+    weight: Tensor, gradients: Sequence[Tensor], rates: Sequence[float], *, decay: float, momentum: float = 0.95,
+    half: bool = False,
+) -> list[Tensor]:  # fmt: skip
+    """The weight after each step. Leading dims index matrices, each updated by itself.
+
+    Args:
+        half: whether the products of the iteration are rounded to bfloat16.
+    """
     if weight.dim() > 2:
         parts = [
-            muon(each, [gradient[i] for gradient in gradients], rates, decay=decay, momentum=momentum)
+            muon(each, [gradient[i] for gradient in gradients], rates, decay=decay, momentum=momentum, half=half)
             for i, each in enumerate(weight)
         ]
         return [torch.stack(step) for step in zip(*parts, strict=True)]
@@ -50,7 +55,7 @@ def muon(
     size = 0.2 * math.sqrt(max(weight.shape))
     for gradient, rate in zip(gradients, rates, strict=True):
         buffer = momentum * buffer + gradient
-        turned = newton_schulz(gradient + momentum * buffer)
+        turned = (rounded_newton_schulz if half else newton_schulz)(gradient + momentum * buffer)
         weight = weight - rate * decay * weight - rate * size * turned
         found.append(weight)
     return found
@@ -69,6 +74,19 @@ def newton_schulz(matrix: Tensor) -> Tensor:
         values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
     turned: Tensor = left @ torch.diag(values) @ right
     return turned
+
+
+def rounded_newton_schulz(matrix: Tensor) -> Tensor:
+    """The same five steps as products of bfloat16 matrices, each rounded: what is off by as much is off by rounding."""
+    if not bool(matrix.any()):
+        return torch.zeros_like(matrix)
+    x = (matrix / (matrix.norm() + 1e-7)).bfloat16()
+    x = x.T if x.shape[0] > x.shape[1] else x
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    turned: Tensor = x.T if matrix.shape[0] > matrix.shape[1] else x
+    return turned.to(matrix.dtype)
 
 
 def norm(gradients: Mapping[str, Tensor]) -> float:

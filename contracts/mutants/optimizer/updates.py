@@ -225,6 +225,48 @@ class OrthogonalizesBeforeMomentum(Trained):
     moves = _OrthogonalFirst
 
 
+class _Rounds(Muon):
+    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
+        buffer.mul_(momentum).add_(grad)
+        return orthogonalise((grad + momentum * buffer).bfloat16()).to(grad.dtype)
+
+
+class _Rounded(Optimizer):
+    muon = _Rounds
+
+
+@mutant(of="OPT-04a", case="muon", says="the muon move of")
+class OrthogonalizesInBfloat16(Trained):
+    """Products are rounded to bfloat16, and the stack does not declare it."""
+
+    moves = _Rounded
+
+
+class _RoundsPlainMomentum(Muon):
+    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
+        buffer.mul_(momentum).add_(grad)
+        return orthogonalise(buffer.bfloat16()).to(grad.dtype)
+
+
+class _RoundedPlainMomentum(Optimizer):
+    muon = _RoundsPlainMomentum
+
+
+@mutant(of="OPT-04a", case="muon", says="and products in bfloat16 by")
+class DeclaresRoundingAndLeavesOutNesterov(Trained):
+    """Declares products in bfloat16, and hides behind them that it has no Nesterov momentum."""
+
+    conventions = {"muon-products": "bfloat16"}
+    moves = _RoundedPlainMomentum
+
+
+@mutant(of="OPT-04a", case="muon", says="products in bfloat16, as declared, by")
+class DeclaresProductsInBfloat16(Trained):
+    """Declares products in bfloat16, and rounds none."""
+
+    conventions = {"muon-products": "bfloat16"}
+
+
 # state and gradients that stay
 class _InBfloat16(Trainer):
     def build(self) -> Model:

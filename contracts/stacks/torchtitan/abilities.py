@@ -74,6 +74,7 @@ CONVENTIONS = {
     "gate-sum": "1e-20",
     "bias-moves": "centred",
     "logits-dtype": "activations",
+    "muon-products": "bfloat16",
     "last-rate": "step-before",
     "communicators": "purpose",
 }
