@@ -134,6 +134,16 @@ def test_its_mixed_precision_rounds_what_is_used_and_not_what_is_held(tmp_path: 
     assert "(5 holds)" in done.stdout, done.stdout[-600:]
 
 
+@pytest.mark.titan
+@needs_titan
+def test_its_muon_moves_matrices_and_experts(tmp_path: Path) -> None:
+    cases = "OPT-01b[muon@pairs],OPT-04a[muon@pairs],OPT-01c[muon@pairs],CKPT-01b[muon@dense]"
+    done = run(BIN / "rankproof", "check", "--stack", "torchtitan", "--profile", cases, *DECLARED,
+               "--report", tmp_path / "report")  # fmt: skip
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
+    assert "(4 holds)" in done.stdout, done.stdout[-600:]
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
 def test_a_script_is_short_and_stands_without_the_suite(script: Path) -> None:

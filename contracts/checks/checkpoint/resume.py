@@ -56,6 +56,7 @@ RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between 
 
 HEADED = {
     "": ("checkpoint",),
+    "muon-accumulated": ("checkpoint", "microbatches", "uneven-microbatches"),
     "mtp-without-clipping": ("checkpoint", "prediction-heads"),
     "every-kind": ("checkpoint", "prediction-heads", "hyper-connections", "mla", "dsa"),
     **{name: (*needed, "checkpoint") for name, needed in OF_SCANS.items()},

@@ -81,13 +81,13 @@ class Watched(ABC):
         return self.canonical(self.buffers())
 
     def moments(self) -> Arrays:
-        """AdamW's state of every parameter, as `name/entry`."""
+        """The optimizers' state of every parameter, AdamW's and Muon's, as `name/entry`."""
         names = {id(each): name for name, each in self.parameters().items()}
         state = {names[id(each)]: held for one in self.optimizers() for each, held in one.state.items()
                  if id(each) in names}  # fmt: skip
         return {
             f"{name}/{entry}": each
-            for entry in MOMENTS
+            for entry in (*MOMENTS, "momentum_buffer")
             for name, each in self.canonical({n: held[entry] for n, held in state.items() if entry in held}).items()
         }
 

@@ -13,9 +13,9 @@ CUT = ("fsdp", "tp", "ep")
 ABILITIES = Abilities(
     has=frozenset((
         "attention", "mlp", "experts", "gqa", "mla", "qk-norm", "swiglu", "softmax", "sigmoid", "selection-bias",
-        "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw", "cosine", "linear", "constant",
-        "WSD", "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep", "etp", "pp",
-        "interleaved", "borrowed", "compile", "compiled-blocks", "recompute", "validation",
+        "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw", "muon", "cosine", "linear",
+        "constant", "WSD", "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep",
+        "etp", "pp", "interleaved", "borrowed", "compile", "compiled-blocks", "recompute", "validation",
     )),
     lacks=(
         lacks("recurrent", "stack", "it has no M²RNN"),
@@ -47,7 +47,9 @@ ABILITIES = Abilities(
         lacks("packed", "device", "packed documents need its flex_attention, which a CPU has not compiled"),
         # torch: tensor/experimental/_context_parallel; flex_attention has no backward pass on a CPU
         lacks("cp", "device", "its context parallel cuts attention kernels that are accelerators' alone"),
-        lacks("muon", "adapter", "its optimizers have DistMuon, which was not tried"),
+        *(lacks(f"muon {cut}", "stack", "its Kimi refuses DistMuon beside it: it has no such shards")
+          for cut in ("tp", "pp")),  # models/kimi_k2_7/config_registry.py: _KimiTrainerConfig
+        lacks("muon dp", "device", "DistMuon sends shards over streams and events, which a CPU has not"),
         lacks("own-data", "adapter", "its data sets need a tokenizer's files"),
         lacks("windows", "adapter", "it is given batches and cuts them itself"),
         lacks("uneven-microbatches", "stack", "a batch is a multiple of its microbatches, it asserts"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
+from contracts.spec.array import Element
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Built, Execution
 from contracts.stacks.kit import tables
@@ -14,7 +16,9 @@ from contracts.stacks.kit.roles import role_of
 from contracts.stacks.torchtitan.abilities import ABILITIES
 from contracts.stacks.torchtitan.configuration import declined
 from contracts.stacks.torchtitan.model import config_of
-from contracts.stacks.torchtitan.weight_mapping import links
+from contracts.stacks.torchtitan.weight_mapping import links, orthogonal
+
+MUON: Mapping[str, Element] = {"momentum_buffer": "float32"}
 
 
 def built(recipe: Recipe, mode: Mode) -> Built:
@@ -29,6 +33,15 @@ def built(recipe: Recipe, mode: Mode) -> Built:
     held = (dict(model.named_parameters()), {n: each for n, each in model.named_buffers() if n.endswith("bias_E")})
     rows, buffers = (to_canonical(one, links(recipe)) for one in held)
     found = tables.built(rows, buffers, {n: 0.0 if role_of(n) == "norm" else recipe.optim.weight_decay for n in rows})
-    if recipe.dtype != "bf16":
-        return found
-    return replace(found, parameters=tuple(replace(row, compute="bfloat16") for row in found.parameters))
+    moved = _by_muon(recipe)
+    parameters = (replace(row, optimizer="muon", state=MUON) if row.name in moved else row for row in found.parameters)
+    if recipe.dtype == "bf16":
+        parameters = (replace(row, compute="bfloat16") for row in parameters)
+    return replace(found, parameters=tuple(parameters))
+
+
+def _by_muon(recipe: Recipe) -> set[str]:
+    if recipe.optim.rule != "muon":
+        return set()
+    theirs = set(orthogonal(recipe))
+    return {name for link in links(recipe) if link.theirs in theirs for name in link.ours}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from contracts.spec.errors import decline
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session
 from contracts.stacks.kit import declining
-from contracts.stacks.torchtitan import shims
+from contracts.stacks.torchtitan import shims, weight_mapping
 from contracts.stacks.torchtitan.model import config_of
 
 
@@ -43,8 +44,10 @@ def is_half(session: Session) -> bool:
 
 
 def is_bare(session: Session) -> bool:
-    """Whether the model is run by itself: in float32 one rank needs no `fully_shard`, which rounds parameters."""
-    return session.execution.world == 1 and not is_half(session)
+    """Whether the model is run by itself, on one rank: that needs no `fully_shard`, unless it rounds parameters or
+    makes them the DTensors that DistMuon wants.
+    """
+    return session.execution.world == 1 and not is_half(session) and session.recipe.optim.rule != "muon"
 
 
 def configuration(session: Session, folder: str) -> Any:
@@ -141,21 +144,38 @@ def _with_wide_gates(spread: Callable[..., Any], model: Any, **told: Any) -> Any
 
 
 def _optimizer(recipe: Recipe) -> Any:
-    """Two parameter groups: first the parameters without decay, then the rest."""
+    """Under AdamW two parameter groups: first the parameters without decay, then the rest. Muon's come before them."""
     from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 
     optim = recipe.optim
     common = {"lr": optim.lr, "betas": (optim.beta1, optim.beta2), "eps": 1e-8}
     decays = ((r"norm\.weight$", 0.0), (r".*", optim.weight_decay))
+    groups = [
+        ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs={**common, "weight_decay": decay})
+        for pattern, decay in decays
+    ]
+    if optim.rule == "adamw":
+        return OptimizersContainer.Config(param_groups=groups, implementation="fused")
+    names = weight_mapping.orthogonal(recipe)
+    scaled = {"lr": optim.lr, "weight_decay": optim.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+    muon = ParamGroupConfig(
+        pattern=f"^({'|'.join(map(re.escape, names))})$", optimizer_name="DistMuon",
+        optimizer_kwargs={**scaled, "fused": False, "foreach": False},
+    )  # fmt: skip
     return OptimizersContainer.Config(
-        param_groups=[
-            ParamGroupConfig(
-                pattern=pattern, optimizer_name="AdamW", optimizer_kwargs={**common, "weight_decay": decay}
-            )
-            for pattern, decay in decays
-        ],
-        implementation="fused",
-    )
+        param_groups=[muon, *groups], implementation="fused",
+        optimizer_factory_kwargs_by_name={"DistMuon": _layouts(names)},
+    )  # fmt: skip
+
+
+def _layouts(names: Sequence[str]) -> dict[str, Any]:
+    """Where DistMuon computes what it moves: each matrix on one rank, experts on those that have them."""
+    from torch.distributed.tensor import Shard
+    from torchtitan.distributed.flex_shard import BucketConfig, ComputeLayout, Owned
+
+    whole, apart = ComputeLayout({"fsdp": Owned()}), ComputeLayout({"fsdp": Shard(0)})
+    layouts = {name: apart if "inner_experts" in name else whole for name in names}
+    return {"compute_sharding_by_fqn": layouts, "bucket_configs": (BucketConfig(patterns=tuple(names)),)}
 
 
 def _schedule(recipe: Recipe) -> Any:

@@ -94,7 +94,8 @@ def _grouped(recipe: Recipe) -> list[Any]:
             ffn_norm=norm(normalized_shape=recipe.hidden),
             attention=make_gqa_config(
                 dim=recipe.hidden, n_heads=recipe.heads, n_kv_heads=recipe.kv_groups, head_dim=recipe.head_dim,
-                wqkv_param_init=DRAWN, wo_param_init=DRAWN, inner_attention=FlexAttention.Config(), fuse_qkv=True,
+                wqkv_param_init=DRAWN, wo_param_init=DRAWN, inner_attention=FlexAttention.Config(),
+                fuse_qkv=recipe.optim.rule != "muon",  # which moves each matrix by itself
                 rope=rope, qk_norm=norm(normalized_shape=recipe.head_dim) if recipe.qk_norm else None,
             ),
             moe=_moe(recipe) if recipe.moe else None,

@@ -38,6 +38,7 @@ SHIMS = {
     "outputs multiplied, rope's angles and turns and the loss in float64, which it rounds to float32",
     "compiled": "under a compiler, torch's meta kernel of the grouped product takes float32, where it takes bfloat16 "
     "alone: one name in its code is another",
+    "muon": "DistMuon takes tensors on a CPU, where it asks for a CUDA device: one constant in its code is another",
     "gate": "under bfloat16 the router's product in float32, as its autocast asks: autocast of a CPU knows no float32",
 }
 """Every shim, by its name in the labels."""
@@ -220,6 +221,24 @@ def compiled_in_float32() -> Iterator[None]:
         raise Unreachable("could not reach the meta kernel of the grouped product: this torch has another")
     code = check.__code__
     _renamed(check, "bfloat16", "float32")
+    try:
+        yield
+    finally:
+        check.__code__ = code
+
+
+@contextlib.contextmanager
+def muon_on_a_cpu() -> Iterator[None]:
+    """Let DistMuon, which asks for tensors on a CUDA device, take those of a CPU: one constant in its code is another.
+
+    Raises:
+        Unreachable: if the question about its device is somewhere else.
+    """
+    check = _module("torchtitan.distributed.flex_shard.dist_muon").DistMuon._validate_parameter_storage
+    code = check.__code__
+    if "cuda" not in code.co_consts:
+        raise Unreachable(f"could not reach the device of {check.__qualname__}: it names no cuda")
+    check.__code__ = code.replace(co_consts=tuple("cpu" if each == "cuda" else each for each in code.co_consts))
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from contracts.stacks.torchtitan import shims
 from contracts.stacks.torchtitan.abilities import ABILITIES, CONVENTIONS
 from contracts.stacks.torchtitan.release_0_2.abilities import ABILITIES_0_2
 
-STEPS = ("device", "kernels", "experts", "sums", "stages", "attention", "compiled", "gate")
+STEPS = ("device", "kernels", "experts", "sums", "stages", "attention", "compiled", "gate", "muon")
 BLOCK = ("device", "kernels", "experts", "attention", "wide", "gate")
 """The changes for a question, by their names in `shims.SHIMS`."""
 OLDER = ("built", "run_model", "train")

@@ -183,11 +183,13 @@ def _running(session: Session, question: str, kind: type[Run]) -> Iterator[Run]:
         words = "packed documents need its flex_attention, which a CPU has not compiled"
         raise NotOffered(f"{kind.who}: {words}", "device")
     half, compiled = is_half(session), session.execution.compile != "none"
-    if half and session.execution.world == 1 and dist.is_initialized():
-        raise NotOffered(f"{kind.who}: a process by itself among others is asked in float32")
+    meshed = session.execution.world == 1 and not is_bare(session)
+    if meshed and dist.is_initialized():
+        raise NotOffered(f"{kind.who}: a process by itself among others is asked in float32, under AdamW")
     with (
         shims.quiet(),
-        worlds.of_one() if half and session.execution.world == 1 else contextlib.nullcontext(),
+        worlds.of_one() if meshed else contextlib.nullcontext(),
+        shims.muon_on_a_cpu() if session.recipe.optim.rule == "muon" else contextlib.nullcontext(),
         shims.block_in(torch.bfloat16) if half else contextlib.nullcontext(),
         shims.compiled_in_float32() if compiled and not half else contextlib.nullcontext(),
     ):

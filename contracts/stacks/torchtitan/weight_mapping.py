@@ -1,7 +1,7 @@
 """Canonical names (spec/blocks.py) and torchtitan's: one layer there is two blocks here.
 
 Two layouts differ. `ComplexRoPE` rotates elements 2i and 2i + 1 together, the canonical rope i and i + d/2. The fused
-projection has the shape (groups, heads of a group + key + value, head_dim, hidden).
+projection has the shape (groups, heads of a group + key + value, head_dim, hidden); under Muon it is three matrices.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contracts.spec import pattern as patterns
 from contracts.spec.recipe import Recipe
 from contracts.stacks.kit.links import Link, grouped, of_heads, ordered, paired, same
+from contracts.stacks.kit.roles import layer_of, role_of
 
 EXPERTS = {
     "router.weight": "moe.router.gate.weight",
@@ -35,6 +36,15 @@ def links(recipe: Recipe) -> list[Link]:
     return found
 
 
+def orthogonal(recipe: Recipe) -> list[str]:
+    """What Muon moves, by torchtitan's names: the matrices and the experts of the layers."""
+    return [
+        link.theirs
+        for link in links(recipe)
+        if all(layer_of(name) is not None and role_of(name) in ("matrix", "expert") for name in link.ours)
+    ]
+
+
 def block(letter: str, recipe: Recipe) -> Iterator[Link]:
     """The tensors of one block, by their names inside of a layer."""
     yield same("attention_norm.weight" if letter == "A" else "ffn_norm.weight", "norm.weight")
@@ -49,7 +59,10 @@ def block(letter: str, recipe: Recipe) -> Iterator[Link]:
 def _grouped(recipe: Recipe) -> Iterator[Link]:
     width, three = recipe.head_dim, ("wq.weight", "wk.weight", "wv.weight")
     sizes = (recipe.heads // recipe.kv_groups * width, width, width)
-    yield grouped("qkv_linear.wqkv.weight", three, recipe.kv_groups, sizes)
+    if recipe.optim.rule == "muon":
+        yield from (same(f"qkv_linear.{name}", name) for name in three)
+    else:
+        yield grouped("qkv_linear.wqkv.weight", three, recipe.kv_groups, sizes)
     for name in ("q_norm", "k_norm", "wo") if recipe.qk_norm else ("wo",):
         yield same(f"{name}.weight", f"{name}.weight")
 

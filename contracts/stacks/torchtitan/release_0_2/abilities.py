@@ -8,8 +8,11 @@ from contracts.stacks.kit.declining import lacks
 from contracts.stacks.torchtitan.abilities import ABILITIES
 
 NOT_TRIED = ("bf16", "compile", "validation")
-GONE = frozenset({"float64", "pp", "interleaved", *NOT_TRIED})
-THERE = (frozenset({"ep-with-etp"}), frozenset({"tied", "pp"}), frozenset({"float64"}))
+GONE = frozenset({"float64", "muon", "pp", "interleaved", *NOT_TRIED})
+THERE = (
+    frozenset({"ep-with-etp"}), frozenset({"tied", "pp"}), frozenset({"float64"}),
+    frozenset({"muon", "tp"}), frozenset({"muon", "pp"}), frozenset({"muon", "dp"}),
+)  # fmt: skip
 """What 0.3.0 lacks and 0.2.2 has, or lacks for another reason."""
 
 ABILITIES_0_2 = replace(
@@ -18,6 +21,7 @@ ABILITIES_0_2 = replace(
     lacks=(
         *(each for each in ABILITIES.lacks if each.features not in THERE),
         lacks("float64", "stack", "its experts, its router and its loss round to float32"),
+        lacks("muon", "stack", "its optimizers are Adam and AdamW"),
         lacks("pp", "stack", "its Qwen3 has no function for a pipeline"),
         lacks("interleaved", "stack", "its Qwen3 has no function for a pipeline"),
         *(lacks(each, "adapter", "not tried on this version") for each in NOT_TRIED),
