@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contracts.spec.abilities import Abilities
-from contracts.stacks.kit.declining import lacks, without
+from contracts.stacks.kit.declining import STEPS, lacks, without
 
 DRAWS = "on a CPU each rank draws its shards by itself: DTensor's generators are those of accelerators"
 """torch 2.13, distributed/tensor/_random.py: `is_rng_supported_mesh`."""
@@ -35,15 +35,14 @@ ABILITIES = Abilities(
         lacks("float64", "stack", "its trainer computes in float32 or bfloat16",
               asked=frozenset({"train", "messages"})),
         *(lacks(cut, "device", DRAWS, asked=frozenset({"initial"})) for cut in CUT),
-        *(lacks(each, "adapter", "a single pass is one process's, eager; sessions have the rest",
-                 asked=frozenset({"run_model"})) for each in ("compile", "microbatches")),
+        lacks("compile", "adapter", "a single pass is eager; sessions have the rest", asked=frozenset({"run_model"})),
         lacks("fp16", "stack", "its mixed precision is bfloat16"),
         lacks("ep-without-fsdp", "stack", "experts lie on ranks that shard: EP wants FSDP"),
         lacks("etp-without-ep", "stack", "experts are cut as the rest is without EP"),
         lacks("tied pp", "stack", "it ties no weights under a pipeline, it says"),  # models/common/decoder.py
         lacks("ep-with-etp", "stack", "experts are whole on a rank with EP; 0.2.2 has an expert TP"),
         lacks("uneven-kv", "stack", "it has fewer KV groups than TP ranks"),
-        lacks("fp8", "device", "FP8 needs a GPU"),
+        lacks("fp8", "device", "FP8 needs a GPU", asked=STEPS | {"block_weights", "run_block", "precision_plan"}),
         lacks("packed", "device", "packed documents need its flex_attention, which a CPU has not compiled"),
         # torch: tensor/experimental/_context_parallel; flex_attention has no backward pass on a CPU
         lacks("cp", "device", "its context parallel cuts attention kernels that are accelerators' alone"),

@@ -132,18 +132,19 @@ class Run(runs.Run):
         self.number = self.trainer.step
 
     def passed(self, batch: Tokens) -> Pass:
-        """One batch forward and backward, without a step."""
+        """One batch forward and backward, in its microbatches, without a step."""
         logits: list[Tensor] = []
         hook = self.trainer.model_parts[0].register_forward_hook(lambda *told: logits.append(told[2].detach()))
-        (row,) = self.rows(batch)
         self.trainer.before_clip = None
-        loss = self.trainer.forward_backward_step(
-            input_dict=row[0], labels=row[1], global_valid_tokens=(row[1] >= 0).sum().float()
-        )
+        valid = (numerics.tensor(batch.labels) >= 0).sum().float()
+        losses = [
+            self.trainer.forward_backward_step(input_dict=given, labels=labels, global_valid_tokens=valid).item()
+            for given, labels in self.rows(batch)
+        ]
         hook.remove()
-        told = {"lm": loss.item(), "total": loss.item()}
+        told = dict.fromkeys(("lm", "total"), sum(losses))
         found = self.canonical(runs.gradients(self.parameters()))
-        return Pass(logits=numerics.array(logits[0]), losses=told, gradients=found)
+        return Pass(logits=numerics.array(torch.cat(logits)), losses=told, gradients=found)
 
     def loss(self) -> float:
         """The loss that the trainer would have logged; in a pipeline, on the rank of the last stage."""
