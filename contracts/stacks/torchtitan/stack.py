@@ -43,6 +43,7 @@ class Torchtitan(Package):
             ("block_weights", "run_block", "run_compiled", "allowed_breaks"), "contracts.stacks.torchtitan.blocks"
         ),
         **dict.fromkeys(CHECKPOINTS, "contracts.stacks.torchtitan.checkpoints"),
+        "rename_weights": "contracts.stacks.torchtitan.renaming",
         "trace": "contracts.stacks.torchtitan.observed_runs",
     }
     said = {  # noqa: RUF012
@@ -55,6 +56,7 @@ class Torchtitan(Package):
         "run_compiled": _shimmed(*BLOCK, "compiled"),
         "allowed_breaks": "none: a break in one of its full graphs is an error",
         **dict.fromkeys(CHECKPOINTS, f"{_shimmed('device')}; its checkpoint manager by itself"),
+        "rename_weights": f"{_shimmed('device')}; its state-dict adapter of DeepSeek-V3 by itself",
         "trace": f"its train.py, observed; {_shimmed('device', 'kernels', 'experts', 'sums')}",
     }
 
