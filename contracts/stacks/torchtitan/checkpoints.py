@@ -6,16 +6,21 @@ optimizers stand, counters as bytes where the data loader stands, the step in th
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torchtitan.components.checkpointer import CheckpointManager
 
 from contracts.instruments import numerics
-from contracts.spec.checkpointing import Loaded, Snapshot, WriteFault, Written
+from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot, WriteFault, Written
 from contracts.spec.errors import NotOffered, refuse
 from contracts.stacks.kit import worlds
 from contracts.stacks.kit.checkpoints import changed, module_with
@@ -24,6 +29,8 @@ from contracts.stacks.torchtitan import shims
 ERRORS = (CheckpointException, OSError, RuntimeError, ValueError)
 """What it raises where it does not save or load."""
 OF_OPTIMIZERS = "optimizer/"
+LATE_S = 0.3
+"""Long beside a write, which takes some milliseconds."""
 
 
 class Held:
@@ -42,7 +49,7 @@ class Held:
 class Kept:
     """One state, and a manager that has it."""
 
-    def __init__(self, folder: str, state: Snapshot, keep: int = 0) -> None:
+    def __init__(self, folder: str, state: Snapshot, keep: int = 0, mode: str = "disabled") -> None:
         tensors = numerics.tensors(state.tensors)
         self.names = tuple(tensors)
         self.model = module_with({n: each for n, each in tensors.items() if not n.startswith(OF_OPTIMIZERS)})
@@ -50,10 +57,19 @@ class Kept:
         self.data = Held(position=json.dumps(dict(state.position)).encode())
         self.training = Held(step=state.step, recipe=state.recipe)
         self.manager = CheckpointManager(
-            CheckpointManager.Config(enable=True, folder=folder, interval=1, keep_latest_k=keep),
+            CheckpointManager.Config(enable=True, folder=folder, interval=1, keep_latest_k=keep, async_mode=mode),
             dataloader=self.data, model_parts=[self.model], optimizers=self.optimizers, lr_schedulers=Held(),
             states={"train_state": self.training}, sd_adapter=None,
         )  # fmt: skip
+
+    @torch.no_grad()
+    def take(self, state: Snapshot) -> None:
+        """Give what is held the values of another state, in place as a step does it."""
+        held = {**dict(self.model.named_parameters()), **self.optimizers.values}
+        for name, each in numerics.tensors(state.tensors).items():
+            held[name].copy_(each)
+        self.data.values["position"] = json.dumps(dict(state.position)).encode()
+        self.training.values |= {"step": state.step, "recipe": state.recipe}
 
     def state(self) -> Snapshot:
         position = json.loads(self.data.values["position"])
@@ -70,6 +86,45 @@ def write_checkpoint(folder: str, state: Snapshot, file_bytes: int, fault: Write
             Kept(folder, state).manager.save(state.step)
 
     return changed(write, fault, ERRORS)
+
+
+def write_in_background(folder: str, states: tuple[Snapshot, ...]) -> Overtaken:
+    """Asynchronous saves of its manager, over a slow disk. A save waits for the one before, so none can be held up."""
+    with shims.quiet(), worlds.of_one(), _slow_disk():
+        kept = Kept(folder, states[0], mode="async")
+        for state in states:
+            kept.take(state)
+            kept.manager.save(state.step)
+        tensors = {name: torch.zeros_like(each) for name, each in numerics.tensors(states[0].tensors).items()}
+        kept.take(Snapshot(step=0, tensors=numerics.arrays(tensors), recipe=states[-1].recipe))
+        try:
+            found, words = kept.manager.load(-1), ""
+        except ERRORS as error:
+            found, words = False, said(error)
+        loaded = Loaded(state=kept.state(), refused=words if found or words else "its manager found no checkpoint")
+        try:
+            kept.manager.maybe_wait_for_saving()
+        except ERRORS as error:
+            loaded = replace(loaded, refused=said(error))
+        kept.manager.close()
+    complete = sorted(Path(folder).glob("step-*/.metadata"), key=lambda each: each.stat().st_mtime_ns)
+    return Overtaken(published=tuple(int(each.parent.name[5:]) for each in complete), loaded=loaded)
+
+
+@contextlib.contextmanager
+def _slow_disk() -> Iterator[None]:
+    """Files of tensors are written a while after their save was called."""
+    write = FileSystemWriter.write_data
+
+    def late(*given: Any, **named: Any) -> Any:
+        time.sleep(LATE_S)
+        return write(*given, **named)
+
+    FileSystemWriter.write_data = late  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FileSystemWriter.write_data = write  # type: ignore[method-assign]
 
 
 def latest_checkpoint(folder: str) -> int | None:
