@@ -12,7 +12,10 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ from contracts.spec import codec
 from contracts.spec.checkpointing import WriteFault, Written
 from contracts.spec.errors import Refused
 from contracts.stacks.forked_call import ForkDied, in_a_fork
+from contracts.stacks.forked_ranks import DEADLINE_S, Work, forked_ranks
 
 CHANGES = ("mkdir", "rename", "replace", "unlink", "remove", "rmdir", "truncate", "link", "symlink")
 
@@ -56,6 +60,28 @@ def under(fault: WriteFault, change: Callable[[], None], errors: tuple[type[Base
     except refusals as error:
         words = f"{type(error).__name__}: {error}"
     return Written(ending="refused" if words else "done", boundaries=counter.passed if counter else 0, words=words)
+
+
+def endings(ranks: int, work: Work, faults: Mapping[int, WriteFault]) -> tuple[Written, ...]:
+    """How a save ended on each of several ranks, in forks of this process.
+
+    Args:
+        work: sends how it ended (`under`) where its rank has not died.
+    """
+    with forked_ranks(ranks, work) as started:
+        deadline = time.monotonic() + DEADLINE_S
+        for copy, _ in started:
+            copy.join(max(0.0, deadline - time.monotonic()))
+        return tuple(_ending(copy, told, faults.get(rank)) for rank, (copy, told) in enumerate(started))
+
+
+def _ending(copy: BaseProcess, told: Connection, fault: WriteFault | None) -> Written:
+    if copy.is_alive():
+        return Written(ending="hung", boundaries=0, words=f"no end within {DEADLINE_S:g} s")
+    if copy.exitcode == -signal.SIGKILL and fault is not None:
+        return Written(ending="died", boundaries=fault.dies_after or 0)
+    found: Written = told.recv()  # an end of file goes on: the process died of something else
+    return found
 
 
 class Boundaries:

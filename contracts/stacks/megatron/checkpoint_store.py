@@ -13,13 +13,10 @@ import importlib
 import io
 import os
 import pickle
-import signal
-import time
 import traceback
 import typing
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -31,8 +28,8 @@ from contracts.instruments import numerics
 from contracts.spec.checkpointing import Loaded, Snapshot, WriteFault, Written
 from contracts.spec.errors import NotOffered, Refused, refuse
 from contracts.spec.topology import Degrees
-from contracts.stacks.forked_ranks import DEADLINE_S, forked_ranks, join_process_group
-from contracts.stacks.kit.checkpoints import changed, under
+from contracts.stacks.forked_ranks import join_process_group
+from contracts.stacks.kit.checkpoints import changed, endings, under
 from contracts.stacks.megatron.process_groups import parallel
 from contracts.stacks.megatron.shims import Shim, mcore, on_the_host
 
@@ -107,20 +104,7 @@ def write_on_ranks(folder: str, state: Snapshot, ranks: int, faults: Mapping[int
         sending.close()
         os._exit(0)  # a group of which a member is gone is not taken down in peace
 
-    with forked_ranks(ranks, work) as started:
-        deadline = time.monotonic() + DEADLINE_S
-        for copy, _ in started:
-            copy.join(max(0.0, deadline - time.monotonic()))
-        return tuple(_ending(copy, told, faults.get(rank)) for rank, (copy, told) in enumerate(started))
-
-
-def _ending(copy: BaseProcess, told: Connection, fault: WriteFault | None) -> Written:
-    if copy.is_alive():
-        return Written(ending="hung", boundaries=0, words=f"no end within {DEADLINE_S:g} s")
-    if copy.exitcode == -signal.SIGKILL and fault is not None:
-        return Written(ending="died", boundaries=fault.dies_after or 0)
-    found: Written = told.recv()  # an end of file goes on: the process died of something else
-    return found
+    return endings(ranks, work, faults)
 
 
 def latest_checkpoint(folder: str) -> int | None:

@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torchtitan.components.checkpointer import CheckpointManager
 
 from contracts.instruments import numerics
 from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot, WriteFault, Written
 from contracts.spec.errors import NotOffered, refuse
+from contracts.stacks.forked_ranks import join_process_group
 from contracts.stacks.kit import worlds
-from contracts.stacks.kit.checkpoints import changed, module_with
+from contracts.stacks.kit.checkpoints import changed, endings, module_with, under
 from contracts.stacks.torchtitan import shims
 
 ERRORS = (CheckpointException, OSError, RuntimeError, ValueError)
@@ -49,8 +56,10 @@ class Held:
 class Kept:
     """One state, and a manager that has it."""
 
-    def __init__(self, folder: str, state: Snapshot, keep: int = 0, mode: str = "disabled") -> None:
-        tensors = numerics.tensors(state.tensors)
+    def __init__(
+        self, folder: str, state: Snapshot, keep: int = 0, mode: str = "disabled", mesh: DeviceMesh | None = None
+    ) -> None:
+        tensors = {name: _cut(each, mesh) for name, each in numerics.tensors(state.tensors).items()}
         self.names = tuple(tensors)
         self.model = module_with({n: each for n, each in tensors.items() if not n.startswith(OF_OPTIMIZERS)})
         self.optimizers = Held(**{n: each for n, each in tensors.items() if n.startswith(OF_OPTIMIZERS)})
@@ -78,6 +87,13 @@ class Kept:
         return Snapshot(step=self.training.values["step"], tensors=tensors, position=position)
 
 
+def _cut(tensor: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """This rank's rows of a tensor, as a DTensor; all of it without a mesh."""
+    if mesh is None:
+        return tensor
+    return distribute_tensor(tensor, mesh, [Shard(0) if tensor.dim() else Replicate()], src_data_rank=None)
+
+
 def write_checkpoint(folder: str, state: Snapshot, file_bytes: int, fault: WriteFault | None) -> Written:
     """A save of its manager. It writes one file of tensors a rank, however large."""
 
@@ -86,6 +102,21 @@ def write_checkpoint(folder: str, state: Snapshot, file_bytes: int, fault: Write
             Kept(folder, state).manager.save(state.step)
 
     return changed(write, fault, ERRORS)
+
+
+def write_on_ranks(folder: str, state: Snapshot, ranks: int, faults: Mapping[int, WriteFault]) -> tuple[Written, ...]:
+    """A save of its manager on several ranks, in forks of this process."""
+
+    def work(rank: int, meeting: str, sending: Connection) -> None:
+        join_process_group(rank, ranks, meeting)
+        with shims.quiet():
+            kept = Kept(folder, state, mesh=init_device_mesh("cpu", (ranks,)))
+            dist.barrier()  # after it whoever dies is missed, and not waited for at the beginning
+            sending.send(under(faults.get(rank, WriteFault()), lambda: kept.manager.save(state.step), ERRORS))
+        sending.close()
+        os._exit(0)  # a group of which a member is gone is not taken down in peace
+
+    return endings(ranks, work, faults)
 
 
 def write_in_background(folder: str, states: tuple[Snapshot, ...]) -> Overtaken:

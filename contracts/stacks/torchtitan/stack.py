@@ -15,7 +15,10 @@ BLOCK = ("device", "kernels", "experts", "attention", "wide", "gate")
 """The changes for a question, by their names in `shims.SHIMS`."""
 OLDER = ("built", "run_model", "train")
 """What the other trainer of 0.2.2 is asked."""
-CHECKPOINTS = ("write_checkpoint", "write_in_background", "latest_checkpoint", "load_checkpoint", "retire_checkpoints")
+CHECKPOINTS = (
+    "write_checkpoint", "write_on_ranks", "write_in_background", "latest_checkpoint", "load_checkpoint",
+    "retire_checkpoints",
+)  # fmt: skip
 
 
 def _shimmed(*names: str) -> str:
