@@ -73,7 +73,10 @@ MANY = replace(
 
 
 @contract(
-    "MOE-06i", asks=("built", "train"), cases={"one": (1,), "three-microbatches": (3,)}, source="Megatron-LM #7081",
+    "MOE-06i",
+    asks=("built", "train"),
+    cases={"one": (1,), "three-microbatches": (3,)},
+    source="Megatron-LM #7081",
     conventions=("bias-moves",),
 )
 def assignments_are_counted_one_by_one(stack: Training, microbatches: int) -> None:
@@ -100,7 +103,11 @@ SPREAD_OUT: dict[str, tuple[Execution, int]] = {
 
 
 @contract(
-    "MOE-06j", asks=("built", "train"), cases=SPREAD_OUT, source="Megatron-LM #7081", tier="dist",
+    "MOE-06j",
+    asks=("built", "train"),
+    cases=SPREAD_OUT,
+    source="Megatron-LM #7081",
+    tier="dist",
     conventions=("bias-moves",),
 )
 def assignments_of_all_ranks_are_counted_one_by_one(stack: Training, execution: Execution, world: int) -> None:
