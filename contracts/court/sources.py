@@ -105,6 +105,8 @@ REPOSITORIES: Mapping[str, str] = {
     "Automodel": "NVIDIA-NeMo/Automodel",
     "TransformerEngine": "NVIDIA/TransformerEngine",
     "DeepSpeed": "deepspeedai/DeepSpeed",
+    "SkyRL": "NovaSky-AI/SkyRL",
+    "accelerate": "huggingface/accelerate",
 }
 
 _NUMBERS = r"(\d+(?:, \d+)*)"
