@@ -35,15 +35,17 @@ NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "monitored_barrier")
 PAIRED = ("send", "recv", "isend", "irecv", "batch_p2p_ops", "recv_any_source")
 MESSAGES = {"send": "send", "recv": "receive"}
-UNEVEN = ("alltoall_base", "all_to_all_single")
 INPUTS = (  # for a scatter the outputs are read, since only the root has inputs
     "input", "inputs", "input_tensor", "input_tensors", "input_list", "tensor", "tensors",
 )  # fmt: skip
 NAMES = {  # torch has several names for one collective; the descriptions of ranks must agree
-    "_allgather_base": "all_gather", "all_gather_into_tensor": "all_gather", "allgather": "all_gather",
+    "_allgather_base": "all_gather", "all_gather_into_tensor": "all_gather", "all_gather_into_tensor_out": "all_gather",
+    "allgather": "all_gather", "allgather_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather", "all_gather_into_tensor_coalesced": "all_gather",
     "_reduce_scatter_base": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
-    "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce",
-    "alltoall_base": "all_to_all", "all_to_all_single": "all_to_all",
+    "reduce_scatter_tensor_out": "reduce_scatter", "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce", "all_reduce_coalesced": "all_reduce",
+    "alltoall": "all_to_all", "alltoall_base": "all_to_all", "all_to_all_single": "all_to_all",
 }  # fmt: skip
 LIMIT_S = 20.0  # how long a rank waits for another's description; a rank that has ended says so at once
 LOOK_UP = timedelta(seconds=0.25)  # how often a waiting rank checks whether the others have ended
