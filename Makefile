@@ -17,7 +17,7 @@ gate: STACK ?= reference
 gate: PROFILE ?= quick
 gate: RANKS_PROFILE ?= quick4
 # Of each stack the first version goes by the stack's name alone; one file of deviations serves all versions.
-gate-all: STACK ?= reference $(call versions,megatron,$(MEGATRON)) $(call versions,torchtitan,$(TITAN)) \
+gate-all: STACK ?= reference $(call versions,megatron,$(MEGATRON)) megatron-distributed-optimizer $(call versions,torchtitan,$(TITAN)) \
 	$(call versions,transformers,$(TRANSFORMERS))
 gate-all: PROFILE ?= launch,machine,numeric
 gate-all: RANKS_PROFILE ?= dist4
@@ -208,7 +208,8 @@ gate-of:
 	    $(MAKE) --no-print-directory transformers TRANSFORMERS=$$version >&2
 	    echo "$(CURDIR)/.venv-transformers-$$version/bin/rankproof";;
 	  megatron*)  # about numbers and ranks it is asked in the interpreter that has it
-	    version="$(STACK)"; version=$${version#megatron}; version=$${version#==}; version=$${version:-$(firstword $(MEGATRON))}
+	    version="$(STACK)"; version=$${version#megatron}; version=$${version#-distributed-optimizer}
+	    version=$${version#==}; version=$${version:-$(firstword $(MEGATRON))}
 	    own="$(CURDIR)/.venv-megatron-$$version/bin/rankproof"
 	    [ -x "$$own" ] || $(MAKE) --no-print-directory megatron-if-possible MEGATRON=$$version >&2
 	    if [ -x "$$own" ]; then echo "$$own"; else echo rankproof; fi;;

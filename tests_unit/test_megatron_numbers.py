@@ -39,6 +39,7 @@ SAVED = (
     "CKPT-02h[ahead-1f1b]"
 )
 DEVIATES = "PAR-01e[tp2-sp]"
+SHARDED = "CKPT-01h[tp2-sp],CKPT-02h[hybrid-tp2-sp],TOPO-09d[dp2@pairs],CKPT-01h[dp2]"
 
 
 def python(version: str) -> Path:
@@ -101,12 +102,14 @@ def test_blocks_and_steps_are_judged_in_the_interpreter_that_has_it(version: str
     assert "shimmed: CUDA's device" in (tmp_path / "run.jsonl").read_text()
 
 
-def of_ranks(version: str, stack: str, profile: str, report: Path) -> subprocess.CompletedProcess[str]:
+def of_ranks(
+    version: str, stack: str, profile: str, report: Path, declared: str = "megatron"
+) -> subprocess.CompletedProcess[str]:
     rankproof = python(version).with_name("rankproof")
     if not rankproof.exists():
         pytest.skip(f"the environment of {version} is older than its suite: run `make megatron`")
     return run(rankproof, "check", "--stack", stack, "--ranks", "2", "--profile", profile, "--deviations",
-               ROOT / "docs/deviations/megatron.toml", "--report", report)  # fmt: skip
+               ROOT / f"docs/deviations/{declared}.toml", "--report", report)  # fmt: skip
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
@@ -114,6 +117,15 @@ def test_ranks_resume_what_they_and_others_saved_and_deviate_as_declared(version
     done = of_ranks(version, f"megatron=={version}", f"{SAVED},{DEVIATES}", tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-600:]
     assert "(5 holds, 1 deviates)" in done.stdout, done.stdout[-600:]
+
+
+def test_a_distributed_optimizer_resumes_what_its_padding_does_not_shift(tmp_path: Path) -> None:
+    stack = "megatron-distributed-optimizer"
+    done = of_ranks(NEW, f"{stack}=={NEW}", SHARDED, tmp_path, stack)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-600:]
+    assert "(3 holds, 1 deviates)" in done.stdout, done.stdout[-600:]
+    assert "it is its FSDP that shards weights" not in done.stdout
+    assert "Transformer Engine's Adam, which is substituted" in (tmp_path / "run.jsonl").read_text()
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])

@@ -35,6 +35,12 @@ def _megatron() -> Party:
     return Megatron()
 
 
+def _megatron_distributed_optimizer() -> Party:
+    from contracts.stacks.megatron import Megatron
+
+    return Megatron(distributed_optimizer=True)
+
+
 def _torchtitan() -> Party:
     from contracts.stacks.torchtitan.stack import Torchtitan
 
@@ -56,6 +62,7 @@ def _flag_table() -> Party:
 BY_NAME: Mapping[str, Callable[[], Party]] = {
     "reference": _reference,
     "megatron": _megatron,
+    "megatron-distributed-optimizer": _megatron_distributed_optimizer,
     "torchtitan": _torchtitan,
     "transformers": _transformers,
     "flag-table": _flag_table,
@@ -86,10 +93,10 @@ def _load(name: str) -> Party:
     if name in BY_NAME:
         return BY_NAME[name]()
     head, _, rest = name.partition("==")
-    if head == "megatron" and rest:
+    if head in ("megatron", "megatron-distributed-optimizer") and rest:
         from contracts.stacks.megatron import Megatron
 
-        return Megatron(version=rest)
+        return Megatron(version=rest, distributed_optimizer=head != "megatron")
     if head == "torchtitan" and rest:
         from contracts.stacks.torchtitan.stack import Torchtitan
 

@@ -72,19 +72,33 @@ ABILITIES = Abilities(
 BEFORE_17 = "up to 0.16 a model with prediction heads asks for labels, and then returns no logits"
 BEFORE_18 = "up to 0.17 latent attention in a hybrid model is given an argument that it does not take"
 FROM_18 = "it was tried from 0.18 on"
-_LATER = frozenset({"fsdp", "replicas", "validation"})
+ELSEWHERE = "no optimizer has a part in the answer, which `megatron` gives"
+_FSDP = frozenset({"fsdp", "replicas"})
+_LATER = _FSDP | {"validation"}
 
 
-def of_version(version: str) -> Abilities:
-    """What is asked of a tried version."""
-    if version not in ("0.16.1", "0.17.1"):
-        return ABILITIES
-    lacking = [lacks(feature, "adapter", FROM_18) for feature in sorted(_LATER)]
-    lacking.append(lacks("mamba mla", "stack", BEFORE_18))
-    if version == "0.16.1":
-        lacking.append(lacks("bf16 prediction-heads", "stack", BEFORE_17, asked=frozenset({"run_model"})))
-        lacking.append(lacks("fp16 prediction-heads", "stack", BEFORE_17, asked=frozenset({"run_model"})))
-    return replace(ABILITIES, has=ABILITIES.has - _LATER, lacks=(*ABILITIES.lacks, *lacking))
+OF_AN_OPTIMIZER = frozenset({"built", "initial", "train", "messages"})
+"""The questions in whose answers an optimizer has a part."""
+
+
+def of_version(version: str, *, distributed_optimizer: bool = False) -> Abilities:
+    """What is asked of a version; of an untried one what is asked of the newest."""
+    found = ABILITIES
+    if version in ("0.16.1", "0.17.1"):
+        lacking = [lacks(feature, "adapter", FROM_18) for feature in sorted(_LATER)]
+        lacking.append(lacks("mamba mla", "stack", BEFORE_18))
+        if version == "0.16.1":
+            lacking.append(lacks("bf16 prediction-heads", "stack", BEFORE_17, asked=frozenset({"run_model"})))
+            lacking.append(lacks("fp16 prediction-heads", "stack", BEFORE_17, asked=frozenset({"run_model"})))
+        found = replace(found, has=found.has - _LATER, lacks=(*found.lacks, *lacking))
+    if not distributed_optimizer:
+        return found
+    others = [lacks(feature, "stack", "it is its FSDP that shards weights") for feature in sorted(_FSDP)]
+    elsewhere = without(
+        "topology group_calls gradient_reduction live_mesh read_argv read_pattern block_weights run_block run_model "
+        "trace write_checkpoint write_on_ranks latest_checkpoint load_checkpoint", "stack", ELSEWHERE,
+    )  # fmt: skip
+    return replace(found, has=found.has - _FSDP, lacks=(*others, elsewhere, *found.lacks))
 
 
 CONVENTIONS = {

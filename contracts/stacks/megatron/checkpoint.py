@@ -16,16 +16,20 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from contracts.spec.errors import refuse
+from contracts.stacks.megatron.distributed_optimizer import Pieces, weights_gathered
 from contracts.stacks.megatron.shims import mcore
 
 NAMED = re.compile(r"iter_(\d{7,})")
 
 
 class HasState(Protocol):
-    """The state of a checkpoint: chunks of the model without wrappers, optimizer, schedule, number of the step."""
+    """The state of a checkpoint: chunks of the model without wrappers and with them, optimizer, schedule, number of the
+    step; `pieces` of a distributed optimizer."""
 
     number: int
     bare: list[Any]
+    chunks: list[Any]
+    pieces: Pieces | None
     optimizer: Any
     rate: Any
 
@@ -36,7 +40,8 @@ def save(trainer: HasState, folder: str) -> None:
     if dist.get_rank() == 0:
         at.mkdir(parents=True, exist_ok=True)
     dist.barrier()
-    mcore("dist_checkpointing").save(_state(trainer, loading=False), str(at))
+    with weights_gathered(trainer.chunks):
+        mcore("dist_checkpointing").save(_state(trainer, loading=False), str(at))
 
 
 def load(trainer: HasState, folder: str) -> None:
@@ -80,6 +85,8 @@ def _state(trainer: HasState, *, loading: bool) -> dict[str, Any]:
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": mcore("parallel_state").get_data_parallel_group(with_context_parallel=True),
     }
+    if trainer.pieces is not None:  # its --dist-ckpt-optim-fully-reshardable
+        metadata |= {"distrib_optim_sharding_type": "fully_reshardable"}
     state = {
         key: chunk.sharded_state_dict(metadata=metadata)
         for key, chunk in zip(_keys(trainer), trainer.bare, strict=True)

@@ -34,6 +34,7 @@ class Plan:
     Args:
         letters: of all layers. paired: whether a Megatron layer holds an A and the following E.
         chunks: model chunks on one rank; more than one in an interleaved pipeline.
+        distributed: whether the optimizer is.
     """
 
     recipe: Recipe
@@ -45,6 +46,7 @@ class Plan:
     dispatcher: Dispatcher = "alltoall"
     per_token: bool = True
     recompute: bool = False
+    distributed: bool = False
 
     @property
     def layers(self) -> int:

@@ -26,6 +26,7 @@ from contracts.stacks.megatron import (
     shims,
     training,
 )
+from contracts.stacks.megatron import distributed_optimizer as distributed
 from contracts.stacks.megatron.built_model import built
 from contracts.stacks.megatron.mamba_block import declined
 from contracts.stacks.megatron.model import LATENT
@@ -50,7 +51,11 @@ class NumericAnswers:
     }
     offers = frozenset(labels)
 
-    def __init__(self) -> None:
+    def __init__(self, *, distributed_optimizer: bool = False) -> None:
+        self._distributed = distributed_optimizer
+        if distributed_optimizer:
+            told = {each: self.labels[each] + distributed.LABEL for each in ("train", "messages")}
+            self.labels = {**self.labels, **told}
         if importlib.util.find_spec("megatron.training") is not None:
             stored = dict.fromkeys(STORE, shims.LABEL + checkpoint_store.LABEL)
             self.labels = {**self.labels, **stored}
@@ -83,7 +88,7 @@ class NumericAnswers:
         if degrees.ep > 1:
             _only_borrowed(session.execution.layout)
         _mixers(session.recipe, session.execution.mode)
-        return training.train(session)
+        return training.train(session, distributed=self._distributed)
 
     def messages(self, session: Session) -> Messages:
         return watched(self.train, session)

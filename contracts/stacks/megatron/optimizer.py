@@ -8,6 +8,7 @@ import torch
 
 from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.recipe import Recipe
+from contracts.stacks.megatron import distributed_optimizer
 from contracts.stacks.megatron.fsdp import is_sharded, sharded
 from contracts.stacks.megatron.model import Plan
 from contracts.stacks.megatron.shims import mcore
@@ -17,18 +18,23 @@ LOSS_SCALE = 2.0**10
 that is the 2^16 of a mean. From Megatron's default, 2^32, it would leave out the first two dozen steps."""
 
 
-def wrapped(config: Any, chunk: Any, copies: int = 0) -> Any:
+def wrapped(config: Any, chunk: Any, copies: int = 0, *, distributed: bool = False, first: bool = True) -> Any:
     """A chunk as Megatron's training wraps it: in 16 bits behind a cast, in bfloat16 with gradients in float32.
 
     Args:
         copies: of its parameters, where they are sharded; 0 where every rank has all of them.
+        distributed: whether its optimizer is to be distributed. first: of the chunks of its rank, which alone has
+            several buckets.
     """
-    distributed = mcore("distributed")
     module = mcore("transformer.module").Float16Module(config, chunk) if config.bf16 or config.fp16 else chunk
     if copies:
         return sharded(config, module, copies)
-    made = distributed.DistributedDataParallelConfig(grad_reduce_in_fp32=config.bf16)
-    return distributed.DistributedDataParallel(config=config, ddp_config=made, module=module)
+    ranks = mcore("parallel_state").get_data_parallel_world_size()
+    options = distributed_optimizer.options(ranks) if distributed else {}
+    made = mcore("distributed").DistributedDataParallelConfig(grad_reduce_in_fp32=config.bf16, **options)
+    return mcore("distributed").DistributedDataParallel(
+        config=config, ddp_config=made, module=module, disable_bucketing=distributed and not first
+    )
 
 
 def optimizer_of(plan: Plan, chunks: list[Any]) -> Any:
@@ -39,7 +45,7 @@ def optimizer_of(plan: Plan, chunks: list[Any]) -> Any:
         optimizer="adam", lr=optim.lr, min_lr=optim.min_lr, weight_decay=optim.weight_decay, adam_beta1=optim.beta1,
         adam_beta2=optim.beta2, adam_eps=1e-8, clip_grad=optim.clip, params_dtype=plan.dtype,
         bf16=plan.dtype is torch.bfloat16, fp16=plan.dtype is torch.float16, initial_loss_scale=LOSS_SCALE,
-        use_distributed_optimizer=chunks[0].ddp_config.use_megatron_fsdp,
+        use_distributed_optimizer=chunks[0].ddp_config.use_distributed_optimizer,
     )  # fmt: skip
     return module.get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
 
@@ -47,11 +53,6 @@ def optimizer_of(plan: Plan, chunks: list[Any]) -> Any:
 def gradient(tensor: Any) -> Any:
     """The gradient that the optimizer is given; None for a tensor without one."""
     return tensor.grad if is_sharded(tensor) else getattr(tensor, "main_grad", None)
-
-
-def prepared(tensor: Any) -> Any:
-    """Its gradient as the optimizer's step clips it: under float16 that of the float32 copy, without the loss scale."""
-    return main(tensor).grad
 
 
 def main(tensor: Any) -> Any:

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from contracts.spec.abilities import Abilities
-from contracts.spec.errors import Unreachable
+from contracts.spec.errors import NotOffered, Unreachable
 from contracts.spec.stack import questions
 from contracts.stacks.kit.versions import FallingBack, labels
 from contracts.stacks.kit.versions import installed as present
 from contracts.stacks.launched import Launched
-from contracts.stacks.megatron.abilities import ABILITIES, CONVENTIONS, VERSIONS, of_version
+from contracts.stacks.megatron.abilities import CONVENTIONS, ELSEWHERE, OF_AN_OPTIMIZER, VERSIONS, of_version
 
 TIMEOUT_S = 120.0  # the first question imports Megatron, and a world of 65 536 ranks takes half a minute
 
@@ -48,6 +48,8 @@ class Megatron:
 
     Args:
         version: the version; None for that of this interpreter, or else the newest installed one.
+        distributed_optimizer: whether it trains with its distributed optimizer, overlapped. Asked so, it is named
+            `megatron-distributed-optimizer` and offers what an optimizer has a part in.
         pythons: version → Python executable of its environment. None: look for `.venv-megatron-VERSION` in the current
             directory, its parents and the directory of this suite.
 
@@ -58,7 +60,11 @@ class Megatron:
     conventions: Mapping[str, str] = CONVENTIONS
 
     def __init__(
-        self, version: str | None = None, *, pythons: Mapping[str, str | os.PathLike[str]] | None = None
+        self,
+        version: str | None = None,
+        *,
+        pythons: Mapping[str, str | os.PathLike[str]] | None = None,
+        distributed_optimizer: bool = False,
     ) -> None:
         found = {name: Path(path) for name, path in pythons.items()} if pythons is not None else installed()
         own = of_this_interpreter() if pythons is None else ""
@@ -78,17 +84,27 @@ class Megatron:
         self._numbers: Any = None
         self.abilities: Abilities | None = None
         if chosen == own:
-            answers = importlib.import_module("contracts.stacks.megatron.numeric_answers").NumericAnswers()
+            module = importlib.import_module("contracts.stacks.megatron.numeric_answers")
+            answers = module.NumericAnswers(distributed_optimizer=distributed_optimizer)
             tried = self.version in VERSIONS
             self._numbers = answers if tried else FallingBack(answers, f"megatron {self.version}", VERSIONS)
             self.offers |= answers.offers
-            self.abilities = of_version(self.version) if tried else replace(ABILITIES, claims=False)
+            can = of_version(self.version, distributed_optimizer=distributed_optimizer)
+            self.abilities = can if tried else replace(can, claims=False)
             self.repeats -= answers.offers
             self.labels = {**self.labels, **labels(answers.labels, self.version, VERSIONS)}
+        self._of_the_optimizer = distributed_optimizer
+        if distributed_optimizer:
+            self.name += "-distributed-optimizer"
+            self.offers &= OF_AN_OPTIMIZER
+            self.repeats &= OF_AN_OPTIMIZER
+            self.labels = {each: words for each, words in self.labels.items() if each in self.offers}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in questions():
             raise AttributeError(f"{type(self).__name__} has no {name!r}, and it is no question")
+        if self._of_the_optimizer and name not in OF_AN_OPTIMIZER:
+            raise NotOffered(f"{self.name}: {ELSEWHERE}", "stack")
         of_numbers = self._numbers is not None and name in self._numbers.offers
         asked: Callable[..., Any] = getattr(self._numbers if of_numbers else self._worker, name)
         return asked

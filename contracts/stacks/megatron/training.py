@@ -21,15 +21,16 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Observed, Pass, Session, Step, Tokens, Trained
 from contracts.stacks.kit import runs
 from contracts.stacks.kit.tables import MOMENTS
-from contracts.stacks.megatron import checkpoint
+from contracts.stacks.megatron import checkpoint, distributed_optimizer
 from contracts.stacks.megatron.abilities import BEFORE_17, FROM_18
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
 from contracts.stacks.megatron.built_model import whole_of, whole_shapes
+from contracts.stacks.megatron.distributed_optimizer import Pieces
 from contracts.stacks.megatron.fsdp import FSDP_SHIMS, gathered, is_sharded, local_of, put_shard, shape_of
 from contracts.stacks.megatron.hybrid_model import chunks_of
 from contracts.stacks.megatron.mamba_kernels import kernels
 from contracts.stacks.megatron.model import Plan, config_of, mask_of, planned
-from contracts.stacks.megatron.optimizer import gradient, inner, main, optimizer_of, prepared, rate_of, wrapped
+from contracts.stacks.megatron.optimizer import gradient, inner, main, optimizer_of, rate_of, wrapped
 from contracts.stacks.megatron.process_groups import parallel
 from contracts.stacks.megatron.rank_tensors import RankTensor, full_tensors, is_trained, rank_tensors_of
 from contracts.stacks.megatron.shims import mcore, older, on_the_host
@@ -58,11 +59,18 @@ class Trainer:
         torch.manual_seed(self.recipe.seed + 100 * mcore("parallel_state").get_pipeline_model_parallel_rank())
         self.bare = chunks_of(plan, self.config)
         copies = execution.replicas if execution.fsdp else 0
-        self.chunks = [wrapped(self.config, chunk, copies) for chunk in self.bare]
+        self.chunks = [
+            wrapped(self.config, chunk, copies, distributed=plan.distributed, first=not number)
+            for number, chunk in enumerate(self.bare)
+        ]
         self.config.finalize_model_grads_func = mcore("distributed.finalize_model_grads").finalize_model_grads
         if execution.fsdp:  # as its training does where reductions overlap; copies are reduced in the last microbatch
             self.config.no_sync_func = self.chunks[0].no_sync
+        if plan.distributed:
+            distributed_optimizer.overlapped(self.config, self.chunks)
         self.optimizer = optimizer_of(plan, self.chunks)
+        self.pieces = Pieces(self.optimizer, [each.tensor for each in self.held]) if plan.distributed else None
+        self.gathers = False
         if self.config.fp16:
             self.config.grad_scale_func = self.optimizer.scale_loss
         self.rate = rate_of(self.recipe, self.optimizer)
@@ -109,6 +117,9 @@ class Trainer:
                     chunk.module.install_optimized_model_weights()
                 return
             self.optimizer.reload_model_params()
+            if self.pieces is not None:
+                self.pieces.put(parts)
+                return
             for n, each in enumerate(self.held):
                 if n in parts and main(each.tensor) is not each.tensor:  # as a checkpoint gives it
                     main(each.tensor).copy_(parts[n])
@@ -122,7 +133,11 @@ class Trainer:
             vars(each).clear()
 
     def _whole(self, local: Mapping[int, Tensor]) -> dict[str, Tensor]:
-        return full_tensors(self.table, self.shapes, self.held, gathered([each.tensor for each in self.held], local))
+        if self.pieces is not None:
+            whole = self.pieces.whole(local)
+        else:
+            whole = gathered([each.tensor for each in self.held], local)
+        return full_tensors(self.table, self.shapes, self.held, whole)
 
     def step(self, batch: Tokens, wanted: bool) -> Step:
         """One step over this rank's share of a batch."""
@@ -145,6 +160,9 @@ class Trainer:
         if done:
             self.rate.step(increment=1)
         self.number += 1
+        if self.pieces is not None and not self.gathers:
+            distributed_optimizer.gather_from_now_on(self.config, self.chunks)
+            self.gathers = True
         scale = {"loss_scale": self.optimizer.get_loss_scale().double()} if self.config.fp16 else {}
         return Step(
             number=self.number, losses=self._losses(lm), tokens=tokens, lr=lr,
@@ -173,7 +191,8 @@ class Trainer:
     def validated(self, batches: Iterable[Tokens]) -> float:
         """The loss of its training script's evaluation over other batches."""
         clear_losses()
-        return validated(self, [_share(each, self.execution) for each in batches], _token_losses)
+        with distributed_optimizer.weights_gathered(self.chunks):
+            return validated(self, [_share(each, self.execution) for each in batches], _token_losses)
 
     def passed(self, batch: Tokens, backward: bool) -> Pass:
         """One batch forward and backward; the logits are those of the output layer."""
@@ -222,32 +241,37 @@ class Trainer:
         )
         return found
 
+    def _moved(self) -> dict[int, Tensor]:
+        """What the optimizer moves of each tensor, by index in `held`: itself, its float32 copy, a piece of either."""
+        if self.pieces is not None:
+            return {n: piece.moved for n, piece in self.pieces.mine().items()}
+        return {n: main(each.tensor) for n, each in enumerate(self.held) if is_trained(each)}
+
     def _clipped(self) -> list[Tensor]:
         """This rank's gradients, in the form in which its optimizer clips them."""
-        return [local_of(grad) for each in self.held if (grad := prepared(each.tensor)) is not None]
+        return [local_of(moved.grad) for moved in self._moved().values() if moved.grad is not None]
 
     def gradients(self) -> dict[str, Tensor]:
-        """Full gradients by our names, before the optimizer step."""
-        take = prepared if self.config.fp16 else gradient
-        return self._whole({n: take(each.tensor) for n, each in enumerate(self.held) if is_trained(each)})
+        """Full gradients by our names, before the optimizer step; under float16 without the loss scale."""
+        if self.config.fp16:
+            return self._whole({n: moved.grad for n, moved in self._moved().items() if moved.grad is not None})
+        if self.pieces is not None:
+            return self._whole({n: each.of(gradient(self.held[n].tensor)) for n, each in self.pieces.mine().items()})
+        return self._whole({n: gradient(each.tensor) for n, each in enumerate(self.held) if is_trained(each)})
 
     def weights(self) -> dict[str, Tensor]:
-        return self._whole({n: main(each.tensor) for n, each in enumerate(self.held) if is_trained(each)})
+        return self._whole(self._moved())
 
     def buffers(self) -> dict[str, Tensor]:
-        return self._whole({n: each.tensor for n, each in enumerate(self.held) if not is_trained(each)})
+        local = {n: each.tensor for n, each in enumerate(self.held) if not is_trained(each)}
+        return full_tensors(self.table, self.shapes, self.held, local)
 
     def moments(self) -> dict[str, Tensor]:
         """Adam's two moments as `name/entry`."""
         states = [torch_optimizer.state for torch_optimizer in inner(self.optimizer)]
         found: dict[str, Tensor] = {}
         for entry in MOMENTS:
-            local = {
-                n: state[main(each.tensor)][entry]
-                for n, each in enumerate(self.held)
-                for state in states
-                if main(each.tensor) in state
-            }
+            local = {n: state[moved][entry] for n, moved in self._moved().items() for state in states if moved in state}
             found |= {f"{name}/{entry}": each for name, each in self._whole(local).items()}
         return found
 
@@ -360,7 +384,9 @@ def _offered(session: Session) -> None:
 
 
 @contextlib.contextmanager
-def _running(recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = ()) -> Iterator[Trainer]:
+def _running(
+    recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = (), distributed: bool = False
+) -> Iterator[Trainer]:
     """A trainer on the ranks of an execution, while a question is answered."""
     dtype = _dtype(recipe, execution)
     interleaved = execution.schedule == "interleaved"
@@ -370,6 +396,7 @@ def _running(recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = (
             "Megatron-Core: packed rows are one sequence to its mixers and several to its attention here", "case"
         )
     plan = replace(plan, recompute=execution.recompute or recipe.recompute == "full")
+    plan = replace(plan, distributed=distributed)
     if execution.fsdp and older():
         raise NotOffered(f"Megatron-Core: FSDP: {FROM_18}")
     if execution.fsdp and dtype is torch.float64:
@@ -377,7 +404,11 @@ def _running(recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = (
     if execution.fsdp and dtype is torch.float16:
         raise NotOffered("Megatron-Core: under a loss scale its FSDP raises where a rank has an empty shard", "stack")
     whole_of(recipe)  # built before there are groups
-    besides = (*kernels(plan.letters), *(FSDP_SHIMS if execution.fsdp else ()))
+    besides = (
+        *kernels(plan.letters),
+        *(FSDP_SHIMS if execution.fsdp else ()),
+        *(distributed_optimizer.SHIMS if plan.distributed else ()),
+    )
     with (
         on_the_host(wide=dtype is torch.float64, besides=besides),
         parallel(
@@ -414,15 +445,18 @@ def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Toke
         return trainer.passed(batch, backward)
 
 
-def train(session: Session) -> Trained:
+def train(session: Session, *, distributed: bool = False) -> Trained:
     """A run of steps over the ranks of an execution.
+
+    Args:
+        distributed: whether its optimizer is.
 
     Raises:
         NotOffered: for what Megatron does not have, or not on a CPU.
         Refused: for what Megatron refuses, in its words.
     """
     _offered(session)
-    with _running(session.recipe, session.execution, session.batches) as trainer:
+    with _running(session.recipe, session.execution, session.batches, distributed) as trainer:
         if session.load is not None:
             checkpoint.load(trainer, session.load)
         trainer.put(numerics.tensors(session.weights) | numerics.tensors(session.buffers))
