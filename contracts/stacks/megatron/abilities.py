@@ -72,6 +72,7 @@ ABILITIES = Abilities(
 BEFORE_17 = "up to 0.16 a model with prediction heads asks for labels, and then returns no logits"
 BEFORE_18 = "up to 0.17 latent attention in a hybrid model is given an argument that it does not take"
 FROM_18 = "it was tried from 0.18 on"
+NOT_SHARDED = "it is its FSDP that shards weights"
 ELSEWHERE = "no optimizer has a part in the answer, which `megatron` gives"
 _FSDP = frozenset({"fsdp", "replicas"})
 _LATER = _FSDP | {"validation"}
@@ -93,7 +94,7 @@ def of_version(version: str, *, distributed_optimizer: bool = False) -> Abilitie
         found = replace(found, has=found.has - _LATER, lacks=(*found.lacks, *lacking))
     if not distributed_optimizer:
         return found
-    others = [lacks(feature, "stack", "it is its FSDP that shards weights") for feature in sorted(_FSDP)]
+    others = [lacks(feature, "stack", NOT_SHARDED) for feature in sorted(_FSDP)]
     elsewhere = without(
         "topology group_calls gradient_reduction live_mesh read_argv read_pattern block_weights run_block run_model "
         "trace write_checkpoint write_on_ranks latest_checkpoint load_checkpoint", "stack", ELSEWHERE,

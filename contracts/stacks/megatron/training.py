@@ -22,7 +22,7 @@ from contracts.spec.training import Execution, Observed, Pass, Session, Step, To
 from contracts.stacks.kit import runs
 from contracts.stacks.kit.tables import MOMENTS
 from contracts.stacks.megatron import checkpoint, distributed_optimizer
-from contracts.stacks.megatron.abilities import BEFORE_17, FROM_18
+from contracts.stacks.megatron.abilities import BEFORE_17, FROM_18, NOT_SHARDED
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
 from contracts.stacks.megatron.built_model import whole_of, whole_shapes
 from contracts.stacks.megatron.distributed_optimizer import Pieces
@@ -397,6 +397,8 @@ def _running(
         )
     plan = replace(plan, recompute=execution.recompute or recipe.recompute == "full")
     plan = replace(plan, distributed=distributed)
+    if execution.fsdp and distributed:
+        raise NotOffered(f"Megatron-Core: {NOT_SHARDED}", "stack")
     if execution.fsdp and older():
         raise NotOffered(f"Megatron-Core: FSDP: {FROM_18}")
     if execution.fsdp and dtype is torch.float64:
