@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from contracts.spec.errors import NotOffered, Unreachable
-from contracts.stacks.kit.versions import FallingBack, falls_back, labels
+from contracts.stacks.kit.versions import FallingBack, falls_back, fitted, labels
 from tests_unit._parties.running import ROOT, environment
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="links are of tensors")
@@ -66,6 +66,32 @@ def test_a_shim_that_finds_nothing_to_change_falls_back_with_its_words() -> None
 
 
 @pytest.mark.unit
+def test_a_name_that_a_look_up_of_the_package_does_not_find_is_what_the_adapter_did_not_find() -> None:
+    class Model:
+        def __getattr__(self, name: str) -> str:
+            raise AttributeError(f"a model has no {name}")
+
+    with pytest.raises(NotOffered, match="AttributeError: a model has no gone"):
+        falls_back(_of_the_suite("given.gone"), "stack 2.0", TRIED)(Model())  # type: ignore[arg-type]
+
+
+@pytest.mark.unit
+def test_what_a_package_does_not_make_of_what_it_is_given_is_not_offered() -> None:
+    def built(given: str) -> None:
+        with fitted("a configuration"):
+            raise ValueError(f"unknown\n  {given}")
+
+    def declined() -> None:
+        with fitted("a configuration"):
+            raise NotOffered("it has no such layer", "stack")
+
+    with pytest.raises(NotOffered, match="Misfit: a configuration: ValueError: unknown wide"):
+        falls_back(built, "stack 2.0", TRIED)("wide")
+    with pytest.raises(NotOffered, match=r"^it has no such layer$"):
+        falls_back(declined, "stack 2.0", TRIED)()
+
+
+@pytest.mark.unit
 def test_refusals_and_what_is_not_offered_pass_as_they_are() -> None:
     class Answers:
         offers = frozenset({"blocks"})
@@ -105,7 +131,7 @@ small = Recipe(name="small", family="dense", pattern="AE", depth=2, hidden=32, f
 from contracts.spec.training import Session
 stack = load("transformers")
 assert stack.version == "9.9.9" and not stack.abilities.claims and "train" in stack.offers
-assert all(words.startswith("untried: 9.9.9 was never tried, 5.23.0 were") for words in stack.labels.values())
+assert all(words.startswith("untried: 9.9.9 was never tried, 5.23.0") for words in stack.labels.values())
 for ask in (lambda: stack.block_weights(small, 0, "nemo_native"), lambda: stack.train(Session(recipe=small, steps=0))):
     try:
         ask()
@@ -118,11 +144,31 @@ for ask in (lambda: stack.block_weights(small, 0, "nemo_native"), lambda: stack.
                           check=False, timeout=120)  # fmt: skip
     told = done.stdout.splitlines()
     assert len(told) == 2, done.stdout + done.stderr
-    assert all(each.startswith("adapter transformers 9.9.9 was never tried, 5.23.0 were") for each in told), told
+    assert all(each.startswith("adapter transformers 9.9.9 was never tried, 5.23.0") for each in told), told
     assert "Traceback" not in done.stderr
 
 
 # names
+@pytest.mark.slow
+@needs_torch
+def test_one_tensor_for_each_of_a_stack_leads_there_and_back_and_a_missing_one_leaves_the_stack_out() -> None:
+    import torch
+
+    from contracts.stacks.kit import links
+
+    ours = {"w": torch.arange(12.0).reshape(3, 2, 2)}
+    each = links.of_each("experts.{}.up", "w", 3)
+    theirs = links.to_theirs(ours, each)
+    assert [*theirs] == ["experts.0.up", "experts.1.up", "experts.2.up"]
+    assert torch.equal(theirs["experts.1.up"], ours["w"][1])
+    assert torch.equal(links.to_canonical(theirs, each)["w"], ours["w"])
+    del theirs["experts.2.up"]
+    assert links.to_canonical(theirs, each) == {}
+    links.fitting(each, ["experts.0.up", "experts.1.up", "experts.2.up"])
+    with pytest.raises(ValueError, match="'w' is linked twice"):
+        links.fitting([*each, links.same("up", "w")], ["experts.0.up", "experts.1.up", "experts.2.up", "up"])
+
+
 @pytest.mark.slow
 @needs_torch
 def test_links_lay_out_as_they_say_and_lead_back() -> None:

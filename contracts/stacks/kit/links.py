@@ -23,6 +23,7 @@ class Link:
         ours: the canonical names of what it is made of, in order.
         pack: ours → theirs. unpack: theirs → ours.
         sizes: the rows of each of ours, where they are stacked; one entry where they are not.
+        number, of: it is this one of so many that ours is a stack of (`of_each`); 0 where it is no such one.
     """
 
     theirs: str
@@ -30,6 +31,8 @@ class Link:
     pack: Callable[[list[Tensor]], Tensor] = lambda given: given[0]
     unpack: Callable[[Tensor], Iterable[Tensor]] = lambda held: (held,)
     sizes: tuple[int, ...] = (1,)
+    number: int = 0
+    of: int = 0
 
     def within(self, theirs: str, ours: str) -> Link:
         """The link of a part, with the names of the whole."""
@@ -57,6 +60,11 @@ def joined(theirs: str, ours: Sequence[str], sizes: Sequence[int], *, dim: int =
 def ordered(theirs: str, ours: str, order: Sequence[int]) -> Link:
     """The rows of one of ours in another order: row i there is row `order[i]` of ours."""
     return joined(theirs, (ours,), (len(order),), order=order)
+
+
+def of_each(theirs: str, ours: str, count: int) -> list[Link]:
+    """One tensor there for each of the first dim of ours: `theirs` has `{}` where the number stands."""
+    return [Link(theirs=theirs.format(number), ours=(ours,), number=number, of=count) for number in range(count)]
 
 
 def depthwise(theirs: str, ours: Sequence[str], sizes: Sequence[int]) -> Link:
@@ -93,20 +101,27 @@ def grouped(theirs: str, ours: Sequence[str], groups: int, sizes: Sequence[int])
 def to_theirs(ours: Mapping[str, Tensor], links: Iterable[Link]) -> dict[str, Tensor]:
     """Full tensors by the stack's names. Those of which a part is missing are left out."""
     return {
-        link.theirs: link.pack([ours[name] for name in link.ours])
+        link.theirs: link.pack([ours[name][link.number] if link.of else ours[name] for name in link.ours])
         for link in links
         if all(name in ours for name in link.ours)
     }
 
 
 def to_canonical(theirs: Mapping[str, Tensor], links: Iterable[Link]) -> dict[str, Tensor]:
-    """The inverse. Tensors without a canonical name are left out."""
-    return {
-        name: part.contiguous()
-        for link in links
-        if link.theirs in theirs
-        for name, part in zip(link.ours, _parts(link, theirs[link.theirs]), strict=True)
-    }
+    """The inverse. Tensors without a canonical name, and stacks of which one is missing, are left out."""
+    found: dict[str, Tensor] = {}
+    stacks: dict[str, list[Tensor]] = {}
+    for link in links:
+        if link.theirs not in theirs:
+            continue
+        for name, part in zip(link.ours, _parts(link, theirs[link.theirs]), strict=True):
+            if not link.of:
+                found[name] = part.contiguous()
+                continue
+            stacks.setdefault(name, []).append(part)
+            if len(stacks[name]) == link.of:
+                found[name] = torch.stack(stacks[name])
+    return found
 
 
 def _parts(link: Link, held: Tensor) -> list[Tensor]:
@@ -128,7 +143,7 @@ def fitting(links: Sequence[Link], held: Iterable[str], all_of: Iterable[str] = 
         ValueError: with every name that does not fit.
     """
     names = sorted(held)
-    theirs, ours = [link.theirs for link in links], [name for link in links for name in link.ours]
+    theirs, ours = [link.theirs for link in links], [name for link in links if not link.number for name in link.ours]
     found = [f"{name!r} is linked twice" for each in (theirs, ours) for name in sorted({*each}) if each.count(name) > 1]
     for name in sorted({*theirs} - {*names}):
         near = difflib.get_close_matches(name, names, n=1)

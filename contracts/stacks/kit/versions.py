@@ -5,17 +5,18 @@ Standard library only, like the `stack` module of every adapter: a package is im
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
 from contracts.spec.abilities import Abilities
-from contracts.spec.errors import NotOffered, Unreachable
+from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.topology import Layout
 
 _SUITE = str(Path(__file__).parents[2])
@@ -116,6 +117,21 @@ class Package:
         return answer if known else falls_back(answer, f"{self.name} {self.version}", self.tried)
 
 
+@contextlib.contextmanager
+def fitted(what: str) -> Iterator[None]:
+    """While the package makes something out of what the adapter gives it. What it does not take is a misfit.
+
+    Raises:
+        Misfit: for anything that is raised inside and is no answer.
+    """
+    try:
+        yield
+    except (Misfit, NotOffered, Refused, Unreachable):
+        raise
+    except Exception as error:
+        raise Misfit(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
 def falls_back(answer: Callable[..., Any], who: str, tried: Iterable[str]) -> Callable[..., Any]:
     """An answer of an untried version. What the adapter does not find there is not offered, in words.
 
@@ -150,9 +166,9 @@ class FallingBack:
 
 
 def _of_the_adapter(trace: TracebackType | None) -> bool:
-    """Whether the last frame is one of this suite; those of an import by itself do not count."""
+    """Whether the last frame is one of this suite; those of an import, and of the look-up of a name, do not count."""
     last = ""
     while trace is not None:
-        name, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
-        last = last if name.startswith(_IMPORTS) else name
+        code, trace = trace.tb_frame.f_code, trace.tb_next
+        last = last if code.co_filename.startswith(_IMPORTS) or code.co_name == "__getattr__" else code.co_filename
     return last.startswith(_SUITE)
