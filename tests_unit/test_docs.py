@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,6 @@ def test_a_bug_of_the_readme_is_declared_with_its_script() -> None:
                     if each.id == id and each.issue.startswith(script)]  # fmt: skip
         undeclared += [
             (package, version, id, script) for version in versions.split(", ")
-            if not any(not each.versions or version in each.versions for each in declared)
+            if not any(not each.versions or any(fnmatch(version, one) for one in each.versions) for each in declared)
         ]  # fmt: skip
     assert not undeclared

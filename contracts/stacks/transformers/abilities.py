@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from contracts.spec.abilities import Abilities
 from contracts.stacks.kit.declining import lacks, without
 
+VERSIONS = ("5.23.0", "5.10.4", "4.57.6")
+"""The tried versions; the first is made where none is asked for."""
 ABILITIES = Abilities(
     has=frozenset((
         "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
@@ -74,3 +78,19 @@ ABILITIES = Abilities(
     ),
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""
+
+UNCUT = "up to 5.10 models are cut by accelerate alone, which takes accelerators for it"
+NO_NEMOTRON = "up to 4.57 it has no NemotronH, whose MLPs and experts have relu2"
+NO_MESHES = "up to 5.10 it builds no mesh of ranks by itself"
+
+
+def of_version(version: str) -> Abilities:
+    """What is asked of a tried version."""
+    lacking = []
+    if version in ("5.10.4", "4.57.6"):
+        lacking += [lacks(feature, "device", UNCUT) for feature in ("fsdp", "replicas", "ep", "etp")]
+        lacking.append(without("live_mesh", "stack", NO_MESHES))
+    if version == "4.57.6":
+        lacking.append(lacks("relu2", "stack", NO_NEMOTRON))
+        lacking.append(lacks("mamba unpaired", "stack", "up to 4.57 an MLP or experts stand behind each scan"))
+    return replace(ABILITIES, lacks=(*ABILITIES.lacks, *lacking))

@@ -19,10 +19,12 @@ from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.compiling import AllowedBreak, Backend, CompiledRuns
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Execution
-from contracts.stacks.kit.links import to_canonical, to_theirs
+from contracts.stacks.kit.links import fitting, to_canonical, to_theirs
 from contracts.stacks.kit.runs import gradients_of
-from contracts.stacks.transformers import shims, weight_mapping
+from contracts.stacks.kit.versions import fitted
+from contracts.stacks.transformers import releases, shims, weight_mapping
 from contracts.stacks.transformers.configuration import (
+    BAMBA,
     CONV_WIDTH,
     DEEPSEEK_V3,
     DEEPSEEK_V32,
@@ -33,6 +35,7 @@ from contracts.stacks.transformers.configuration import (
     decline,
     places,
 )
+from contracts.stacks.transformers.weight_mapping import has_lists_of_experts
 
 STATES = ("conv_x", "conv_b", "conv_c")
 
@@ -114,18 +117,29 @@ def _through(norm: Any, mixer: Any, x_BTD: Tensor, **given: Any) -> Any:
     return mixer(norm(x_BTD), **given)
 
 
+def _first(told: Any) -> Tensor:
+    """What experts give; up to 4.57 some give their router's logits beside it, which their layer drops."""
+    first: Tensor = told[0] if isinstance(told, tuple) else told
+    return first
+
+
 class _Block:
     """Half of a decoder layer: a norm and what its layer calls after it."""
 
     def __init__(self, kind: Kind, letter: str, recipe: Recipe, config: Any) -> None:
         self.kind, self.letter, self.recipe, self.config = kind, letter, recipe, config
         self.links = weight_mapping.block(kind, letter, recipe)
-        with torch.device("meta"):
-            self.layer = kind.part("Block" if kind is NEMOTRON_H else "DecoderLayer")(config, 0)
+        with torch.device("meta"), fitted(f"a layer of {kind.name}"):
+            told = {"layer_type": "mamba"} if kind is BAMBA else {}
+            self.layer = kind.part("Block" if kind is NEMOTRON_H else "DecoderLayer")(config, 0, **told)
             if kind is DEEPSEEK_V3 and letter == "E" and recipe.moe:
                 width = recipe.moe.shared_hidden
                 self.layer.mlp.shared_experts = kind.part("MLP")(config, intermediate_size=width)
+        with fitted(f"the names of {kind.name}"):
+            fitting(self.links, self.layer.state_dict())
         self.norm, _, _ = self.links[0].theirs.rpartition(".")
+        self.scan: Any = getattr(self.layer, "mamba" if kind is BAMBA else "mixer", None)
+        self.own_cache = releases.found(kind.modeling, "HybridMambaAttentionDynamicCache")  # up to 4.57
         self.seen: dict[str, Any] = {}
         self.watch()
 
@@ -138,8 +152,8 @@ class _Block:
         self.through, self.seen = through or _through, {}
         self.put(numerics.tensors(call.weights))
         if call.chunk is not None:
-            self.layer.mixer.chunk_size = call.chunk
-        cache = self.cache(numerics.tensors(call.state)) if self.letter == "M" else None
+            self.scan.chunk_size = call.chunk
+        cache = self.cache(numerics.tensors(call.state), x_BTD.shape[0]) if self.letter == "M" else None
         y_BTD = self.mixed(x_BTD, call, cache).to(x_BTD.dtype)
         dy_BTD = None if call.dy is None else numerics.tensor(call.dy, strided=call.strided)
         gradients = {} if dy_BTD is None else self.gradients(y_BTD, dy_BTD, x_BTD)
@@ -166,29 +180,46 @@ class _Block:
     def watch(self) -> None:
         """Record what the experts are handed, and what the indexer chooses."""
         for name, module in self.layer.named_modules():
-            if name.endswith(".experts"):
+            if name.endswith(".experts") and not isinstance(module, torch.nn.ModuleList):
                 module.register_forward_pre_hook(lambda *told: self.routed(*told[1]))
+            if name.endswith(".gate") and self.kind is DEEPSEEK_V3 and has_lists_of_experts(self.kind):
+                module.register_forward_hook(lambda *told: self.routed(torch.empty(0), *told[2]))
+            if name.endswith(".router") and self.kind.has("TopKGating"):
+                module.register_forward_hook(lambda *told: self.sorted(*told[2]))
             if name == "self_attn.indexer":
                 module.register_forward_hook(lambda *told: self.seen.update(selected=told[2]))
 
     def routed(self, x_ND: Tensor, experts_NK: Tensor, gates_NK: Tensor) -> None:
         self.seen.update(experts=experts_NK, gates=gates_NK)
 
+    def sorted(self, _: Tensor, tokens: Tensor, gates: Tensor, sizes: list[int], *rest: Any) -> None:
+        """What Granite's router tells up to 5.10, expert after expert; here it is told token after token."""
+        experts = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        order_NK = tokens.argsort(stable=True).view(int(tokens.max()) + 1, -1)
+        self.seen.update(experts=experts[order_NK], gates=gates[order_NK])
+
     def mixed(self, x_BTD: Tensor, call: BlockCall, cache: Any) -> Tensor:
         """The layer's own call of its norm and its mixer."""
         norm = self.layer.get_submodule(self.norm)
         if self.letter == "M":
-            scanned: Tensor = self.through(norm, self.layer.mixer, x_BTD, cache_params=cache)
+            place = {"cache_position": torch.arange(1, 2)} if call.state and self.own_cache else {}
+            scanned: Tensor = self.through(norm, self.scan, x_BTD, cache_params=cache, **place)
             return scanned
         if self.letter == "A":
             return self.attended(norm, x_BTD, call)
         if self.kind is GRANITE:
             layer = self.layer
             return self.routed_shape(
-                self.through(norm, lambda each: layer.block_sparse_moe(each) + layer.shared_mlp(each), x_BTD)
+                self.through(norm, lambda each: _first(layer.block_sparse_moe(each)) + layer.shared_mlp(each), x_BTD)
             )
         branch = self.layer.mixer if self.kind is NEMOTRON_H else self.layer.mlp
-        return self.routed_shape(self.through(norm, branch, x_BTD))
+        if self.recipe.moe is None or self.kind is DEEPSEEK_V3 or not has_lists_of_experts(self.kind):
+            return self.routed_shape(_first(self.through(norm, branch, x_BTD)))
+        decline({"adapter": {"no module is handed the choice of its experts": self.through is not _through}})
+        with shims.Chosen() as chosen:
+            y_BTD = _first(self.through(norm, branch, x_BTD))
+        self.routed(y_BTD, chosen.places, chosen.values)
+        return self.routed_shape(y_BTD)
 
     def routed_shape(self, y_BTD: Tensor) -> Tensor:
         if self.seen:
@@ -205,9 +236,13 @@ class _Block:
         sparse = self.kind is DEEPSEEK_V32
         alone = torch.zeros(x_BTD.shape[:2], dtype=torch.int64)
         places_BT = places(alone if call.documents is None else numerics.tensor(call.documents))
+        asked: dict[str, Any] = {  # up to 4.57 the input has another name, and tokens are counted beside it
+            "inputs_embeds": x_BTD, "input_embeds": x_BTD, "cache_position": torch.arange(x_BTD.shape[1]),
+            "allow_is_causal_skip": not sparse,
+        }  # fmt: skip
         mask = create_causal_mask(
-            config=self.config, inputs_embeds=x_BTD, attention_mask=None, past_key_values=None,
-            position_ids=places_BT, allow_is_causal_skip=not sparse,
+            config=self.config, attention_mask=None, past_key_values=None, position_ids=places_BT,
+            **releases.taken(create_causal_mask, asked),
         )  # fmt: skip
         turns = self.kind.part("RotaryEmbedding")(self.config)(x_BTD, places_BT)
         y_BTD: Tensor
@@ -219,24 +254,33 @@ class _Block:
             self.seen["selected"] = chosen & mask[:, 0]
         return y_BTD
 
-    def cache(self, state: Mapping[str, Tensor]) -> Any:
+    def cache(self, state: Mapping[str, Tensor], rows: int) -> Any:
+        """A cache that a scan goes on from and leaves its state in. It keeps one column more than a scan reads."""
+        conv = torch.nn.functional.pad(torch.cat([state[name] for name in STATES], dim=1), (1, 0)) if state else None
+        if self.own_cache:
+            cache = self.own_cache(self.config, rows, dtype=self.scan.dt_bias.dtype)
+            if conv is not None:
+                cache.conv_states[0], cache.ssm_states[0], cache.has_previous_state = conv, state["ssm"], True
+            return cache
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.config)
-        if state:
-            conv = torch.cat([state[name] for name in STATES], dim=1)
-            cache.update_conv_state(conv, 0, conv_kernel_size=CONV_WIDTH)
+        if conv is not None:
+            cache.update_conv_state(conv, 0)
             cache.update_recurrent_state(state["ssm"], 0)
         return cache
 
     def state(self, cache: Any) -> dict[str, Tensor]:
         mamba = self.recipe.mamba
         sizes = [mamba.heads * mamba.head_dim, mamba.groups * mamba.state, mamba.groups * mamba.state]
-        held = cache.get_conv_state(0, state_idx=0)[..., 1 - CONV_WIDTH :]
-        parts = dict(zip(STATES, torch.split(held, sizes, dim=1), strict=True))
-        return {"ssm": cache.get_recurrent_state(0, state_idx=0).detach()} | {
-            name: each.detach() for name, each in parts.items()
-        }
+        if self.own_cache:
+            conv, ssm = cache.conv_states[0], cache.ssm_states[0]
+        elif hasattr(cache, "get_conv_state"):
+            conv, ssm = cache.get_conv_state(0, state_idx=0), cache.get_recurrent_state(0, state_idx=0)
+        else:
+            conv, ssm = cache.layers[0].conv_states, cache.layers[0].recurrent_states
+        parts = zip(STATES, torch.split(conv[..., 1 - CONV_WIDTH :], sizes, dim=1), strict=True)
+        return {"ssm": ssm.detach(), **{name: each.detach() for name, each in parts}}
 
     def gradients(self, y_BTD: Tensor, dy_BTD: Tensor, x_BTD: Tensor) -> dict[str, Tensor]:
         names = {link.theirs for link in self.links}

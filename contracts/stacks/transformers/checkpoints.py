@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch.optim.lr_scheduler import ConstantLR
-from transformers import PreTrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState, PrinterCallback
-from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
+from transformers.trainer_utils import get_last_checkpoint
 
 from contracts.instruments import numerics
 from contracts.spec.checkpointing import Loaded, Snapshot, WriteFault, Written
 from contracts.stacks.kit.checkpoints import changed, module_with
-from contracts.stacks.transformers import shims
+from contracts.stacks.transformers import releases, shims
 from contracts.stacks.transformers.configuration import decline
 from contracts.stacks.transformers.training import alone
 
@@ -55,7 +55,7 @@ class Kept:
         tensors = numerics.tensors(state.tensors)
         self.names = tuple(tensors)
         weights = {name: each for name, each in tensors.items() if not name.startswith(OF_OPTIMIZER)}
-        self.model = module_with(weights, PreTrainedModel(PreTrainedConfig()))
+        self.model = module_with(weights, PreTrainedModel(releases.configuration_class()()))
         self.anchor = self.model.anchor = torch.nn.Parameter(torch.zeros(1))  # a model has a weight that is trained
         trained = [each for name, each in self.model.named_parameters() if name.startswith(OF_MODEL)]
         optimizer = torch.optim.SGD([self.anchor, *trained])
@@ -135,4 +135,14 @@ def retire_checkpoints(folder: str, keep: int, durable: frozenset[int], fault: W
         "it knows no copy of its checkpoints that another process makes": not {int(n) for n in names if n.isdecimal()}
         <= durable,
     }})  # fmt: skip
-    return changed(lambda: rotate_checkpoints(output_dir=folder, save_total_limit=keep, use_mtime=True), fault, ERRORS)
+    return changed(lambda: _rotated(folder, keep), fault, ERRORS)
+
+
+def _rotated(folder: str, keep: int) -> None:
+    rotate = releases.found("trainer_utils", "rotate_checkpoints")
+    if rotate is not None:
+        rotate(output_dir=folder, save_total_limit=keep, use_mtime=True)
+        return
+    with shims.quiet(), alone():  # up to 4.57 it is a method of its Trainer
+        given = TrainingArguments(output_dir=folder, use_cpu=True, report_to=[], save_total_limit=keep)
+        Trainer(model=torch.nn.Linear(1, 1), args=given)._rotate_checkpoints(use_mtime=True, output_dir=folder)

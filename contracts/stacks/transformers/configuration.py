@@ -12,13 +12,13 @@ from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Mamba, Moe, Recipe
 from contracts.spec.training import Execution
 from contracts.stacks.kit import declining
-from contracts.stacks.transformers.abilities import ABILITIES
+from contracts.stacks.kit.versions import Misfit, fitted
+from contracts.stacks.transformers import releases
+from contracts.stacks.transformers.abilities import VERSIONS, of_version
 
 CONV_WIDTH = 4
 if TYPE_CHECKING:
     from torch import Tensor
-
-LETTERS = {"A": "full_attention", "M": "linear_attention"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +42,32 @@ class Kind:
 
         layers = recipe.depth // 2 if self.paired else recipe.depth
         depth = {"num_hidden_layers": layers} if self.paired else {}
-        return AutoConfig.for_model(
-            self.module, **_common(recipe), **depth, **self.settings(recipe), attn_implementation="sdpa"
-        )
+        with fitted(f"a configuration of {self.name}"):
+            return AutoConfig.for_model(
+                self.module, **_common(recipe), **depth, **self.settings(recipe), attn_implementation="sdpa"
+            )
+
+    def has(self, name: str) -> bool:
+        """Whether the installed version has a class of it, by the end of its name."""
+        return releases.found(self.modeling, f"{self.name}{name}") is not None
+
+    @property
+    def exists(self) -> bool:
+        return self.has("ForCausalLM")
+
+    @property
+    def modeling(self) -> str:
+        return f"models.{self.module}.modeling_{self.module}"
 
     def part(self, name: str) -> Any:
-        """One of its classes, by the end of its name."""
-        import importlib
+        """One of its classes, by the end of its name.
 
-        module = importlib.import_module(f"transformers.models.{self.module}.modeling_{self.module}")
-        return getattr(module, f"{self.name}{name}")
+        Raises:
+            Misfit: where the installed version has none.
+        """
+        if not self.has(name):
+            raise Misfit(f"no class {self.name}{name}")
+        return releases.found(self.modeling, f"{self.name}{name}")
 
 
 def _common(recipe: Recipe) -> dict[str, Any]:
@@ -75,8 +91,13 @@ def _dense(recipe: Recipe) -> dict[str, Any]:
         "num_key_value_heads": recipe.kv_groups,
         "head_dim": recipe.head_dim,
         "rms_norm_eps": recipe.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(recipe.rope_theta)},
+        **_rope(recipe),
     }
+
+
+def _rope(recipe: Recipe, **more: float) -> dict[str, Any]:
+    theta = {"rope_theta": float(recipe.rope_theta), **more}
+    return {"rope_parameters": {"rope_type": "default", **theta}} if releases.has_rope_parameters() else theta
 
 
 def _routed(recipe: Recipe) -> dict[str, Any]:
@@ -133,7 +154,7 @@ def _sparse(recipe: Recipe) -> dict[str, Any]:
 
 def _nemotron(recipe: Recipe) -> dict[str, Any]:
     moe, mamba = recipe.moe or Moe(), recipe.mamba
-    kinds = {**LETTERS, "E": "moe" if recipe.moe else "mlp"}
+    kinds = {**releases.layer_types(), "E": "moe" if recipe.moe else "mlp"}
     return {
         "layers_block_type": [kinds[letter] for letter in patterns.parse(recipe.pattern, recipe.depth).letters],
         "num_key_value_heads": recipe.kv_groups,
@@ -162,7 +183,7 @@ def _granite(recipe: Recipe) -> dict[str, Any]:
         "shared_intermediate_size": moe.shared_hidden,
         "num_local_experts": moe.experts,
         "num_experts_per_tok": moe.top_k,
-        "layer_types": [LETTERS[letter] for letter in letters[::2]],
+        "layer_types": [releases.layer_types()[letter] for letter in letters[::2]],
         "position_embedding_type": "rope",
         "attention_multiplier": recipe.head_dim**-0.5,
     }
@@ -174,9 +195,8 @@ def _granite(recipe: Recipe) -> dict[str, Any]:
 
 def _bamba(recipe: Recipe) -> dict[str, Any]:
     letters = patterns.parse(recipe.pattern, recipe.depth).letters
-    dense = _dense(recipe)
-    dense["rope_parameters"]["partial_rotary_factor"] = 1.0  # its own: half of a head
-    return dense | _scan(recipe, recipe.mamba) | {
+    whole = _rope(recipe, partial_rotary_factor=1.0)  # its own: half of a head
+    return _dense(recipe) | whole | _scan(recipe, recipe.mamba) | {
         "attn_layer_indices": [number for number, letter in enumerate(letters[::2]) if letter == "A"],
     }  # fmt: skip
 
@@ -215,6 +235,19 @@ def decline(reasons: Mapping[Lack, Mapping[str, object]]) -> None:
     errors.decline("transformers", reasons)
 
 
+def there(kind: Kind) -> None:
+    """Decline what is asked of a model that the installed version does not have.
+
+    Raises:
+        NotOffered: of a version that was tried.
+        Misfit: of another, which may have it elsewhere.
+    """
+    words = f"{kind.name} is none of its models in {releases.version()}"
+    decline({"stack": {words: not kind.exists and releases.version() in VERSIONS}})
+    if not kind.exists:
+        raise Misfit(words)
+
+
 def _no_model_has(recipe: Recipe, moe: Moe | None) -> dict[str, object]:
     return {
         "no model has FP8 training": recipe.fp8,
@@ -247,13 +280,27 @@ def block_of(recipe: Recipe, layer: int, mode: str) -> tuple[Kind, str, Recipe]:
         **_no_model_has(one, one.moe),
     }})  # fmt: skip
     if letter == "M":
-        return NEMOTRON_H, letter, replace(one, pattern="M", depth=1)
-    if letter == "A" and one.mla is not None:
-        return DEEPSEEK_V32 if sparse else DEEPSEEK_V3, letter, one
-    if letter == "A":
-        return QWEN3 if one.qk_norm else LLAMA, letter, replace(one, mla=None)
-    kind = _experts(one)
-    return kind, letter, one if kind.paired else replace(one, pattern="E", depth=1)
+        kind = NEMOTRON_H if NEMOTRON_H.exists else _bamba_of(one)
+    elif letter == "A" and one.mla is not None:
+        kind = DEEPSEEK_V32 if sparse else DEEPSEEK_V3
+    elif letter == "A":
+        kind = QWEN3 if one.qk_norm else LLAMA
+    else:
+        kind = _experts(one)
+    there(kind)
+    if kind is BAMBA:
+        return kind, letter, replace(one, pattern="ME")
+    return kind, letter, one if kind.paired else replace(one, pattern=letter, depth=1)
+
+
+def _bamba_of(recipe: Recipe) -> Kind:
+    """The model whose scan is asked where there is no Nemotron-H."""
+    wide = recipe.mamba.heads * recipe.mamba.head_dim
+    decline({"stack": {
+        "Bamba's scan is a multiple of the hidden size wide": wide % recipe.hidden,
+        "Bamba's norm behind a scan is one over all groups": recipe.mamba.groups > 1,
+    }})  # fmt: skip
+    return BAMBA
 
 
 def _experts(recipe: Recipe) -> Kind:
@@ -279,7 +326,14 @@ def model_of(recipe: Recipe, execution: Execution, question: str) -> Kind:
     """
     letters, moe = patterns.parse(recipe.pattern, recipe.depth).letters, recipe.moe
     wanted = needs.features(recipe, execution, trains=question == "train")
-    declining.declined("transformers", ABILITIES, wanted - {"dsa"}, question)  # sparse attention is built all the same
+    can = of_version(releases.version())
+    declining.declined("transformers", can, wanted - {"dsa"}, question)  # sparse attention is built all the same
+    kind = _whole(recipe, letters, moe)
+    there(kind)
+    return kind
+
+
+def _whole(recipe: Recipe, letters: str, moe: Moe | None) -> Kind:
     if "A" not in letters and ("E" not in letters or recipe.activation != "swiglu"):
         if "E" in letters and moe is not None:
             _experts(recipe)

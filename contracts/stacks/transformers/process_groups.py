@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers.distributed import DistributedConfig
-from transformers.distributed.utils import initialize_distributed_mesh
-
 from contracts.spec.errors import refuse
 from contracts.spec.topology import Degrees, Layout
 from contracts.spec.world import LiveMesh
 from contracts.stacks.kit import worlds
-from contracts.stacks.transformers import shims
+from contracts.stacks.kit.declining import declined
+from contracts.stacks.transformers import releases, shims
+from contracts.stacks.transformers.abilities import of_version
 from contracts.stacks.transformers.configuration import decline
 
 AXES = {"pp": "pp", "dp": "fsdp", "tp": "tp", "ep": "ep", "edp": "efsdp"}
@@ -25,12 +24,16 @@ def live_mesh(degrees: Degrees, world: int, layout: Layout, contribution: int) -
         Refused: transformers refuses the degrees; in its own words.
         NotOffered: for axes and expert TPs that its meshes do not have.
     """
+    declined("transformers", of_version(releases.version()), (), "live_mesh")
     decline({"stack": {
         "its experts lie on ranks that shard: borrowed": layout != "borrowed",
         "its meshes have no axis of context parallel; accelerate has one for other models": degrees.cp > 1,
         "its experts are whole on a rank of expert parallel": degrees.ep > 1 and degrees.expert_tp > 1,
         "experts are cut as the rest is without EP": degrees.ep == 1 and degrees.expert_tp != degrees.tp,
     }})  # fmt: skip
+    from transformers.distributed import DistributedConfig
+    from transformers.distributed.utils import initialize_distributed_mesh
+
     data = world // (degrees.pp * degrees.tp)
 
     def build() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
@@ -20,6 +21,24 @@ class Wide(TorchFunctionMode):
             func = torch.Tensor.double
         named = {name: _wider(value) for name, value in (kwargs or {}).items()}
         return func(*map(_wider, args), **named)
+
+
+class Chosen(TorchFunctionMode):
+    """Looks on while experts are chosen and hands nothing else on: what topk gave, and what its values were cast to.
+
+    For a router whose choice no module is handed. It divides the values in place.
+    """
+
+    values: Tensor
+    places: Tensor
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        told = func(*args, **(kwargs or {}))
+        if func is torch.topk:
+            self.values, self.places = told
+        elif func is torch.Tensor.to and args[0] is getattr(self, "values", None):
+            self.values = told
+        return told
 
 
 def _wider(value: Any) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Mapping
 
 from contracts.spec.topology import Layout
 from contracts.stacks.kit.versions import Package
-from contracts.stacks.transformers.abilities import ABILITIES
+from contracts.stacks.transformers.abilities import ABILITIES, VERSIONS, of_version
 
 OWN = "built from a recipe, run by its own Trainer"
 WIDE = (
@@ -42,7 +43,7 @@ class Transformers(Package):
         "communicators": "purpose",
     }
     layouts: frozenset[Layout] = frozenset({"borrowed"})
-    tried, can = ("5.23.0",), ABILITIES
+    tried, can = VERSIONS, ABILITIES
     command = ".ci/transformers-env {0} .venv-transformers-{0}"
     of = {  # noqa: RUF012
         **dict.fromkeys(("built", "initial", "run_model", "train"), "contracts.stacks.transformers.training"),
@@ -68,7 +69,10 @@ class Transformers(Package):
 
     def __init__(self, version: str | None = None) -> None:
         super().__init__(version)
+        if self.version in self.tried:
+            self.abilities = of_version(self.version)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             # A rank whose peers decline a case while it still imports is stopped in the middle of the import.
             for module in {*self.of.values()}:
-                importlib.import_module(module)
+                with contextlib.suppress(ImportError):  # of an untried version, which falls back question by question
+                    importlib.import_module(module)

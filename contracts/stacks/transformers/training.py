@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,8 @@ from contracts.spec.errors import refuse
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Built, Execution, Pass, Session, Step, Tokens, Trained
 from contracts.stacks.kit import runs, tables
-from contracts.stacks.kit.links import to_canonical
+from contracts.stacks.kit.links import fitting, to_canonical
+from contracts.stacks.kit.versions import fitted
 from contracts.stacks.transformers import shims, weight_mapping
 from contracts.stacks.transformers.configuration import decline, model_of, places
 
@@ -46,9 +47,13 @@ class Model:
         if wide:
             config._experts_implementation = "eager"
         # rope's frequencies are buffers, and computed here; parameters are drawn in float32 all the same
-        with shims.quiet(), torch.device(device), shims.Wide() if wide else contextlib.nullcontext():
+        with (
+            shims.quiet(), torch.device(device), shims.Wide() if wide else contextlib.nullcontext(),
+            fitted(f"a model of {self.kind.name}"),
+        ):  # fmt: skip
             set_seed(recipe.seed)
             self.module = self.kind.part("ForCausalLM")(config)
+            fitting(self.links, [*self.parameters(), *dict(self.module.named_buffers())], self.trained())
         if wide:
             self.module.double()
 
@@ -72,6 +77,17 @@ class Model:
 
     def parameters(self) -> dict[str, Tensor]:
         return dict(self.module.named_parameters())
+
+    def trained(self) -> list[str]:
+        """The names of the parameters that have elements."""
+        return [name for name, each in self.parameters().items() if each.numel()]
+
+    def recompute(self, how: dict[str, Any] | None) -> None:
+        """Recompute each layer in the backward pass; up to 5.10 the call has another name."""
+        if hasattr(self.module, "activation_checkpointing_enable"):
+            self.module.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+        else:
+            self.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
 
     def put(self, weights: Arrays, buffers: Arrays) -> None:
         """Copy full tensors in by canonical name; a name or a shape that the model does not have is refused."""
@@ -127,7 +143,7 @@ def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Toke
     if weights:
         model.put(weights, {})
     if _recomputes(recipe, execution):
-        model.module.activation_checkpointing_enable(activation_checkpointing_kwargs=_recomputing(wide))
+        model.recompute(_recomputing(wide))
     with shims.quiet(), shims.widened() if wide else contextlib.nullcontext(), alone(execution):
         if half:
             Accelerator(cpu=True, mixed_precision="bf16").prepare_model(model.module, evaluation_mode=True)
@@ -221,9 +237,12 @@ class Observed(Trainer):  # type: ignore[misc]  # not installed where types are 
         self.steps: list[Step] = []
         self.begun: Step | None = None
         self.now: dict[str, Any] = {}
+        self.gathered: float | None = None
         recipe, execution = session.recipe, session.execution
         optim = recipe.optim
         half = execution.precision == "declared" and recipe.dtype == "bf16"
+        # up to 4.57 it takes no norm under a limit of 0
+        unlimited = 0.0 if hasattr(Trainer, "_get_grad_norm") else float("inf")
         compiled = {"torch_compile": True, "torch_compile_backend": execution.backend}
         super().__init__(
             model=model.module,
@@ -231,15 +250,17 @@ class Observed(Trainer):  # type: ignore[misc]  # not installed where types are 
                 output_dir=session.save or folder, max_steps=last, use_cpu=True, seed=recipe.seed, bf16=half,
                 gradient_accumulation_steps=execution.microbatches, learning_rate=optim.lr,
                 weight_decay=optim.weight_decay, adam_beta1=optim.beta1, adam_beta2=optim.beta2,
-                max_grad_norm=optim.clip, save_strategy="no", save_total_limit=session.keep, logging_steps=1,
-                logging_nan_inf_filter=False, report_to=[], disable_tqdm=True, remove_unused_columns=False,
-                gradient_checkpointing=_recomputes(recipe, execution),
+                max_grad_norm=optim.clip or unlimited, save_strategy="no", save_total_limit=session.keep,
+                logging_steps=1, logging_nan_inf_filter=False, report_to=[], disable_tqdm=True,
+                remove_unused_columns=False, gradient_checkpointing=_recomputes(recipe, execution),
                 gradient_checkpointing_kwargs=_recomputing(execution.precision == "float64"),
                 accelerator_config={"even_batches": False}, dataloader_pin_memory=False,
                 **schedule(recipe), **(compiled if execution.compile == "model" else {}),
             ),
             callbacks=[_Watch(self)],
         )  # fmt: skip
+        if not hasattr(Trainer, "_clip_grad_norm"):  # up to 4.57 it calls accelerate's in the middle of its loop
+            self.accelerator.clip_grad_norm_ = self._clipped(self.accelerator.clip_grad_norm_)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         one_each = [[number] for number in range(len(self.rows))]
@@ -272,10 +293,24 @@ class Observed(Trainer):  # type: ignore[misc]  # not installed where types are 
         self.now |= {"grad_norm": float(norm), "clip_coef": self.seen.factor()}
         return norm
 
+    def _nested_gather(self, *given: Any, **named: Any) -> Any:
+        told = super()._nested_gather(*given, **named)
+        self.gathered = told.mean().item()  # as it does next, and then empties it
+        return told
+
+    def _clipped(self, clip: Callable[..., Any]) -> Callable[..., Any]:
+        def clipping(*given: Any) -> Any:
+            self.seen.note(self.state.global_step + 1)
+            norm = clip(*given)
+            self.now |= {"grad_norm": float(norm), "clip_coef": self.seen.factor()}
+            return norm
+
+        return clipping
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """The loss that it reports for a step."""
+        """The loss that it reports for a step; up to 4.57 with four digits, of what it gathered for it."""
         if "loss" in logs and self.steps:
-            loss = logs["loss"]
+            loss = logs["loss"] if self.gathered is None else self.gathered
             self.steps[-1] = replace(self.steps[-1], losses={"lm": loss, "total": loss})
 
 
@@ -365,7 +400,9 @@ def alone(execution: Execution | None = None) -> Iterator[None]:
     from accelerate.state import AcceleratorState, GradientState
 
     world = execution.world if execution else 1
-    hidden = {name: os.environ.pop(name) for name in UNDER_TORCHRUN if world == 1 and name in os.environ}
+    before = dict(os.environ)
+    for name in UNDER_TORCHRUN if world == 1 else ():
+        os.environ.pop(name, None)
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     try:
@@ -373,7 +410,9 @@ def alone(execution: Execution | None = None) -> Iterator[None]:
     finally:
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
-        os.environ.update(hidden)
+        for name in {name for name in os.environ if name.startswith("ACCELERATE_")} - before.keys():
+            del os.environ[name]  # what it told accelerate of this run: up to 4.57 bf16, which the next would have too
+        os.environ.update(before)
 
 
 def _generators() -> dict[str, Array]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from contracts.spec import pattern as patterns
 from contracts.spec.recipe import Recipe
-from contracts.stacks.kit.links import Link, depthwise, joined, of_heads, ordered, paired, same
-from contracts.stacks.transformers.configuration import BAMBA, GRANITE, NEMOTRON_H, Kind
+from contracts.stacks.kit.links import Link, depthwise, joined, of_each, of_heads, ordered, paired, same
+from contracts.stacks.transformers.configuration import BAMBA, GRANITE, MIXTRAL, NEMOTRON_H, Kind
 
 
 def links(kind: Kind, recipe: Recipe) -> tuple[Link, ...]:
@@ -84,15 +84,23 @@ def _mlp(kind: Kind, recipe: Recipe) -> list[Link]:
     prefix = {NEMOTRON_H: "", BAMBA: "feed_forward."}.get(kind, "mlp.")
     if moe is None:
         return _halves(prefix, "", gated=recipe.activation == "swiglu")
-    outer = "block_sparse_moe." if kind is GRANITE else prefix
-    router = "router" if kind is GRANITE else "gate"
+    older = kind.has("ParallelExperts")  # Granite up to 5.10
+    # Mixtral's experts lie under the name that its checkpoints have, up to 4.57
+    outer = "block_sparse_moe." if kind is GRANITE or (kind is MIXTRAL and not kind.has("Experts")) else prefix
+    router = ("router.layer" if older else "router") if kind is GRANITE else "gate"
     found = [same(f"{outer}{router}.weight", "router.weight")]
     if moe.selection_bias:
         found.append(same(f"{outer}{router}.e_score_correction_bias", "router.bias"))
-    if recipe.activation == "swiglu":
+    if recipe.activation == "swiglu" and has_lists_of_experts(kind):
+        names = {"w1": "w1", "w3": "w3", "w2": "w2"} if kind is MIXTRAL else _GATED
+        for other, name in names.items():
+            tail = "" if kind is MIXTRAL else "_proj"
+            found += of_each(f"{outer}experts.{{}}.{other}{tail}.weight", f"experts.{name}", moe.experts)
+    elif recipe.activation == "swiglu":
         halves = [moe.expert_hidden] * 2
-        both = joined(f"{outer}experts.gate_up_proj", ("experts.w1", "experts.w3"), halves, dim=1)
-        found += [both, same(f"{outer}experts.down_proj", "experts.w2")]
+        into, out = ("input_linear.weight", "output_linear.weight") if older else _STACKED
+        both = joined(f"{outer}{into}", ("experts.w1", "experts.w3"), halves, dim=1)
+        found += [both, same(f"{outer}{out}", "experts.w2")]
     else:
         found += [same("experts.up_proj", "experts.w1"), same("experts.down_proj", "experts.w2")]
     if moe.shared_hidden and kind is GRANITE:
@@ -104,8 +112,17 @@ def _mlp(kind: Kind, recipe: Recipe) -> list[Link]:
     return found
 
 
+_STACKED = ("experts.gate_up_proj", "experts.down_proj")
+_GATED = {"gate": "w1", "up": "w3", "down": "w2"}
+
+
+def has_lists_of_experts(kind: Kind) -> bool:
+    """Whether its experts are a list of MLPs, as up to 4.57."""
+    return not any(kind.has(name) for name in ("Experts", "NaiveMoe", "ParallelExperts"))
+
+
 def _halves(there: str, here: str, *, gated: bool) -> list[Link]:
-    names = {"gate": "w1", "up": "w3", "down": "w2"} if gated else {"up": "w1", "down": "w2"}
+    names = _GATED if gated else {"up": "w1", "down": "w2"}
     return [same(f"{there}{other}_proj.weight", f"{here}{name}.weight") for other, name in names.items()]
 
 
