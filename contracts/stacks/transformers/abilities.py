@@ -75,6 +75,12 @@ ABILITIES = Abilities(
         without("devices", "device", "accelerate takes cpu on every rank: a CPU is one device"),
         without("fabric_pass fabric_reasons", "stack", "it measures no fabric before a run"),
         without("run_receipts", "stack", "its Trainer logs and leaves its own state, no receipt"),
+        without("rehearse", "stack", "it has no dry run, nor has accelerate: no rank steps without its peers"),
+        without("started", "stack", "it ships no command that trains such a model: a caller writes the script"),
+        without("write_in_background write_in_background_on_ranks", "stack",
+                "its Trainer goes on when a save is done, and has no other"),
+        without("precision_plan", "stack", "autocast, its mixed precision, decides by operation and by no parameter"),
+        without("preset preset_names", "stack", "what has a name is on the hub, and no recipe comes with the package"),
     ),
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""
