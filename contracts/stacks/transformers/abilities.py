@@ -87,7 +87,7 @@ ABILITIES = Abilities(
 
 UNCUT = "up to 5.10 models are cut by accelerate alone, which takes accelerators for it"
 NO_NEMOTRON = "up to 4.57 it has no NemotronH, whose MLPs and experts have relu2"
-NO_MESHES = "up to 5.10 it builds no mesh of ranks by itself"
+NO_MESHES = "up to 5.10 its one mesh is of tensor parallel ranks, made while a model is loaded"
 
 
 def of_version(version: str) -> Abilities:

@@ -202,8 +202,9 @@ class _Block:
         """The layer's own call of its norm and its mixer."""
         norm = self.layer.get_submodule(self.norm)
         if self.letter == "M":
+            given: dict[str, Any] = {"cache_params": cache, "cache": cache}  # its name from 5.24 on
             place = {"cache_position": torch.arange(1, 2)} if call.state and self.own_cache else {}
-            scanned: Tensor = self.through(norm, self.scan, x_BTD, cache_params=cache, **place)
+            scanned: Tensor = self.through(norm, self.scan, x_BTD, **releases.taken(self.scan.forward, given), **place)
             return scanned
         if self.letter == "A":
             return self.attended(norm, x_BTD, call)
@@ -238,10 +239,10 @@ class _Block:
         places_BT = places(alone if call.documents is None else numerics.tensor(call.documents))
         asked: dict[str, Any] = {  # up to 4.57 the input has another name, and tokens are counted beside it
             "inputs_embeds": x_BTD, "input_embeds": x_BTD, "cache_position": torch.arange(x_BTD.shape[1]),
-            "allow_is_causal_skip": not sparse,
+            "allow_is_causal_skip": not sparse, "past_key_values": None, "cache": None,  # its name from 5.24 on
         }  # fmt: skip
         mask = create_causal_mask(
-            config=self.config, attention_mask=None, past_key_values=None, position_ids=places_BT,
+            config=self.config, attention_mask=None, position_ids=places_BT,
             **releases.taken(create_causal_mask, asked),
         )  # fmt: skip
         turns = self.kind.part("RotaryEmbedding")(self.config)(x_BTD, places_BT)
