@@ -32,7 +32,7 @@ from contracts.checks._support.launches import (
     refusal_of_launch,
 )
 from contracts.contract import contract
-from contracts.spec.errors import Refused
+from contracts.spec.errors import NotOffered, Refused
 from contracts.spec.launch import Lane
 from contracts.spec.recipe import Batch, Checkpoint, Data, Dsa, Fp8, Mamba, Mla, Moe, Mtp, Optim, Recipe
 from contracts.spec.stack import Stack
@@ -173,9 +173,12 @@ def each_number_stands_behind_its_flag(stack: Stack, recipe: Recipe, lane: Lane,
     launcher accepts either, and a change of the recipe changes the argv, as it should.
     """
     words = flag_texts(for_megatron(stack, recipe, lane).argv)
-    for flag, want in numbers.items():
-        got = words.get(flag)
-        assert got is None or math.isclose(float(got), want, rel_tol=1e-9), f"{flag} is {got}, expected {want:.10g}"
+    stated = [flag for flag in numbers if flag in words]
+    if not stated:
+        raise NotOffered(f"the argv has none of {', '.join(numbers)}", "case")
+    for flag in stated:
+        got, want = words[flag], numbers[flag]
+        assert math.isclose(float(got), want, rel_tol=1e-9), f"{flag} is {got}, expected {want:.10g}"
 
 
 MOE = ("--num-experts", "--moe-", "--expert-")
