@@ -216,3 +216,16 @@ def test_a_violation_that_is_declared_in_part_says_first_what_is_not() -> None:
     (result,) = judged.results
     assert result.words.startswith(f"not declared: {PATH.words}\nbeside what is declared by mesh")
     assert result.item == Item(id="TOPO-02", case="pp2")
+
+
+@pytest.mark.unit
+def test_a_case_that_the_profile_leaves_outside_is_left_alone_on_every_recipe() -> None:
+    """A case outside has no recipe, and its deviations name theirs."""
+    declared = Deviation(
+        id="PAR-01", case="tp4@pairs", says="the gradient of * differs", reason="r", issue="#1", owner="mesh",
+        expires="2099-12-31",
+    )  # fmt: skip
+    judged = run(ended("PAR-01", "tp2@pairs", "holds"))
+    for outside, faults in (("PAR-01[tp4]", 0), ("PAR-01[tp8]", 1)):
+        here = replace(judged, plan=replace(judged.plan, outside=(outside,)), deviations=(declared,))
+        assert len(verdict(here, TODAY).faults) == faults, outside
