@@ -14,14 +14,23 @@ from contracts.contract import LAW, Law
 from contracts.court import profiles
 from contracts.harness import parties
 from contracts.harness.commands._errors import read_law, told
+from contracts.spec.party import abilities_of
 from contracts.spec.stack import Party
 
 
 def contract_count(law: Law, profile: str, subject: Party) -> int:
-    """How many contracts of a profile ask for something that the subject itself offers."""
-    planned = profiles.plan(law, profile).promises
-    contracts = [law.contracts[id] for id in planned if id in law.contracts]
-    return sum(not each.of_the_court and bool(set(each.asks) & subject.offers) for each in contracts)
+    """How many contracts of a profile ask for something that the subject itself offers, in a case that its abilities
+    allow."""
+    abilities = abilities_of(subject)
+    plan = profiles.plan(law, profile, abilities)
+    found = set()
+    for item in plan.items:
+        contract = law.contracts.get(item.id)
+        if contract is None or contract.of_the_court or not set(contract.asks) & subject.offers:
+            continue
+        if abilities is None or abilities.absence(contract.features(item.case), contract.asks) is None:
+            found.add(item.id)
+    return len(found)
 
 
 def main(stack: str, profile: str) -> int:
