@@ -54,6 +54,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.kit.runs", "contracts.stacks.kit.worlds",
     "contracts.stacks.megatron.block_base", "contracts.stacks.megatron.blocks",
     "contracts.stacks.megatron.built_model", "contracts.stacks.megatron.checkpoint",
+    "contracts.stacks.megatron.distributed_optimizer",
     "contracts.stacks.megatron.fsdp",
     "contracts.stacks.megatron.hybrid_model", "contracts.stacks.megatron.mamba_block",
     "contracts.stacks.megatron.mamba_kernels", "contracts.stacks.megatron.model",
