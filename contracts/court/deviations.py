@@ -94,10 +94,11 @@ def load(path: Path) -> tuple[Deviation, ...]:
     return declared
 
 
-def read(path: Path, *, for_files: tuple[Path, ...] = ()) -> tuple[Deviation, ...]:
+def read(path: Path, *, taken: bool = True, for_files: tuple[Path, ...] = ()) -> tuple[Deviation, ...]:
     """Read a deviations file whose entries may still lack their words.
 
     Args:
+        taken: whether the entries that it takes from other files are among them, before its own.
         for_files: the files that take entries from this one, if any.
 
     Raises:
@@ -119,7 +120,7 @@ def read(path: Path, *, for_files: tuple[Path, ...] = ()) -> tuple[Deviation, ..
         if not isinstance(tables, list) or not all(isinstance(entry, dict) for entry in tables):
             raise refuse("deviations", name, "is no list of tables", f"write [[{name}]], with double brackets")
     declared = []
-    for number, entry in enumerate(others, start=1):
+    for number, entry in enumerate(others if taken else (), start=1):
         try:
             declared += _taken(decode(_Taken, entry, name=f"taken {number}"), f"taken {number}", (*for_files, path))
         except Refused as refused:

@@ -193,11 +193,13 @@ def _says(deviation: Deviation, part: Violation) -> bool:
 def _lies_outside(deviation: Deviation, plan: Plan) -> bool:
     """Whether a deviation is about what the profile leaves outside: a whole contract, or cases of one.
 
-    A case that is not planned has no recipe yet, so what a deviation says behind the `@` does not count.
+    A case by itself stands for all of its recipes, which a deviation names behind the `@`.
     """
     items = (Item(id=id, case=case.removesuffix("]")) for id, _, case in (each.partition("[") for each in plan.outside))
     above = replace(deviation, case=deviation.case.partition("@")[0])
-    return any(item.id == deviation.id and (not item.case or covers(above, item)) for item in items)
+    return any(
+        item.id == deviation.id and (not item.case or covers(deviation, item) or covers(above, item)) for item in items
+    )
 
 
 def _richer(result: Result, item: Item) -> bool:

@@ -111,13 +111,18 @@ def filled(text: str, declared: tuple[Deviation, ...], results: Iterable[Result]
     Raises:
         Refused: when the entries cannot be told apart in the text.
     """
-    head, *blocks = re.split(rf"(?m)(?={_HEADER.pattern})", text)
-    if not _HEADER.match(blocks[0] if blocks else "") or len(blocks) != len(declared):
-        raise refuse("deviations", len(blocks), f"{len(declared)} entries are not as many lines [[deviation]]",
+    head, *blocks = re.split(r"(?m)(?=^\[\[)", text)
+    entries = [bool(_HEADER.match(block)) for block in blocks]
+    if not declared or sum(entries) != len(declared):
+        raise refuse("deviations", sum(entries), f"{len(declared)} entries are not as many lines [[deviation]]",
                      "write each [[deviation]] on a line of its own")  # fmt: skip
-    results = list(results)
+    results, remaining = list(results), iter(declared)
     written, unknown = [head], []
-    for block, deviation in zip(blocks, declared, strict=True):
+    for block, is_entry in zip(blocks, entries, strict=True):
+        if not is_entry:
+            written.append(block)
+            continue
+        deviation = next(remaining)
         wanted = {} if deviation.says else _wanted(deviation, results)
         if not wanted:
             written.append(block)

@@ -220,12 +220,28 @@ def test_a_violation_that_is_declared_in_part_says_first_what_is_not() -> None:
 
 @pytest.mark.unit
 def test_a_case_that_the_profile_leaves_outside_is_left_alone_on_every_recipe() -> None:
-    """A case outside has no recipe, and its deviations name theirs."""
+    """A case by itself stands for all of its recipes, one with a recipe for that one."""
     declared = Deviation(
         id="PAR-01", case="tp4@pairs", says="the gradient of * differs", reason="r", issue="#1", owner="mesh",
         expires="2099-12-31",
     )  # fmt: skip
     judged = run(ended("PAR-01", "tp2@pairs", "holds"))
-    for outside, faults in (("PAR-01[tp4]", 0), ("PAR-01[tp8]", 1)):
+    for outside, faults in (("PAR-01[tp4]", 0), ("PAR-01[tp4@pairs]", 0), ("PAR-01[tp8]", 1)):
         here = replace(judged, plan=replace(judged.plan, outside=(outside,)), deviations=(declared,))
         assert len(verdict(here, TODAY).faults) == faults, outside
+
+
+@pytest.mark.unit
+def test_entries_that_stand_in_another_file_are_not_filled_and_stay(tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text(OLD.replace("first", "of another file"))
+    file = tmp_path / "mine.toml"
+    taken = '[[taken]]\nfile = "other.toml"\ncases = ["TOPO-02[pp*]"]\n\n'
+    first, second = OLD.split("# About the second.\n\n")
+    file.write_text(f"{first}{taken}{second}")
+    own = deviations.read(file, taken=False)
+    assert [each.id for each in own] == ["PAR-01", "TOPO-02"]
+    assert [each.id for each in deviations.read(file)] == ["TOPO-02", "PAR-01", "TOPO-02"]
+    text, unknown = proposed_deviations.filled(file.read_text(), own, ALIKE.results)
+    assert not unknown
+    assert taken in text
+    assert text.count("says = ") == 2

@@ -73,12 +73,9 @@ MANY = replace(
 
 
 @contract(
-    "MOE-06i",
-    asks=("built", "train"),
-    cases={"one": (1,), "three-microbatches": (3,)},
-    source="Megatron-LM #7081",
+    "MOE-06i", asks=("built", "train"), cases={"one": (1,), "three-microbatches": (3,)}, source="Megatron-LM #7081",
     conventions=("bias-moves",),
-)
+)  # fmt: skip
 def assignments_are_counted_one_by_one(stack: Training, microbatches: int) -> None:
     """Under bfloat16 a selection bias falls for an expert with 301 assignments where the mean is 300, and rises for one
     with 299.
@@ -103,13 +100,9 @@ SPREAD_OUT: dict[str, tuple[Execution, int]] = {
 
 
 @contract(
-    "MOE-06j",
-    asks=("built", "train"),
-    cases=SPREAD_OUT,
-    source="Megatron-LM #7081",
-    tier="dist",
+    "MOE-06j", asks=("built", "train"), cases=SPREAD_OUT, source="Megatron-LM #7081", tier="dist",
     conventions=("bias-moves",),
-)
+)  # fmt: skip
 def assignments_of_all_ranks_are_counted_one_by_one(stack: Training, execution: Execution, world: int) -> None:
     """Under bfloat16 and on several ranks a selection bias falls for an expert with 301 assignments where the mean is
     300, and rises for one with 299.

@@ -55,8 +55,8 @@ def gradients_meet_over_the_ranks_that_saw_other_data(
     gradients over exactly the ranks that hold the same experts: each once, and over no other group.
 
     The check counts bytes, so gradients may travel one by one or in buckets, which may be padded where ranks share
-    them. A group that is too large, with a divisor
-    that makes up for it, gives the right number until a rank has no tokens.
+    them. A group that is too large, with a divisor that makes up for it, gives the right number until a rank has no
+    tokens.
     """
     execution = in_a_layout_of(stack, execution)
     rows = stack.built(recipe, execution.mode).parameters
@@ -70,23 +70,23 @@ def gradients_meet_over_the_ranks_that_saw_other_data(
         stack.train(session)
     assert not watch.diverged, watch.diverged
     found: Counter[Group] = Counter()
-    padding: Counter[Group] = Counter()
+    shared: Counter[Group] = Counter()  # buckets of which each rank is left with a piece
     for each in watch.of("all_reduce", "reduce_scatter"):
         if len(each.members) > 1:  # one rank by itself reduces nothing
             group = tuple(sorted(each.members))
             found[group] += each.bytes
-            if each.op == "reduce_scatter":
-                padding[group] += 2 * ALIGNED * len(group) * element_bytes()
-    tensors = sum(row.shape[0] if row.role == "expert" else 1 for row in rows)
+            shared[group] += each.op == "reduce_scatter"
+    of_an_expert = [row.shape[0] if row.role == "expert" else 0 for row in rows]  # tensors, of each expert one
     rank = here().rank
-    want = {
-        next(group for group in groups if rank in group): of_dense * dense + of_experts * experts
-        for groups, of_dense, of_experts in shares
-    }
+    want, tensors = {}, Counter[Group]()
+    for groups, of_dense, of_experts in shares:
+        group = next(group for group in groups if rank in group)
+        want[group] = of_dense * dense + of_experts * experts
+        tensors[group] += sum(of_an_expert) * bool(of_experts) + of_an_expert.count(0) * bool(of_dense)
     for group in sorted(found.keys() | want.keys()):
         excess = found[group] - want.get(group, 0)
-        slack = padding[group] + tensors * ALIGNED * element_bytes() if padding[group] else 0
-        assert 0 <= excess <= COUNTS + slack, (
+        padded = (tensors[group] + 2 * len(group) * shared[group]) * ALIGNED * element_bytes() if shared[group] else 0
+        assert 0 <= excess <= COUNTS + padded, (
             f"rank {rank} reduces {found[group]} bytes over {list(group)}, expected {want.get(group, 0):.0f} "
             f"({dense} of dense gradients, {experts} of experts)"
         )

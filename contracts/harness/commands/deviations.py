@@ -28,7 +28,7 @@ def deviations(runs: tuple[Path, ...], fill: Path | None) -> None:
             results = verdict(run, today()).results
             click.echo(proposed_deviations.proposal(run, results, today()), nl=False)
         return
-    declared = deviations_file.read(fill)
+    declared = deviations_file.read(fill, taken=False)
     if all(each.says for each in declared):
         raise refuse("fill", str(fill), "has the words of every entry", "run `rankproof deviations` without --fill")
     count, unknown = proposed_deviations.fill(fill, declared, recorded)

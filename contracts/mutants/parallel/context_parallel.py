@@ -22,12 +22,11 @@ from contracts.mutants.blocks.context_parallel_state import (
 )
 from contracts.mutants.moe.context_parallel_balance import MovesBiasesByTheTokensOfOneRank
 from contracts.spec.errors import refuse
-from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan
 from contracts.stacks.reference.model.blocks.common import Packing, packing
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import collectives
-from contracts.stacks.reference.parallel.context_parallel import ContextParallel, continuing
+from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 
 
@@ -56,23 +55,9 @@ class TurnsLatentKeysByPositionsWithinTheRun(Spread):
 
 # scans over several chunks
 class _KeepsByTheChunk(ContextParallel):
-    def scan(
-        self,
-        u_BThp: Tensor,
-        log_decay_BTh: Tensor,
-        k_BThn: Tensor,
-        q_BThn: Tensor,
-        packing: Packing,
-        state: Tensor | None,
-        chunk: int,
-    ) -> tuple[Tensor, Tensor]:
-        y_BThp, left_Bhpn = chunked_scan(u_BThp, log_decay_BTh, k_BThn, q_BThn, packing, None, chunk)
-        by_chunk = torch.cat([each.cumsum(dim=1) for each in torch.split(log_decay_BTh, chunk, dim=1)], dim=1)
-        kept_BTh = by_chunk.exp() * continuing(packing)[..., None]
-        kept_Bh11 = kept_BTh[:, -1, :, None, None]
-        state_Bhpn = self.incoming_state(left_Bhpn, kept_Bh11, packing)
-        more_BThp = torch.einsum("bthn,bhpn,bth->bthp", q_BThn, state_Bhpn, kept_BTh)
-        return y_BThp + more_BThp, left_Bhpn + kept_Bh11 * state_Bhpn
+    def kept(self, log_decay_BTh: Tensor, chunk: int) -> Tensor:
+        parts = torch.split(log_decay_BTh, chunk, dim=1)
+        return torch.cat([ContextParallel.kept(self, each, chunk) for each in parts], dim=1)
 
 
 @mutant(of="PAR-01g", case="cp2-long", says="lm is")

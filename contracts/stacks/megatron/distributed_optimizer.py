@@ -51,14 +51,14 @@ class FusedAdam(torch.optim.AdamW):
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for tensor in group["params"]:
-                if self.state[tensor]:  # counts and moments are made in the first step
-                    self.state[tensor]["step"] = torch.tensor(float(group["step"]))
+                if held := self.state.get(tensor):  # counts and moments are made in the first step
+                    held["step"] = torch.tensor(float(group.get("step", 0)))
         told = super().step(closure)
         for group in self.param_groups:
             if group["params"]:
                 group["step"] = group.get("step", 0) + 1
             for tensor in group["params"]:
-                self.state[tensor].pop("step", None)
+                self.state.get(tensor, {}).pop("step", None)
         return told
 
 
@@ -85,7 +85,9 @@ def overlapped(config: Any, chunks: list[Any]) -> None:
 
 
 def gather_from_now_on(config: Any, chunks: list[Any]) -> None:
-    """What the training script does behind the first step."""
+    """What the training script does behind the first step; behind a later one nothing."""
+    if config.param_sync_func is not None:
+        return
     config.param_sync_func = _each(chunk.start_param_sync for chunk in chunks)
     for chunk in chunks:
         chunk.enable_forward_pre_hook()
@@ -100,9 +102,11 @@ def weights_gathered(chunks: list[Any]) -> Iterator[None]:
     gathering = [chunk for chunk in chunks if getattr(chunk, "remove_forward_pre_hook_handles", None)]
     for chunk in gathering:
         chunk.disable_forward_pre_hook()
-    yield
-    for chunk in gathering:
-        chunk.enable_forward_pre_hook()
+    try:
+        yield
+    finally:
+        for chunk in gathering:
+            chunk.enable_forward_pre_hook()
 
 
 def _each(functions: Iterator[Any]) -> Any:

@@ -86,13 +86,14 @@ class Megatron:
         if chosen == own:
             module = importlib.import_module("contracts.stacks.megatron.numeric_answers")
             answers = module.NumericAnswers(distributed_optimizer=distributed_optimizer)
-            tried = self.version in VERSIONS
-            self._numbers = answers if tried else FallingBack(answers, f"megatron {self.version}", VERSIONS)
+            versions = VERSIONS[-1:] if distributed_optimizer else VERSIONS
+            tried = self.version in versions
+            self._numbers = answers if tried else FallingBack(answers, f"megatron {self.version}", versions)
             self.offers |= answers.offers
             can = of_version(self.version, distributed_optimizer=distributed_optimizer)
             self.abilities = can if tried else replace(can, claims=False)
             self.repeats -= answers.offers
-            self.labels = {**self.labels, **labels(answers.labels, self.version, VERSIONS)}
+            self.labels = {**self.labels, **labels(answers.labels, self.version, versions)}
         self._of_the_optimizer = distributed_optimizer
         if distributed_optimizer:
             self.name += "-distributed-optimizer"

@@ -70,7 +70,6 @@ class Trainer:
             distributed_optimizer.overlapped(self.config, self.chunks)
         self.optimizer = optimizer_of(plan, self.chunks)
         self.pieces = Pieces(self.optimizer, [each.tensor for each in self.held]) if plan.distributed else None
-        self.gathers = False
         if self.config.fp16:
             self.config.grad_scale_func = self.optimizer.scale_loss
         self.rate = rate_of(self.recipe, self.optimizer)
@@ -160,9 +159,8 @@ class Trainer:
         if done:
             self.rate.step(increment=1)
         self.number += 1
-        if self.pieces is not None and not self.gathers:
+        if self.pieces is not None:
             distributed_optimizer.gather_from_now_on(self.config, self.chunks)
-            self.gathers = True
         scale = {"loss_scale": self.optimizer.get_loss_scale().double()} if self.config.fp16 else {}
         return Step(
             number=self.number, losses=self._losses(lm), tokens=tokens, lr=lr,
@@ -395,8 +393,7 @@ def _running(
         raise NotOffered(
             "Megatron-Core: packed rows are one sequence to its mixers and several to its attention here", "case"
         )
-    plan = replace(plan, recompute=execution.recompute or recipe.recompute == "full")
-    plan = replace(plan, distributed=distributed)
+    plan = replace(plan, recompute=execution.recompute or recipe.recompute == "full", distributed=distributed)
     if execution.fsdp and distributed:
         raise NotOffered(f"Megatron-Core: {NOT_SHARDED}", "stack")
     if execution.fsdp and older():

@@ -30,24 +30,25 @@ def declined(recipe: Recipe, execution: Execution, question: str, who: str, abil
     precision = "float32" if execution.precision == "declared" and recipe.dtype == "fp32" else execution.precision
     wanted = needs.features(recipe, execution, trains=question == "train") | {precision} - {"declared"}
     declining.declined(who, abilities, wanted, question)
-    moe, half = recipe.moe, execution.precision == "declared" and recipe.dtype == "bf16"
-    odd = half and moe is not None and (recipe.hidden % 8 or moe.expert_hidden % 8)
+    moe = recipe.moe
+    odd = is_half(recipe, execution) and moe is not None and (recipe.hidden % 8 or moe.expert_hidden % 8)
     decline(who, {"stack": {
         "it compiles each block, and never the whole model": execution.compile == "model",
         "its grouped product in bfloat16 takes experts whose widths are multiples of 8": odd,
     }})  # fmt: skip
 
 
-def is_half(session: Session) -> bool:
+def is_half(recipe: Recipe, execution: Execution) -> bool:
     """Whether its parameters are used in bfloat16. They and what the optimizer has are held in float32."""
-    return session.execution.precision == "declared" and session.recipe.dtype == "bf16"
+    return execution.precision == "declared" and recipe.dtype == "bf16"
 
 
 def is_bare(session: Session) -> bool:
     """Whether the model is run by itself, on one rank: that needs no `fully_shard`, unless it rounds parameters or
     makes them the DTensors that DistMuon wants.
     """
-    return session.execution.world == 1 and not is_half(session) and session.recipe.optim.rule != "muon"
+    recipe, execution = session.recipe, session.execution
+    return execution.world == 1 and not is_half(recipe, execution) and recipe.optim.rule != "muon"
 
 
 def configuration(session: Session, folder: str) -> Any:
@@ -81,7 +82,7 @@ def configuration(session: Session, folder: str) -> Any:
         training=TrainingConfig(
             local_batch_size=rows, global_batch_size=total, seq_len=recipe.seq_length,
             max_norm=recipe.optim.clip or math.inf, steps=max(recipe.optim.steps, session.steps),
-            dtype="float32", mixed_precision_param="bfloat16" if is_half(session) else "float32",
+            dtype="float32", mixed_precision_param="bfloat16" if is_half(recipe, execution) else "float32",
             mixed_precision_reduce="float32", disable_cuda_graphs=True, gc_freq=1000,
         ),
         parallelism=_parallelism(recipe, execution, max(total // dp // execution.microbatches, 1)),
@@ -107,7 +108,7 @@ def _spec(session: Session) -> Any:
 
     recipe = session.recipe
     spread = parallelize_qwen3 if recipe.mla is None else parallelize_deepseekv3
-    if is_half(session):
+    if is_half(recipe, session.execution):
         spread = functools.partial(_with_wide_gates, spread)
     return ModelSpec(
         name="qwen3" if recipe.mla is None else "deepseek_v3",

@@ -58,7 +58,7 @@ class Run(runs.Run):
         """Its trainer, observed."""
         from contracts.stacks.torchtitan.observed_trainer import OneProcess, OneRank
 
-        if not is_half(self.session):
+        if not is_half(self.session.recipe, self.session.execution):
             shims.experts_keep_their_dtype()
         return (OneProcess if self.alone else OneRank)(configuration(self.session, self.folder.name))
 
@@ -183,7 +183,7 @@ def _running(session: Session, question: str, kind: type[Run]) -> Iterator[Run]:
     if any(map(runs.packed, session.batches)):
         words = "packed documents need its flex_attention, which a CPU has not compiled"
         raise NotOffered(f"{kind.who}: {words}", "device")
-    half, compiled = is_half(session), session.execution.compile != "none"
+    half, compiled = is_half(session.recipe, session.execution), session.execution.compile != "none"
     meshed = session.execution.world == 1 and not is_bare(session)
     if meshed and dist.is_initialized():
         raise NotOffered(f"{kind.who}: a process by itself among others is asked in float32, under AdamW")

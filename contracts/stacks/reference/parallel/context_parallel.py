@@ -96,11 +96,15 @@ class ContextParallel(SequenceView):
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
         y_BThp, left_Bhpn = chunked_scan(u_BThp, log_decay_BTh, k_BThn, q_BThn, packing, None, chunk)
-        kept_BTh = log_decay_BTh.cumsum(dim=1).exp() * continuing(packing)[..., None]
+        kept_BTh = self.kept(log_decay_BTh, chunk) * continuing(packing)[..., None]
         kept_Bh11 = kept_BTh[:, -1, :, None, None]
         state_Bhpn = self.incoming_state(left_Bhpn, kept_Bh11, packing)
         more_BThp = torch.einsum("bthn,bhpn,bth->bthp", q_BThn, state_Bhpn, kept_BTh)
         return y_BThp + more_BThp, left_Bhpn + kept_Bh11 * state_Bhpn
+
+    def kept(self, log_decay_BTh: Tensor, chunk: int) -> Tensor:
+        """How much of the state before this rank's first token is left behind each of its tokens."""
+        return log_decay_BTh.cumsum(dim=1).exp()
 
     def running_sum(self, u_BTx: Tensor, packing: Packing, state: Tensor | None, chunk: int) -> Tensor:
         own_BTx = running_sum(u_BTx, packing, None, chunk)
