@@ -12,13 +12,13 @@ import statistics
 import time
 
 from contracts.contract import contract
-from contracts.instruments.ranks import here
+from contracts.instruments.ranks import gathered, here
 from contracts.spec.world import FabricPass, Upset, World
 
 PATIENCE_S = 60.0
 
 
-SLACK_S = 3.0  # what a loaded machine may add to a time limit
+QUIET_S, SLACK_S = 0.75, 3.0  # what a machine may add to a time limit: at first, and again where that is too little
 
 
 # bytes per rank, rounds kept, ranks, busbw / algbw computed by hand
@@ -87,14 +87,16 @@ def a_pass_is_bounded(stack: World, absent: int, timeout_s: float, world: int) -
 
     A preflight that can hang is one more way to lose the node.
     """
-    limit = timeout_s + SLACK_S
-    away_s = limit + 0.5 if here().rank == absent else 0.0  # a rank that waits for it exceeds the limit
-    started = time.monotonic()
-    found = stack.fabric_pass(4096, 3, timeout_s, Upset(late_s=away_s))
-    waited = time.monotonic() - started - away_s
-    assert waited < limit, (
+    for slack_s in (QUIET_S, SLACK_S):
+        away_s = timeout_s + slack_s + 0.5 if here().rank == absent else 0.0  # a rank that waits for it exceeds the limit
+        started = time.monotonic()
+        found = stack.fabric_pass(4096, 3, timeout_s, Upset(late_s=away_s))
+        waited = time.monotonic() - started - away_s
+        if max(gathered(waited)) < timeout_s + slack_s:
+            break
+    assert waited < timeout_s + slack_s, (
         f"rank {here().rank} of {world} waited {waited:.1f} s, the limit is {timeout_s:g} s: it did not return within "
-        f"{SLACK_S:g} s more, the allowance for a busy machine"
+        f"{slack_s:g} s more, the allowance for a busy machine"
     )
     assert not found.right, f"rank {here().rank} accepts the sum of a pass that rank {absent} did not join"
 
