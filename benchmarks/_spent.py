@@ -140,11 +140,17 @@ def _of_the_living() -> float:
     """CPU seconds of the children that still run, such as one that is asked again and again, and of those that they
     waited for."""
     ticks = 0
-    for pid in (pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, fields[11:15]))
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in _text(children).split():
+            ticks += sum(map(int, _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _text(file: Path) -> str:
+    """Nothing of a thread or process that ended meanwhile."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return file.read_text()
+    return ""
 
 
 _METER: list[Meter] = []

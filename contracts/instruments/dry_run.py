@@ -26,6 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from contracts.instruments.ranks import excepthook_kept
 from contracts.instruments.traffic import NAMESPACES, Collective, message, read
 
 HOST = torch.device("cpu")
@@ -46,13 +47,14 @@ def simulated_world(world: int, rank: int) -> Iterator[Shapes]:
     log = logging.getLogger(REDISTRIBUTION)
     level = log.level
     log.setLevel(logging.ERROR)
-    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
-    try:
-        with Shapes() as shapes:
-            yield shapes
-    finally:
-        dist.destroy_process_group()
-        log.setLevel(level)
+    with excepthook_kept():
+        dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+        try:
+            with Shapes() as shapes:
+                yield shapes
+        finally:
+            dist.destroy_process_group()
+            log.setLevel(level)
 
 
 class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's

@@ -5,11 +5,13 @@ Only this file reads the environment that torchrun gives a worker.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +99,20 @@ def torch_distributed() -> tuple[Any, Any]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch warns once, without NumPy
         return importlib.import_module("torch"), importlib.import_module("torch.distributed")
+
+
+@contextlib.contextmanager
+def excepthook_kept() -> Iterator[None]:
+    """Around a world that begins and ends in this process: `sys.excepthook` as it was.
+
+    `init_process_group` wraps it and `destroy_process_group` leaves it so: each such world would put one more
+    "[rank0]: " before every line of a traceback.
+    """
+    hook = sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = hook
 
 
 def device() -> Any:

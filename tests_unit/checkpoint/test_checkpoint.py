@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from contracts.spec.training import Session, Step
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint import rng_state
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.filesystem import Disk
 from contracts.stacks.reference.checkpoint.manifest import Manifest, Piece, StoredTensor
 from contracts.stacks.reference.stack import Reference
 
@@ -221,3 +223,20 @@ def test_a_run_resumes_in_another_process(tmp_path: Path) -> None:
 @pytest.mark.unit
 def test_the_rows_of_combined_runs_are_the_covering_array_of_their_axes() -> None:
     assert [row.split() for row in ROWS] == [[*row] for row in covering(AXES)]
+
+
+@pytest.mark.unit
+def test_what_a_disk_wrote_is_synced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing sync, or one before the last bytes left the process, shows only when the power fails."""
+    synced: dict[int, int] = {}
+
+    def noted(handle: int) -> None:
+        seen = os.fstat(handle)
+        synced[seen.st_ino] = seen.st_size
+
+    monkeypatch.setattr(os, "fsync", noted)
+    disk, file = Disk(), tmp_path / "file"
+    disk.write(file, [b"one part", b"and another"])
+    disk.sync(tmp_path)
+    assert synced[file.stat().st_ino] == len(b"one partand another")
+    assert tmp_path.stat().st_ino in synced

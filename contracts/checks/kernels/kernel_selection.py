@@ -53,6 +53,8 @@ CLOSED: dict[str, Closed] = {  # the request, the machine, and what a reason mus
     "scan-on-a-host": ("scan", SSM, BF16, "nemo_native", HOST, ("cpu",)),
     "scan-on-turing": ("scan", SSM, BF16, "nemo_native", _on("sm_75"), ("sm_75",)),
     "recurrence-no-package": ("recurrence", SSM, BF16, "author_dp", _on("sm_90", ssm=_NONE), (SSM, "not installed")),
+    "recurrence-without-a-kernel": ("recurrence", SSM, BF16, "nemo_native", H200, (SSM, "kernel")),
+    "scan-of-turned-rates": ("scan", SSM, BF16, "author_dp", H200, (SSM,)),  # its B and C are turned before the scan
     "grouped-fp32": ("experts", "torch-grouped", replace(BF16, dtype="fp32"), "nemo_native", H200, ("fp32",)),
     "grouped-fp8": ("experts", "torch-grouped", FP8, "nemo_native", H200, ("fp8",)),
     "grouped-inner-width": ("experts", "torch-grouped", NARROW, "nemo_native", H200, ("expert_hidden", "20")),

@@ -39,6 +39,7 @@ def a_step_holds_what_the_budget_said(stack: Stack, recipe: Recipe, device: str,
     stage = only_stage(plan)
     state = bytes_of(stage, "weights", "gradients", "optimizer")
     steps = stack.step_memory(recipe, "nemo_native", device, 3)
+    assert len(steps) == 3, f"{len(steps)} of 3 steps are told"
     held = steps[-1].held
     assert least * state <= held <= 1.02 * state + MIB, f"{held} bytes are held, predicted {state}"
     more = 4 * bytes_of(stage, "activations", "routing") + state // 8 + MIB
@@ -68,8 +69,9 @@ def what_is_recomputed_is_not_kept(stack: Stack, recipe: Recipe, mode: Mode) -> 
     that the recompute wrapper misses, or that something else keeps alive, gives the same numbers and runs out of memory
     later.
     """
-    without, full = (
-        stack.step_memory(replace(recipe, recompute=each), mode, "cpu", 2)[-1] for each in ("none", "full")
-    )
+    told = {each: stack.step_memory(replace(recipe, recompute=each), mode, "cpu", 2) for each in ("none", "full")}
+    for name, steps in told.items():
+        assert len(steps) == 2, f"{len(steps)} of 2 steps are told with recompute {name}"
+    without, full = told["none"][-1], told["full"][-1]
     kept, left = without.peak - without.held, full.peak - full.held
     assert left <= kept / 2, f"a step holds {left} bytes on top of its state with recompute, {kept} without"

@@ -88,7 +88,8 @@ def a_pass_is_bounded(stack: World, absent: int, timeout_s: float, world: int) -
     A preflight that can hang is one more way to lose the node.
     """
     for slack_s in (QUIET_S, SLACK_S):
-        away_s = timeout_s + slack_s + 0.5 if here().rank == absent else 0.0  # a rank that waits for it exceeds the limit
+        too_long_s = timeout_s + slack_s + 0.5  # a rank that waits for it exceeds the limit
+        away_s = too_long_s if here().rank == absent else 0.0
         started = time.monotonic()
         found = stack.fabric_pass(4096, 3, timeout_s, Upset(late_s=away_s))
         waited = time.monotonic() - started - away_s

@@ -17,6 +17,7 @@ AWS_SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYzzEXAMPLE9"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ0cmFpbmVyIn0.dBjftJeZ4CVPmB92K27uhbUJU1p1r_wW1gFWFOEjXk"
 PASSWORD = "tr0ub4dor-and-3"
 PLAIN = "marmalade-orchard-77"  # not in any issuer's form: only its name shows that it is a secret
+SHORT = "q7#Z"  # too short to be looked for wherever it might stand
 PEM = (
     "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU\nQyNTUxOQAAACBzZWNyZXQ\n"
     "-----END OPENSSH PRIVATE KEY-----"
@@ -56,6 +57,12 @@ PLANTED: dict[str, tuple[LaunchedRun, tuple[str, ...]]] = {  # a run → the sec
     "override-by-its-name": (
         replace(FACTS, lane=replace(FACTS.lane, overrides={"logger.API_KEY": PLAIN, "data.hub_token": JWT})),
         (PLAIN, JWT),
+    ),
+    "short-values-by-their-names": (
+        replace(
+            FACTS, lane=replace(FACTS.lane, overrides={"logger.password": SHORT}),
+            launch=replace(FACTS.launch, env={**FACTS.launch.env, "HUB_TOKEN": SHORT}),
+        ), (SHORT,),
     ),
     "last-words": (_saying(f"HTTPError: 401 for https://hub/api?token={PLAIN}&x=1"), (PLAIN,)),
     "repeated-by-an-error": (

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 CELLS: Mapping[str, tuple[str, ...]] = {
     "parallel/pipeline": (
         "PAR-08a[two-stages]", "PAR-08a[interleaved]", "PAR-08b[selection-bias]", "PAR-09[two-stages]", "PAR-11[tied]",
-        "PAR-08c[1f1b]", "PAR-08d[two-stages]", "PAR-08e[two-stages]", "PAR-13a[fresh-memory-pp2]",
+        "PAR-08c[1f1b]", "PAR-08d[two-stages]", "PAR-08e[two-stages]", "PAR-08f[fewer-than-stages]",
+        "PAR-13a[fresh-memory-pp2]",
     ),
     "parallel/context": (
         "PAR-01g[cp2]", "PAR-01g[cp2-latent]", "PAR-01g[cp2-custom-mixers]", "PAR-02g[cp2]", "PAR-03g[cp2]",

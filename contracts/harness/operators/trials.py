@@ -39,6 +39,7 @@ FATES: tuple[Fate, ...] = get_args(Fate)
 JOURNAL = "operators.jsonl"
 BUDGET_S = 90.0  # of recorded time, for the cases that one change is put before
 CRASHES = 12  # so many cases that broke and none that was violated: it crashes
+CHEAP_S = 0.02  # a thousand such cases in twenty seconds
 RANKS_S = 540.0  # for the cases of several ranks
 
 
@@ -81,8 +82,8 @@ def shadow(folder: Path, change: Change, mark: Path | None = None) -> None:
 
 def trial(change: Change, reach: Reach, *, ranks: int = 1, budget_s: float = BUDGET_S, held: bool = False) -> Trial:
     """Judge one change. With several ranks, what no case of one process executes or sees is put before others: those
-    about its file, whose commands may run it in a process of their own, and `cells` of two ranks or `quick4` of four.
-    Of what `held` before all cases of one process, that is not asked again.
+    about its file, whose commands may run it in a process of their own, its own `cells`, and those of every file on two
+    ranks or `quick4` on four. Of what `held` before all cases of one process, that is not asked again.
     """
     told = functools.partial(Trial, content=reach.content, change=change.id, was=change.was, now=change.now)
     argued = next((each for each in equivalents() if each.covers(change)), None)
@@ -104,7 +105,7 @@ def trial(change: Change, reach: Reach, *, ranks: int = 1, budget_s: float = BUD
             nearby = _affordable(reach.near(LAW, change), reach, budget_s)
             found = _in_a_fork(others, nearby, reach, budget_s)
         own = [each for each in cells(change.file) if each not in CELLS[""]]
-        for profile in ("quick4",) if ranks >= 4 else filter(None, (",".join(own), ",".join(CELLS[""]))):
+        for profile in filter(None, (",".join(own), "quick4" if ranks >= 4 else ",".join(CELLS[""]))):
             if found["fate"] == "survived":
                 found = _by_ranks(others, ranks, profile)
                 if found["fate"] != "survived":
@@ -120,13 +121,14 @@ def _in_a_fork(folder: Path, items: Sequence[Item], reach: Reach, budget_s: floa
 
 
 def _affordable(items: Sequence[Item], reach: Reach, budget_s: float) -> list[Item]:
+    """Those that fit into the time one after the other, and beside them all that take hardly any."""
     found: list[Item] = []
     spent = 0.0
     for item in items:
-        spent += reach.cost(item)
-        if found and spent > budget_s:
-            break
-        found.append(item)
+        cost = reach.cost(item)
+        if not found or cost <= CHEAP_S or spent + cost <= budget_s:
+            spent += cost
+            found.append(item)
     return found
 
 

@@ -72,6 +72,15 @@ class NamesTheFirstGuardOnly(Reference):
         return super().closed(site, kernel, recipe, mode, facts)[:1]
 
 
+@mutant(of="KRN-01a", case="recurrence-without-a-kernel", says="recurrence runs as mamba-ssm where it cannot")
+@mutant(of="KRN-01a", case="scan-of-turned-rates", says="scan runs as mamba-ssm where it cannot")
+class TakesAPackageForItsKernels(Reference):
+    """Opens every site of a package that is there, also one that it has no kernel for."""
+
+    def closed(self, site: Site, kernel: Kernel, recipe: Recipe, mode: Mode, facts: Facts) -> list[str]:
+        return super().closed("attention", kernel, recipe, mode, facts)
+
+
 @mutant(of="KRN-01a", case="projections-broken", says="which does not name 'Found empty'")
 @mutant(of="KRN-01e", case="scan", says="mamba-ssm is broken, but the reason is", bugs=("INS-02",))
 class TakesBrokenForAbsent(Reference):

@@ -10,6 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from contracts.contract import mutant
 from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.spec.devices import StepMemory
+from contracts.spec.recipe import Mode, Recipe
 from contracts.stacks.reference.model.blocks.attention import Attention
 from contracts.stacks.reference.model.blocks.common import Output, Packing
 from contracts.stacks.reference.model.hybrid_model import Model
@@ -50,6 +52,15 @@ class LogsTensors(Reference):
 
     def trainer(self) -> type[Trainer]:
         return _Log
+
+
+@mutant(of="MEM-01i", case="mlp", says="1 of 2 steps are told with recompute none")
+@mutant(of="MEM-01f", case="float32", says="2 of 3 steps are told")
+class TellsOfNoFirstStep(Reference):
+    """The first step is a warm-up, and its memory is not told."""
+
+    def step_memory(self, recipe: Recipe, mode: Mode, device: str, steps: int) -> tuple[StepMemory, ...]:
+        return super().step_memory(recipe, mode, device, steps)[1:]
 
 
 class _FindsAttention(Model):

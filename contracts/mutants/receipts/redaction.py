@@ -9,7 +9,7 @@ from typing import Any
 from contracts.contract import mutant
 from contracts.spec import codec
 from contracts.spec.receipt import LaunchedRun, Receipt
-from contracts.spec.redaction import redact
+from contracts.spec.redaction import redact, secrets_of
 from contracts.stacks.reference.stack import Reference
 
 
@@ -62,6 +62,16 @@ class LooksAtValuesOfOverridesAlone(Reference):
     def receipt(self, facts: LaunchedRun) -> Receipt:
         receipt = super().receipt(facts)
         kept = {name: redact(text) for name, text in facts.lane.overrides.items()}
+        return replace(receipt, lane=replace(receipt.lane, overrides=kept))
+
+
+@mutant(of="RCPT-03", case="short-values-by-their-names", says="q7#Z is in the receipt")
+class LooksForValuesThatAreLongEnough(Reference):
+    """Knows the secrets by their names and looks for them everywhere, but not for those that are short words."""
+
+    def receipt(self, facts: LaunchedRun) -> Receipt:
+        receipt, known = super().receipt(facts), secrets_of(facts.lane.overrides)
+        kept = {name: redact(text, known) for name, text in facts.lane.overrides.items()}
         return replace(receipt, lane=replace(receipt.lane, overrides=kept))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from contracts.instruments.ranks import held_groups, here
+from contracts.instruments.ranks import excepthook_kept, held_groups, here
 from contracts.spec.errors import Unreachable, refuse
 from contracts.spec.topology import Group
 from contracts.spec.world import LiveMesh
@@ -99,19 +99,21 @@ def pretended(world: int, rank: int) -> Iterator[None]:
     if world < 1:
         raise refuse("world", world, "must be at least 1", "give the number of ranks")
     logging.getLogger().setLevel(logging.ERROR)
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    with excepthook_kept():
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
 
 @contextmanager
 def of_one() -> Iterator[None]:
     """A world in which this process is rank 0 of 1, for what asks for ranks."""
     store = dist.HashStore()  # type: ignore[attr-defined]  # public, and left out of the stubs
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    with excepthook_kept():
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
