@@ -40,6 +40,7 @@ SCALED = replace(
 
 STATE: frozenset[Observed] = frozenset({"weights", "optimizer", "buffers"})
 ONE = Execution(precision="float64")
+DP2 = Execution(world=2, precision="float64")
 FSDP2 = Execution(world=2, fsdp=True, precision="float64")
 TP2 = Execution(world=2, degrees=Degrees(tp=2), precision="float64")
 TP2_SP = Execution(world=2, degrees=Degrees(tp=2, sp=True), precision="float64")

@@ -18,6 +18,7 @@ from contracts.checks._support.multi_rank_saves import (
     CP2,
     CP2_FSDP,
     CP2_TP2,
+    DP2,
     EP2,
     EP2_BORROWED,
     EP4_BORROWED,
@@ -61,6 +62,7 @@ KINDS = replace(EVERY_KIND, name="every-kind-of-ranks", seq_length=18)
 TIED = replace(SPREAD, name="spread-tied", untied_embeddings=False)
 RANKS: dict[str, tuple[Recipe, Execution, int, tuple[int, ...]]] = {  # steps between two loads
     "fsdp2": (SPREAD, FSDP2, 2, (2, 1, 2)),
+    "dp2-muon": (SPREAD_MUON, DP2, 2, (1, 2, 1)),
     "tp2-sp-muon": (SPREAD_MUON, TP2_SP, 2, (1, 2, 1)),
     "ep2": (SPREAD, EP2, 2, (2, 1, 2)),
     "borrowed-ep2-fsdp-accumulated": (SPREAD_MUON, replace(EP2_BORROWED, microbatches=2), 2, (1, 2, 1)),
@@ -84,7 +86,8 @@ def ranks_resumed_twice_are_uninterrupted(
     and at each save the weights, optimizer state, buffers, each rank's random generators and its place in the data.
 
     Each rank draws its own random numbers. Generators that are saved only for rank 0, or by data-parallel rank where
-    two ranks share one, are the same on all ranks after the load, and so is dropout.
+    two ranks share one, are the same on all ranks after the load, and so is dropout. Where ranks have whole weights and
+    each updates some of them, a load that fills in what a rank updates leaves the rest as it was initialised.
     """
     execution = in_a_layout_of(stack, execution)
     _generators(recipe.seed)

@@ -22,6 +22,7 @@ SHARDED: dict[str, tuple[Recipe, Execution, int]] = {
     for name, recipe, execution in (
         ("tp2", SPREAD, own_axis(2, tp=2)),
         ("fsdp2", SPREAD, own_axis(2, fsdp=True)),
+        ("dp2-muon", MUON, own_axis(2)),
         ("fsdp2-muon", MUON, own_axis(2, fsdp=True)),
         ("ep2", SPREAD, own_axis(2, ep=2)),
         ("borrowed-ep2-muon", MUON, borrowed(2, ep=2)),
@@ -38,7 +39,7 @@ def a_sharded_step_is_the_step_of_one_rank(stack: Training, recipe: Recipe, exec
 
     Adam divides by the gradient's own size, so a factor that is constant over a tensor shows neither in the loss nor,
     for a while, in the weights. The check therefore compares moments, and clips. The second step sees what the first
-    left.
+    left. Where ranks have whole matrices and deal Muon's work out, each needs what the others moved.
     """
     for alone, many in one_rank_and_many(stack, recipe, execution, batches(2), "weights", "optimizer"):
         assert alone.clip_coef < 0.5, f"clipping does nothing here: {alone.clip_coef}"
@@ -88,10 +89,16 @@ def a_singleton_lane_reduces_nothing(stack: Training, execution: Execution, worl
 
 
 HALF = replace(SPREAD, name="spread-half", dtype="bf16")
+HALF_MUON = replace(HALF, name="spread-half-muon", optim=MUON.optim)
 STALE: dict[str, tuple[Recipe, Execution, int]] = {
-    name: (replace(HALF, depth=4 if execution.degrees.pp > 1 else 5), execution, execution.world)
+    name: (
+        replace(HALF_MUON if name.endswith("muon") else HALF, depth=4 if execution.degrees.pp > 1 else 5),
+        execution,
+        execution.world,
+    )
     for name, execution in {
         "fsdp2": own_axis(2, fsdp=True),
+        "fsdp2-muon": own_axis(2, fsdp=True),
         "tp2-sp": own_axis(2, tp=2, sp=True),
         "borrowed-ep2-fsdp": borrowed(2, ep=2, fsdp=True),
         "pp2": replace(own_axis(2, pp=2), microbatches=2),
@@ -108,7 +115,7 @@ def ranks_compute_with_the_weights_that_they_hold(
     weights that the first step left.
 
     Ranks gather, cast and cache copies of weights. A copy that an update does not reach is a step late: the loss falls
-    all the same.
+    all the same. Of two rules, each has to hand its own updates on.
     """
     execution = in_a_layout_of(stack, execution)
     weights = large_expert_weights(stack, recipe)

@@ -20,7 +20,7 @@ from contracts.checks._support.training_run import (
     table,
     updates,
 )
-from contracts.checks.optimizer.parameter_groups import PRODUCTS, muon_difference
+from contracts.checks.optimizer.parameter_groups import PRODUCTS, SPARSE, muon_difference
 from contracts.contract import contract
 from contracts.spec.recipe import Optim, Recipe
 from contracts.spec.tolerance import FLOAT32, FLOAT64, FLOAT64_SCAN, within
@@ -184,16 +184,21 @@ FRESH: dict[str, tuple[Recipe, Execution]] = {
     "half": (HALF, Execution(microbatches=2)),
     "half-dense": (replace(DENSE, name="dense-half", dtype="bf16"), Execution(recompute=True)),
     "fp8": (replace(FP8, pattern="AE", depth=2, optim=LETTERS.optim), Execution(microbatches=2)),
+    "sparse": (SPARSE, Execution(precision="float64")),
 }
 
 
-@contract("OPT-04c", float32=True, asks=("built", "train"), cases=FRESH, needs=(), sheds=("packed",), source="F07 F19")
+@contract(
+    "OPT-04c", float32=True, asks=("built", "train"), cases=FRESH, needs={"": (), "sparse": ("dsa", "mla")},
+    sheds=("packed",), source="F07 F19",
+)  # fmt: skip
 def gradients_of_a_step_are_of_its_batch_alone(stack: Training, recipe: Recipe, execution: Execution) -> None:
     """The gradients of a step come from its own batch alone: the second step's gradients are those of its batch at its
     weights.
 
     A gradient that is not zeroed, or a tensor that keeps an old one because the batch did not reach it, accumulates. A
     second copy of the weights, in 16 or 8 bits, that an update does not reach computes with those of an earlier step.
+    So do keys that sparse attention selected once and kept.
     """
     weights = drawn_weights(table(stack, recipe))
     given = batches(2, vocab=recipe.vocab, rows=ROWS_OF_16, recipe=recipe)

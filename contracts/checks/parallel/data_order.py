@@ -24,10 +24,12 @@ from contracts.spec.training import Execution, Session, Tokens, Training
 
 
 @contextmanager
-def _text(size: int, total: int, *, seed: int = 1234, length: int = 16) -> Iterator[Recipe]:
-    """A recipe over `size` bytes, no 17 in a row of which occur twice, with paragraphs of unequal length."""
+def _text(size: int, total: int, *, seed: int = 1234, length: int = 16, every: int = 0) -> Iterator[Recipe]:
+    """A recipe over `size` bytes, no 17 in a row of which occur twice, with paragraphs of unequal length, or one after
+    every so many bytes.
+    """
     held = bytearray(33 + (7 * i + i * i // 5) % 90 for i in range(size))
-    for start in (21, 40, 41 + size // 3, size - 9):
+    for start in range(9, size, every) if every else (21, 40, 41 + size // 3, size - 9):
         if 0 < start <= size - 2:
             held[start : start + 2] = b"\n\n"
     with tempfile.TemporaryDirectory() as folder:
@@ -222,14 +224,18 @@ def shares_that_do_not_exist_are_refused(stack: Training, step: int, rank: int, 
     assert number in refused, f"the refusal does not name {number}: {refused}"
 
 
-@contract("PAR-06e", asks=("samples", "sample", "train"), cases={"one": (1,), "three": (3,)}, source="F05")
-def a_step_trains_on_the_sequences_it_says(stack: Training, microbatches: int) -> None:
+TAKEN = {"one": (1,), "three": (3,), "a-border-in-every-sequence": (1, 13)}
+
+
+@contract("PAR-06e", asks=("samples", "sample", "train"), cases=TAKEN, source="F05")
+def a_step_trains_on_the_sequences_it_says(stack: Training, microbatches: int, every: int = 0) -> None:
     """A run over the stack's own data equals a run over the sequences that `samples` names, given as batches.
 
     The case takes five of twelve sequences a step and crosses the border of an epoch. The check compares ids, losses
-    and weights.
+    and weights. A mask that is made for the first sequence that is read and kept for all others is right where that
+    sequence holds one document; here none does.
     """
-    with _text(16 * 12 + 5, 5) as recipe:
+    with _text(16 * 12 + 5, 5, every=every) as recipe:
         execution = Execution(microbatches=microbatches)
         session = Session(
             recipe=recipe, steps=3, execution=execution, observe=frozenset({"weights"}), at=frozenset({3})

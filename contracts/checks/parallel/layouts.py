@@ -249,6 +249,7 @@ def the_norm_and_the_clip_are_those_of_one_rank(
 
 WINDOWS = {
     "tp2-sp": (MANY, "nemo_native", own_axis(2, tp=2, sp=True), 2, 3),
+    "tp2-one-group": (ONE_GROUP, "nemo_native", own_axis(2, tp=2), 2, 2),
     "dp2": (MANY, "nemo_native", own_axis(2), 2, 2),
     "fsdp2": (BIASED, "nemo_native", own_axis(2, fsdp=True), 2, 2),
     "borrowed-ep2": (BIASED, "nemo_native", borrowed(2, ep=2), 2, 2),
@@ -267,7 +268,8 @@ def a_window_on_several_ranks_is_the_batch(
     """Gradient accumulation on several ranks, over microbatches with unequal numbers of labels, gives the losses and
     gradients of the whole batch at once on one rank.
 
-    Averaging per-microbatch means over-weights tokens in microbatches with few labels.
+    Averaging per-microbatch means over-weights tokens in microbatches with few labels. A gradient of copies, of the one
+    KV head that two ranks share, is a part until it is summed; summed after each microbatch, it counts the first twice.
     """
     alone, many = last_step(stack, recipe, within(execution, mode, microbatches=microbatches), 1, "gradients")
     words = figure_difference(alone, many) or gradient_differences(alone, many)

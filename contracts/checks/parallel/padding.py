@@ -114,11 +114,13 @@ ON_RANKS: dict[str, Cell] = {
     "dense-dp2": cell(DENSE_LAYERS, 2),
     "dense-dp4": cell(DENSE_LAYERS, 4),
     "dense-tp2-sp": cell(DENSE_LAYERS, 2, tp=2, sp=True, microbatches=2),
+    "dense-cp2": cell(DENSE_LAYERS, 2, cp=2, microbatches=4),
     "borrowed-ep2-fsdp": cell(L, 2, ep=2, fsdp=True),
     "dense-1f1b": cell(HALVES, 2, pp=2, microbatches=4),
 }
 REACH = (7, 16, 0, 0)
-"""Tokens of each row; the second of two ranks, and the last two of four microbatches, have padding alone."""
+"""Tokens of each row; the second of two ranks, and the last two of four microbatches, have padding alone. Under context
+parallel the second rank has nothing else of the first row either."""
 
 
 @contract("PAR-05j", asks=("built", "train"), cases=ON_RANKS, needs=needs_of(ON_RANKS) | {"dense-1f1b": ()},

@@ -28,19 +28,26 @@ from contracts.checks._support.pipeline_run import (
     cell,
     one_rank_and_many,
 )
+from contracts.checks._support.recipes import SMALL_MLA
 from contracts.checks._support.step_comparison import gradient_differences, label_difference, loss_difference
 from contracts.checks._support.training_run import batch
 from contracts.contract import contract
-from contracts.spec.recipe import Mhc, Recipe
+from contracts.spec.recipe import Dsa, Mhc, Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution, Tokens, Training
 
 EMBEDDING = "embedding.weight"
+SPARSE = replace(
+    HALVES, name="staged-dsa", pattern="AE|MA", depth=4, mla=SMALL_MLA.mla,
+    dsa=Dsa(a_ranks=(1,), index_heads=5, index_head_dim=8, top_k=5),
+)  # fmt: skip
+"""The second attention layer of the model is sparse, and the first of the second stage."""
 FLOWS: dict[str, Cell] = {
     "two-stages": cell(HALVES, IN_TWO),
     "no-more-microbatches-than-stages": cell(HALVES, replace(IN_TWO, microbatches=2)),
     "cut-evenly": cell(replace(STAGED, depth=6), IN_TWO),
     "streams": cell(replace(HALVES, pattern="AE|MA", depth=4, mhc=Mhc(streams=3)), IN_TWO),  # A reads them on both
+    "sparse": cell(SPARSE, IN_TWO),
     "prediction-heads": cell(AHEAD, IN_TWO),
     "tied": cell(TIED, IN_TWO),
     "recomputed": cell(HALVES, replace(IN_TWO, recompute=True)),
@@ -62,7 +69,7 @@ def a_step_in_stages_is_that_of_one_rank(stack: Training, recipe: Recipe, execut
     and interleaved schedules, for equal stages and written-out ones, and beside every other axis.
 
     The loss falls with each of these bugs: a mean over microbatch means, an auxiliary loss that only the last stage
-    adds, a microbatch that meets the labels of another.
+    adds, a microbatch that meets the labels of another, a layer that is run as its number within the stage says.
     """
     for one, many in one_rank_and_many(stack, recipe, execution, batches(1), "gradients"):
         words = label_difference(one, many) or loss_difference(one, many, bound=LOSS)

@@ -65,6 +65,28 @@ class RestoresTheFirst(Spread):
     trains = _RestoresTheFirst
 
 
+class _LoadsWhatItUpdates(ParallelTrainer):
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        dealt = [each for each in self.optimizer.members if self.optimizer.rule(each) == "muon"]
+        others = [
+            each.parameter
+            for number, each in enumerate(dealt)
+            if number % dist.get_world_size() != dist.get_rank() and not isinstance(each.parameter, DTensor)
+        ]
+        before = [each.detach().clone() for each in others]
+        super().load(state, position)
+        with torch.no_grad():
+            for parameter, value in zip(others, before, strict=True):
+                parameter.copy_(value)
+
+
+@mutant(of="CKPT-01e", case="dp2-muon", says="after 1 loads, rank 0: step 2: losses is")
+class NeverGathersWhatWasLoaded(Spread):
+    """Each rank loads the matrices that it updates, and nothing hands them to the others (Megatron-LM #6920)."""
+
+    trains = _LoadsWhatItUpdates
+
+
 def _plain(held: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Replace sharded experts by the local tensors of this rank."""
     return {

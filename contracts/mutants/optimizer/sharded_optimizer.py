@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -71,6 +72,31 @@ class ForgetsTheMomentumOfShards(Spread):
     """The sharded rule works on a clone of the momentum; the first step is right."""
 
     moves = _MuonWithoutMemory
+
+
+class _DealsMatrices(ShardedMuon):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as in the reference
+        matrices = [each for group in self.param_groups for each in group["params"] if not isinstance(each, DTensor)]
+        before = [each.detach().clone() for each in matrices]
+        super().step(closure)
+        ranks = dist.get_world_size()
+        for number in range((len(matrices) - 1) // ranks * ranks, len(matrices)):
+            if number % ranks != dist.get_rank():
+                matrices[number].copy_(before[number])
+
+
+class _DealtMuon(ShardedOptimizer):
+    muon = _DealsMatrices
+
+
+@mutant(of="OPT-04d", case="dp2-muon", says="the weight ")
+class LeavesTheLastMatricesWithTheirRanks(Spread):
+    """Each rank orthogonalizes some of the matrices and hands them to the others; what the last round moved stays where
+    it was moved (a relative of Megatron-LM #6754).
+    """
+
+    moves = _DealtMuon
 
 
 class _DecaysOnce(ShardedOptimizer):
@@ -145,6 +171,21 @@ class GathersWeightsOfTheStepBefore(Spread):
 
 class _GathersOldExperts(_GathersOldWeights):
     of = ".experts."
+
+
+class _GathersOldMatrices(_GathersOldWeights):
+    def _take(self, values: Mapping[str, Tensor]) -> None:
+        muon = {member.name for member in self.optimizer.members if self.optimizer.rule(member) == "muon"}
+        super()._take({name: each for name, each in values.items() if name in muon})
+
+
+@mutant(of="OPT-04f", case="fsdp2-muon", says="the second step's lm is")
+class HandsOnTheUpdatesOfOneRule(Spread):
+    """What hands an update to the 16-bit copies asks for AdamW: of what Muon moves they are a step late
+    (Megatron-LM #5707).
+    """
+
+    trains = _GathersOldMatrices
 
 
 @mutant(of="OPT-04f", case="borrowed-ep2-fsdp", says="the second step's lm is")

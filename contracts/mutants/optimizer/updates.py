@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
 from contracts.spec.training import Rule
+from contracts.stacks.reference.model.blocks.attention import Indexer
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonalise
 from contracts.stacks.reference.training.trainer import Batch, Trainer
@@ -322,6 +324,24 @@ class ZeroesOneOptimizerOfTwo(Trained):
     """zero_grad is called on the first of two optimizers, so Muon's gradients accumulate."""
 
     moves = _ZeroesSome
+
+
+class _SelectsOnce(Indexer):
+    held: Tensor | None = None
+
+    def select(self, scores_BTS: Tensor, visible_BTS: Tensor) -> Tensor:
+        if self.held is None or self.held.shape != visible_BTS.shape:
+            self.held = super().select(scores_BTS, visible_BTS)
+        return self.held & visible_BTS
+
+
+@mutant(of="OPT-04c", case="sparse", says="the second step's lm is")
+class KeepsTheKeysOfTheFirstPass(Exchanged):
+    """Selected keys wait on an object that outlives the pass, for a layer that shares them, and no pass resets it
+    (review of Megatron-LM #6020).
+    """
+
+    exchange = {"indexer": _SelectsOnce}
 
 
 class _ComputesWithOldWeights(Trainer):

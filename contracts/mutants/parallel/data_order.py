@@ -256,6 +256,25 @@ class MasksTheLabelsOfAnEpochInPlace(Trained):
         corpus_class = _MasksInMemory
 
 
+class _MasksLikeTheFirst(Corpus):
+    mask: Tensor | None = None
+
+    def sequence(self, id: int) -> Three:
+        tokens, labels, documents = super().sequence(id)
+        self.mask = labels == IGNORED if self.mask is None else self.mask
+        return tokens, labels.masked_fill(self.mask, IGNORED), documents
+
+
+@mutant(of="PAR-06e", case="a-border-in-every-sequence", says="lm of step 1 is")
+class KeepsTheMaskOfTheFirstSequence(Trained):
+    """The mask of labels is cached, and the cache is the tensor of the first sequence, into which its own mask is
+    written (Megatron-LM #6981).
+    """
+
+    class trains(Trainer):  # noqa: N801
+        corpus_class = _MasksLikeTheFirst
+
+
 class _Unshifted(Corpus):
     def sequence(self, id: int) -> Three:
         tokens, _, documents = super().sequence(id)

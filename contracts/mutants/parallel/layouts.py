@@ -646,6 +646,40 @@ class ReducesTheSumAfterEachMicrobatch(Spread):
     trains = _ReducesEach
 
 
+class _SumsGroupsEach(ParallelTrainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        out = super().accumulate(micro, counts)
+        for grad in self.parts_of_heads().values():
+            dist.all_reduce(local_part(grad), group=self.mesh.group("tp"))
+        return out
+
+    def reduce(self) -> None:
+        for name, grad in self.parts_of_heads().items():
+            parameter = self.model.get_parameter(name)
+            if isinstance(parameter, DTensor):
+                parameter.grad = from_local_part(local_part(grad), parameter)
+        super().reduce()
+
+    def parts_of_heads(self) -> dict[str, DTensor]:
+        """The gradients of KV heads of which this rank has a part."""
+        return {
+            name: grad
+            for name, parameter in self.model.named_parameters()
+            if name.endswith(("wk.weight", "wv.weight"))
+            and isinstance(grad := parameter.grad, DTensor)
+            and any(at.is_partial() for at in grad.placements)
+        }
+
+
+@mutant(of="PAR-05d", case="tp2-one-group", says="the gradient of")
+class SumsCopiesOfHeadsAfterEachMicrobatch(Spread):
+    """What ranks found for a KV head that they share is summed after each microbatch, sums of earlier ones included
+    (Megatron-LM #6660 for shards over one rank).
+    """
+
+    trains = _SumsGroupsEach
+
+
 class _ReducesEarly(ParallelTrainer):
     """Reduces before the last microbatch, whose gradient stays local to each rank."""
 

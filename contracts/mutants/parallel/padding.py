@@ -11,7 +11,7 @@ from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.trainer import Trained
 from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, Trainer
@@ -104,3 +104,23 @@ class CountsNoLabelsOnAPaddedRank(Spread):
             own = int(counts["lm"])
             found = super().over_rows(counts)
             return found if own else found | {"lm": torch.tensor(1)}
+
+
+class _MeanOfItsTokens(ParallelTrainer):
+    def build(self) -> Model:
+        model = super().build()
+        whole = model.cross_entropy
+
+        def cross_entropy(logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
+            total, count = whole(logits_BTV, labels_BT)
+            return (total / count * count if self.execution.degrees.cp > 1 else total), count
+
+        model.cross_entropy = cross_entropy  # type: ignore[method-assign]  # of this model alone
+        return model
+
+
+@mutant(of="PAR-05j", case="dense-cp2", says="lm is nan")
+class DividesByTheLabelsOfItsPartOfARow(Spread):
+    """Each rank of a row takes the mean over its own labels and weighs it by their number: 0 / 0 behind the text."""
+
+    trains = _MeanOfItsTokens

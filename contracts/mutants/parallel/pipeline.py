@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from contracts.contract import mutant
 from contracts.mutants._support.pipeline import Staged, cut, joined
+from contracts.stacks.reference.model.blocks.attention import LatentAttention
 from contracts.stacks.reference.model.blocks.common import Packing
 from contracts.stacks.reference.parallel.pipeline import Passed, Piece, Pipeline, Stage
 from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
@@ -123,6 +124,20 @@ class CountsWhatIsRecomputed(Staged):
         def forward(self, x: Tensor, *given: Any, **named: Any) -> Tensor:  # type: ignore[override]
             own = super().forward
             return checkpoint(own, x, *given, use_reentrant=False, **named)  # type: ignore[no-any-return]
+
+
+@mutant(of="PAR-08a", case="sparse", says="lm is")
+class CountsAttentionFromItsStage(Staged):
+    """Which attention layers select keys is looked up by their number within the stage, and the others see all keys."""
+
+    class stage(Stage):  # noqa: N801
+        def keep(self) -> None:
+            super().keep()
+            ranks = () if self.recipe.dsa is None else self.recipe.dsa.a_ranks
+            mixers = [each.mixer for each in self.layers.values() if isinstance(each.mixer, LatentAttention)]
+            for rank, mixer in enumerate(mixers):
+                if mixer.indexer is not None and rank not in ranks:
+                    mixer.indexer.top_k = self.recipe.seq_length
 
 
 # microbatches with another one's data
