@@ -66,6 +66,8 @@ AUX: dict[str, tuple[Any, ...]] = {
     # Where exp overflows, one expert has all of P: f = P = 1. Two sigmoids of 1 beside ten of 0: P = f = 1/2.
     "far-from-0": (ONE, [_onto((11,), 1000.0)], None, 12.0),
     "sigmoids-far-from-0": (TWO_SIGMOIDS, [_onto((0, 7), 1000.0, -1000.0)], None, 6.0),
+    # Sigmoids of some 1e-26, five times as much for two of twelve.
+    "faint-sigmoids": (TWO_SIGMOIDS, [_onto((0, 7), LN5 - 60, -60.0)] * 2, None, 3.0),
     # The bias sends all tokens to experts 1 and 3, whose scores are 1/4: f = 1/2, P = 1/16, so 3/4. Counted by score
     # alone, f is that of experts 0 and 7, so 9/4.
     "bias-in-f": (TWO_SIGMOIDS, [_onto((0, 7), LN3, -LN3)] * 2, _raised((1, 3), 5.0), (3 / 4, 9 / 4)),
@@ -73,7 +75,8 @@ AUX: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-@contract("MOE-05a", asks="run_block", cases=AUX, source="arXiv 2412.19437, eq. 17-20", conventions=OVER)
+@contract("MOE-05a", asks="run_block", cases=AUX, source="arXiv 2412.19437, eq. 17-20",
+          conventions=(*OVER, "gate-sum"))  # fmt: skip
 def the_balance_loss_is_the_declared_one(
     stack: Blocks,
     moe: Moe,
@@ -88,11 +91,16 @@ def the_balance_loss_is_the_declared_one(
     A balanced sequence has a loss of 1 for every k, every number of experts and both score functions, so one
     coefficient serves all. The selection bias never enters P. It may enter f: a stack may count the experts it chose,
     while eq. 18 counts by score alone. An assignment that capacity drops still counts in f. A stack may declare that
-    its balance loss is over a microbatch, which this call is, or over the global batch.
+    its balance loss is over a microbatch, which this call is, or over the global batch. However faint the sigmoids are,
+    their shares add up to 1: a router can push sigmoids below an epsilon in their sum, and so the loss to 0. A stack
+    that declares such an epsilon for its gates may have it here.
     """
     got = _loss(stack, "aux", moe, logits, bias)
     aux = aux if pooled is None or chosen(stack, "balance-over") == "sequence" else pooled
     either = aux if isinstance(aux, tuple) else (aux,)
+    if chosen(stack, "gate-sum") == "1e-20" and moe.score == "sigmoid":
+        total = sum(exp(min(each, 0.0)) / (1 + exp(-abs(each))) for each in logits[0][0])  # of sigmoids, in all rows
+        either += tuple(want * total / (total + 1e-20) for want in either)
     words = " or ".join(f"{want:.9g}" for want in either)
     assert any(abs(got - want) <= 1e-12 * want for want in either), f"the balance loss is {got:.9g}, expected {words}"
 

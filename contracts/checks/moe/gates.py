@@ -33,6 +33,7 @@ GATES = {
     "sigmoid": (_UNBIASED, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 1 / 3, 7: 1 / 2, 10: 1 / 6}),
     "sigmoid-scaled": (PLAIN_SIGMOID, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 5 / 6, 7: 5 / 4, 10: 5 / 12}),
     "sigmoid-faint": (_UNBIASED, {0: -20.0, 7: -20.0, 10: -20.0}, -40.0, {}, {0: 1 / 3, 7: 1 / 3, 10: 1 / 3}),
+    "sigmoid-fainter": (_UNBIASED, {0: -60.0, 7: -60.0, 10: -60.0}, -80.0, {}, {0: 1 / 3, 7: 1 / 3, 10: 1 / 3}),
     "sigmoid-far-from-0": (_UNBIASED, {0: 1000.0, 7: 1000.0, 10: 1000.0}, -1000.0, {}, {0: 1 / 3, 7: 1 / 3, 10: 1 / 3}),
     "sigmoid-alone": (replace(ONE, route_scale=1.0), {6: log(3)}, -2.0, {}, {6: 3 / 4}),
     "sigmoid-alone-scaled": (ONE, {6: log(3)}, -2.0, {}, {6: 15 / 8}),

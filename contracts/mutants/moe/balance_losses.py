@@ -127,6 +127,19 @@ class DeclaresABalanceOfTheGlobalBatch(Reference):
     conventions = {"balance-over": "global-batch"}
 
 
+class _AddsToTheSum(Router):
+    def probabilities(self, logits_BTE: Tensor) -> Tensor:
+        scores_BTE = logits_BTE.sigmoid()
+        return scores_BTE / (scores_BTE.sum(-1, keepdim=True) + 1e-20)
+
+
+@mutant(of="MOE-05a", case="faint-sigmoids", says="the balance loss is 5.25")
+class AddsAnEpsilonToTheSumOfScores(Exchanged):
+    """An epsilon of 1e-20 under the sum of sigmoids, below which a router can push them all (OLMo-core #255)."""
+
+    exchange = {"router": _AddsToTheSum}
+
+
 class _SumsRows(Router):
     def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
         return super().balance_loss(probabilities_BTE, experts_BTK) * len(experts_BTK)

@@ -64,6 +64,18 @@ class AddsALargeEpsilon(Exchanged):
     exchange = {"router": _AddsEpsilon}
 
 
+class _ClampsTheSum(Router):
+    def weigh(self, chosen_BTK: Tensor) -> Tensor:
+        return chosen_BTK / chosen_BTK.sum(-1, keepdim=True).clamp_min(1e-20)
+
+
+@mutant(of="MOE-01c", case="sigmoid-fainter", says="has gate")
+class ClampsTheSumOfGates(Exchanged):
+    """The sum of the chosen sigmoids is 1e-20 at least, and gates of fainter ones vanish."""
+
+    exchange = {"router": _ClampsTheSum}
+
+
 class _NeverScales(Router):
     def gates(self, scores_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
         return super().gates(scores_BTE, experts_BTK) / self.moe.route_scale

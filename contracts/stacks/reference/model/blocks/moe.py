@@ -110,7 +110,7 @@ class Router(nn.Module):
             return chosen_BTK.softmax(-1)
         if self.moe.top_k == 1:
             return chosen_BTK  # over its own sum it would be 1, and the router would get no gradient of the loss
-        return chosen_BTK / chosen_BTK.sum(-1, keepdim=True).clamp_min(1e-20)
+        return _shares(chosen_BTK)
 
     def count(self, experts_BTK: Tensor) -> Tensor:
         """Assignments to each expert (E), including dropped ones."""
@@ -120,8 +120,7 @@ class Router(nn.Module):
         """Scores normalised over all experts to the sum 1 for each token, without the bias."""
         if self.moe.score == "softmax":
             return logits_BTE.softmax(-1)
-        scores_BTE = logits_BTE.sigmoid()
-        return scores_BTE / scores_BTE.sum(-1, keepdim=True).clamp_min(1e-20)
+        return _shares(logits_BTE.sigmoid())
 
     def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
         """E · sum of f · P for each sequence, averaged over sequences; 1 for perfect balance.
@@ -317,6 +316,12 @@ class MoE(nn.Module):
 def _moe(recipe: Recipe) -> Moe:
     assert recipe.moe is not None, "a mixture of experts is built of a recipe that has one"
     return recipe.moe
+
+
+def _shares(scores: Tensor) -> Tensor:
+    """Scores over their sum along the last dim, however faint they are; where every score is 0, zeros."""
+    total = scores.sum(-1, keepdim=True)
+    return scores / total.masked_fill(total == 0, 1)
 
 
 def _tally(values: Tensor, size: int) -> Tensor:
