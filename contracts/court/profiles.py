@@ -115,11 +115,21 @@ def _asked(entry: _Entry, words: Sequence[str], abilities: Abilities | None) -> 
         alone = tuple(name for name in (case, *entry.rungs(case)) if f"{entry.id}[{name}]" in words)
         wide = _widely(words, entry, case)
         names, choice = _on_rungs(entry, case, abilities) if wide else ((), ())
+        by_name = {name: _ruled_out(entry, name, abilities) for name in alone if name not in names}
+        named = tuple(each for each in by_name.values() if each is not None)
+        choice = (*(each for each in choice if each.item not in {one.item for one in named}), *named)
         asked = tuple(dict.fromkeys((*names, *alone)))
         both = dict.fromkeys((case, entry.leanest(case)))
         yield _Asked(
             names=asked, outside=() if wide else tuple(each for each in both if each not in asked), choice=choice
         )
+
+
+def _ruled_out(entry: Contract, name: str, abilities: Abilities | None) -> Choice | None:
+    """Why an item that was asked for by its name is not asked: no leaner recipe takes its place."""
+    why = _absence(entry, name, abilities)
+    item = str(Item(id=entry.id, case=name))
+    return None if why is None else Choice(item=item, instead=(), kind=why.kind, why=str(why))
 
 
 def _on_rungs(entry: Contract, case: str, abilities: Abilities | None) -> tuple[tuple[str, ...], tuple[Choice, ...]]:

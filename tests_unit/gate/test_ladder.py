@@ -161,6 +161,19 @@ def test_a_single_item_is_planned_as_it_is_named() -> None:
     assert "OPT-01b[muon@dense]" in profiles.plan(LAW, "OPT-01b[muon]").outside
 
 
+def test_a_single_item_that_a_stack_declares_to_lack_is_ruled_out_and_no_false_claim() -> None:
+    named = "OPT-04c[sparse]"
+    plan = profiles.plan(LAW, named, ABILITIES)
+    (choice,) = plan.choices
+    assert (choice.item, choice.instead, choice.kind) == (named, (), "device")
+    declined = recorded((plan.items[0], "not offered"), offers=frozenset({"built", "train"}))
+    subject = replace(declined.header.subject, abilities=ABILITIES)
+    run = replace(declined, header=replace(declined.header, subject=subject), plan=plan)
+    assert not verdict(run, datetime.date(2026, 1, 1)).faults
+    alongside = profiles.plan(LAW, f"OPT-04c,{named}", ABILITIES)
+    assert [each.item for each in alongside.choices].count(named) == 1
+
+
 def test_megatron_is_asked_on_what_it_can_build() -> None:
     plan = profiles.plan(LAW, "OPT-01b", ABILITIES)
     assert {"OPT-01b[adamw@hybrid]", "OPT-01b[adamw@pairs]"} <= {*plan.claimed}
