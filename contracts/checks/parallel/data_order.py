@@ -262,12 +262,17 @@ def _joined(rows: list[Tokens]) -> Tokens:
     return Tokens(tokens=join("tokens"), labels=join("labels"), documents=join("documents"))
 
 
-@contract("PAR-06f", asks="sample", cases={"16": (16,), "21": (21,)}, source="F05")
+CUT = {"16": (16,), "21": (21,), "a-blank-line-across-a-cut": (11,)}
+"""Lengths of a sequence. Sequences 2 and 7 of 11 tokens begin with the second half of a blank line."""
+
+
+@contract("PAR-06f", asks="sample", cases=CUT, source="F05; torchtitan #4075")
 def a_label_is_the_next_token_of_its_document(stack: Training, length: int) -> None:
     """The label of every position, the last included, is the next token in the text, or -100 where that token belongs
     to another document; sequences follow one another without a gap.
 
-    The loss still falls when labels are shifted twice or not at all.
+    The loss still falls when labels are shifted twice or not at all. What ends a document may be cut in two: whoever
+    looks for it in each sequence alone finds it in neither.
     """
     with _text(length * 9 + 6, 5, length=length) as recipe:
         text = Path(str(recipe.data.path)).read_bytes()

@@ -319,6 +319,19 @@ class LabelsCrossDocuments(Trained):
         corpus_class = _AcrossDocuments
 
 
+class _EachAlone(Corpus):
+    def before(self, id: int) -> bytes:
+        return b""
+
+
+@mutant(of="PAR-06f", case="a-blank-line-across-a-cut", says="sequence 2 position 0 has label")
+class LooksForDocumentsInEachSequenceAlone(Trained):
+    """Borders of documents are looked for behind the cut into sequences: a blank line across a cut ends none."""
+
+    class trains(Trainer):  # noqa: N801
+        corpus_class = _EachAlone
+
+
 class _CountsTokens(Corpus):
     def __len__(self) -> int:
         return len(self.stream) // self.length

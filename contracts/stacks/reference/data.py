@@ -56,10 +56,16 @@ class Corpus:
             raise refuse("id", id, f"must lie in 0 … {len(self) - 1}", "take ids from `samples`")
         held = self.window(id)
         bytes_T = torch.tensor(list(held), dtype=torch.int64)
-        documents_T = torch.tensor(_documents(held), dtype=torch.int64)
+        before = self.before(id)
+        documents_T = torch.tensor(_documents(before + held)[len(before) :], dtype=torch.int64)
         labels_T = bytes_T[1:] % self.recipe.vocab
         labels_T[documents_T[1:] != documents_T[:-1]] = IGNORED
         return (bytes_T[:-1] % self.recipe.vocab)[None], labels_T[None], documents_T[:-1][None]
+
+    def before(self, id: int) -> bytes:
+        """The byte before a sequence, if there is one: a blank line that began there ends with the first token."""
+        start = id * self.length
+        return self.stream[max(0, start - 1) : start]
 
     def window(self, id: int) -> bytes:
         """The bytes of a sequence and the one behind it."""
