@@ -173,35 +173,57 @@ def small_gradients_survive_float16(stack: Training, recipe: Recipe) -> None:
             assert off <= FLOAT16, f"under float16 the gradient of {row.name} is off by {off:.1e}, over {FLOAT16:.0e}"
 
 
+FIRST = ("loud", "finite 2")
+"""Batches of a run that has taken no step where it is saved: all so far overflowed, and there are no moments yet."""
+SAVED_BEHIND: dict[str, tuple[Recipe, tuple[str, ...]]] = {  # the run is saved before the last batch
+    "letters": (ROUTED, ("finite 1", *FIRST)),
+    "dense": (DENSE_HALF, ("finite 1", *FIRST)),
+    "the-first-step": (DENSE_HALF, FIRST),
+    "the-first-step-under-muon": (replace(ROUTED, name="letters-half-muon", optim=replace(STEADY, rule="muon")), FIRST),
+}
+
+
 @contract(
-    "PREC-05c", asks=("built", "train"), cases=SCALED, sheds=("packed",), source=SOURCE,
-    needs={name: (*each, "checkpoint") for name, each in SCALES.items()},
+    "PREC-05c", asks=("built", "train"), cases=SAVED_BEHIND, sheds=("packed",), source=f"{SOURCE}; Megatron-LM #602",
+    needs={
+        "": ("checkpoint",),
+        "letters": ("experts", "checkpoint"),
+        "the-first-step-under-muon": ("muon", "checkpoint"),
+    },
 )  # fmt: skip
-def a_resumed_run_has_the_loss_scale(stack: Training, recipe: Recipe) -> None:
+def a_resumed_run_has_the_loss_scale(stack: Training, recipe: Recipe, names: tuple[str, ...]) -> None:
     """A run that resumes has the loss scale of the run that was saved, and its next step is bit-identical.
 
-    A scale that begins anew overflows a dozen steps in a row, each of which is left out.
+    A scale that begins anew overflows a dozen steps in a row, each of which is left out. So do the first steps of a
+    run, by design: one that is saved among them has no moments yet, and its checkpoint is complete without.
     """
     weights = _weights(stack, recipe)
-    given = (_batch(recipe, "finite 1"), _batch(recipe, "loud", loud=True), _batch(recipe, "finite 2"))
+    given = tuple(_batch(recipe, name, loud=name == "loud") for name in names)
+    last = len(given) - 1
     asked = Session(
-        recipe=recipe, steps=3, execution=Execution(precision="declared"), batches=given, weights=weights,
+        recipe=recipe, steps=len(given), execution=Execution(precision="declared"), batches=given, weights=weights,
         observe=frozenset({"weights"}),
     )  # fmt: skip
     want = stack.train(asked).steps[-1]
     with tempfile.TemporaryDirectory() as folder:
-        stack.train(replace(asked, steps=2, batches=given[:2], save=folder, save_at=frozenset({2})))
-        (got,) = stack.train(replace(asked, steps=1, batches=given[2:], weights={}, load=folder)).steps
+        stack.train(replace(asked, steps=last, batches=given[:last], save=folder, save_at=frozenset({last})))
+        (got,) = stack.train(replace(asked, steps=1, batches=given[last:], weights={}, load=folder)).steps
     assert _scale(got) == _scale(want), f"the loss scale is {_scale(got):g} resumed, {_scale(want):g} without"
     words = instruments.numerics.differences("the weight", got.weights, want.weights, EXACT)
     assert not words, f"resumed behind a step that overflowed, {words}"
 
 
-RESUMED = {name: SPREAD_OUT[name] for name in ("dp2", "fsdp2", "tp2")}
+BEHIND = ("finite 1", "loud", "loud", "finite 2")
+RESUMED: dict[str, tuple[Recipe, Execution, tuple[str, ...], int]] = {
+    **{name: (*SPREAD_OUT[name][:2], BEHIND, SPREAD_OUT[name][2]) for name in ("dp2", "fsdp2", "tp2")},
+    "fsdp2-the-first-steps": (*SPREAD_OUT["fsdp2"][:2], BEHIND[1:], 2),
+}
 
 
 @contract("PREC-05i", asks=("built", "train"), cases=RESUMED, tier="dist", source=f"{SOURCE}; accelerate #4289")
-def ranks_that_resume_have_the_loss_scale(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+def ranks_that_resume_have_the_loss_scale(
+    stack: Training, recipe: Recipe, execution: Execution, names: tuple[str, ...], world: int
+) -> None:
     """Under float16 ranks that resume have the loss scale of the run that was saved, every one of them, and their next
     step is bit-identical.
 
@@ -209,15 +231,15 @@ def ranks_that_resume_have_the_loss_scale(stack: Training, recipe: Recipe, execu
     begins with another scale than the rest, their gradients are added up by different measures.
     """
     weights = _weights(stack, recipe)
-    names = ("finite 1", "loud", "loud", "finite 2")
     given = tuple(_batch(recipe, name, loud=name == "loud", rows=ROWS_OF_16) for name in names)
+    last = len(given) - 1
     asked = Session(
-        recipe=recipe, steps=4, execution=replace(in_a_layout_of(stack, execution), precision="declared"),
-        batches=given, weights=weights, observe=frozenset({"weights"}), at=frozenset({4}),
+        recipe=recipe, steps=len(given), execution=replace(in_a_layout_of(stack, execution), precision="declared"),
+        batches=given, weights=weights, observe=frozenset({"weights"}), at=frozenset({len(given)}),
     )  # fmt: skip
     with shared_folder() as at:
-        *before, want = stack.train(replace(asked, save=str(at), save_at=frozenset({3}))).steps
-        (got,) = stack.train(replace(asked, steps=1, batches=given[3:], weights={}, load=str(at))).steps
+        *before, want = stack.train(replace(asked, save=str(at), save_at=frozenset({last}))).steps
+        (got,) = stack.train(replace(asked, steps=1, batches=given[last:], weights={}, load=str(at))).steps
     if all(math.isfinite(number) for step in before for number in (step.losses["lm"], step.grad_norm)):
         raise NotOffered("its residual stream is wider than float16, and nothing overflows", "case")
     assert _scale(got) == _scale(want), f"the loss scale is {_scale(got):g} resumed, {_scale(want):g} without"

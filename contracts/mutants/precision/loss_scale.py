@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,8 +12,10 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.trainer import Trained
+from contracts.stacks.reference.checkpoint.checkpoint import State
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.placements import local_part
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
@@ -161,6 +164,36 @@ class ForgetsTheScaleOnRanks(Spread):
     """On ranks a load makes the optimizer's state behind the scale's, and sets it back (accelerate #4289)."""
 
     trains = _BeginsAnewOnRanks
+
+
+class _SavesNoState(Trainer):
+    def saved(self) -> State:
+        held = super().saved()
+        kept = {name: each for name, each in held.tensors.items() if self.optimizer.state() or "optimizer/" not in name}
+        return replace(held, tensors=kept if self.number else held.tensors)
+
+
+@mutant(of="PREC-05c", case="the-first-step", says="is missing from the checkpoint of step 1")
+@mutant(of="PREC-05c", case="the-first-step-under-muon", says="is missing from the checkpoint of step 1")
+class SavesNoStateBeforeTheFirstStep(Trained):
+    """Moments begin with the first step that is taken: a save before it has none, and its load misses them."""
+
+    trains = _SavesNoState
+
+
+class _MakesState(ParallelTrainer):
+    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
+        super().load(state, position)
+        if not any(bool(local_part(each).any()) for each in self.optimizer.state().values()):
+            self.optimizer.clip()  # gives every parameter a gradient of zeros
+            self.optimizer.step(self.rate(self.recipe.optim, self.number + 1))
+
+
+@mutant(of="PREC-05i", case="fsdp2-the-first-steps", says="resumed behind steps that overflowed, the weight")
+class MakesItsStateByAStep(Spread):
+    """The state that a load needs is made by a step without gradients, and that step decays."""
+
+    trains = _MakesState
 
 
 class _ScalesTheFirst(ParallelTrainer):

@@ -310,11 +310,15 @@ class Trainer:
         return self.kept(durable).copies_of(self.kept(folder))
 
     def saved(self) -> State:
+        """What a checkpoint holds: the same names behind every step, also where all so far overflowed."""
+        held = self.state()
+        if self.number and not any(name.startswith("optimizer/") for name in held):
+            held |= {f"optimizer/{name}": each for name, each in self.optimizer.blank().items()}
         generators = {f"{self.own_generators}{name}": each for name, each in rng_state.capture().items()}
         place = {f"{LAYOUT}{name}": size for name, size in self.layout().items()}
         digest = recipe_digest(self.recipe)
         return State(
-            step=self.number, tensors=self.state() | generators, position=self.position() | place, recipe=digest
+            step=self.number, tensors=held | generators, position=self.position() | place, recipe=digest
         )  # fmt: skip
 
     def layout(self) -> dict[str, int]:
