@@ -85,6 +85,8 @@ import contracts.mutants.precision.delayed_scaling
 import contracts.mutants.precision.fp8_widths
 import contracts.mutants.precision.divergence
 import contracts.mutants.precision.loss_scale
+import contracts.mutants.precision.loss_scale_growth
+import contracts.mutants.precision.half_precision_sums
 import contracts.mutants.precision.transformer_engine
 import contracts.mutants.compile.eager_equivalence
 import contracts.mutants.compile.compiled_experts

@@ -1,4 +1,4 @@
-"""Loss scales that leave something in the run, and gradients that are added in half precision."""
+"""Loss scales that leave something in the run, or are left out of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from contracts.contract import mutant
@@ -16,7 +15,7 @@ from contracts.stacks.reference.checkpoint.checkpoint import State
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.placements import local_part
-from contracts.stacks.reference.training.trainer import Batch, Trainer
+from contracts.stacks.reference.training.trainer import Batch, StepResult, Trainer
 
 
 class _StepsAnyway(Trainer):
@@ -78,6 +77,44 @@ class CountsASkippedStep(Trained):
     trains = _CountsSkipped
 
 
+class _EachForItself(Trainer):
+    def follow(self, norm: float) -> bool:
+        taken, rate = super().follow(norm), self.rate(self.recipe.optim, self.number + 1)
+        for rule in () if taken else self.optimizer.rules.values():
+            own = [each.grad for group in rule.param_groups for each in group["params"]]
+            if all(bool(grad.isfinite().all()) for grad in own):
+                for group in rule.param_groups:
+                    group["lr"] = rate
+                rule.step()
+        return taken
+
+
+@mutant(of="PREC-05j", case="muon", says="gradients overflow moved: the weight")
+class EachOptimizerLooksForItself(Trained):
+    """A scaler that is asked by two optimizers: the one whose own gradients are finite steps."""
+
+    trains = _EachForItself
+
+
+class _AsksTheLoss(Trainer):
+    loss = 0.0
+
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        passed = super().passes(window, counts)
+        self.loss = sum(float(each.sums["lm"]) for each in passed)
+        return passed
+
+    def follow(self, norm: float) -> bool:
+        return super().follow(self.loss)
+
+
+@mutant(of="PREC-05j", case="adamw", says="gradients overflow moved: the weight")
+class AsksTheLossAlone(Trained):
+    """A step is left out where the loss is not finite; behind a finite loss a gradient may overflow."""
+
+    trains = _AsksTheLoss
+
+
 class _AsksItsOwnRows(ParallelTrainer):
     here = True
 
@@ -124,6 +161,38 @@ class ScalesNoLoss(Trained):
     """float16 without a loss scale: gradients below 6e-8 are 0."""
 
     trains = _Unscaled
+
+
+class _ScalesLabels(Trainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        out: ModelOutput = self.model(*micro)
+        losses = self.model.objective(out.sums, counts)
+        (losses["total"] + losses["lm"] * (self.scale - 1)).backward()  # type: ignore[no-untyped-call]  # torch's
+        nothing = out.logits_BTV.new_empty(0)
+        sums = {name: each.detach() for name, each in out.sums.items()}
+        return out._replace(logits_BTV=nothing, mtp_logits=(), sums=sums)
+
+
+@mutant(of="PREC-05b", case="balance-loss", says="under float16 the gradient of", leanest="times that in float32")
+@mutant(of="PREC-05b", case="z-loss", says="times that in float32")
+@mutant(of="PREC-05b", case="prediction-heads", says="under float16 the gradient of")
+class ScalesTheLossOfLabelsAlone(Trained):
+    """Losses of routers and heads enter behind the scale: they weigh a 65536th of what the recipe says."""
+
+    trains = _ScalesLabels
+
+
+class _TellsScaled(Trainer):
+    def step_over(self, window: Sequence[Batch], wanted: bool = False, samples: tuple[int, ...] = ()) -> StepResult:
+        scale, done = self.scale, super().step_over(window, wanted, samples)
+        return replace(done, losses={name: loss * scale for name, loss in done.losses.items()})
+
+
+@mutant(of="PREC-05b", case="dense", says="under float16 lm is")
+class TellsAScaledLoss(Trained):
+    """What is logged is the number that went into the backward pass (tnt #354)."""
+
+    trains = _TellsScaled
 
 
 class _LeavesTheScale(Trainer):
@@ -208,47 +277,3 @@ class ScalesTheFirstRankAlone(Spread):
     """The scale is a file that the first rank reads: the others begin anew."""
 
     trains = _ScalesTheFirst
-
-
-class _NeverRises(Trainer):
-    def follow(self, norm: float) -> bool:
-        self.finite = 0
-        return super().follow(norm)
-
-
-@mutant(of="PREC-05e", case="dense", says="the loss scale is 65536 behind 2003 finite steps, and was in each")
-class NeverRaisesTheScale(Trained):
-    """The count of finite steps is cleared in every step: the scale only falls."""
-
-    trains = _NeverRises
-
-
-class _CountsAnew(Trainer):
-    def position(self) -> dict[str, int]:
-        return {name: each for name, each in super().position().items() if name != "finite"}
-
-
-@mutant(
-    of="PREC-05e", case="dense", says="the loss scale of step 2000 is 65536 resumed behind step 1990, 131072 without"
-)
-class CountsFiniteStepsAnew(Trained):
-    """The checkpoint has the scale, and not how many steps were finite since it moved."""
-
-    trains = _CountsAnew
-
-
-class _AddsInBfloat16(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        out = super().accumulate(micro, counts)
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.to(torch.bfloat16).to(parameter.dtype)
-        return out
-
-
-@mutant(of="PREC-05d", case="letters", says="over four microbatches the gradient of")
-@mutant(of="PREC-05d", case="dense", says="over four microbatches the gradient of")
-class AddsGradientsInBfloat16(Trained):
-    """Gradients have the dtype of the activations, and so has their sum over microbatches."""
-
-    trains = _AddsInBfloat16

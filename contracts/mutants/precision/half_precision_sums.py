@@ -1,0 +1,127 @@
+"""Gradients, labels, losses and norms that are added up in half precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from contracts.contract import mutant
+from contracts.mutants._support.multi_rank import Spread
+from contracts.mutants._support.trainer import Trained
+from contracts.spec.recipe import Recipe
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.optim.optimizer import Optimizer
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.training.trainer import Batch, Trainer
+
+
+def _half(recipe: Recipe) -> torch.dtype:
+    """The dtype of a recipe's activations."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.dtype, torch.float32)
+
+
+class _AddsInHalf(Trainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        out = super().accumulate(micro, counts)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.to(_half(self.recipe)).to(parameter.dtype)
+        return out
+
+
+@mutant(of="PREC-05d", case="letters", says="over four microbatches the gradient of")
+@mutant(of="PREC-05d", case="dense", says="over four microbatches the gradient of")
+@mutant(of="PREC-05d", case="dense-fp16", says="over four microbatches the gradient of")
+class AddsGradientsInHalf(Trained):
+    """Gradients have the dtype of the activations, and so has their sum over microbatches."""
+
+    trains = _AddsInHalf
+
+
+class _CountsInHalf(Trainer):
+    def count(self, micro: Batch) -> dict[str, Tensor]:
+        return {name: each.to(_half(self.recipe)) for name, each in super().count(micro).items()}
+
+
+class _CountsInHalfOnRanks(ParallelTrainer):
+    def count(self, micro: Batch) -> dict[str, Tensor]:
+        return {name: each.to(_half(self.recipe)) for name, each in super().count(micro).items()}
+
+
+@mutant(of="PREC-06a", case="letters", says="labels count, expected 301")
+@mutant(of="PREC-06a", case="dense", says="labels count, expected 301")
+@mutant(of="PREC-06a", case="dense-fp16", says="labels count, expected 2051")
+class CountsLabelsInHalf(Trained):
+    """The mask of labels has the dtype of the model, and so has its sum."""
+
+    trains = _CountsInHalf
+
+
+@mutant(of="PREC-06b", case="dp2", says="labels count, expected 301")
+class CountsLabelsInHalfOnRanks(Spread):
+    """Ranks add up their counts in the dtype of the model."""
+
+    trains = _CountsInHalfOnRanks
+
+
+class _LosesDigits(Trainer):
+    def total(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        half = _half(self.recipe)
+        rounded = [{name: each.to(half) if each.is_floating_point() else each for name, each in part.items()}
+                   for part in parts]  # fmt: skip
+        return {name: each.float() if each.dtype == half else each for name, each in super().total(rounded).items()}
+
+
+@mutant(of="PREC-06a", case="dense", says="lm is")
+@mutant(of="PREC-06a", case="prediction-heads", says="lm is")
+class AddsLossesInHalf(Trained):
+    """The loss of a window is added up in the dtype in which the model gave it (transformers #8561)."""
+
+    trains = _LosesDigits
+
+
+class _SendsLossesInHalf(ParallelTrainer):
+    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        half = _half(self.recipe)
+        sent = {name: each.to(half) if each.is_floating_point() else each for name, each in values.items()}
+        return {name: each.to(values[name].dtype) for name, each in super().over_parts(sent).items()}
+
+
+@mutant(of="PREC-06b", case="fsdp2", says="lm is")
+class SendsLossesInHalf(Spread):
+    """The loss that is logged is reduced over ranks in the dtype of the model."""
+
+    trains = _SendsLossesInHalf
+
+
+class _NormOfHalves(Optimizer):
+    def clip(self) -> tuple[float, float]:
+        grads = [each.parameter.grad for each in self.members if each.parameter.grad is not None]
+        norm = float(torch.stack([grad.to(torch.bfloat16).norm() for grad in grads]).norm())
+        coefficient = self.coefficient(norm)
+        for grad in grads:
+            grad.mul_(coefficient)
+        return norm, coefficient
+
+
+@mutant(of="PREC-06a", case="letters", says="the norm is")
+@mutant(of="PREC-06a", case="dense", says="the norm is")
+class TakesTheNormInHalf(Trained):
+    """The norm of each tensor and the norm of these norms have the dtype of the gradients (torchtitan #4135)."""
+
+    moves = _NormOfHalves
+
+
+class _NormOfHalvesOnRanks(ShardedOptimizer):
+    def norm_of(self, parameters: Iterable[nn.Parameter]) -> float:
+        return float(torch.tensor(super().norm_of(parameters), dtype=torch.bfloat16))
+
+
+@mutant(of="PREC-06b", case="fsdp2", says="the norm is")
+@mutant(of="PREC-06b", case="tp2-sp", says="the norm is")
+class TakesTheNormInHalfOnRanks(Spread):
+    """The norm of a rank is rounded to the dtype of the model before it is sent (fairscale #1092)."""
+
+    moves = _NormOfHalvesOnRanks
