@@ -107,6 +107,11 @@ REPOSITORIES: Mapping[str, str] = {
     "DeepSpeed": "deepspeedai/DeepSpeed",
     "SkyRL": "NovaSky-AI/SkyRL",
     "accelerate": "huggingface/accelerate",
+    "transformers": "huggingface/transformers",
+    "fairscale": "facebookresearch/fairscale",
+    "tnt": "meta-pytorch/tnt",
+    "sd-scripts": "kohya-ss/sd-scripts",
+    "RWKV-LM": "BlinkDL/RWKV-LM",
 }
 
 _NUMBERS = r"(\d+(?:, \d+)*)"

@@ -9,14 +9,17 @@ from typing import Protocol
 
 from contracts.checks._support.folders import folder
 from contracts.checks._support.saved_states import FAMILIES
+from contracts.checks._support.windows import WINDOW
 from contracts.checks.checkpoint.resume import DENSE, MUON, SHORT, given_batches
 from contracts.contract import contract
 from contracts.spec.checkpointing import Checkpointing
+from contracts.spec.conventions import chosen
 from contracts.spec.devices import Devices
 from contracts.spec.errors import Refused
 from contracts.spec.presets import PRESETS
 from contracts.spec.recipe import Batch, Checkpoint, Data, Moe, Recipe
-from contracts.spec.training import Session, Trained, Training
+from contracts.spec.tolerance import within
+from contracts.spec.training import Execution, Session, Trained, Training
 
 TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
 EPOCHS = {
@@ -53,6 +56,49 @@ def a_resume_in_the_middle_of_an_epoch_goes_on_there(stack: Training, recipe: Re
             got += [step.samples for step in run.steps]
             load = str(kept)
     assert got == want, f"resumed after {parts[:-1]} steps the samples are {got}, expected {want}"
+
+
+CUTS: dict[str, tuple[tuple[int, int], ...]] = {  # steps of each part, and the microbatches of a step
+    "more-and-fewer": ((1, 1), (2, 3), (2, 2)),
+    "fewer": ((2, 5), (3, 1)),
+}
+
+
+@contract("CKPT-01m", asks="train", cases=CUTS, needs=(*OWN, "microbatches", "uneven-microbatches"), float32=True,
+          conventions=WINDOW, source=f"{FAMILIES}; sd-scripts #2425, RWKV-LM #287")  # fmt: skip
+def a_resume_with_other_microbatches_goes_on_there(stack: Training, *parts: tuple[int, int]) -> None:
+    """A run that resumes with another number of microbatches a step takes the steps of the run that was not
+    interrupted: their numbers, learning rates, sequences and labels are the same, and so are their losses; or it is
+    refused. The loss of a stack that declares the mean of its microbatches' means is another one.
+
+    A place that is kept in microbatches is another one where a step has more of them: the run skips what it never read,
+    reads again what it has read, or is at its end.
+    """
+    with folder() as at:
+        text = at / "text.bin"
+        text.write_bytes(bytes(3 * k % 59 for k in range(7 * DENSE.seq_length + 1)))  # seven sequences, five a step
+        recipe = replace(DENSE, data=Data(path=str(text)))
+        whole = stack.train(Session(recipe=recipe, steps=5, execution=Execution(precision="float64"))).steps
+        start, load, over_labels = 0, None, chosen(stack, "window-divides-by") == "labels"
+        for steps, microbatches in parts:
+            asked = Session(
+                recipe=recipe, steps=steps, execution=Execution(precision="float64", microbatches=microbatches),
+                save=str(at / "kept"), save_at=frozenset({start + steps}), load=load,
+            )  # fmt: skip
+            refused, run = _refused(stack, asked)
+            if refused and load:
+                return
+            assert run is not None, f"a run of {microbatches} microbatches was refused: {refused}"
+            for got, want in zip(run.steps, whole[start : start + steps], strict=True):
+                said = f"with {microbatches} microbatches step {want.number}"
+                for fact in ("number", "lr", "samples", "tokens"):
+                    found, expected = getattr(got, fact), getattr(want, fact)
+                    assert found == expected, f"{said}: {fact} is {found}, expected {expected}"
+                apart = abs(got.losses["lm"] - want.losses["lm"])
+                assert not over_labels or apart <= within(1e-9) * want.losses["lm"], (
+                    f"{said}: lm is {got.losses['lm']:.9g}, expected {want.losses['lm']:.9g}"
+                )
+            start, load = start + steps, asked.save
 
 
 CHANGED: dict[str, tuple[Recipe, Recipe]] = {

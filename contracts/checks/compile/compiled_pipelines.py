@@ -38,6 +38,8 @@ BIASED = replace(
 )  # fmt: skip
 """A buffer that each step changes, and the next one reads."""
 QUARTERS = replace(DEPTH_4, pattern="A|E|M|E")
+WINDOWED = replace(ROUTED, name="staged-windowed", moe=None, activation="swiglu")
+"""What only an attention and an MLP layer need, for steps of several microbatches."""
 
 
 def _compiled(recipe: Recipe, execution: Execution) -> Cell:
@@ -55,6 +57,8 @@ LANES: dict[str, Cell] = {
     "pp2-ep2": _compiled(ROUTED, _staged(4, 2, pp=2, ep=2)),
     "dp2-selection-bias": _compiled(BIASED, own_axis(2)),
     "borrowed-ep2-selection-bias": _compiled(BIASED, borrowed(2, ep=2)),
+    "dp2-accumulated": _compiled(WINDOWED, _staged(2, 2)),
+    "fsdp2-accumulated": _compiled(WINDOWED, replace(_staged(2, 2), fsdp=True)),
     "pp2-dp2-fsdp": _compiled(DEPTH_4, replace(_staged(4, 2, pp=2), fsdp=True)),
     "borrowed-tp2-sp-ep2-etp1-fsdp": _compiled(ROUTED, borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True)),
     "tp2-sp-ep2-fsdp2": _compiled(ROUTED, own_axis(8, tp=2, ep=2, sp=True, fsdp=True)),
@@ -69,7 +73,8 @@ def a_compiled_lane_steps_as_one_eager_rank_does(
     eager rank: losses, every gradient by name, and the weights and buffers after the third step.
 
     Between eager code (an embedding, a stage boundary) and compiled code a gradient can silently end. The loss of the
-    step is right, and the embedding never moves. A graph may hold a buffer as it was when the graph was made.
+    step is right, and the embedding never moves. A graph may hold a buffer as it was when the graph was made, or
+    whether the gradients of that microbatch were to be reduced.
     """
     execution = in_a_layout_of(stack, execution)
     instruments.graphs.reset_compiler()  # what is cached names groups of worlds that are no more

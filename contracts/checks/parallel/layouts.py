@@ -127,6 +127,7 @@ LAYOUTS: dict[str, Cell] = {
     "tp2-sp-fsdp2-latent": cell(LATENT, own_axis(4, tp=2, sp=True, fsdp=True)),
     "borrowed-ep2-idle": cell(BIASED, borrowed(2, ep=2)),
     "borrowed-ep2-top-1": cell(TOP_1, borrowed(2, ep=2)),
+    "borrowed-etp2": cell(MANY, borrowed(2, etp=2)),
     "borrowed-ep2-fsdp": cell(MANY, borrowed(4, ep=2, fsdp=True)),
     "borrowed-ep4-fsdp": cell(BIASED, borrowed(4, ep=4, fsdp=True)),
     "borrowed-tp2-sp-ep2-etp1-fsdp": cell(BIASED, borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True)),
@@ -252,6 +253,7 @@ WINDOWS = {
     "tp2-one-group": (ONE_GROUP, "nemo_native", own_axis(2, tp=2), 2, 2),
     "dp2": (MANY, "nemo_native", own_axis(2), 2, 2),
     "fsdp2": (BIASED, "nemo_native", own_axis(2, fsdp=True), 2, 2),
+    "tp2-fsdp-of-one": (MANY, "nemo_native", own_axis(2, tp=2, fsdp=True), 2, 3),  # asked to shard over one rank
     "borrowed-ep2": (BIASED, "nemo_native", borrowed(2, ep=2), 2, 2),
     "tp2-sp-fsdp2": (AHEAD, "nemo_native", own_axis(4, tp=2, sp=True, fsdp=True), 4, 2),
     "hsdp-2x2": (replace(BIASED, batch=replace(MANY.batch, total=8)), "nemo_native",
@@ -270,6 +272,8 @@ def a_window_on_several_ranks_is_the_batch(
 
     Averaging per-microbatch means over-weights tokens in microbatches with few labels. A gradient of copies, of the one
     KV head that two ranks share, is a part until it is summed; summed after each microbatch, it counts the first twice.
+    Where a group has one rank a reduction gives back what it was given: whoever adds the result to what it has doubles
+    it in each microbatch.
     """
     alone, many = last_step(stack, recipe, within(execution, mode, microbatches=microbatches), 1, "gradients")
     words = figure_difference(alone, many) or gradient_differences(alone, many)

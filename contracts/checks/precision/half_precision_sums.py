@@ -126,6 +126,35 @@ def _norm_difference(step: Step, recipe: Recipe) -> str:
     return ""
 
 
+VALIDATED = {"letters": (TOLD["letters"][0],), "dense": (TOLD["dense"][0],)}
+
+
+@contract(
+    "PREC-06c", asks=("built", "train"), cases=VALIDATED, sheds=("packed",),
+    needs={"": ("validation",), "letters": ("experts", "validation")},
+    source="transformers #8561; torchtitan: Validator",
+)  # fmt: skip
+def the_loss_of_a_validation_is_not_rounded(stack: Training, recipe: Recipe) -> None:
+    """Under bfloat16 the loss of a validation is the mean, in float32, of those of its batches.
+
+    The step that follows tells the loss of its batch before it moves a weight. A curve of validations that moves by
+    half a percent or not at all hides when a run begins to overfit. Batches have equally many labels.
+    """
+    weights = large_expert_weights(stack, recipe, "float32")
+    first, *others = (replace(batch(f"validated {at}", rows=FOUR, recipe=recipe), documents=None) for at in range(8))
+    asked = Session(
+        recipe=recipe, steps=1, execution=Execution(precision="declared"), batches=(first,), weights=weights,
+        validation=tuple(others), validate_at=frozenset({1}),
+    )  # fmt: skip
+    (step,) = stack.train(asked).steps
+    later = (stack.train(replace(asked, steps=2, batches=(first, each))).steps[1].losses["lm"] for each in others)
+    want = math.fsum(later) / 7
+    got = math.nan if step.validation is None else step.validation
+    assert abs(got - want) <= FIGURES * want, (  # not so where it is NaN
+        f"the loss of a validation over 7 batches is {got:.9g}, the mean of theirs {want:.9g}"
+    )
+
+
 WIDE = replace(DENSE, name="dense-half-wide", dtype="bf16", seq_length=16, batch=replace(DENSE.batch, total=22))
 ROWS_OF_15: Rows = (((16,), 15), ((16,), 14), *(((16,), 0),) * 20)
 """Rows of 15 labels, of which two are masked all but one: 301 labels count."""

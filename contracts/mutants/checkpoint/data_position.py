@@ -47,6 +47,36 @@ class SkipsInEveryEpoch(Trained):
     trains = _SkipsInEveryEpoch
 
 
+class _PlaceInMicrobatches(Trainer):
+    def position(self) -> dict[str, int]:
+        return super().position() | {"passes": self.number * self.execution.microbatches}
+
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        super().load(state, position)
+        self.consumed = position["passes"] * self.recipe.batch.total // self.execution.microbatches
+
+
+@mutant(of="CKPT-01m", case="more-and-fewer", says="samples is")
+@mutant(of="CKPT-01m", case="fewer", says="samples is")
+class KeepsItsPlaceInMicrobatches(Trained):
+    """The place in the data is a number of microbatches, of whatever size they are when it is loaded."""
+
+    trains = _PlaceInMicrobatches
+
+
+class _StepsInMicrobatches(_PlaceInMicrobatches):
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        Trainer.load(self, state, position)
+        self.number = position["passes"] // self.execution.microbatches
+
+
+@mutant(of="CKPT-01m", case="fewer", says="number is 11, expected 3")
+class CountsStepsInMicrobatches(Trained):
+    """The step is the number of backward passes by the microbatches of the new run: its schedule jumps ahead."""
+
+    trains = _StepsInMicrobatches
+
+
 class _Recounting(DataOrder):
     first = 0
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.pipeline import Staged
 from contracts.stacks.reference.model.blocks.moe import Router
-from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.parallel.collectives import all_to_all, started_reduce_scatter
 from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.pipeline import Stage
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.parallel.tensor_parallel import SplitVocabulary, TensorParallel
+from contracts.stacks.reference.training.trainer import Batch
 
 
 class _Patched(Stage):
@@ -123,3 +126,38 @@ class HoldsTheBiasOfItsTrace(Spread):
     """The compiler takes a selection bias for a constant: the graph chooses by what it was when it was made."""
 
     exchange = {"router": _BiasOfItsTrace}
+
+
+class _Overwrites(ParallelTrainer):
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        passed = []
+        for micro in window:
+            if self.execution.compile != "none":
+                self.optimizer.zero()
+            passed.append(self.accumulate(micro, counts))
+        return passed
+
+
+@mutant(of="COMP-07d", case="dp2-accumulated", says="compiled, the gradient of")
+class OverwritesGradientsOfMicrobatches(Spread):
+    """A compiled backward pass writes into the gradient, and adds nothing to it: the last microbatch is the step."""
+
+    trains = _Overwrites
+
+
+class _SyncsAsTraced(ParallelTrainer):
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        passed = []
+        for number, micro in enumerate(window):
+            for module in self.model.modules():
+                if isinstance(module, FSDPModule):
+                    module.set_requires_gradient_sync(number == 0 or self.execution.compile == "none")
+            passed.append(self.accumulate(micro, counts))
+        return passed
+
+
+@mutant(of="COMP-07d", case="fsdp2-accumulated", says="compiled, the gradient of")
+class ReducesAsItsTraceDid(Spread):
+    """Whether gradients are reduced is a constant of the graph: those of later microbatches wait for the next step."""
+
+    trains = _SyncsAsTraced

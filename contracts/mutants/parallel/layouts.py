@@ -1147,3 +1147,33 @@ class NeverReducesExpertsOverReplicas(Spread):
     them, which are sharded on a mesh of their own."""
 
     trains = _ExpertsOfOneReplica
+
+
+class _AddsWhatOneRankGaveBack(ParallelTrainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        out = super().accumulate(micro, counts)
+        if self.execution.fsdp and self.execution.microbatches > 1 and self.mesh.group("rows") is None:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    _own(parameter.grad).mul_(2)
+        return out
+
+
+@mutant(of="PAR-05d", case="tp2-fsdp-of-one", says="the gradient of")
+class DoublesWhereAGroupHasOneRank(Spread):
+    """A reduction over one rank gives back the buffer itself, which is added to itself (Megatron-LM #6660)."""
+
+    trains = _AddsWhatOneRankGaveBack
+
+
+class _DenseWithoutEp(ParallelTrainer):
+    def unreduced(self, name: str) -> Any:
+        whole = self.execution.degrees.ep == 1 and role_of(name) == "expert"
+        return self.mesh.group("dp_cp") if whole else super().unreduced(name)
+
+
+@mutant(of="PAR-01a", case="borrowed-etp2", says="the gradient of layers.")
+class TakesCutExpertsForDense(Spread):
+    """Experts that ep 1 does not spread are reduced as dense weights are, though etp cuts them (Megatron-LM #1628)."""
+
+    trains = _DenseWithoutEp

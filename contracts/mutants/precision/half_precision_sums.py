@@ -82,6 +82,20 @@ class AddsLossesInHalf(Trained):
     trains = _LosesDigits
 
 
+class _ValidatesInHalf(Trainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        told = torch.tensor([super(_ValidatesInHalf, self).validate([each]) for each in batches])
+        return float(told.to(_half(self.recipe)).sum() / len(batches))
+
+
+@mutant(of="PREC-06c", case="letters", says="the loss of a validation over 7 batches is")
+@mutant(of="PREC-06c", case="dense", says="the loss of a validation over 7 batches is")
+class AddsLossesOfValidationsInHalf(Trained):
+    """The losses of a validation are added up in the dtype of the model."""
+
+    trains = _ValidatesInHalf
+
+
 class _SendsLossesInHalf(ParallelTrainer):
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         half = _half(self.recipe)
