@@ -5,17 +5,19 @@ A row is padded to the length of its batch. The oracle is the same stack on the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks._support.step_comparison import gradient_differences, on_one_rank_and_many
-from contracts.checks._support.training_run import DENSE, LETTERS, drawn_weights, run, table
+from contracts.checks._support.training_run import DENSE, LETTERS, batch, drawn_weights, run, table
 from contracts.checks._support.transformer_layouts import L, needs_of
 from contracts.checks._support.transformers import DENSE as DENSE_LAYERS
 from contracts.checks._support.transformers import Cell, cell, loss_difference, session
 from contracts.checks._support.windows import WINDOW, label_shares
 from contracts.contract import contract
+from contracts.spec.errors import Refused
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT32_TRANSFORMER, FLOAT64_SCAN, within
 from contracts.spec.training import Execution, Tokens, Training
@@ -104,6 +106,37 @@ def _labelled(tokens_BT: Tensor, lengths: tuple[int, ...]) -> Tokens:
     for row, length in enumerate(lengths):
         labels_BT[row, max(length - 1, 0) :] = -100
     return Tokens(tokens=instruments.numerics.array(tokens_BT), labels=instruments.numerics.array(labels_BT))
+
+
+UNLABELLED: dict[str, tuple[Recipe, int]] = {"letters": (LETTERS, 1), "dense": (DENSE, 1), "dense-in-two": (DENSE, 2)}
+
+
+@contract(
+    "PAR-05k", float32=True, asks=("built", "train"), cases=UNLABELLED, sheds=("packed",),
+    needs={"letters": ("experts",), "dense": (), "dense-in-two": ("microbatches", "uneven-microbatches")},
+    source="Automodel #3796; F19; F21",
+)  # fmt: skip
+def a_step_without_a_label_destroys_nothing(stack: Training, recipe: Recipe, microbatches: int) -> None:
+    """Behind a step in which no label counts, weights and optimizer state are finite, and the next step has a finite
+    loss; or the batch is refused.
+
+    Truncation takes the answer off every row of a step, and its mean is 0 / 0. Where that reaches the gradients the run
+    goes on with NaN in every weight. What such a step tells, and whether weights decay in it, is left open.
+    """
+    weights = drawn_weights(table(stack, recipe))
+    given = [replace(batch(f"unlabelled {at}", recipe=recipe), documents=None) for at in range(3)]
+    labels_BT = instruments.numerics.tensor(given[1].labels)
+    given[1] = replace(given[1], labels=instruments.numerics.array(labels_BT.fill_(-100)))
+    try:
+        _, step, after = run(
+            stack, recipe, tuple(given), "weights", "optimizer", weights=weights, microbatches=microbatches
+        ).steps
+    except Refused:
+        return
+    assert step.tokens == 0, f"{step.tokens} labels count, and there is none"
+    for name, held in instruments.numerics.tensors({**step.weights, **step.optimizer}).items():
+        assert bool(held.isfinite().all()), f"{name} is not finite behind a step without a label"
+    assert math.isfinite(after.losses["lm"]), f"lm is {after.losses['lm']} in the step behind one without a label"
 
 
 HALVES = replace(DENSE_LAYERS, pattern="AE|AE")

@@ -124,3 +124,21 @@ class DividesByTheLabelsOfItsPartOfARow(Spread):
     """Each rank of a row takes the mean over its own labels and weighs it by their number: 0 / 0 behind the text."""
 
     trains = _MeanOfItsTokens
+
+
+class _DividesByNothing(Trainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        out = super().accumulate(micro, counts)
+        for parameter in self.model.parameters() if not counts["lm"] else ():
+            if parameter.grad is not None:
+                parameter.grad.fill_(float("nan"))
+        return out
+
+
+@mutant(of="PAR-05k", case="letters", says="is not finite behind a step without a label")
+@mutant(of="PAR-05k", case="dense", says="is not finite behind a step without a label")
+@mutant(of="PAR-05k", case="dense-in-two", says="is not finite behind a step without a label")
+class StepsWithoutALabel(Trained):
+    """The sum of no losses is divided by the number of no labels, and the step is taken (Automodel #3796)."""
+
+    trains = _DividesByNothing
