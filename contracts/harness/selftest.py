@@ -20,6 +20,7 @@ from contracts.court import fitness
 from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties
+from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.loss_curves import AGREES
 from contracts.spec.records import Kill, Result, Word
 from contracts.spec.stack import Party
@@ -92,7 +93,7 @@ def shared(law: Law, named: tuple[str, ...], jobs: int, tell: Telling = _nobody)
     # one thread each: on tensors as small as these a second one only waits
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     part = functools.partial(_of_one_contract, named)
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=collect_seldom) as pool:
         order = sorted(law.contracts, key=lambda id: not law.contracts[id].slow)
         asked = {pool.submit(part, id): id for id in order}
         judged: dict[str, Matrix] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.util
 import os
 import shlex
@@ -221,7 +220,6 @@ def _run_in_one_process(arguments: list[str], output: Output) -> str:
     for inherited in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(inherited, None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the option of that name came with pytest 8.4
-    gc.set_threshold(200_000)  # a mesh of 65 536 ranks is a million tuples; looking for cycles costs a quarter
     with output.taken():
         status = pytest.main([*arguments, *APART, "-p", "no:terminal"])
     return f"pytest said {status!r}"

@@ -23,6 +23,7 @@ from contracts.harness.commands._completion import complete_items
 from contracts.harness.commands._errors import COLOURS, one_clear_error, read_law, short, told
 from contracts.harness.commands._operators import operators
 from contracts.harness.commands.check import APART, SUITE, watched
+from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.output import Output
 from contracts.harness.progress import WATCHED, Told
 from contracts.harness.supervisor import Ended, Stopped, supervised
@@ -271,6 +272,7 @@ def _tried(
     tell.planned(self_test.judgements(law))
     if jobs > 1:
         return self_test.shared(law, assistants, jobs, tell)
+    collect_seldom()
     subject = parties.load("reference")
     helping = [party for _, party in parties.assistants(subject, assistants, quick=False)]
     return self_test.run(law, helping, tell)
