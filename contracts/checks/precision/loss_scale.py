@@ -104,7 +104,7 @@ ALONE: dict[str, tuple[Recipe]] = {
 
 
 @contract(
-    "PREC-05j", asks=("built", "train"), cases=ALONE, needs={"": (), "muon": ("muon",)}, sheds=("packed",),
+    "PREC-05j", asks=("built", "train"), cases=ALONE,
     source=f"{SOURCE}; torch.amp: each optimizer decides for itself",
 )  # fmt: skip
 def one_tensor_that_overflows_leaves_the_whole_step_out(stack: Training, recipe: Recipe) -> None:

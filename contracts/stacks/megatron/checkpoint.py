@@ -35,13 +35,21 @@ class HasState(Protocol):
 
 
 def save(trainer: HasState, folder: str) -> None:
-    """Write the state of all ranks after the last step."""
+    """Write the state of all ranks after the last step.
+
+    Raises:
+        Refused: when Megatron's state lacks what it is to write.
+    """
     at = Path(folder) / f"iter_{trainer.number:07d}"
     if dist.get_rank() == 0:
         at.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     with weights_gathered(trainer.chunks):
-        mcore("dist_checkpointing").save(_state(trainer, loading=False), str(at))
+        try:
+            state = _state(trainer, loading=False)
+        except KeyError as error:
+            raise refuse("save", str(at), f"its state has no {error}", "save behind a step that was taken") from None
+        mcore("dist_checkpointing").save(state, str(at))
 
 
 def load(trainer: HasState, folder: str) -> None:

@@ -19,7 +19,8 @@ that is the 2^16 of a mean. From Megatron's default, 2^32, it would leave out th
 
 
 def wrapped(config: Any, chunk: Any, copies: int = 0, *, distributed: bool = False, first: bool = True) -> Any:
-    """A chunk as Megatron's training wraps it: in 16 bits behind a cast, in bfloat16 with gradients in float32.
+    """A chunk as Megatron's training wraps it: in 16 bits behind a cast, with gradients in float32. Its arguments ask
+    for those in bfloat16 by themselves, in float16 by `--accumulate-allreduce-grads-in-fp32`.
 
     Args:
         copies: of its parameters, where they are sharded; 0 where every rank has all of them.
@@ -31,7 +32,7 @@ def wrapped(config: Any, chunk: Any, copies: int = 0, *, distributed: bool = Fal
         return sharded(config, module, copies)
     ranks = mcore("parallel_state").get_data_parallel_world_size()
     options = distributed_optimizer.options(ranks) if distributed else {}
-    made = mcore("distributed").DistributedDataParallelConfig(grad_reduce_in_fp32=config.bf16, **options)
+    made = mcore("distributed").DistributedDataParallelConfig(grad_reduce_in_fp32=config.bf16 or config.fp16, **options)
     return mcore("distributed").DistributedDataParallel(
         config=config, ddp_config=made, module=module, disable_bucketing=distributed and not first
     )
