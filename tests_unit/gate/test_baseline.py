@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from contracts.court import record
-from contracts.court.baseline import baseline, change
+from contracts.court.baseline import baseline, change, unlike
 from contracts.court.report import render
 from contracts.court.verdict import verdict
 from contracts.harness.cli import main
-from contracts.spec.records import Run
+from contracts.spec.errors import Refused
+from contracts.spec.records import Baseline, Before, Item, Outcome, Run
 from tests_unit._parties.running import BAD
 from tests_unit.gate.test_deviations import ended, run
 
@@ -114,6 +115,134 @@ def test_what_is_new_fixed_lost_and_slower_is_told_in_every_form() -> None:
     alone = since(on_a_cpu(run(ended("PAR-01", "a", "holds", seconds=1.0))),
                   on_a_cpu(run(ended("PAR-01", "a", "holds", seconds=9.0))))  # fmt: skip
     assert verdict(alone, TODAY).word == "conformant"
+
+
+def became(*pairs: tuple[Outcome, float, Outcome, float]) -> tuple[Run, list[Item]]:
+    """A run of one item for each pair: the outcome and the seconds in the baseline, and those now."""
+    after = run(*(ended("PAR-01", f"c{n}", now, seconds) for n, (*_, now, seconds) in enumerate(pairs)))
+    items = [each.item for each in after.results]
+    before = {
+        str(item): Before(outcome=was, seconds=seconds) for item, (was, seconds, *_) in zip(items, pairs, strict=True)
+    }
+    judged = tuple(
+        item for item, (was, *_) in zip(items, pairs, strict=True) if was in ("holds", "violated", "deviates")
+    )
+    return replace(after, baseline=Baseline(of="it", judged=judged, before=before)), items
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ("holds", "violated", "new"), ("holds", "broken", "new"), ("not run", "violated", "new"),
+        ("violated", "broken", ""), ("broken", "violated", ""), ("violated", "violated", ""),
+        ("violated", "holds", "fixed"), ("broken", "holds", "fixed"), ("not run", "holds", ""),
+        ("holds", "not offered", "lost"), ("violated", "not run", "lost"), ("deviates", "untested", "lost"),
+        ("broken", "not run", ""), ("not offered", "not run", ""), ("holds", "holds", ""),
+    ],
+)  # fmt: skip
+def test_what_became_of_an_item_is_new_fixed_or_lost(was: Outcome, now: Outcome, told: str) -> None:
+    compared, [item] = became((was, 0.0, now, 0.0))
+    found = change(compared, verdict(compared, TODAY))
+    assert found is not None
+    shown = f"{item} ({now} now)" if told == "lost" else str(item)
+    assert found.told(3) == ([(told, shown)] if told else [])
+
+
+@pytest.mark.unit
+def test_what_was_not_there_is_new_where_it_is_red_and_what_is_not_planned_is_lost() -> None:
+    after = run(ended("PAR-01", "a", "broken"), ended("PAR-01", "b", "holds"))
+    gone = Item(id="PAR-01", case="c")
+    compared = replace(after, baseline=Baseline(of="it", judged=(gone,), before={str(gone): Before(outcome="holds")}))
+    found = change(compared, verdict(compared, TODAY))
+    assert found is not None
+    assert found.told(3) == [("new", "PAR-01[a]"), ("lost", "PAR-01[c] (not planned now)")]
+    assert found.headline == "Compared with it: 1 new, 0 fixed, 1 lost, 0 slower"
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("before", "now", "slower"),
+    [(1.0, 2.0, True), (2.0, 4.0, True), (0.5, 1.5, True), (0.5, 1.49, False), (10.0, 19.9, False), (0.1, 1.0, False),
+     (4.0, 4.0, False), (4.0, 1.0, False), (0.0, 1.0, True)],
+)  # fmt: skip
+def test_slower_is_twice_as_long_and_a_second_longer(before: float, now: float, slower: bool) -> None:
+    for was, judged in (("holds", True), ("deviates", True), ("broken", False), ("not run", False)):
+        compared, [item] = became((was, before, "holds", now))  # type: ignore[arg-type]  # from a table
+        found = change(compared, verdict(compared, TODAY))
+        assert found is not None
+        assert [each.item for each, _ in found.slower] == ([item] if slower and judged else [])
+    compared, _ = became(("holds", before, "broken", now))
+    found = change(compared, verdict(compared, TODAY))
+    assert found is not None
+    assert found.slower == ()
+
+
+@pytest.mark.unit
+def test_what_became_slowest_is_told_first_and_what_is_over_the_limit_is_counted() -> None:
+    compared, _ = became(("holds", 1.0, "holds", 3.0), ("holds", 4.0, "holds", 12.346), ("holds", 0.5, "holds", 3.5))
+    found = change(compared, verdict(compared, TODAY))
+    assert found is not None
+    told = ["PAR-01[c1] 4 s → 12 s", "PAR-01[c2] 0.5 s → 3.5 s", "PAR-01[c0] 1 s → 3 s"]
+    assert found.told(3) == found.told(4) == [("slower", ", ".join(told))]
+    assert found.told(2) == [("slower", f"{told[0]}, {told[1]} and 1 more")]
+    assert found.told(1) == [("slower", f"{told[0]} and 2 more")]
+
+
+@pytest.mark.unit
+def test_a_run_without_a_baseline_has_no_change() -> None:
+    assert change(AFTER, verdict(AFTER, TODAY)) is None
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("name", "profile", "ranks", "device", "fields"),
+    [
+        ("mine", "launch", 2, "cpu", []),
+        ("yours", "launch", 2, "cpu", ["stack"]),
+        ("mine", "numeric", 2, "cpu", ["profile"]),
+        ("mine", "launch", 1, "cpu", ["ranks"]),
+        ("mine", "launch", 4, "cpu", ["ranks"]),
+        ("mine", "launch", 2, "cuda", ["device"]),
+        ("mine", "launch", 2, "", ["device"]),
+        ("nine", "a", 1, "cuda", ["stack", "profile", "ranks", "device"]),
+    ],
+)
+def test_an_earlier_run_is_of_the_same_stack_profile_ranks_and_device(
+    name: str, profile: str, ranks: int, device: str, fields: list[str]
+) -> None:
+    earlier = replace(BEFORE.header, profile="launch", ranks=2, device="cpu")
+    if not fields:
+        unlike(earlier, name, profile, ranks, device)
+        return
+    with pytest.raises(Refused) as caught:
+        unlike(earlier, name, profile, ranks, device)
+    assert caught.value.fields == tuple(f"baseline.{each}" for each in fields)
+
+
+@pytest.mark.unit
+def test_runs_whose_device_nobody_recorded_are_not_compared() -> None:
+    with pytest.raises(
+        Refused, match=r"^baseline\.device = 'not recorded': is not the device of this run, 'not recorded'"
+    ):
+        unlike(BEFORE.header, "mine", BEFORE.header.profile, 1, "")
+
+
+@pytest.mark.unit
+def test_a_baseline_says_what_it_is_of_and_what_became_of_each_item() -> None:
+    earlier = on_a_cpu(run(
+        ended("PAR-01", "a", "holds", seconds=2.0), ended("PAR-01", "b", "violated"), ended("PAR-01", "c", "not run"),
+    ))  # fmt: skip
+    found = baseline(earlier, verdict(earlier, TODAY), on_a_cpu(AFTER).header)
+    assert found.of == "the baseline (mine 3, suite 0123456789ab, 2026-06-15T12:00:00+00:00)"
+    assert [each.case for each in found.judged] == ["a", "b"]
+    assert found.before == {
+        "PAR-01[a]": Before(outcome="holds", seconds=2.0), "PAR-01[b]": Before(outcome="violated"),
+        "PAR-01[c]": Before(outcome="not run"),
+    }  # fmt: skip
+    nothing = on_a_cpu(run(ended("PAR-01", "a", "not run"), ended("PAR-01", "b", "broken")))
+    with pytest.raises(Refused, match=r"^baseline = 'broken': judged nothing, so that nothing can be lost"):
+        baseline(nothing, verdict(nothing, TODAY), nothing.header)
 
 
 @pytest.mark.unit

@@ -245,3 +245,153 @@ def test_entries_that_stand_in_another_file_are_not_filled_and_stay(tmp_path: Pa
     assert not unknown
     assert taken in text
     assert text.count("says = ") == 2
+
+
+ENTRY = """
+[[deviation]]
+id = "PAR-01"
+case = "tp2"
+says = "dp is #"
+reason = "r"
+issue = "#1"
+owner = "o"
+expires = 2099-12-31
+"""
+
+
+def written(folder: Path, text: str, name: str = "d.toml") -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.unit
+def test_an_entry_is_read_field_by_field(tmp_path: Path) -> None:
+    text = f'{ENTRY}device = "cuda"\nversions = ["0.18.*"]\ntensors = ["wq"]\n'
+    assert deviations.load(written(tmp_path, text)) == (
+        Deviation(id="PAR-01", case="tp2", says="dp is #", reason="r", issue="#1", owner="o", expires="2099-12-31",
+                  device="cuda", versions=("0.18.*",), tensors=("wq",)),
+    )  # fmt: skip
+    assert deviations.load(written(tmp_path, ENTRY.replace("2099-12-31", '"2099-12-31"')))[0].expires == "2099-12-31"
+    assert deviations.load(written(tmp_path, "")) == ()
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('"PAR-01"', '" "', "deviation 1.id = ' ': is empty"),
+        ('"tp2"', '""', "deviation 1.case = '': is empty"),
+        ('"r"', '"\\t"', "deviation 1.reason = '\\\\t': is empty"),
+        ('"#1"', '""', "deviation 1.issue = '': is empty"),
+        ('"o"', '""', "deviation 1.owner = '': is empty"),
+        ('"dp is #"', '""', "deviation 1.says = '': has no word in it"),
+        ('"dp is #"', '"# a *_9_b1"', "deviation 1.says = .*: has no word in it"),
+        ("2099-12-31", '"soon"', "deviation 1.expires = 'soon': is not a date"),
+        ("2099-12-31", '"2099-02-30"', "deviation 1.expires = '2099-02-30': is not a date"),
+        ("2099-12-31", "2099-12-31T00:00:00", "deviation 1.expires"),
+        ('owner = "o"', "", "deviation 1.*owner"),
+        ('owner = "o"', 'owner = "o"\nmood = "x"', "deviation 1.mood = 'x': Deviation has no such field"),
+        ('owner = "o"', 'owner = "o"\ntensors = ["wq", ""]', "deviation 1.tensors = '': is no name"),
+        ('owner = "o"', 'owner = "o"\nversions = ["", "1"]', "deviation 1.versions = '': is no version"),
+        ("[[deviation]]", "[deviation]", "deviations = 'deviation': is no list of tables"),
+        ("[[deviation]]", "[[mood]]\n[[deviation]]", "deviations = 'mood': is not a table of this file"),
+        ("[[deviation]]", "taken = [1]\n[[deviation]]", "deviations = 'taken': is no list of tables"),
+        ("[[deviation]]", "[[deviation", "deviations = .*: is not TOML"),
+    ],
+)
+def test_a_faulty_entry_is_refused_for_its_fault(old: str, new: str, fault: str, tmp_path: Path) -> None:
+    assert ENTRY.count(old) == 1
+    with pytest.raises(Refused, match=f"^{fault}") as caught:
+        deviations.read(written(tmp_path, ENTRY.replace(old, new)))
+    assert len(caught.value.refusals) == 1
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("says", ["dp", "# is", "*ab*", "é́té"])
+def test_two_letters_are_a_word(says: str, tmp_path: Path) -> None:
+    assert deviations.load(written(tmp_path, ENTRY.replace("dp is #", says)))[0].says == says
+
+
+@pytest.mark.unit
+def test_every_fault_of_a_file_is_told_with_the_number_of_its_entry(tmp_path: Path) -> None:
+    first, second = ENTRY.replace('"r"', '""'), ENTRY.replace('"o"', '""').replace("2099-12-31", '"soon"')
+    taken = '[[taken]]\nfile = "other.toml"\ncases = ["PAR-01[tp2]", "PAR-02[tp2]", "PAR-01[tp4]"]\n'
+    written(tmp_path, ENTRY, "other.toml")
+    file = written(tmp_path, f"{ENTRY}{first}{second}\n{taken}\n[[taken]]\nfile = 1\n")
+    with pytest.raises(Refused) as caught:
+        deviations.read(file)
+    fields = caught.value.fields
+    assert fields[:2] == ("taken 1.cases", "taken 1.cases")
+    assert {each.partition(".")[0] for each in fields[2:-3]} == {"taken 2"}
+    assert fields[-3:] == ("deviation 2.reason", "deviation 3.owner", "deviation 3.expires")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("number", "more"), [(1, ""), (3, ""), (4, " and 1 more"), (6, " and 3 more")])
+def test_entries_without_words_are_one_fault_that_names_three(number: int, more: str, tmp_path: Path) -> None:
+    silent = ENTRY.replace('says = "dp is #"\n', "")
+    file = written(tmp_path, ENTRY + "".join(silent.replace("tp2", f"tp{n}") for n in range(number)))
+    assert len(deviations.read(file)) == number + 1
+    named = ", ".join(f"PAR-01[tp{n}]" for n in range(min(number, 3)))
+    with pytest.raises(Refused) as caught:
+        deviations.load(file)
+    (told,) = caught.value.refusals
+    assert told.problem.startswith(f"{named}{more} say nothing of what they forgive")
+
+
+@pytest.mark.unit
+def test_a_file_takes_the_entries_that_it_names_and_none_from_itself(tmp_path: Path) -> None:
+    others = "".join(ENTRY.replace("tp2", case) for case in ("tp2", "tp4", "tp8"))
+    written(tmp_path, others, "other.toml")
+    taken = '[[taken]]\nfile = "{}"\ncases = ["PAR-01[tp8]", "PAR-01[tp2]"]\n'
+    file = written(tmp_path, taken.format("other.toml") + ENTRY.replace("tp2", "own"))
+    assert [each.case for each in deviations.read(file)] == ["tp2", "tp8", "own"]
+    assert [each.case for each in deviations.read(file, taken=False)] == ["own"]
+    for name in ("d.toml", "../" + tmp_path.name + "/d.toml"):
+        with pytest.raises(Refused, match=r"^taken 1\.file = .*: takes entries from itself"):
+            deviations.read(written(tmp_path, taken.format(name)))
+    written(tmp_path, taken.format("d.toml"), "back.toml")
+    with pytest.raises(Refused, match=r"takes entries from itself"):
+        deviations.read(written(tmp_path, taken.format("back.toml")))
+    with pytest.raises(Refused, match=r"missing\.toml': cannot be read: No such file or directory"):
+        deviations.read(written(tmp_path, taken.format("missing.toml")))
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("says", "tensors", "part", "forgiven"),
+    [
+        ("dp is #", (), DP, True), ("dp is 4", (), DP, True), ("dp is 5", (), DP, False), ("", (), DP, False),
+        ("dp is #", ("wq",), DP, False), ("L2 error #", ("layers.1.wq",), WQ, True),
+        ("L2 error #", ("layers.*.wk", "*.wq"), WQ, True), ("L2 error #", ("layers.2.*",), WQ, False),
+        ("L2 error #", (), WQ, False), ("row error #", ("*",), WQ, False), ("dp is # and not 3", (), DP, False),
+        ("rank #", (), Violation(words="rank nan"), True), ("rank #", (), Violation(words="rank #"), True),
+        ("x is #", (), Violation(words="x is -1_000.5e-03"), True), ("x.y", (), Violation(words="x-y"), False),
+    ],
+)  # fmt: skip
+def test_what_an_entry_forgives(says: str, tensors: tuple[str, ...], part: Violation, forgiven: bool) -> None:
+    entry = Deviation(id="A-01", case="*", reason="r", issue="i", owner="o", expires="2099-12-31", says=says,
+                      tensors=tensors)  # fmt: skip
+    assert deviations.forgives(entry, part) == forgiven
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("id", "case", "covered"),
+    [
+        ("A-01", "tp2", True),
+        ("A-01", "tp22", True),
+        ("A-01", "pp2", False),
+        ("A-02", "tp2", False),
+        ("A", "tp2", False),
+    ],
+)
+def test_an_entry_covers_cases_of_one_contract(id: str, case: str, covered: bool) -> None:
+    entry = Deviation(
+        id="A-01", case="tp*", reason="r", issue="i", owner="o", expires="2099-12-31", tensors=("w[qk]", "*.up", "b")
+    )
+    assert deviations.covers(entry, Item(id=id, case=case)) == covered
+    named = [Violation(words="w", tensor=name) for name in ("wk", "b")]
+    assert deviations.unused(entry, [*named, Violation(words="x.up")]) == ["*.up"]
+    assert deviations.unused(entry, []) == ["w[qk]", "*.up", "b"]

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from contracts.court import record
+from contracts.court.fitness import unfit
 from contracts.harness import kill_matrix
 from contracts.harness.output import HEAD, TAIL
 from contracts.harness.selftest import Matrix
 from contracts.spec.errors import Refused
-from contracts.spec.records import EXIT_CODES, FORMS, Kill, Result
+from contracts.spec.records import EXIT_CODES, FORMS, Fate, Kill, Outcome, Result
 from tests_unit._parties.running import BAD, environment, rankproof
 
 pytestmark = pytest.mark.unit
@@ -52,6 +53,38 @@ def _tested(cwd: Path, does: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-c", PLANTED.format(does=does)]
     return subprocess.run(words, cwd=cwd, env=environment(OMP_NUM_THREADS="1"), capture_output=True, text=True,
                           timeout=120, check=False)  # fmt: skip
+
+
+def _ended(case: str, outcome: Outcome, id: str = "A-01") -> Result:
+    return Result(id=id, case=case, outcome=outcome, words=f"words of {case}")
+
+
+def _fate(case: str, fate: Fate, id: str = "A-01") -> Kill:
+    return Kill(mutant="M", of=id, case=case, fate=fate, words=f"words of {case}")
+
+
+@pytest.mark.parametrize(
+    ("number", "more"), [(1, []), (2, []), (3, []), (4, ["and 1 more"]), (5, ["and 2 more"]), (9, ["and 6 more"])]
+)
+def test_three_reasons_are_told_and_the_others_counted(number: int, more: list[str]) -> None:
+    told = [f"on the reference A-01[c{n}] is violated: words of c{n}" for n in range(number)]
+    found = unfit([_ended(f"c{n}", "violated") for n in range(number)], [], [])
+    assert found == {"A-01": "\n".join([*told[:3], *more])}
+
+
+def test_each_way_to_be_unfit_has_its_words_and_whatever_could_not_be_asked_is_none() -> None:
+    fine: tuple[Outcome, ...] = ("holds", "deviates", "not offered", "not run", "untested")
+    reference = [*(_ended(each, each) for each in fine), _ended("b", "broken"), _ended("v", "violated", "A-02")]
+    kills = [_fate("k", "killed"), _fate("n", "void"), _fate("s", "survived"), _fate("w", "wrong words"),
+             _fate("c", "crashed", "A-03")]  # fmt: skip
+    assert unfit(reference, kills, ["A-02", "A-04"]) == {
+        "A-01": "on the reference A-01[b] is broken: words of b\nits mutant M in s survived: words of s\n"
+        "its mutant M in w was caught for other words: words of w",
+        "A-02": "on the reference A-02[v] is violated: words of v\n"
+        "it has no mutant, or none on its leanest recipes, so nothing shows that it can fail",
+        "A-03": "its mutant M in c crashed: words of c",
+        "A-04": "it has no mutant, or none on its leanest recipes, so nothing shows that it can fail",
+    }
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,161 @@
+"""Words from outside are cut, redacted, made printable and escaped: by how much, where, and what stays as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from contracts.court.plain_text import (
+    LONGEST,
+    MOST_LINES,
+    annotation,
+    annotation_property,
+    cut,
+    fit,
+    harmless,
+    markdown,
+    one_line,
+    plain,
+    terminal,
+    words,
+)
+from contracts.spec.records import Result
+from tests_unit.gate._reported import RED
+
+pytestmark = pytest.mark.unit
+
+SECRET = "correct-horse-battery"
+KNOWN = frozenset({SECRET})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a" * LONGEST, "\n" * (MOST_LINES - 1), "a\n" * (MOST_LINES - 1), "é" * (LONGEST - 1) + "\n"]
+)
+def test_a_text_of_the_most_characters_and_lines_is_not_cut(text: str) -> None:
+    assert cut(text) == text
+
+
+def test_a_text_that_is_too_long_keeps_its_beginning_and_a_quarter_of_its_end() -> None:
+    text = "".join(chr(0x4E00 + number) for number in range(101))
+    note = "… 101 characters, cut here …"
+    found = cut(text, limit=100, lines=9)
+    assert found == f"{text[: 100 - 25 - len(note) - 2]}\n{note}\n{text[-25:]}"
+    assert len(found) == 100
+    assert cut(found, limit=100, lines=9) == found
+
+
+def test_of_too_many_lines_the_first_and_the_last_quarter_stay() -> None:
+    text = "\n".join(f"{number:02}" for number in range(12))
+    found = cut(text, limit=1000, lines=8)
+    assert found.split("\n") == ["00", "01", "02", "03", "04", "… 12 lines, cut here …", "10", "11"]
+    assert cut(found, limit=1000, lines=8) == found
+    at_most = "\n".join(text.split("\n")[:8])
+    assert cut(at_most, limit=1000, lines=8) == at_most
+    assert "… 9 lines, cut here …" in cut(f"{at_most}\n08", limit=1000, lines=8)
+
+
+def test_what_is_too_long_and_has_too_many_lines_keeps_both_measures() -> None:
+    found = cut("\n".join("abcdefghi" for _ in range(100)), limit=400, lines=8)
+    assert found.split("\n") == [*5 * ["abcdefghi"], "… 999 characters, cut here …", *2 * ["abcdefghi"]]
+    wide = cut("\n".join("abcdefghi" * 8 for _ in range(100)), limit=400, lines=8)
+    assert "… 7299 characters, cut here …" in wide
+    assert len(wide) <= 400
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("plain", "plain"),
+        ("déjà\tvu\nagain", "déjà\tvu\nagain"),
+        ("a\r\nb\rc", "a\nb\\x0dc"),
+        ("\x00\x1b[2J\x7f\x9f", "\\x00\\x1b[2J\\x7f\\x9f"),
+        ("\x80\u202e\ud800\uffff\u2028", "\\x80\\u202e\\ud800\\uffff\\u2028"),
+        ("\xa0\xff\u0100\U0001f600", "\xa0\xff\u0100\U0001f600"),
+    ],
+)
+def test_what_does_not_print_is_told_by_its_number(text: str, told: str) -> None:
+    assert plain(text) == told
+    assert one_line(text) == told.replace("\n", "\\n").replace("\t", "\\t")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("::error::x", "\\::error::x"),
+        ("  ::error::x", "  \\::error::x"),
+        ("first\n\t::stop", "first\n\t\\::stop"),
+        ("std::vector", "std::vector"),
+        ("a ##[error]x", "a #\\#[error]x"),
+        ("##vso[task] ##teamcity[x]", "#\\#vso[task] #\\#teamcity[x]"),
+        ("## heading", "## heading"),
+    ],
+)
+def test_no_line_is_a_command_to_a_ci(line: str, told: str) -> None:
+    assert harmless(line) == told
+    assert harmless(told) == told
+    assert terminal(f"{line}\x1b") == f"{told}\\x1b"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a & <b>", "a &#38; &#60;b&#62;"),
+        ("`x` *y* |z| $1 ~a \\b", "&#96;x&#96; &#42;y&#42; &#124;z&#124; &#36;1 &#126;a &#92;b"),
+        ("snake_case _em_", "snake_case &#95;em&#95;"),
+        ("[l](u) f(x)", "[l]&#40;u) f(x)"),
+        ("one\ntwo\x1b", "one / two&#92;x1b"),
+    ],
+)
+def test_in_markdown_words_are_shown_as_they_are(text: str, told: str) -> None:
+    assert markdown(text) == told
+
+
+def test_an_annotation_is_one_line_whose_properties_end_where_they_should() -> None:
+    assert annotation("50 %\nof: a, b\x1b") == "50 %25%0Aof: a, b\\x1b"
+    assert annotation_property("50 %\nof: a, b") == "50 %25%0Aof%3A a%2C b"
+
+
+@pytest.mark.parametrize("length", [999, 1000, 1001, 31_999, 32_000, 32_001, 40_000])
+def test_a_secret_goes_near_either_end_however_long_the_text_is(length: int) -> None:
+    """Each of the lengths at which a text is handled otherwise, and one beside it."""
+    for text in (SECRET.ljust(length, "."), SECRET.rjust(length, ".")):
+        found = words(text, KNOWN)
+        assert SECRET[:8] not in found
+        assert "[redacted]" in found
+        assert len(found) <= LONGEST
+
+
+@pytest.mark.parametrize("begins", [LONGEST - 7, -LONGEST - 7])
+def test_a_secret_across_a_cut_is_found_before_it_is_cut(begins: int) -> None:
+    length = 40_000
+    found = words("." * (begins % length) + SECRET + "." * (length - begins % length - len(SECRET)), KNOWN)
+    assert SECRET[:7] not in found
+    assert SECRET[7:] not in found
+
+
+def test_what_is_far_from_both_ends_is_not_looked_through() -> None:
+    """It is cut anyway, and a text of 300 MB took minutes."""
+    text = f"{'.' * 20_000}{SECRET}{'.' * 20_000}"
+    assert f"… {len(text)} characters, cut here …" in words(text, KNOWN)
+
+
+@pytest.mark.parametrize("length", [LONGEST + 1, 31_999, 32_000, 32_001, 40_000, 1_000_000])
+def test_how_long_a_text_was_is_said_and_its_ends_are_its_own(length: int) -> None:
+    text = f"begins{'.' * (length - 10)}ends"
+    found = words(text)
+    assert f"\n… {length} characters, cut here …\n" in found
+    assert (found[:7], found[-5:]) == ("begins.", ".ends")
+    assert len(found) == LONGEST
+
+
+def test_only_what_may_have_several_lines_keeps_them_and_what_is_the_suites_own_is_not_redacted() -> None:
+    token = f"token={SECRET}"
+    found = fit(Result(id=token, case="a\nb", outcome="holds", words=f"{token}\n::x", answered={token: "a\nb"}), KNOWN)
+    assert (found.id, found.case) == (token, "a\\nb")
+    assert found.words == "token=[redacted]\n\\::x"
+    assert found.answered == {"token=[redacted]": "a\\nb"}
+    assert fit(("a\nb", 1, None, frozenset({"c\td"}))) == ("a\\nb", 1, None, frozenset({"c\\td"}))
+
+
+def test_what_is_fit_stays_as_it_is() -> None:
+    assert fit(RED) == RED
+    assert fit(Result) is Result
