@@ -111,12 +111,18 @@ def test_the_titles_of_the_sources_are_those_of_the_page() -> None:
                           'note "H200 Training and Kernel Bring-Up" (docs/sources.md#hub): GB10')),
     ("law: GATE-01, GATE-02", ("requirement of this project (docs/sources.md#this-project): GATE-01, GATE-02",)),
     ("SSM-18", ("bug SSM-18: Mamba and other recurrent blocks (docs/sources.md#bug-ids)",)),
+    ("SSM", ("bugs SSM: Mamba and other recurrent blocks (docs/sources.md#bug-ids)",)),
+    ("hub; no F04: x", ('note "H200 Training and Kernel Bring-Up" (docs/sources.md#hub)', "no F04: x")),
     ("GATE-05", ("GATE-05 (rankproof explain GATE-05)",)),
     ("arXiv 2405.21060 §7.2; mamba-ssm 2.3.2", ("arXiv 2405.21060 §7.2 (https://arxiv.org/abs/2405.21060)",
                                                 "mamba-ssm 2.3.2")),
     ("torch issues 137425, 198199", ("torch issues 137425, 198199 (https://github.com/pytorch/pytorch/issues/137425, "
                                      "https://github.com/pytorch/pytorch/issues/198199)",)),
     ("mamba #217: undefined symbol", ("mamba #217: undefined symbol (https://github.com/state-spaces/mamba/issues/217)",)),
+    ("unheard-of #3, OLMo-core #4, arXiv 2405.21060", (
+        "unheard-of #3, OLMo-core #4, arXiv 2405.21060 (https://arxiv.org/abs/2405.21060, "
+        "https://github.com/allenai/OLMo-core/issues/4)",
+    )),
     ("a word of another suite: x", ("a word of another suite: x",)),
 ])  # fmt: skip
 def test_a_source_as_a_reader_sees_it(source: str, lines: tuple[str, ...]) -> None:

@@ -316,7 +316,7 @@ def test_two_letters_are_a_word(says: str, tmp_path: Path) -> None:
 @pytest.mark.unit
 def test_every_fault_of_a_file_is_told_with_the_number_of_its_entry(tmp_path: Path) -> None:
     first, second = ENTRY.replace('"r"', '""'), ENTRY.replace('"o"', '""').replace("2099-12-31", '"soon"')
-    taken = '[[taken]]\nfile = "other.toml"\ncases = ["PAR-01[tp2]", "PAR-02[tp2]", "PAR-01[tp4]"]\n'
+    taken = '[[taken]]\nfile = "other.toml"\ncases = ["PAR-01[tp2]", "PAR-00[tp2]", "PAR-01[tp4]"]\n'
     written(tmp_path, ENTRY, "other.toml")
     file = written(tmp_path, f"{ENTRY}{first}{second}\n{taken}\n[[taken]]\nfile = 1\n")
     with pytest.raises(Refused) as caught:
@@ -348,6 +348,11 @@ def test_a_file_takes_the_entries_that_it_names_and_none_from_itself(tmp_path: P
     file = written(tmp_path, taken.format("other.toml") + ENTRY.replace("tp2", "own"))
     assert [each.case for each in deviations.read(file)] == ["tp2", "tp8", "own"]
     assert [each.case for each in deviations.read(file, taken=False)] == ["own"]
+    (tmp_path / "below").mkdir()
+    written(tmp_path / "below", others, "third.toml")
+    written(tmp_path / "below", taken.format("third.toml"), "second.toml")
+    through = written(tmp_path, taken.format("below/second.toml"))
+    assert [each.case for each in deviations.read(through)] == ["tp2", "tp8"], "a file is looked for beside its taker"
     for name in ("d.toml", "../" + tmp_path.name + "/d.toml"):
         with pytest.raises(Refused, match=r"^taken 1\.file = .*: takes entries from itself"):
             deviations.read(written(tmp_path, taken.format(name)))

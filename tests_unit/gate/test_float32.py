@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, replace
 
 import pytest
 
 import contracts.checks
 import contracts.mutants.tensors
+from contracts import instruments
 from contracts.contract import LAW
 from contracts.court.judge import judge
+from contracts.court.narrowing import narrowed
 from contracts.spec.abilities import FEATURES, Abilities, Absence
+from contracts.spec.training import Execution
 from contracts.stacks.reference.stack import Reference
 
 assert contracts.checks
@@ -24,6 +28,29 @@ NO_FLOAT64 = Abilities(
 )
 ASKED = [id for id, each in LAW.contracts.items() if each.float32 and each.tier == "unit"]
 SLOW = {"PAR-05c", "PAR-05f"}  # thirty mutants and half a minute; their comparisons are PAR-05a's
+
+
+def test_only_what_is_in_float64_is_narrowed_and_all_else_stays_the_same() -> None:
+    torch = pytest.importorskip("torch")
+    numerics = instruments.numerics
+    wide, whole = (numerics.array(torch.tensor([1.5, -2.0]).to(each)) for each in (torch.float64, torch.int64))
+    narrow = narrowed(wide)
+    assert (narrow.dtype, numerics.tensor(narrow).tolist()) == ("float32", [1.5, -2.0])
+    double = Execution(precision="float64")
+    single = replace(double, precision="float32")
+    assert narrowed(double) == single
+    assert narrowed((1, wide)) == (1, narrow)
+    assert narrowed({"a": whole, "b": (double,)}) == {"a": whole, "b": (single,)}
+    assert narrowed(_Asked(first=whole, second={"x": wide})) == _Asked(first=whole, second={"x": narrow})
+    kept = (narrow, whole, single, (1, whole), {"a": single}, _Asked(first=1, second=narrow), _Asked, "float64", None)
+    for each in kept:
+        assert narrowed(each) is each, each
+
+
+@dataclass(frozen=True)
+class _Asked:
+    first: object
+    second: object
 
 
 def _narrow(stack: type) -> object:

@@ -269,72 +269,6 @@ def test_a_deviation_never_covers_an_error() -> None:
     assert verdict(run, datetime.date(2026, 6, 15)).word == "broken"
 
 
-GRAMMAR: dict[str, set[str]] = {  # profile → ids it plans, written out where it is not a whole family
-    "TOPO-02[pp13-on-52]": {"TOPO-02"},
-    "TOPO-02": {"TOPO-02", "TOPO-02a", "TOPO-02b"},
-    "TOPO-02b": {"TOPO-02b"},
-    " PAT-01a , TOPO-02b ,": {"PAT-01a", "TOPO-02b"},
-    "PAT-01a,PAT-01a": {"PAT-01a"},
-    "PREC-04b": {"PREC-04b"},
-}
-
-
-@pytest.mark.parametrize("profile", GRAMMAR)
-def test_a_profile_selects_by_item_id_and_prefix(profile: str) -> None:
-    plan = profiles.plan(LAW, profile)
-    assert {item.id for item in plan.items} == GRAMMAR[profile]
-    assert len(set(plan.items)) == len(plan.items)
-    assert {each for each in plan.outside if "[" not in each} == set(LAW.ids()) - GRAMMAR[profile]
-    assert set(plan.promises) == GRAMMAR[profile]
-
-
-def test_the_named_profiles_are_tiers_and_the_launch_side() -> None:
-    planned = {name: {item.id for item in profiles.plan(LAW, name).items} for name in profiles.NAMED}
-    assert planned["full"] == set(LAW.ids())
-    tiers = {name: {id for id in LAW.ids() if _tier(id) == name} for name in ("unit", "gpu", "dist")}
-    assert {name: planned[name] for name in tiers} == tiers
-    assert planned["launch"] <= planned["unit"] - set(LAW.untested)
-    families = {"GATE", "PAT", "NAME", "REC", "PREC", "ARGV", "ENV", "TOPO"}
-    launch = {id for id, each in LAW.contracts.items() if each.family in families and not each.of_numbers}
-    assert planned["launch"] == {id for id in launch if _tier(id) == "unit"}
-
-
-def test_launch_machine_and_numbers_are_every_promise_of_one_process_that_has_a_check() -> None:
-    planned = profiles.plan(LAW, profiles.ONE_PROCESS).items
-    every = [item for item in profiles.plan(LAW, "unit").items if item.id in LAW.contracts]
-    assert set(planned) == set(every)
-    assert len(planned) == len(set(planned))
-
-
-def test_four_ranks_are_a_profile_whose_larger_cases_are_listed_as_outside() -> None:
-    plan = profiles.plan(LAW, "dist4")
-    assert {"PAR-01a", "PREF-03"} <= set(plan.promises)
-    assert "PREF-03[16-mib-on-8]" in plan.outside
-    assert Item(id="PREF-03", case="16-mib-on-8") not in plan.items
-    assert {LAW.contracts[item.id].ranks(item.case) for item in plan.items} == {2, 3, 4}
-    assert not any(LAW.contracts[item.id].slow for item in plan.items)
-    assert {"GATE-05", "COMP-07"} <= set(plan.outside)
-    kept = profiles.of_several_ranks(LAW, profiles.plan(LAW, "TOPO-02[pp2-tp2-on-4],dist4"))
-    assert kept.items == plan.items
-    assert set(kept.outside) == set(plan.outside)
-
-
-def test_the_quick_profiles_are_a_part_that_any_machine_can_judge() -> None:
-    quick = profiles.plan(LAW, "quick").items
-    numbers = {id: each for id, each in LAW.contracts.items() if each.tier == "unit" and each.of_numbers}
-    first = [item.id for item in dict.fromkeys(item.above for item in quick) if item.id in numbers]
-    assert first == [id for id, each in numbers.items() if not each.slow]
-    others = set(profiles.plan(LAW, "launch,machine").items)
-    left = others - {*quick}
-    assert left
-    assert all("read_pattern" in LAW.contracts[item.id].asks for item in left)
-    cells = profiles.plan(LAW, "quick4").items
-    assert {str(item.above) for item in cells} == profiles._CELLS, "a cell that is in the law no more"
-    assert {*cells} < {*profiles.plan(LAW, "dist4").items}
-    assert {LAW.contracts[item.id].ranks(item.case) for item in cells} == {4}
-    assert any(not set(LAW.contracts[item.id].asks) - {"built", "train"} for item in cells)
-
-
 def test_several_processes_share_the_promises_and_draw_one_verdict(tmp_path: Path) -> None:
     def rankproof(*asked: str) -> subprocess.CompletedProcess[str]:
         words = [RANKPROOF, *asked, "--jobs", "2", "--with", "none", "--report", "out"]
@@ -357,26 +291,3 @@ def test_ranks_are_started_for_a_stack_that_answers_about_several() -> None:
     assert contract_count(LAW, "dist4", Reference()) == sum(not id.startswith("GATE") for id in planned)
     assert contract_count(LAW, "dist4", FlagTable()) == 0
     assert contract_count(LAW, "launch", FlagTable()) > 0
-
-
-def _tier(id: str) -> str:
-    return (LAW.contracts.get(id) or LAW.untested[id]).tier
-
-
-@pytest.mark.parametrize(
-    ("profile", "near"),
-    [
-        ("lanch", "launch"),
-        ("", "launch"),
-        (",", "launch"),
-        ("TOPO-2", "TOPO-02"),
-        ("PAT-01,TOPO-99", "TOPO-0"),
-        ("TOPO-02[nobody]", "TOPO-02"),
-        ("topo-02", "TOPO-02"),
-    ],
-)
-def test_a_profile_that_selects_nothing_is_refused_with_the_nearest(profile: str, near: str) -> None:
-    with pytest.raises(Refused) as caught:
-        profiles.plan(LAW, profile)
-    assert caught.value.fields == ("profile",)
-    assert near in str(caught.value)

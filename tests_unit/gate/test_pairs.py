@@ -48,6 +48,36 @@ def test_no_case_asks_for_what_is_said_to_be_impossible() -> None:
             assert together == [], reason
 
 
+def test_what_is_missing_is_listed_in_the_order_of_the_features() -> None:
+    two = pairs.pairs([frozenset({each}) for each in ("mamba", "attention", "experts", "tp")])
+    assert [*pairs._grouped(two)] == ["  attention: experts, mamba, tp", "  experts: mamba, tp", "  mamba: tp"]
+    three = pairs.pairs([frozenset({each}) for each in ("mamba", "attention", "experts", "tp")], size=3)
+    assert [*pairs._grouped(three)] == [
+        "  attention with experts: mamba, tp", "  attention with mamba: tp", "  experts with mamba: tp",
+    ]  # fmt: skip
+    assert three.as_json() == {
+        "size": 3, "possible": 4, "covered": 0,
+        "missing": [["attention", "experts", "mamba"], ["attention", "experts", "tp"], ["attention", "mamba", "tp"],
+                    ["experts", "mamba", "tp"]],
+    }  # fmt: skip
+
+
+def test_of_three_no_two_may_be_apart() -> None:
+    found = pairs.pairs([frozenset({"tp", "cp"}), frozenset({"mla"}), frozenset({"gqa", "tp", "cp"})], size=3)
+    assert [sorted(each) for each in found.possible] == [["cp", "gqa", "tp"], ["cp", "mla", "tp"]]
+    assert [sorted(each) for each in found.missing] == [["cp", "mla", "tp"]]
+    assert (found.covered, found.as_json()["covered"]) == (1, 1)
+
+
+def test_no_contracts_ask_for_nothing() -> None:
+    none = ["pairs of features: 0 of 0 are asked for together",
+            "three axes of parallelism: 0 of 0 are asked for together"]  # fmt: skip
+    assert pairs.table([], whole=False).split("\n") == none
+    assert pairs.table([]).split("\n") == [
+        *none, "", "no case asks for these two together:", "", "no case asks for these three together:",
+    ]  # fmt: skip
+
+
 def test_the_command_counts_and_lists() -> None:
     pytest.importorskip("torch")
     told = CliRunner().invoke(main, ["coverage", "--pairs"])

@@ -27,11 +27,10 @@ SECRET = "correct-horse-battery"
 KNOWN = frozenset({SECRET})
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a" * LONGEST, "\n" * (MOST_LINES - 1), "a\n" * (MOST_LINES - 1), "é" * (LONGEST - 1) + "\n"]
-)
+@pytest.mark.parametrize("text", ["", "a" * 8000, "\n" * 199, "a\n" * 199, "é" * 7999 + "\n"])
 def test_a_text_of_the_most_characters_and_lines_is_not_cut(text: str) -> None:
     assert cut(text) == text
+    assert (LONGEST, MOST_LINES) == (8000, 200)
 
 
 def test_a_text_that_is_too_long_keeps_its_beginning_and_a_quarter_of_its_end() -> None:
@@ -44,13 +43,17 @@ def test_a_text_that_is_too_long_keeps_its_beginning_and_a_quarter_of_its_end() 
 
 
 def test_of_too_many_lines_the_first_and_the_last_quarter_stay() -> None:
-    text = "\n".join(f"{number:02}" for number in range(12))
-    found = cut(text, limit=1000, lines=8)
-    assert found.split("\n") == ["00", "01", "02", "03", "04", "… 12 lines, cut here …", "10", "11"]
-    assert cut(found, limit=1000, lines=8) == found
-    at_most = "\n".join(text.split("\n")[:8])
-    assert cut(at_most, limit=1000, lines=8) == at_most
-    assert "… 9 lines, cut here …" in cut(f"{at_most}\n08", limit=1000, lines=8)
+    text = "\n".join(f"{number:02}" for number in range(16))
+    found = cut(text, limit=1000, lines=12)
+    assert found.split("\n") == [
+        "00", "01", "02", "03", "04", "05", "06", "07", "… 16 lines, cut here …", "13", "14", "15",
+    ]  # fmt: skip
+    assert cut(found, limit=1000, lines=12) == found
+    at_most = "\n".join(text.split("\n")[:12])
+    assert cut(at_most, limit=1000, lines=12) == at_most
+    one_more = f"{at_most}\n12"
+    for limit in (1000, len(one_more)):
+        assert "… 13 lines, cut here …" in cut(one_more, limit=limit, lines=12)
 
 
 def test_what_is_too_long_and_has_too_many_lines_keeps_both_measures() -> None:
@@ -134,8 +137,9 @@ def test_a_secret_across_a_cut_is_found_before_it_is_cut(begins: int) -> None:
 
 def test_what_is_far_from_both_ends_is_not_looked_through() -> None:
     """It is cut anyway, and a text of 300 MB took minutes."""
-    text = f"{'.' * 20_000}{SECRET}{'.' * 20_000}"
-    assert f"… {len(text)} characters, cut here …" in words(text, KNOWN)
+    for length, told in ((32_000, 32_000 - len(SECRET) + len("[redacted]")), (32_001, 32_001), (40_000, 40_000)):
+        text = SECRET.center(length, ".")
+        assert f"… {told} characters, cut here …" in words(text, KNOWN)
 
 
 @pytest.mark.parametrize("length", [LONGEST + 1, 31_999, 32_000, 32_001, 40_000, 1_000_000])
@@ -149,10 +153,12 @@ def test_how_long_a_text_was_is_said_and_its_ends_are_its_own(length: int) -> No
 
 def test_only_what_may_have_several_lines_keeps_them_and_what_is_the_suites_own_is_not_redacted() -> None:
     token = f"token={SECRET}"
-    found = fit(Result(id=token, case="a\nb", outcome="holds", words=f"{token}\n::x", answered={token: "a\nb"}), KNOWN)
+    found = fit(
+        Result(id=token, case="a\nb", outcome="holds", words=f"{token}\n::x", answered={f"{token}\n": "a\nb"}), KNOWN
+    )
     assert (found.id, found.case) == (token, "a\\nb")
     assert found.words == "token=[redacted]\n\\::x"
-    assert found.answered == {"token=[redacted]": "a\\nb"}
+    assert found.answered == {"token=[redacted]\\n": "a\\nb"}
     assert fit(("a\nb", 1, None, frozenset({"c\td"}))) == ("a\\nb", 1, None, frozenset({"c\\td"}))
 
 

@@ -5,19 +5,37 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from contracts.court.causes import Cause, apart, causes, skeleton
+import contracts.checks
+from contracts.contract import LAW
+from contracts.court.causes import HEADINGS, Cause, apart, apart_by_rank, by_outcome, causes, skeleton
 from contracts.court.markdown_report import LIMIT
 from contracts.court.report import FILES, files, render
-from contracts.court.telling import place, rerun
+from contracts.court.sources import DOCUMENTS
+from contracts.court.telling import (
+    answered_by,
+    by_id,
+    counted,
+    details,
+    families,
+    headline,
+    items,
+    kill_line,
+    place,
+    ranks_words,
+    rerun,
+)
 from contracts.court.verdict import verdict
-from contracts.spec.records import Form, Run, Verdict
+from contracts.spec.records import Form, Item, Kill, OnRanks, Outcome, Result, Run, Verdict, Violation
 from tests_unit.gate import _reported
 from tests_unit.gate._reported import GREEN, ITEM, RED, colourful, sick
 
+assert contracts.checks
 pytestmark = pytest.mark.unit
 
 DAY = datetime.date(2026, 11, 22)
@@ -93,6 +111,113 @@ def test_the_guilty_tensors_are_read_from_the_words() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "shape"),
+    [
+        ("1, 2, 3 and 4,5", "# and #"),
+        ("at fork.py:27: +3 of -1.5e-03 over inf and -nan", "at fork.py:27: # of # over # and #"),
+        ("a differs: L2 error 1 over 2; a differs: row error 3 over 4", "a differs: error # over #"),
+        ("a.b differs: 1; c.d has shape (1, 2); e.f is not finite", "# differs: #; # has shape (#); # is not finite"),
+        ("layers.1.wq is late", "layers.#.wq is late"),
+        ("`x` \"y\" 'z' isn't", "# # # isn't"),
+        ("x; and 3 more", "x"),
+        ("y; gradients made before the first, which agree: 7", "y"),
+    ],
+)
+def test_of_words_stays_what_is_no_value(words: str, shape: str) -> None:
+    assert skeleton(words) == shape
+
+
+def test_words_are_one_cause_where_they_differ_far_from_their_beginning() -> None:
+    begins = "word " * 799 + "last"
+    assert len(begins) == 3999
+    assert skeleton(f"{begins}b") != skeleton(f"{begins}c")
+    assert skeleton(f"{begins}bb") == skeleton(f"{begins}bc") == f"{begins}b"
+
+
+def _said(outcome: Outcome, words: str, id: str = "PAT-01", **more: object) -> Result:
+    return Result(id=id, case="one", outcome=outcome, words=words, **more)  # type: ignore[arg-type]
+
+
+def test_only_what_is_wrong_is_told_apart_by_what_was_asked() -> None:
+    """A violation on two questions is two causes; whatever was not judged is one, whoever was asked."""
+    for outcome in HEADINGS:
+        pair = (_said(outcome, "w 1", answered={"b": "", "a": ""}), _said(outcome, "w 2", "TOPO-02"))
+        found = causes(RED, (*pair, _said(outcome, "w 3", "X-01")))
+        questions = [(each.questions, len(each.results)) for each in found]
+        if outcome == "holds":
+            assert found == []
+        elif outcome in ("violated", "deviates"):
+            assert questions == [(("a", "b"), 1), (("topology",), 1), ((), 1)]
+        else:
+            assert questions == [((), 3)]
+
+
+def test_causes_stand_in_reading_order_the_largest_first() -> None:
+    order = [each for each in HEADINGS if each != "holds"]
+    results = [_said(each, words) for each in reversed(order) for words in ("small", "large", "large")]
+    found = causes(RED, results)
+    assert [(each.outcome, each.words) for each in found] == [(o, w) for o in order for w in ("large", "small")]
+    assert {outcome: len(group) for outcome, group in by_outcome(found).items()} == dict.fromkeys(order, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("layer.12.up differs: L2 error inf over 1", [("layer.12.up", float("inf"), 12, "up")]),
+        ("wq differs: row error 2.5e-01 over 1; x", [("wq", 0.25, None, "wq")]),
+        ("a.layers.12.up differs: largest error 3 over 1", [("a.layers.12.up", 3.0, 12, "a.up")]),
+        ("a.up differs: int64, expected int32; b differs: 1", [("a.up", None, None, "a.up")]),
+        ("nothing is off", []),
+    ],
+)
+def test_a_tensor_that_differs_is_read_with_its_error(words: str, told: list[tuple[object, ...]]) -> None:
+    found = [(each.tensor, each.error, each.layer, each.kind) for each in apart([_said("violated", words)])]
+    assert found == told
+
+
+def test_a_tensor_is_told_once_for_each_rank_that_found_it() -> None:
+    off = [Violation(words=f"{name} differs: L2 error {error} over 1") for name, error in (("a", 1), ("b", 2))]
+    told = (OnRanks(ranks=(0, 2), violations=(off[0],)), OnRanks(ranks=(1,), violations=(*off, Violation(words="dp"))))
+    found = [(rank, each.tensor, each.error) for rank, each in apart_by_rank(_said("violated", "x", on_ranks=told))]
+    assert found == [(0, "a", 1.0), (2, "a", 1.0), (1, "a", 1.0), (1, "b", 2.0)]
+
+
+def test_a_headline_counts_what_there_is() -> None:
+    assert headline(_judged(GREEN)) == "CONFORMANT: fork 7, profile launch,numeric (15 holds)"
+    red = _judged(RED)
+    assert headline(red) == (
+        "VIOLATED: fork 7, profile launch,numeric (1 holds, 8 violated, 1 not offered, 2 not run, 3 broken)"
+    )
+    one = replace(red, faults=(), counts=dict.fromkeys(red.counts, 0), unfit=("A-01",))
+    assert headline(one) == "VIOLATED: fork 7, profile launch,numeric (no result); 1 contract is unfit: A-01"
+    twice = replace(one, unfit=("A-01", "A-02"))
+    assert headline(twice).endswith("; 2 contracts are unfit: A-01, A-02")
+    late = _judged(replace(GREEN, results=GREEN.results[1:] * 2))
+    assert f", {len(late.faults)} faults of the run)" in headline(late)
+
+
+def test_a_count_is_of_one_or_of_several() -> None:
+    assert [counted(n, "item") for n in (0, 1, 2)] == ["0 items", "1 item", "2 items"]
+    assert [counted(n, "entry", "entries") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
+    assert families(["PAT-01", "PAT-02[a]", "TOPO-01", "PAT-03"]) == "PAT 3, TOPO 1"
+    killed = Kill(mutant="M", of="PAT-01", case="a", fate="killed", words="")
+    assert kill_line(replace(RED, kills=(killed,))) == "Self-test of the suite: 1 mutant (1 killed)"
+    several = (killed, replace(killed, fate="void"), replace(killed, fate="crashed"), killed)
+    assert kill_line(replace(RED, kills=several)) == "Self-test of the suite: 4 mutants (1 crashed, 2 killed, 1 void)"
+
+
+def test_items_of_a_cause_are_grouped_and_those_over_the_limit_counted() -> None:
+    results = (*RED.results[:3], Result(id="TOPO-03", outcome="violated"), RED.results[3])
+    cause = Cause(outcome="violated", questions=(), skeleton="", results=results)
+    assert items(cause) == items(cause, 5) == items(cause, 6) == "TOPO-02[pp2, pp4, pp8] TOPO-03 PAT-01[nam56r]"
+    assert items(cause, 4) == "TOPO-02[pp2, pp4, pp8] TOPO-03 and 1 more"
+    assert items(cause, 2) == "TOPO-02[pp2, pp4] and 3 more"
+    assert [(id, len(group)) for id, group in by_id([*results, results[0]])] == [
+        ("TOPO-02", 3), ("TOPO-03", 1), ("PAT-01", 1), ("TOPO-02", 1),
+    ]  # fmt: skip
+
+
 RUNS: dict[str, Callable[[], Run]] = {
     "green": lambda: GREEN, "red": lambda: RED, "sick": lambda: sick(2257), "colourful": lambda: colourful(500),
 }  # fmt: skip
@@ -129,6 +254,67 @@ def test_a_command_to_run_again_keeps_who_assisted() -> None:
     assert rerun(RED, lacking).endswith("--with none --with megatron --profile 'PAT-10[nam52]'")
 
 
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        ((), ""),
+        (("--with", "megatron", "--jobs", "2", "--with=none"), "--with megatron --with none "),
+        (("--deviations", "d.toml", "--deadline=5"), "--deviations d.toml --deadline 5 "),
+        (("pytest", "--rankproof-with=none", "--rankproof-deadline", "3"), "--with none --deadline 3 "),
+        (("--profile", "x", "--report", "--with"), ""),
+        (("--with=", "--deadline", "2"), "--with '' --deadline 2 "),
+    ],
+)
+def test_a_command_to_run_again_keeps_what_changes_the_judgement(command: tuple[str, ...], kept: str) -> None:
+    again = replace(RED, header=replace(RED.header, command=command))
+    assert rerun(again, RED.results[0]) == (f"rankproof check --stack fork.gate:Stack {kept}--profile 'TOPO-02[pp2]'")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words", "asked"),
+    [
+        ("not run", "make it and ask it by --with megatron", True),
+        ("not run", "make it and ask it by --with none", False),  # it was asked already
+        ("not run", "ask it by --with megatron, some day", False),
+        ("violated", "make it and ask it by --with megatron", False),
+    ],
+)
+def test_who_was_lacking_is_asked_the_next_time(outcome: Outcome, words: str, asked: bool) -> None:
+    assert ("--with megatron" in rerun(RED, _said(outcome, words))) == asked
+
+
+def test_a_case_of_several_ranks_says_how_many() -> None:
+    for id, case, number in (("PREF-03", "16-mib-on-8", 8), ("PREF-03", "no such case", 0), ("PAT-01", "nam56r", 0),
+                             ("X-01", "", 0)):  # fmt: skip
+        assert ranks_words(Item(id=id, case=case)) == (["--ranks", str(number)] if number else [])
+    fewest = {
+        int(ranks_words(Item(id=each.id, case=case))[1])
+        for each in LAW.contracts.values() if each.tier == "dist" for case in each.asked
+    }  # fmt: skip
+    assert min(fewest) == 2
+
+
+def test_details_are_what_a_reader_needs() -> None:
+    found = dict(details(RED, RED.results[0]))
+    assert found == {
+        "got": "dp is 2, expected 2", "first rank": "2", "contract": "DP is what the other axes leave.",
+        "source": f'note "{DOCUMENTS["bringup"]}" (docs/sources.md#bringup)',
+        "topology by": "fork 7 (unpatched), fork/gate.py:12",
+        "rerun": rerun(RED, RED.results[0]), "explain": "rankproof explain TOPO-02",
+    }  # fmt: skip
+    on_the_first = dict(details(RED, replace(RED.results[0], rank=0)))
+    assert on_the_first["first rank"] == "0"
+    assert [*dict(details(RED, _said("broken", "x", "X-01")))] == ["got", "rerun", "explain"]
+
+
+def test_a_place_is_told_beside_the_stack_s_own_answers_alone() -> None:
+    answered = {"topology": "fork 7 (shimmed)", "train": "other 7 (unpatched)", "launch": "fork 7 (unpatched)"}
+    assert answered_by(RED, _said("violated", "x", answered=answered)) == [
+        ("topology by", "fork 7 (shimmed), fork/gate.py:12"), ("train by", "other 7 (unpatched)"),
+        ("launch by", "fork 7 (unpatched)"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("made", "number"), [(sick, 20_000), (colourful, 2000)], ids=["sick", "colourful"])
 def test_a_summary_is_never_larger_than_github_takes(made: Callable[[int], Run], number: int) -> None:
     text = _drawn(made(number), "markdown")
@@ -156,6 +342,22 @@ def test_a_place_is_where_the_stack_answered_or_raised() -> None:
     assert place(RED, by_item["TOPO-02[pp4]"]) == ("fork/gate.py", 12)
     assert place(RED, by_item["MOE-01[k2]"]) == ("/nowhere/fork/moe.py", 27)
     assert place(RED, by_item["RCPT-01[one]"]) is None
+
+
+def test_a_place_is_the_last_question_that_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = _said("violated", "x", "X-01", answered={"blocks": "", "topology": "", "launch": ""})
+    assert place(RED, both) == ("fork/gate.py", 12)
+    asked = _said("violated", "x", "TOPO-02", answered={"blocks": ""})
+    assert place(RED, asked) == ("fork/gate.py", 12), "what its contract asks comes after what was answered"
+    raised = "fork raised KeyError on {} at {}:27: 3"
+    monkeypatch.chdir(tmp_path)
+    inside = _said("broken", raised.format("blocks", tmp_path / "fork" / "moe.py"))
+    assert place(RED, inside) == ("fork/moe.py", 27)
+    outside = _said("broken", raised.format("blocks", "/nowhere/moe.py"))
+    assert place(RED, outside) == ("fork/gate.py", 41)
+    assert place(RED, _said("broken", raised.format("launch", "/nowhere/moe.py"))) == ("/nowhere/moe.py", 27)
+    torn = replace(RED, header=replace(RED.header, subject=replace(RED.header.subject, places={"blocks": "gate.py:x"})))
+    assert place(torn, _said("violated", "x", answered={"blocks": ""})) is None
 
 
 def test_annotations_stand_at_the_code_that_answered() -> None:

@@ -1,0 +1,315 @@
+"""One case of one contract, judged: the outcome, the words, whose lack it is, and what a mutant's fate is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from contracts.contract import Contract, Mutant
+from contracts.court.judge import judge, remedy_for, try_mutant, violations_of
+from contracts.court.party import Broken
+from contracts.spec.errors import MOST_REFUSALS, NotOffered, Refusal, Refused, Unreachable
+from contracts.spec.launch import Lane
+from contracts.spec.records import Outcome, Violation
+from contracts.spec.stack import Stack
+from contracts.stacks.reference.stack import Reference
+from tests_unit._parties import bad
+
+pytestmark = pytest.mark.unit
+
+
+def _contract(check: object, **cases: tuple[object, ...]) -> Contract:
+    return Contract(id="T-01", check=check, asks=("blocks",), cases=cases or {"only": ()}, source="here", tier="unit")  # type: ignore[arg-type]
+
+
+def test_a_check_that_asks_nothing_judged_nothing() -> None:
+    def returns_at_once(stack: Stack) -> None:
+        return  # where a skip was meant
+
+    def looks_and_does_not_ask(stack: Stack) -> None:
+        assert callable(stack.blocks)
+
+    for check in (returns_at_once, looks_and_does_not_ask):
+        result = judge(_contract(check), "only", Reference())
+        assert (result.outcome, result.words) == ("broken", "the check asked no question, so it judged nothing")
+
+
+def test_a_check_that_leaves_by_itself_is_broken() -> None:
+    def skips(stack: Stack) -> None:
+        stack.blocks("AEME", 52)
+        pytest.skip("not here")
+
+    def leaves(stack: Stack) -> None:
+        raise SystemExit(0)
+
+    assert judge(_contract(skips), "only", Reference()).words == "the check raised Skipped: not here"
+    assert judge(_contract(leaves), "only", Reference()).outcome == "broken"
+
+
+def test_a_refusal_is_a_violation_only_if_the_stack_gave_it() -> None:
+    def asks_for_a_legal_pattern(stack: Stack) -> None:
+        stack.blocks("AXE", 52)
+
+    def builds_an_illegal_value(stack: Stack) -> None:
+        stack.blocks("AEME", 52)
+        Lane(mode="author_dp", nodes=2)
+
+    assert judge(_contract(asks_for_a_legal_pattern), "only", Reference()).outcome == "violated"
+    result = judge(_contract(builds_an_illegal_value), "only", Reference())
+    assert result.outcome == "broken"
+    assert result.words.startswith("the check itself could not be carried out: rendezvous = None")
+
+
+def test_a_refusal_for_countless_reasons_is_read_so_far() -> None:
+    class Endless(Reference):
+        def blocks(self, pattern: str, depth: int) -> tuple[Any, ...]:
+            raise Refused(Refusal(field=f"field{n}", value="1", problem="no", remedy="none") for n in range(1500))
+
+    def asks_for_a_pattern(stack: Stack) -> None:
+        stack.blocks("AEME", 52)
+
+    found = judge(_contract(asks_for_a_pattern), "only", Endless()).violations
+    assert len(found) == MOST_REFUSALS + 1
+    assert found[-1].words == "a legal input was refused for 500 reasons more"
+
+
+def test_what_a_check_needs_and_lacks_here_was_not_run() -> None:
+    def wants_a_package(stack: Stack) -> None:
+        stack.blocks("A", 1)
+        raise Unreachable("transformer-engine is not installed: pip install …")
+
+    result = judge(_contract(wants_a_package), "only", Reference())
+    assert (result.outcome, result.words) == ("not run", "transformer-engine is not installed: pip install …")
+
+
+def test_a_party_that_cannot_be_reached_is_broken_and_not_merely_not_run() -> None:
+    class Away(Reference):
+        def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
+            raise Unreachable("the machine it runs on does not answer")
+
+    def asks(stack: Stack) -> None:
+        stack.blocks("A", 1)
+
+    result = judge(_contract(asks), "only", Away())
+    assert (result.outcome, result.words.split(": ")[0]) == ("broken", "reference could not be asked for blocks")
+
+
+def test_a_check_that_asks_beyond_its_contract_is_broken() -> None:
+    def asks_more(stack: Stack) -> None:
+        stack.stages("AEME", 52, 2)
+
+    result = judge(_contract(asks_more), "only", Reference())
+    assert (result.outcome, result.words) == ("broken", "the check asks 'stages', which its contract does not list")
+
+
+class _Counts(Reference):
+    """Says that it repeats itself, and counts how often it is asked."""
+
+    repeats = frozenset({"blocks"})
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
+        self.asked += 1
+        return super().blocks(pattern, depth)
+
+
+class _AsksNobodyTwice(_Counts):
+    """Of the same kind, and another party."""
+
+
+class _CountsAll(_Counts):
+    """Says of nothing that it would repeat it."""
+
+    repeats = frozenset()
+
+
+def _asks_twice(stack: Any, depth: int) -> None:
+    assert stack.blocks("AEM", depth) == stack.blocks("AEM", depth)
+
+
+def _asks_and_recalls(stack: Any, depth: int) -> None:
+    assert stack.blocks("AEM", depth) == stack.recall("blocks", "AEM", depth)
+
+
+@pytest.mark.parametrize(("kind", "check"), [(_Counts, _asks_twice), (_CountsAll, _asks_and_recalls)])
+def test_what_was_answered_in_an_earlier_case_stands_for_one_of_two_answers(
+    kind: type[_Counts], check: Callable[..., None]
+) -> None:
+    contract = _contract(check, a=(3,), b=(3,), c=(4,))
+    party, other = kind(), _AsksNobodyTwice()
+    assert [judge(contract, "a", party).outcome, party.asked] == ["holds", 2]
+    assert [judge(contract, "b", party).outcome, party.asked] == ["holds", 3], "the first answer of a case may be old"
+    assert [judge(contract, "c", party).outcome, party.asked] == ["holds", 5], "another question"
+    assert [judge(contract, "a", other).outcome, other.asked] == ["holds", 2], "another party"
+
+
+def test_what_is_recalled_was_asked_as_the_contract_says_and_stands_in_the_result() -> None:
+    def beyond(stack: Any) -> None:
+        stack.recall("stages", "AEME", 52, 2)
+
+    def within(stack: Any) -> None:
+        stack.recall("blocks", "A", 1)
+
+    party = _CountsAll()
+    assert judge(_contract(beyond), "only", party).words == "the check asks 'stages', which its contract does not list"
+    for _ in range(2):
+        assert judge(_contract(within), "only", party).answered == {"blocks": f"reference {party.version} (unpatched)"}
+
+
+def test_who_was_really_asked_stands_in_the_result() -> None:
+    def asks(stack: Stack) -> None:
+        raise AssertionError(f"the family is {stack.blocks('A', 1)[0]}")
+
+    result = judge(_contract(asks), "only", Reference())
+    assert (result.outcome, result.words) == ("violated", "the family is ablock")
+    assert result.answered == {"blocks": f"reference {Reference.version} (unpatched)"}
+
+
+def test_the_deadline_of_a_case_does_not_outlive_it() -> None:
+    import signal
+
+    def asks(stack: Stack) -> None:
+        stack.blocks("A", 1)
+
+    assert judge(_contract(asks), "only", Reference(), deadline_s=5).outcome == "holds"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert judge(_contract(asks), "only", bad.Hangs(), deadline_s=0.2).words == "no answer within 0.2 s"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_mutant_that_cannot_be_asked_proves_nothing() -> None:
+    def asks(stack: Stack) -> None:
+        assert stack.blocks("A", 1) == ("ablock",), "the family is wrong"
+
+    def fate(make: type, case: str = "only") -> str:
+        return try_mutant(Mutant(of="T-01", case=case, says="the family is wrong", make=make), _contract(asks)).fate
+
+    assert fate(bad.CannotBeBuilt) == "void"
+    assert fate(Reference, case="no-such-case") == "void"
+    assert fate(Reference) == "survived"
+    assert fate(bad.AnswersNone) == "crashed"
+    assert fate(bad.DeclinesEverything) == "void"
+
+
+def _raises(error: BaseException) -> Callable[[Any], None]:
+    def check(stack: Any) -> None:
+        stack.blocks("A", 1)
+        raise error
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "words"),
+    [
+        (AssertionError("dp is 4"), "violated", "dp is 4"),
+        (AssertionError(), "violated", "the check gave no words"),
+        (NotOffered("it has none"), "not offered", "it has none"),
+        (NotOffered(), "not offered", "reference declined this case"),
+        (Unreachable("no card"), "not run", "no card"),
+        (Unreachable(), "not run", "the check gave no words"),
+        (Broken("it is torn"), "broken", "it is torn"),
+        (KeyError("x"), "broken", "the check raised KeyError: 'x'"),
+        (SystemExit(3), "broken", "the check raised SystemExit: 3"),
+    ],
+)
+def test_how_a_check_ends_is_its_outcome(error: BaseException, outcome: Outcome, words: str) -> None:
+    result = judge(_contract(_raises(error)), "only", Reference())
+    assert (result.id, result.case, result.outcome, result.words) == ("T-01", "only", outcome, words)
+    assert result.violations == ((Violation(words=words),) if outcome == "violated" else ())
+    assert result.lack == ("adapter" if outcome == "not offered" else None)
+    assert result.dtype == ""
+    assert 0 < result.seconds < 60
+
+
+def test_an_interruption_is_nobody_s_outcome() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        judge(_contract(_raises(KeyboardInterrupt())), "only", Reference())
+
+
+def test_whose_lack_it_is_stands_in_the_result_of_what_was_declined() -> None:
+    class Lacks(Reference):
+        def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
+            raise NotOffered("it has none", lack="device")
+
+    result = judge(_contract(_asks), "only", Lacks())
+    assert (result.outcome, result.words, result.lack) == ("not offered", "it has none", "device")
+
+
+def _asks(stack: Any) -> None:
+    stack.blocks("A", 1)
+
+
+class _Silent(Reference):
+    offers = frozenset[str]()
+
+
+def test_what_nobody_answers_is_the_adapter_s_lack_or_was_not_run() -> None:
+    alone = judge(_contract(_asks), "only", _Silent())
+    assert (alone.outcome, alone.words, alone.lack) == ("not offered", "reference does not offer blocks", "adapter")
+    assert judge(_contract(_asks), "only", _Silent(), [Reference()]).words == alone.words, "nothing of its own is asked"
+    both = replace(_contract(_asks), asks=("blocks", "read_argv"))
+    lacking = judge(both, "only", Reference())
+    assert (lacking.outcome, lacking.lack) == ("not run", None)
+    assert lacking.words == f"nobody answers read_argv: {remedy_for(['read_argv'])}"
+    of_numbers = replace(_contract(_asks), asks=("blocks", "step_memory"))
+    silent = type("Silent", (Reference,), {"offers": Reference.offers - {"step_memory"}})()
+    declined = judge(of_numbers, "only", silent)
+    assert (declined.outcome, declined.lack) == ("not offered", "adapter")
+    assert declined.words == "reference does not offer step_memory, which nobody answers for it"
+
+
+def test_a_layout_that_a_stack_does_not_build_is_its_own_lack() -> None:
+    one_layout = type("OneLayout", (Reference,), {"layouts": frozenset({"own-axis"})})()
+    for layout in (None, "own-axis", "borrowed"):
+        result = judge(replace(_contract(_asks), layout=layout), "only", one_layout)
+        told = (result.outcome, result.words, result.lack)
+        if layout == "borrowed":
+            assert told == ("not offered", "reference does not build the borrowed layout", "stack")
+        else:
+            assert told == ("holds", "", None)
+
+
+@pytest.mark.parametrize(
+    ("missing", "megatron"),
+    [(("read_argv",), True), (("read_pattern", "blocks"), True), (("blocks",), False), ((), False)],
+)
+def test_who_answers_what_is_missing_is_named(missing: tuple[str, ...], megatron: bool) -> None:
+    assert ("make megatron" in remedy_for(missing)) == megatron
+    assert megatron or remedy_for(missing) == "name one that does with --with"
+
+
+@pytest.mark.parametrize(("number", "beyond"), [(1, 0), (999, 0), (1000, 0), (1001, 1), (1003, 3)])
+def test_reasons_of_a_refusal_are_parts_of_a_violation(number: int, beyond: int) -> None:
+    refused = Refused(Refusal(field=f"f{n}", value="1", problem="no", remedy="none") for n in range(number))
+    found = [each.words for each in violations_of(refused, [])]
+    assert found[0] == "a legal input was refused: f0 = 1: no; none"
+    assert len(found) == min(number, MOST_REFUSALS) + bool(beyond)
+    told = f"a legal input was refused for {beyond} reasons more"
+    assert (found[-1] == told) == bool(beyond)
+    assert violations_of(KeyError("x"), []) == ()
+    assert violations_of(AssertionError("x"), []) == (Violation(words="x"),)
+
+
+def test_a_violation_in_the_declared_words_is_a_kill_with_its_time_and_its_bugs() -> None:
+    def finds(stack: Any) -> None:
+        raise AssertionError(f"the family is {stack.blocks('A', 1)[0]}")
+
+    mutant = Mutant(of="T-01", case="only", says="is ablock", make=Reference, bugs=("SSM-01",))
+    kill = try_mutant(mutant, _contract(finds))
+    assert (kill.of, kill.case, kill.fate, kill.words, kill.bugs) == (
+        "T-01", "only", "killed", "violated: the family is ablock", ("SSM-01",),
+    )  # fmt: skip
+    assert 0 < kill.seconds < 60
+    assert try_mutant(replace(mutant, says="is eblock"), _contract(finds)).fate == "wrong words"
+    gone = try_mutant(replace(mutant, case="gone"), _contract(finds))
+    assert (gone.fate, gone.words, gone.seconds) == ("void", "T-01 has no case 'gone'", 0.0)
+    unbuilt = try_mutant(replace(mutant, make=bad.CannotBeBuilt), _contract(finds))
+    assert (unbuilt.fate, unbuilt.words) == (
+        "void", "the mutant cannot be built: RuntimeError: no driver on this machine",
+    )  # fmt: skip
