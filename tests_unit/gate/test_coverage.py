@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from contracts.court import record
 from contracts.court.coverage import coverage, table
 from contracts.court.verdict import verdict
 from contracts.harness.cli import main
-from contracts.spec.lacks import Lack
+from contracts.spec.lacks import LACKS, Lack
 from contracts.spec.records import Result, Run, Statement
 from tests_unit.gate.test_deviations import DP, ended, run, violated
 
@@ -66,6 +67,54 @@ def test_a_case_on_several_rungs_counts_by_its_best_and_a_violation_is_an_answer
     total = coverage(run(*rungs), verdict(run(*rungs), TODAY)).total
     assert total.planned == 3
     assert {name: count for name, count in total.counts.items() if count} == {"holds": 1, "violated": 1, "case": 1}
+
+
+@pytest.mark.unit
+def test_a_table_has_a_row_for_each_family_and_says_how_it_is_counted() -> None:
+    title, *lines, total, kinds, _ = table(coverage(RUN, verdict(RUN, TODAY))).split("\n")
+    assert title == "mine 3, profile TOPO-02,ARGV-02,PREC-04,PAT-08"
+    assert lines == [
+        "     planned  holds  violated  deviates  stack  device  adapter  case  not run  broken  coverage",
+        "PAR        6      1         1                1       1        1     1                       50 %",
+        "MOE        3                                                  1              1       1       0 %",
+        "all        9      1         1                1       1        2     1        1       1      29 %",
+    ]
+    assert total == "coverage: 2 answered of 7 (9 planned, less 2 that the stack or this device lacks): 29 %"
+    assert kinds.startswith("not offered, by kind of reason. stack: the stack lacks it; device: ")
+    assert kinds.endswith("; case: the case is shaped otherwise")
+
+
+BEST_FIRST = ("violated", "deviates", "holds", "broken", "not run", "case", "adapter", "device", "stack")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("pair", [*permutations(BEST_FIRST, 2)], ids=" ".join)
+def test_of_two_rungs_the_better_counts(pair: tuple[str, str]) -> None:
+    came = []
+    for rung, became in zip(("pairs", "dense"), pair, strict=True):
+        case = f"a@{rung}"
+        if became in LACKS:
+            came.append(lacking("PAR-01", case, became))  # type: ignore[arg-type]  # from a table
+        else:
+            came.append(ended("PAR-01", case, "violated" if became == "deviates" else became))  # type: ignore[arg-type]
+    judged = verdict(run(*came), TODAY)
+    results = [
+        replace(each, outcome="deviates") if became == "deviates" else each
+        for each, became in zip(judged.results, pair, strict=True)
+    ]
+    counts = coverage(run(*came), replace(judged, results=tuple(results))).total.counts
+    assert {name for name, count in counts.items() if count} == {min(pair, key=BEST_FIRST.index)}
+
+
+@pytest.mark.unit
+def test_only_what_asks_nothing_but_the_court_is_of_the_gate_itself() -> None:
+    asks = {"GATE-01": ("verdict",), "PAR-01": ("verdict", "train"), "PAR-02": (), "PAR-03": ("no such question",)}
+    judged = run(*(ended(id, "a", "holds") for id in (*asks, "PAR-04")))
+    promises = {id: Statement(promise="…", source="law", asks=each) for id, each in asks.items()}
+    judged = replace(judged, plan=replace(judged.plan, promises=promises))
+    found = of(judged)
+    assert found["total"]["planned"] == 4  # type: ignore[index]
+    assert list(found["families"]) == ["PAR"]  # type: ignore[call-overload]
 
 
 @pytest.mark.unit
