@@ -97,6 +97,37 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the ope
         "neither U+00FF nor U+0100 is ever escaped",
     ("plain_text", "NumberReplacer", 'return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"'):
         "neither U+00FF nor U+0100 is ever escaped",
+    ("verdict", "ReplaceComparisonOperator_NotEq_Lt", 'if result.outcome != "violated":'):
+        "no outcome sorts behind violated",
+    ("verdict", "ReplaceComparisonOperator_Eq_GtE",
+     'parts = result.parts if result.outcome == "violated" else ()'):
+        "no outcome sorts behind violated",
+    ("verdict", "ReplaceComparisonOperator_Eq_GtE",
+     'failing = [result for result in matched if result.outcome == "violated"]'):
+        "no outcome sorts behind violated",
+    ("verdict", "ReplaceComparisonOperator_Eq_GtE", "if not failing and kept and len(kept) == len(matched):"):
+        "what is kept is part of what matched",
+    ("verdict", "ReplaceComparisonOperator_Eq_LtE", 'if any(result.outcome == "holds" for result in kept):'):
+        "of the two outcomes that are kept, not offered sorts behind holds",
+    ("verdict", "ReplaceComparisonOperator_Eq_LtE",
+     "told = \", \".join(f\"{each.case} {'holds' if each.outcome == 'holds' else 'is not offered'}\" "
+     "for each in kept)"):
+        "of the two outcomes that are kept, not offered sorts behind holds",
+    ("verdict", "ReplaceComparisonOperator_LtE_Lt",
+     "return same and {result.item.rung, item.rung} <= {*rungs} "
+     "and rungs.index(result.item.rung) < rungs.index(item.rung)"):
+        "two rungs are not all that there are",
+    ("verdict", "ReplaceComparisonOperator_Lt_LtE",
+     "return same and {result.item.rung, item.rung} <= {*rungs} "
+     "and rungs.index(result.item.rung) < rungs.index(item.rung)"):
+        "the same case on the same rung is the item itself, which did not come",
+    ("verdict", "ReplaceComparisonOperator_Lt_NotEq",
+     'return len(others) < len(declined) and all(each.lack == "case" for each in others)'):
+        "the others are part of what was declined",
+    ("verdict", "ReplaceComparisonOperator_Gt_NotEq", "if len(answers) > 1:"):
+        "where there is none, no fault is reached",
+    ("verdict", "ReplaceComparisonOperator_Gt_NotEq", "if n > 1]  # fmt: skip"):
+        "what is counted is there once at least",
     ("redaction", "ReplaceBinaryOperator_Mul_BitXor", 'if not text.endswith("\\n") and len(text) > 4 * HELD:'):
         "from which length on a part is cut says how much is held; both sides of a cut redact as the whole does",
 }  # fmt: skip
