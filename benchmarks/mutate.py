@@ -93,9 +93,9 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the ope
     ("plain_text", "AddNot", "if text.isascii() and text.isprintable():"):
         "a text of which each character is printable has nothing to escape, in ASCII or beyond",
     ("plain_text", "ReplaceComparisonOperator_Lt_LtE",
-     'return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"'):
+     'return f"\\\\x{number:02x}" if number < 0x100 else f"\\\\u{number:04x}"'):
         "neither U+00FF nor U+0100 is ever escaped",
-    ("plain_text", "NumberReplacer", 'return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"'):
+    ("plain_text", "NumberReplacer", 'return f"\\\\x{number:02x}" if number < 0x100 else f"\\\\u{number:04x}"'):
         "neither U+00FF nor U+0100 is ever escaped",
     ("verdict", "ReplaceComparisonOperator_NotEq_Lt", 'if result.outcome != "violated":'):
         "no outcome sorts behind violated",
