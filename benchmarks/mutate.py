@@ -44,7 +44,7 @@ TESTS: Mapping[str, Mapping[str, str]] = {  # a file of `contracts/court` or `co
         "plain_text": "gate/test_plain_text.py gate/test_reports.py",
         "profiles": "gate/test_profiles.py gate/test_ladder.py",
         "sources": "test_docs.py",
-        "telling": "gate/test_reports.py gate/test_law_release.py",
+        "telling": "gate/test_reports.py",
         "verdict": "gate/test_verdict.py gate/test_deviations.py",
     },
     "spec": {

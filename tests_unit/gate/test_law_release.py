@@ -13,7 +13,6 @@ import contracts.checks
 from contracts.contract import LAW, Law
 from contracts.court import profiles, record
 from contracts.court.report import render
-from contracts.court.telling import law_lines
 from contracts.court.verdict import verdict
 from contracts.harness import law_release
 from contracts.harness.law_release import Frozen, differences, freeze, frozen, latest, load, names, pinned
@@ -125,15 +124,6 @@ def test_what_was_added_later_is_told_and_not_counted() -> None:
     assert (counted.word, counted.counts["holds"]) == ("violated", 0)
     again, _ = record.read(record.write(pinned_run, TODAY))
     assert verdict(again, TODAY) == found
-
-
-def test_what_a_release_changes_is_told_up_to_a_limit() -> None:
-    judged = about(run(ended("PAR-01", "a", "holds"), ended("PAR-01", "b", "violated")), "PAR-01[b]")
-    found = verdict(judged, TODAY)
-    lines = law_lines(judged, found)
-    assert len(lines) == 3
-    assert law_lines(judged, found, 3) == law_lines(judged, found, 9) == lines
-    assert law_lines(judged, found, 2) == [*lines[:2], "… and 1 lines more"]
 
 
 def test_a_check_about_a_release_says_which(tmp_path: Path) -> None:

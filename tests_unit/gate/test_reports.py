@@ -26,6 +26,7 @@ from contracts.court.telling import (
     headline,
     items,
     kill_line,
+    law_lines,
     place,
     ranks_words,
     rerun,
@@ -34,6 +35,7 @@ from contracts.court.verdict import verdict
 from contracts.spec.records import Form, Item, Kill, OnRanks, Outcome, Result, Run, Verdict, Violation
 from tests_unit.gate import _reported
 from tests_unit.gate._reported import GREEN, ITEM, RED, colourful, sick
+from tests_unit.gate.test_deviations import ended, run
 
 assert contracts.checks
 pytestmark = pytest.mark.unit
@@ -428,3 +430,40 @@ def test_the_files_of_a_report_are_its_forms() -> None:
     drawn = files(RED, _judged(RED))
     assert {*drawn} == {*FILES}
     assert all(text == _drawn(RED, FILES[name]) for name, text in drawn.items())
+
+
+def _about(judged: Run, *added: str) -> Run:
+    return replace(judged, plan=replace(judged.plan, law="2026.11 (0123456789ab)", added=added, gone=("PAR-09",)))
+
+
+def test_what_a_release_changes_is_told_up_to_a_limit() -> None:
+    judged = _about(run(ended("PAR-01", "a", "holds"), ended("PAR-01", "b", "violated")), "PAR-01[b]")
+    found = _judged(judged)
+    lines = law_lines(judged, found)
+    assert lines == [
+        "Law 2026.11 (0123456789ab); added later, not counted: 1 (1 violated)",
+        "added later, not counted: PAR-01[b] is violated: some words",
+        "named by it and gone: PAR-09",
+    ]
+    assert law_lines(judged, found, 1) == [lines[0], "… and 2 lines more"]
+    assert law_lines(judged, found, 3) == law_lines(judged, found, 9) == lines
+    assert law_lines(judged, found, 2) == [*lines[:2], "… and 1 lines more"]
+
+
+def test_of_what_was_added_later_only_what_is_red_is_told_by_name() -> None:
+    came: tuple[Outcome, ...] = ("broken", "violated", "holds", "holds", "not run", "not offered")
+    judged = _about(run(*(ended("PAR-01", f"c{n}", each) for n, each in enumerate(came))),
+                   *(f"PAR-01[c{n}]" for n in range(len(came))))  # fmt: skip
+    judged = replace(judged, plan=replace(judged.plan, gone=(), reworded=("PAR-01", "PAR-02")))
+    assert law_lines(judged, _judged(judged)) == [
+        "Law 2026.11 (0123456789ab); added later, not counted: 6 "
+        "(2 holds, 1 violated, 1 not offered, 1 not run, 1 broken)",
+        "added later, not counted: PAR-01[c0] is broken: some words",
+        "added later, not counted: PAR-01[c1] is violated: some words",
+        "worded otherwise today: PAR-01, PAR-02",
+    ]
+    alone = replace(judged, plan=replace(judged.plan, added=(), reworded=()))
+    lines = ["Law 2026.11 (0123456789ab); added later, not counted: 0"]
+    assert law_lines(alone, _judged(alone)) == lines
+    without = replace(judged, plan=replace(judged.plan, law=""))
+    assert law_lines(without, _judged(without)) == []
