@@ -77,6 +77,12 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the ope
     ("codec", "NumberReplacer",
      'return {"type": "array", "items": _schema(arguments[0], definitions), "uniqueItems": True}'):
         "a set has one argument, so that the last is the first",
+    ("coverage", "ReplaceComparisonOperator_Lt_LtE",
+     "if item not in best or _ORDER.index(became) < _ORDER.index(best[item]):"):
+        "what stands at the same place is the same",
+    ("coverage", "NumberReplacer",
+     "widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]"):
+        "each row has as many columns",
     ("deviations", "RemoveDecorator", "@functools.cache"): "a pattern that is made anew is the same",
     ("plain_text", "ReplaceComparisonOperator",
      "return (_short_text if len(value) <= _SHORT else _text)(value, known, many, ours)"):

@@ -84,6 +84,14 @@ def test_a_table_has_a_row_for_each_family_and_says_how_it_is_counted() -> None:
     assert kinds.endswith("; case: the case is shaped otherwise")
 
 
+@pytest.mark.unit
+@pytest.mark.parametrize(("number", "of", "told"), [(3, 3, "100 %"), (0, 3, "0 %"), (2, 3, "67 %"), (1, 200, "0 %")])
+def test_a_share_is_told_in_whole_percent(number: int, of: int, told: str) -> None:
+    came = [ended("PAR-01", f"c{n}", "holds" if n < number else "broken") for n in range(of)]
+    judged = run(*came)
+    assert f"lacks): {told}\n" in table(coverage(judged, verdict(judged, TODAY)))
+
+
 BEST_FIRST = ("violated", "deviates", "holds", "broken", "not run", "case", "adapter", "device", "stack")
 
 
