@@ -84,6 +84,14 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the ope
      "widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]"):
         "each row has as many columns",
     ("deviations", "RemoveDecorator", "@functools.cache"): "a pattern that is made anew is the same",
+    ("judge", "ReplaceComparisonOperator_Eq_GtE",
+     'found = violations_of(error, comparisons) if outcome == "violated" else ()'):
+        "no outcome sorts behind violated",
+    ("judge", "ReplaceComparisonOperator_Eq_GtE", 'if result.outcome == "violated":'):
+        "no outcome sorts behind violated",
+    ("judge", "ReplaceComparisonOperator_Eq_LtE", 'if result.outcome == "broken":'): "no outcome sorts before broken",
+    ("judge", "ReplaceComparisonOperator_Is_Eq", "case Refused() if error is stand.declined:"):
+        "an exception equals itself alone",
     ("plain_text", "ReplaceComparisonOperator",
      "return (_short_text if len(value) <= _SHORT else _text)(value, known, many, ours)"):
         "with the cache or without it a text comes out the same",
@@ -103,6 +111,9 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the ope
         "neither U+00FF nor U+0100 is ever escaped",
     ("plain_text", "NumberReplacer", 'return f"\\\\x{number:02x}" if number < 0x100 else f"\\\\u{number:04x}"'):
         "neither U+00FF nor U+0100 is ever escaped",
+    ("telling", "ReplaceComparisonOperator_Eq_LtE",
+     'number = "1 contract is" if len(verdict.unfit) == 1 else f"{len(verdict.unfit)} contracts are"'):
+        "where there is none, the line is not reached",
     ("verdict", "ReplaceComparisonOperator_NotEq_Lt", 'if result.outcome != "violated":'):
         "no outcome sorts behind violated",
     ("verdict", "ReplaceComparisonOperator_Eq_GtE",

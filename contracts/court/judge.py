@@ -86,7 +86,7 @@ def judge(
             return result("broken", f"no answer within {deadline_s:g} s")
         except BaseException as error:  # pytest.skip and sys.exit are no Exception
             outcome, words = ending(error, stand)
-            lack = error.lack if isinstance(error, NotOffered) and outcome == "not offered" else None
+            lack = error.lack if isinstance(error, NotOffered) else None
             found = violations_of(error, comparisons) if outcome == "violated" else ()
             return result(outcome, words, violations=found, lack=lack)
     if not stand.answered:

@@ -94,13 +94,14 @@ def pinned(law: Law, plan: Plan, release: Release) -> Plan:
     """A plan that counts what a release has of it."""
     today = {str(Item(id=id, case=case)) for id, each in law.contracts.items() for case in each.asked}
     today |= {*law.untested}
+    then = release.items
     checked = {id for id in law.untested if release.contracts.get(id) and release.contracts[id].cases}
     gone = [id for id in release.contracts if id not in {*law.ids()} or id in checked]
-    cases = sorted(item for item in release.items - today if item.partition("[")[0] not in gone and "[" in item)
+    cases = sorted(item for item in then - today if item.partition("[")[0] not in gone and "[" in item)
     return replace(
         plan,
         law=f"{release.name} ({release.digest[:12]})",
-        added=tuple(str(item) for item in plan.items if str(item) not in release.items),
+        added=tuple(str(item) for item in plan.items if str(item) not in then),
         gone=(*gone, *cases),
         reworded=tuple(
             id for id, said in plan.promises.items()

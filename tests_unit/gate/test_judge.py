@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,11 +11,14 @@ from typing import Any
 import pytest
 
 from contracts.contract import Contract, Mutant
-from contracts.court.judge import judge, remedy_for, try_mutant, violations_of
+from contracts.court.judge import NO_TORCH, fate_of, judge, remedy_for, try_mutant, violations_of
 from contracts.court.party import Broken
+from contracts.spec import codec
+from contracts.spec.abilities import Abilities, Absence
 from contracts.spec.errors import MOST_REFUSALS, NotOffered, Refusal, Refused, Unreachable
+from contracts.spec.lacks import Lack
 from contracts.spec.launch import Lane
-from contracts.spec.records import Outcome, Violation
+from contracts.spec.records import Fate, Outcome, Result, Violation
 from contracts.spec.stack import Stack
 from contracts.stacks.reference.stack import Reference
 from tests_unit._parties import bad
@@ -61,6 +66,7 @@ def test_a_refusal_is_a_violation_only_if_the_stack_gave_it() -> None:
     result = judge(_contract(builds_an_illegal_value), "only", Reference())
     assert result.outcome == "broken"
     assert result.words.startswith("the check itself could not be carried out: rendezvous = None")
+    assert result.violations == ()
 
 
 def test_a_refusal_for_countless_reasons_is_read_so_far() -> None:
@@ -225,6 +231,62 @@ def test_how_a_check_ends_is_its_outcome(error: BaseException, outcome: Outcome,
     assert result.lack == ("adapter" if outcome == "not offered" else None)
     assert result.dtype == ""
     assert 0 < result.seconds < 60
+
+
+def test_an_assertion_that_a_party_fails_is_no_violation() -> None:
+    class Asserts(Reference):
+        def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
+            raise AssertionError("dp is 4")
+
+    def catches(stack: Any) -> None:
+        try:
+            stack.blocks("A", 1)
+        except Broken as error:
+            raise error.__cause__ from None  # type: ignore[misc]  # what _put keeps
+
+    result = judge(_contract(catches), "only", Asserts())
+    assert (result.outcome, result.violations) == ("broken", ())
+    assert result.words == "reference raised AssertionError when it was asked for blocks: dp is 4"
+
+
+def test_a_result_has_the_time_that_its_case_took() -> None:
+    def sleeps(stack: Any) -> None:
+        stack.blocks("A", 1)
+        time.sleep(0.05)
+
+    began = time.perf_counter()
+    result = judge(_contract(sleeps), "only", Reference())
+    assert 0.05 <= result.seconds <= time.perf_counter() - began + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("outcome", "fate"),
+    [("violated", "wrong words"), ("broken", "crashed"), ("holds", "survived"), ("deviates", "void"),
+     ("not offered", "void"), ("untested", "void"), ("not run", "void")],
+)  # fmt: skip
+def test_the_fate_of_a_mutant_follows_from_its_outcome_also_on_record(outcome: Outcome, fate: Fate) -> None:
+    result = Result(id="T-01", case="only", outcome=outcome, words="dp is 4")
+    for each in (result, codec.loads(Result, codec.dumps(result))):
+        assert fate_of(each, "ep is") == fate
+        assert fate_of(each, "dp is") == ("killed" if outcome == "violated" else fate)
+
+
+@pytest.mark.parametrize("kind", ["stack", "device", "adapter"])
+def test_what_nobody_answers_is_a_declared_lack_where_the_case_could_not_be_asked_anyway(kind: Lack) -> None:
+    lack = Absence(features=frozenset({"mamba"}), kind=kind, reason="nobody wrote it")
+    silent = type("Silent", (_Silent,), {"abilities": Abilities(has=frozenset({"attention"}), lacks=(lack,))})()
+    needs = replace(_contract(_asks, a=(), b=()), needs={"a": frozenset({"mamba"}), "b": frozenset({"attention"})})
+    result = judge(needs, "a", silent)
+    told = "reference does not offer blocks" if kind == "adapter" else "reference: mamba: nobody wrote it"
+    assert (result.outcome, result.words, result.lack) == ("not offered", told, kind)
+    assert judge(needs, "b", silent).words == "reference does not offer blocks"
+
+
+def test_without_torch_only_what_is_about_numbers_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert judge(_contract(_asks), "only", Reference()).outcome == "holds"
+    result = judge(replace(_contract(_asks), asks=("blocks", "train")), "only", Reference())
+    assert (result.outcome, result.words) == ("not run", NO_TORCH)
 
 
 def test_an_interruption_is_nobody_s_outcome() -> None:

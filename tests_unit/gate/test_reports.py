@@ -279,6 +279,7 @@ def test_a_command_to_run_again_keeps_what_changes_the_judgement(command: tuple[
         ("not run", "make it and ask it by --with none", False),  # it was asked already
         ("not run", "ask it by --with megatron, some day", False),
         ("violated", "make it and ask it by --with megatron", False),
+        ("broken", "make it and ask it by --with megatron", False),
     ],
 )
 def test_who_was_lacking_is_asked_the_next_time(outcome: Outcome, words: str, asked: bool) -> None:
@@ -286,8 +287,11 @@ def test_who_was_lacking_is_asked_the_next_time(outcome: Outcome, words: str, as
 
 
 def test_a_case_of_several_ranks_says_how_many() -> None:
-    for id, case, number in (("PREF-03", "16-mib-on-8", 8), ("PREF-03", "no such case", 0), ("PAT-01", "nam56r", 0),
-                             ("X-01", "", 0)):  # fmt: skip
+    of_a_gpu = next(each for each in LAW.contracts.values() if each.tier == "gpu")
+    for id, case, number in (
+        ("PREF-03", "16-mib-on-8", 8), ("PREF-03", "no such case", 0), ("PAT-01", "nam56r", 0), ("X-01", "", 0),
+        (of_a_gpu.id, next(iter(of_a_gpu.cases)), 0),
+    ):  # fmt: skip
         assert ranks_words(Item(id=id, case=case)) == (["--ranks", str(number)] if number else [])
     fewest = {
         int(ranks_words(Item(id=each.id, case=case))[1])
