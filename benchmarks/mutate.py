@@ -77,6 +77,9 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the ope
     ("codec", "NumberReplacer",
      'return {"type": "array", "items": _schema(arguments[0], definitions), "uniqueItems": True}'):
         "a set has one argument, so that the last is the first",
+    ("causes", "ReplaceUnaryOperator_USub_Invert",
+     "return sorted(told, key=lambda cause: (order.index(cause.outcome), -len(cause.results)))"):
+        "one less than each number keeps their order",
     ("coverage", "ReplaceComparisonOperator_Lt_LtE",
      "if item not in best or _ORDER.index(became) < _ORDER.index(best[item]):"):
         "what stands at the same place is the same",

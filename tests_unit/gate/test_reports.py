@@ -32,6 +32,7 @@ from contracts.court.telling import (
     rerun,
 )
 from contracts.court.verdict import verdict
+from contracts.spec import codec
 from contracts.spec.records import Form, Item, Kill, OnRanks, Outcome, Result, Run, Verdict, Violation
 from tests_unit.gate import _reported
 from tests_unit.gate._reported import GREEN, ITEM, RED, colourful, sick
@@ -145,7 +146,8 @@ def test_only_what_is_wrong_is_told_apart_by_what_was_asked() -> None:
     """A violation on two questions is two causes; whatever was not judged is one, whoever was asked."""
     for outcome in HEADINGS:
         pair = (_said(outcome, "w 1", answered={"b": "", "a": ""}), _said(outcome, "w 2", "TOPO-02"))
-        found = causes(RED, (*pair, _said(outcome, "w 3", "X-01")))
+        results = [codec.loads(Result, codec.dumps(each)) for each in (*pair, _said(outcome, "w 3", "X-01"))]
+        found = causes(RED, results)  # as they are read from a record
         questions = [(each.questions, len(each.results)) for each in found]
         if outcome == "holds":
             assert found == []
