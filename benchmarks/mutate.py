@@ -77,6 +77,11 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the ope
     ("codec", "NumberReplacer",
      'return {"type": "array", "items": _schema(arguments[0], definitions), "uniqueItems": True}'):
         "a set has one argument, so that the last is the first",
+    ("baseline", "ReplaceComparisonOperator_LtE_Lt",
+     "if {each.outcome, was.outcome} <= JUDGED and each.seconds >= was.seconds * RATIO"):
+        "two outcomes are not all three",
+    ("causes", "RemoveDecorator", "@lru_cache(maxsize=65536)"): "with the cache or without it words have one skeleton",
+    ("causes", "NumberReplacer", "@lru_cache(maxsize=65536)"): "with the cache or without it words have one skeleton",
     ("causes", "ReplaceUnaryOperator_USub_Invert",
      "return sorted(told, key=lambda cause: (order.index(cause.outcome), -len(cause.results)))"):
         "one less than each number keeps their order",

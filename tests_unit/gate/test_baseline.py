@@ -14,8 +14,9 @@ from contracts.court.baseline import baseline, change, unlike
 from contracts.court.report import render
 from contracts.court.verdict import verdict
 from contracts.harness.cli import main
+from contracts.spec import codec
 from contracts.spec.errors import Refused
-from contracts.spec.records import Baseline, Before, Item, Outcome, Run
+from contracts.spec.records import Baseline, Before, Header, Item, Outcome, Run
 from tests_unit._parties.running import BAD
 from tests_unit.gate.test_deviations import ended, run
 
@@ -127,7 +128,8 @@ def became(*pairs: tuple[Outcome, float, Outcome, float]) -> tuple[Run, list[Ite
     judged = tuple(
         item for item, (was, *_) in zip(items, pairs, strict=True) if was in ("holds", "violated", "deviates")
     )
-    return replace(after, baseline=Baseline(of="it", judged=judged, before=before)), items
+    compared = replace(after, baseline=Baseline(of="it", judged=judged, before=before))
+    return record.read(record.write(compared, TODAY))[0], items
 
 
 @pytest.mark.unit
@@ -211,7 +213,7 @@ def test_a_run_without_a_baseline_has_no_change() -> None:
 def test_an_earlier_run_is_of_the_same_stack_profile_ranks_and_device(
     name: str, profile: str, ranks: int, device: str, fields: list[str]
 ) -> None:
-    earlier = replace(BEFORE.header, profile="launch", ranks=2, device="cpu")
+    earlier = codec.loads(Header, codec.dumps(replace(BEFORE.header, profile="launch", ranks=2, device="cpu")))
     if not fields:
         unlike(earlier, name, profile, ranks, device)
         return

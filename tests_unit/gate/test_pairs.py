@@ -86,5 +86,9 @@ def test_the_command_counts_and_lists() -> None:
     assert "no case asks for these three together:" in told.output
     two, three = json.loads(CliRunner().invoke(main, ["coverage", "--pairs", "--json"]).output)
     assert (two["size"], three["size"]) == (2, 3)
+    assert told.output.startswith(
+        f"pairs of features: {two['covered']} of {two['possible']} are asked for together\n"
+        f"three axes of parallelism: {three['covered']} of {three['possible']} are asked for together\n"
+    )
     assert two["possible"] == two["covered"] + len(two["missing"]) > 1000
     assert CliRunner().invoke(main, ["coverage", "--pairs", "--stack", "reference"]).exit_code == 2

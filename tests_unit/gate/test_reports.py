@@ -103,6 +103,7 @@ def test_causes_of_a_run_are_worked_out_by_hand() -> None:
         ("not offered", ("PAT-01",), 1),
     ]
     assert sum(len(cause.results) for cause in _causes(RED)) == len(RED.results) - 1
+    assert [cause.words for cause in _causes(RED)][:2] == ["dp is 2, expected 2", RED.results[3].words]
 
 
 def test_the_guilty_tensors_are_read_from_the_words() -> None:
