@@ -100,6 +100,20 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the ope
     ("judge", "ReplaceComparisonOperator_Eq_LtE", 'if result.outcome == "broken":'): "no outcome sorts before broken",
     ("judge", "ReplaceComparisonOperator_Is_Eq", "case Refused() if error is stand.declined:"):
         "an exception equals itself alone",
+    ("judge", "ReplaceComparisonOperator_NotEq_Gt", 'if absence and absence.kind != "adapter":'):
+        "no kind of lack sorts before adapter",
+    ("narrowing", "ReplaceComparisonOperator_Eq_GtE",
+     'if isinstance(value, Execution) and value.precision == "float64":'):
+        "no precision sorts behind float64",
+    ("narrowing", "ReplaceComparisonOperator_IsNot_NotEq",
+     "return found if any(found[key] is not value[key] for key in found) else value"):
+        "what was narrowed is unequal, and all else is the same",
+    ("narrowing", "ReplaceComparisonOperator_IsNot_NotEq",
+     "return tuple(parts) if any(new is not old for new, old in zip(parts, value, strict=True)) else value"):
+        "what was narrowed is unequal, and all else is the same",
+    ("narrowing", "ReplaceComparisonOperator_IsNot_NotEq",
+     "each.name: new for each in fields(value) if (new := narrowed(old := getattr(value, each.name))) is not old"):
+        "what was narrowed is unequal, and all else is the same",
     ("plain_text", "ReplaceComparisonOperator",
      "return (_short_text if len(value) <= _SHORT else _text)(value, known, many, ours)"):
         "with the cache or without it a text comes out the same",
@@ -119,6 +133,16 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the ope
         "neither U+00FF nor U+0100 is ever escaped",
     ("plain_text", "NumberReplacer", 'return f"\\\\x{number:02x}" if number < 0x100 else f"\\\\u{number:04x}"'):
         "neither U+00FF nor U+0100 is ever escaped",
+    ("profiles", "ReplaceComparisonOperator_NotEq_Lt",
+     'if not isinstance(entry, Contract) or entry.tier != "unit":'):
+        "no tier sorts behind unit",
+    ("profiles", "ReplaceComparisonOperator_NotEq_Lt",
+     'if not isinstance(entry, Contract) or entry.tier != "unit" or "read_pattern" in entry.asks:'):
+        "no tier sorts behind unit",
+    ("sources", "ReplaceComparisonOperator_Eq_GtE", "if len(found) == len(known):"): "what was found is part of it",
+    ("sources", "ReplaceComparisonOperator_NotEq_Lt",
+     'return f"bug {word}: {BUGS[letters]}" if letters != word else f"bugs {word}: {BUGS[word]}", "bug-ids"'):
+        "the letters of a longer word sort before it",
     ("telling", "ReplaceComparisonOperator_Eq_LtE",
      'number = "1 contract is" if len(verdict.unfit) == 1 else f"{len(verdict.unfit)} contracts are"'):
         "where there is none, the line is not reached",

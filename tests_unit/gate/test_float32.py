@@ -13,6 +13,7 @@ from contracts import instruments
 from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.court.narrowing import narrowed
+from contracts.spec import codec
 from contracts.spec.abilities import FEATURES, Abilities, Absence
 from contracts.spec.training import Execution
 from contracts.stacks.reference.stack import Reference
@@ -38,11 +39,22 @@ def test_only_what_is_in_float64_is_narrowed_and_all_else_stays_the_same() -> No
     assert (narrow.dtype, numerics.tensor(narrow).tolist()) == ("float32", [1.5, -2.0])
     double = Execution(precision="float64")
     single = replace(double, precision="float32")
-    assert narrowed(double) == single
+    assert narrowed(double) == narrowed(codec.loads(Execution, codec.dumps(double))) == single
     assert narrowed((1, wide)) == (1, narrow)
     assert narrowed({"a": whole, "b": (double,)}) == {"a": whole, "b": (single,)}
     assert narrowed(_Asked(first=whole, second={"x": wide})) == _Asked(first=whole, second={"x": narrow})
-    kept = (narrow, whole, single, (1, whole), {"a": single}, _Asked(first=1, second=narrow), _Asked, "float64", None)
+    kept = (
+        narrow,
+        whole,
+        single,
+        (1, whole),
+        {"a": single},
+        replace(double, precision="fp16"),
+        _Asked(first=1, second=narrow),
+        _Asked,
+        "float64",
+        None,
+    )
     for each in kept:
         assert narrowed(each) is each, each
 

@@ -270,3 +270,4 @@ def test_what_several_ranks_do_not_judge_is_outside_of_their_plan() -> None:
 )  # fmt: skip
 def test_the_nearest_names_are_cases_of_the_contract_or_else_ids(text: str, near: list[str]) -> None:
     assert profiles.nearest(_small(), text) == near
+    assert len(profiles.nearest(LAW, "TOPO-02[nobody]")) == 3
