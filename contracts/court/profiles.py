@@ -126,10 +126,10 @@ def _asked(entry: _Entry, words: Sequence[str], abilities: Abilities | None) -> 
 
 
 def _ruled_out(entry: Contract, name: str, abilities: Abilities | None) -> Choice | None:
-    """Why an item that was asked for by its name is not asked: no leaner recipe takes its place."""
+    """Why an item that is asked for by its name may be declined: no leaner recipe takes its place."""
     why = _absence(entry, name, abilities)
     item = str(Item(id=entry.id, case=name))
-    return None if why is None else Choice(item=item, instead=(), kind=why.kind, why=str(why))
+    return None if why is None else Choice(item=item, instead=(item,), kind=why.kind, why=str(why))
 
 
 def _on_rungs(entry: Contract, case: str, abilities: Abilities | None) -> tuple[tuple[str, ...], tuple[Choice, ...]]:

@@ -186,6 +186,7 @@ class Choice:
     """An item that is not asked because the stack declares that it cannot build its recipe.
 
     `instead` are the items that are asked in its place. Without any, the item stands in the plan and is not offered.
+    One that was asked for by its name stands for itself: it is asked all the same, and may be declined.
     `kind` says whose lack it is.
     """
 

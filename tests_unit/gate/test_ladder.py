@@ -161,11 +161,11 @@ def test_a_single_item_is_planned_as_it_is_named() -> None:
     assert "OPT-01b[muon@dense]" in profiles.plan(LAW, "OPT-01b[muon]").outside
 
 
-def test_a_single_item_that_a_stack_declares_to_lack_is_ruled_out_and_no_false_claim() -> None:
+def test_a_single_item_that_a_stack_declares_to_lack_is_asked_and_may_be_declined() -> None:
     named = "OPT-04c[sparse]"
     plan = profiles.plan(LAW, named, ABILITIES)
     (choice,) = plan.choices
-    assert (choice.item, choice.instead, choice.kind) == (named, (), "device")
+    assert (choice.item, choice.instead, choice.kind) == (named, (named,), "device")
     declined = recorded((plan.items[0], "not offered"), offers=frozenset({"built", "train"}))
     subject = replace(declined.header.subject, abilities=ABILITIES)
     run = replace(declined, header=replace(declined.header, subject=subject), plan=plan)
