@@ -6,7 +6,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from contracts.contract import LAW
@@ -53,7 +53,7 @@ def ranks_words(item: Item) -> list[str]:
 
 
 def _kept(command: Sequence[str]) -> Iterator[str]:
-    for word, following in zip(command, [*command[1:], ""], strict=False):
+    for word, following in pairwise([*command, ""]):
         option, given, value = word.replace("--rankproof-", "--", 1).partition("=")  # pytest's own begin so
         if option in _KEPT_OPTIONS and (given or following):
             yield from (option, value if given else following)

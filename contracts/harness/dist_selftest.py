@@ -18,6 +18,7 @@ from contracts.court.court import Court
 from contracts.court.judge import fate_of, judge
 from contracts.harness import parties, selftest
 from contracts.harness.commands._errors import read_law
+from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.loss_curves import Curves, Watched
 from contracts.harness.plugin import OWN_RANKS_S, PROPERTY, SLOW_S, result_of
 from contracts.harness.progress import WATCHED, Told
@@ -101,6 +102,7 @@ def put(trial: Trial, node: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    collect_seldom()
     if here().rank == 0:
         config.pluginmanager.register(_Clerk(config), "rankproof-clerk")
 

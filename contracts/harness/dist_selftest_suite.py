@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 
 from contracts.harness.dist_selftest import Trial, put
-from contracts.harness.garbage_collection import collect_seldom
-
-collect_seldom()
 
 
 def test_trial(trial: Trial, request: pytest.FixtureRequest) -> None:

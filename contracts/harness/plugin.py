@@ -30,6 +30,7 @@ from contracts.court.profiles import ONE_PROCESS
 from contracts.court.verdict import verdict
 from contracts.harness import kill_matrix, law_release, parties, touched
 from contracts.harness import pytest_options as options
+from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.gate import Gate
 from contracts.harness.ranks.rank_environment import several
 from contracts.instruments.ranks import here
@@ -274,6 +275,7 @@ def _gate(config: pytest.Config) -> Gate:
     import contracts.checks  # all contracts; imported here, so that `pytest --help` does not read them
 
     assert contracts.checks
+    collect_seldom()
     profile = options.setting(config, "profile") or ("dist" if here().world > 1 else ONE_PROCESS)
     name = options.setting(config, "stack") or "reference"
     given, compared = options.setting(config, "proof"), options.setting(config, "baseline")

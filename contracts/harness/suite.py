@@ -4,10 +4,7 @@ the function's name."""
 
 from __future__ import annotations
 
-from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.plugin import Promise
-
-collect_seldom()
 
 
 def test_unit(rankproof_case: Promise) -> None:
