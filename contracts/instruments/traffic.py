@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -115,7 +116,7 @@ def watched(*, limit_s: float = LIMIT_S) -> Iterator[Watch]:
     context swallows the exception, even if other code has converted it; `diverged` has the message, and no rank hangs.
     """
     watch = Watch()
-    mode = _Mode(watch, _Words(limit_s))
+    mode = _Compares(watch, _Words(limit_s))
     try:
         with mode:
             yield watch
@@ -126,23 +127,62 @@ def watched(*, limit_s: float = LIMIT_S) -> Iterator[Watch]:
         mode.words.close()
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+_unrecorded: ContextVar[bool] = ContextVar("unrecorded", default=False)
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Inside, nothing is recorded or compared: what an adapter gathers for its answer is not its stack's traffic."""
+    token = _unrecorded.set(True)
+    try:
+        yield
+    finally:
+        _unrecorded.reset(token)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Collective]]:
+    """The collectives and messages of this process, in order; nothing is compared, so that no other rank takes part."""
+    mode = _Records()
+    with mode:
+        yield mode.issued
+
+
+class _Records(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     """Sees every call of an operator. torch has no public way to see a collective with its tensors. Dispatch modes have
     had this name since torch 1.13, and the public CommDebugMode is built on one."""
 
-    def __init__(self, watch: Watch, words: _Words) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.watch, self.words = watch, words
+        self.issued: list[Collective] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # its collectives are issued one level below
-        if func.namespace in NAMESPACES:
-            found = read(func, args, kwargs or {})
+        if func.namespace in NAMESPACES and not _unrecorded.get():
+            found = self.seen(func, args, kwargs or {})
             if found is not None:
-                self.watch.issued.append(found)
+                self.issued.append(found)
                 self.compare(found)
         return func(*args, **(kwargs or {}))
+
+    def seen(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Collective | None:
+        return read(func, args, kwargs) or message(func, args, kwargs)
+
+    def compare(self, found: Collective) -> None:
+        """Nothing."""
+
+
+class _Compares(_Records):  # type: ignore[no-untyped-call]  # torch's
+    """Compares each collective with those of the other ranks. Messages are between two ranks, and not compared."""
+
+    def __init__(self, watch: Watch, words: _Words) -> None:
+        super().__init__()
+        self.watch, self.words = watch, words
+        self.issued = watch.issued
+
+    def seen(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Collective | None:
+        return read(func, args, kwargs)
 
     def compare(self, found: Collective) -> None:
         try:

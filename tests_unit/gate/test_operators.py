@@ -97,7 +97,7 @@ def test_every_file_has_likely_contracts_of_one_process_and_some_cases_stand_for
 
 def test_what_runs_in_a_process_of_its_own_is_not_taken_for_what_an_import_runs(every: list[Change]) -> None:
     own = {each.file for each in every if each.scope == "__main__"}
-    assert "answers/traffic.py" in own
+    assert "answers/cold_compile.py" in own
 
 
 _TRY = """

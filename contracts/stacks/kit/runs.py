@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from contracts.instruments import numerics
+from contracts.instruments import numerics, traffic
 from contracts.spec.array import Arrays
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.training import Observed, Session, Step, Tokens, Trained
@@ -71,7 +71,8 @@ class Watched(ABC):
         both = torch.tensor([sum(float((now * was).sum()) for now, was in pairs),
                              sum(float(was.square().sum()) for _, was in pairs)], dtype=torch.float64)  # fmt: skip
         if self.session.execution.world > 1:
-            dist.all_reduce(both)
+            with traffic.unrecorded():
+                dist.all_reduce(both)
         return float(both[0] / (both[1] or 1.0))
 
     def weights(self) -> Arrays:

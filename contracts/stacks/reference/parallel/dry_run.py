@@ -16,14 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from contracts.instruments import dry_run
-from contracts.instruments.traffic import Collective
 from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Group
-from contracts.spec.traffic import Holding, Rehearsal, Routing, Sent
+from contracts.spec.traffic import Holding, Rehearsal, Routing
 from contracts.spec.training import Execution
+from contracts.stacks.kit import dry_runs
 from contracts.stacks.reference.model.blocks.common import Packing
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.blocks.moe import Router
@@ -52,8 +50,7 @@ def dry_run_step(
         held = {member.name: _holding(trainer, member) for member in trainer.optimizer.members}
         trainer.close()
     experts = frozenset(member.name for member in trainer.optimizer.members if member.role == "expert")
-    groups = tuple(dict.fromkeys(each.members for each in issued))
-    return Rehearsal(groups=groups, issued=tuple(_sent(each, groups) for each in issued), held=held, experts=experts)
+    return dry_runs.rehearsal(issued, held, experts)
 
 
 def _on_shapes(parts: Parts, routing: Routing) -> Parts:
@@ -115,36 +112,5 @@ class _KnownStages(PipelineTrainer):
 def _holding(trainer: Trainer, member: Member) -> Holding:
     """What the optimizer has of a parameter, and what the model has of it: after a step both have the same part."""
     parameter = member.parameter
-    held = [rule.state[parameter] for rule in trainer.optimizer.rules.values() if parameter in rule.state]
-    moments = [each for state in held for each in state.values() if each.shape == parameter.shape]
-    return Holding(
-        weight=_bytes(trainer.model.get_parameter(member.name)),
-        gradient=0 if parameter.grad is None else _bytes(parameter.grad),
-        state=sum(map(_bytes, moments)),
-        cut=_cut(parameter),
-    )
-
-
-def _bytes(tensor: Tensor) -> int:
-    held = tensor.detach()
-    return int((held.to_local() if isinstance(held, DTensor) else held).nbytes)
-
-
-def _cut(parameter: Tensor) -> tuple[str, ...]:
-    if not isinstance(parameter, DTensor):
-        return ()
-    names = parameter.device_mesh.mesh_dim_names or ()
-    return tuple(name for name, at in zip(names, parameter.placements, strict=True) if not at.is_replicate())
-
-
-def _sent(found: Collective, groups: tuple[Group, ...]) -> Sent:
-    return Sent(
-        op=found.op,
-        group=groups.index(found.members),
-        shapes=found.shapes,
-        dtypes=found.dtypes,  # type: ignore[arg-type]  # torch's names of them
-        reduce=found.reduce,
-        sent=found.sent,
-        received=found.received,
-        peer=found.root,
-    )
+    states = [rule.state[parameter] for rule in trainer.optimizer.rules.values() if parameter in rule.state]
+    return dry_runs.holding(trainer.model.get_parameter(member.name), parameter, states)
