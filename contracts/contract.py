@@ -92,7 +92,8 @@ class Contract:
         case, _, rung = name.partition("@")
         found = set(self.needs.get(case, ())) | (set() if rung else self.sheds)
         arguments = (self.leaner if rung else self.cases)[name]
-        execution = next((each for each in arguments if isinstance(each, Execution)), None)
+        among = (getattr(each, "execution", each) for each in arguments)  # a lane has one
+        execution = next((each for each in among if isinstance(each, Execution)), None)
         for recipe in (each for each in arguments if isinstance(each, Recipe)):
             found |= features(recipe, execution, trains="train" in self.asks)
         return frozenset(found)

@@ -245,6 +245,15 @@ CONVENTIONS: Mapping[str, Convention] = {
         ("refused", "the run is refused, and the warm-up named", "Megatron-Core: OptimizerParamScheduler.__init__"),
         shown="megatron_warm_up_as_long_as_the_run",
     ),
+    "gathered-input": _convention(
+        "under sequence parallel, what a rank keeps of the input of a mixer, of which it has a run of the sequence",
+        ("kept", "the whole, which it gathered in the forward pass", "torchtitan: its tensor parallel plans; DTensor"),
+        (
+            "again",
+            "its own run, and the whole is gathered once more in the backward pass",
+            "arXiv 2205.05198, section 4.2.2; Megatron-Core: LinearWithGradAccumulationAndAsyncCommunication",
+        ),
+    ),
     "communicators": _convention(
         "when two axes have the same ranks",
         (

@@ -1,38 +1,77 @@
-"""NAM56R at true size, in lanes; its parameters counted by hand, and the messages of a step sorted by purpose."""
+"""NAM56R at true size and small transformers, in lanes; their parameters counted by hand, and the messages of a step
+sorted by purpose.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import borrowed, own_axis
+from contracts.checks._support.transformers import GROUPED_EXPERTS
+from contracts.spec.ladder import rung_of
 from contracts.spec.presets import PRESETS
-from contracts.spec.recipe import Batch, Recipe
+from contracts.spec.recipe import Batch, Moe, Recipe
 from contracts.spec.topology import Group
 from contracts.spec.traffic import Rehearsal, Rehearsing, Routing, Sent
 from contracts.spec.training import Execution
 
-D, T = 3584, 4096  # hidden, tokens of a sequence
 WHOLE = PRESETS["nam56r_h200_bf16_v1"]  # A 13, E 22, M 13, R 4
 LETTERS = replace(WHOLE, name="nam56r-letters", pattern="AEMR", depth=4)
 """One layer of each letter, and both ends."""
+PAIRS = replace(
+    GROUPED_EXPERTS, name="nam56r-letters@pairs", hidden=256, ffn_hidden=512, seq_length=192, vocab=4096, dtype="bf16",
+    moe=Moe(experts=16, top_k=4, expert_hidden=128, shared_hidden=0, aux_loss=0.0),
+)  # fmt: skip
+"""Two layers of attention and two of experts, small enough for a dry run over real tensors."""
+DENSE = replace(PAIRS, name="nam56r-letters@dense", moe=None)
+RUNGS = {"pairs": PAIRS, "dense": DENSE}
 
-# Parameters of a layer: alike on all TP ranks, cut by TP, routed experts. 56 heads of 64, 8 KV heads, 8 SSM groups of
-# 64 states.
-PARAMETERS = {
-    "A": (D + 2 * 64, 2 * D * D + 2 * 512 * D, 0),  # norm, QK norm; q and output; k and v
-    "E": (D + 16 * D, 2 * 1024 * D, 16 * 2 * 896 * D),  # norm, router; shared expert; experts
-    # norm; z, x and output; B and C; dt; convolution of four taps and a bias; A, D and dt's bias; gated norm
-    "M": (D, 3 * D * D + 2 * 512 * D + 56 * D + (D + 2 * 512) * 5 + 3 * 56 + D, 0),
-    # norm; gate, v, q, k and output; forget gate; W of each head; A, D and its bias; gated norm
-    "R": (D, 5 * D * D + 56 * D + 56 * 64 * 64 + 3 * 56 + D, 0),
-}
-ENDS = (D, 2 * 65536 * D, 0)  # final norm; embedding and output projection
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Parameters by layer, counted by hand: alike on all TP ranks, cut by TP, routed experts.
+
+    Args:
+        letters: of a layer. ends: of the final norm, and of embedding and output projection.
+    """
+
+    letters: dict[str, tuple[int, int, int]]
+    ends: tuple[int, int, int]
+
+
+def _of_nam56r(D: int) -> Counts:
+    """56 heads of 64, 8 KV heads, 8 SSM groups of 64 states."""
+    return Counts(
+        letters={
+            "A": (D + 2 * 64, 2 * D * D + 2 * 512 * D, 0),  # norm, QK norm; q and output; k and v
+            "E": (D + 16 * D, 2 * 1024 * D, 16 * 2 * 896 * D),  # norm, router; shared expert; experts
+            # norm; z, x and output; B and C; dt; convolution of four taps and a bias; A, D and dt's bias; gated norm
+            "M": (D, 3 * D * D + 2 * 512 * D + 56 * D + (D + 2 * 512) * 5 + 3 * 56 + D, 0),
+            # norm; gate, v, q, k and output; forget gate; W of each head; A, D and its bias; gated norm
+            "R": (D, 5 * D * D + 56 * D + 56 * 64 * 64 + 3 * 56 + D, 0),
+        },
+        ends=(D, 2 * 65536 * D, 0),
+    )
+
+
+def _of_a_transformer(D: int) -> dict[str, Counts]:
+    """8 heads of 32, 4 KV heads; experts and MLPs are gated."""
+    attention, ends = (D + 2 * 32, 2 * D * D + 2 * 128 * D, 0), (D, 2 * 4096 * D, 0)
+    return {
+        "pairs": Counts(letters={"A": attention, "E": (D + 16 * D, 0, 16 * 3 * 128 * D)}, ends=ends),
+        "dense": Counts(letters={"A": attention, "E": (D, 3 * 512 * D, 0)}, ends=ends),
+    }
+
+
+COUNTED: dict[str, Counts] = {"": _of_nam56r(3584), **_of_a_transformer(256)}
+"""By rung of a recipe."""
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "bool": 1}
+FLOATING = ("bfloat16", "float16", "float32", "float64")
 LITTLE = 1 << 16
 """Bytes per step for norms, losses and counts together."""
 
@@ -84,6 +123,35 @@ LANES: dict[str, Lane] = {
         shard=(0, 2, 4, 6), expert_shard=(0, 4), tp=(0, 1), ep=(0, 1, 2, 3),
     ),
 }  # fmt: skip
+OTHERS = (0, 2, 4, 6)  # rank = 2 dp + tp
+BESIDE_TP: dict[str, Lane] = {  # experts are cut as all else is
+    name: Lane(
+        execution=own_axis(8, tp=2, sp=True, fsdp=fsdp), shard=(0, 2, 4, 6), expert_shard=(0, 2, 4, 6), tp=(0, 1)
+    )
+    for name, fsdp in (("tp2-sp-dp4", False), ("tp2-sp-fsdp4", True))
+}
+BESIDE_EP: dict[str, Lane] = {
+    "borrowed-ep4-fsdp8": Lane(
+        execution=borrowed(8, ep=4, etp=1, fsdp=True), shard=tuple(range(8)), expert_shard=(0, 4), ep=(0, 1, 2, 3)
+    )
+}
+
+
+def on_rungs(lanes: Mapping[str, Lane]) -> dict[str, tuple[Recipe, Lane]]:
+    """Lanes with NAM56R's letters, and behind each the small transformers that it is asked on.
+
+    Where ranks share experts it has some. Where TP cuts experts, how rows come together is a stack's own choice.
+    """
+    found = {}
+    for name, lane in lanes.items():
+        found[name] = (LETTERS, lane)
+        if lane.execution.layout == "own-axis" and len(lane.ep) > 1:
+            continue
+        for rung, recipe in RUNGS.items():
+            if (len(lane.ep) > 1 and rung == "dense") or (_etp(lane) > 1 and rung == "pairs"):
+                continue
+            found[f"{name}@{rung}"] = (recipe, lane)
+    return found
 
 
 def recipe_for(recipe: Recipe, lane: Lane) -> Recipe:
@@ -92,17 +160,21 @@ def recipe_for(recipe: Recipe, lane: Lane) -> Recipe:
 
 
 def dry_run_step(stack: Stack, recipe: Recipe, lane: Lane, rank: int = 0, routing: Routing = "balanced") -> Rehearsal:
-    needs_layout(stack, lane.execution.layout)
-    found = stack.rehearse(recipe_for(recipe, lane), lane.execution, rank, routing)
+    found = stack.rehearse(recipe_for(recipe, lane), in_a_layout_of(stack, lane.execution), rank, routing)
     assert found.issued or lane.execution.world == 1, "no collective was seen"
     return found
 
 
 def parameters(recipe: Recipe, lane: Lane) -> tuple[int, int, int]:
     """A rank's parameters before data parallelism cuts them: alike on all TP ranks, cut by TP, experts."""
-    letters = [recipe.pattern[layer % len(recipe.pattern)] for layer in range(recipe.depth)]
-    alike, cut, experts = (sum(each) for each in zip(ENDS, *(PARAMETERS[letter] for letter in letters), strict=True))
+    counts = COUNTED[rung_of(recipe)]
+    rows = [counts.letters[letter] for letter in letters(recipe)]
+    alike, cut, experts = (sum(each) for each in zip(counts.ends, *rows, strict=True))
     return alike, cut // len(lane.tp), experts // (len(lane.ep) * _etp(lane))
+
+
+def letters(recipe: Recipe) -> str:
+    return "".join(recipe.pattern[layer % len(recipe.pattern)] for layer in range(recipe.depth))
 
 
 def _etp(lane: Lane) -> int:
@@ -111,36 +183,36 @@ def _etp(lane: Lane) -> int:
     return degrees.etp or degrees.tp
 
 
-def sorted_by_purpose(found: Rehearsal, lane: Lane) -> dict[Purpose, list[Sent]]:
+def sorted_by_purpose(found: Rehearsal, recipe: Recipe, lane: Lane) -> dict[Purpose, list[Sent]]:
     """Everything that was issued, sorted by purpose, from its kind and the ranks it goes over."""
     sorts: dict[Purpose, list[Sent]] = {}
     for each in found.issued:
-        sorts.setdefault(_purpose(each, found.groups[each.group], lane), []).append(each)
+        sorts.setdefault(_purpose(each, found.groups[each.group], recipe, lane), []).append(each)
     return sorts
 
 
-def _purpose(each: Sent, members: Group, lane: Lane) -> Purpose:
+def _purpose(each: Sent, members: Group, recipe: Recipe, lane: Lane) -> Purpose:
     data = members in (lane.shard, lane.expert_shard)
     if each.op in ("send", "receive"):
         return "messages"
     if each.op == "all_to_all":
-        return "rows" if each.dtypes[0] in ("bfloat16", "float16", "float32", "float64") else "counts"
+        return "rows" if each.dtypes[0] in FLOATING else "counts"
     if len(members) == 1:
         return "rest"
-    if each.op == "all_gather" and data:
+    if each.op == "all_gather" and data and each.dtypes[0] in FLOATING:
         return "weights"
-    if data or members == lane.copies:
+    if (data or members == lane.copies) and each.op != "all_gather":
         return "gradients"
     if members == lane.tp:
-        return "stream" if _is_stream(each) else "copies"
+        return "stream" if _is_stream(each, recipe) else "copies"
     return "shared rows" if members == lane.ep and each.op == "all_gather" else "rest"
 
 
-def _is_stream(each: Sent) -> bool:
+def _is_stream(each: Sent, recipe: Recipe) -> bool:
     """Whether a message carries the residual stream: a gather, a scatter, or an all-reduce of its size; smaller ones
     carry gradients.
     """
-    return each.op != "all_reduce" or elements(each) >= T * D // 64
+    return each.op != "all_reduce" or elements(each) >= recipe.seq_length * recipe.hidden // 8
 
 
 def elements_per_group(found: Rehearsal, issued: list[Sent]) -> Counter[Group]:

@@ -31,7 +31,8 @@ class _ChecksItsNorm(ParallelTrainer):
             dist.all_reduce(torch.ones(1))
 
 
-@mutant(of="TRAF-04g", case="dp2", says="is all_reduce(sum) 1 float32 over [0, 1], predicted as")
+@mutant(of="TRAF-04g", case="dp2", says="is all_reduce(sum) 1 float32 over [0, 1], predicted as",
+        leanest="the first that is not predicted is all_reduce(sum) 1 float32")  # fmt: skip
 class SendsMoreInEarnest(Spread):
     """A running step verifies something with a collective that the dry run, which has no numbers, leaves out."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -133,6 +133,15 @@ class GathersTheStreamInFloat32(Spread):
     """The residual stream is widened before it is gathered, and narrowed after."""
 
     exchange = {"tensor_parallel": _WideStream}
+
+
+@mutant(of="TRAF-04c", case="tp2-sp-dp4", says="times the residual stream goes into all_gather over TP, expected")
+class KeepsWhatItSaysItGathersAgain(Spread):
+    """Declared to keep its own run of an input and to gather the whole once more, it keeps the whole: memory that a
+    plan has counted as free.
+    """
+
+    conventions: Mapping[str, str] = {"gathered-input": "again"}
 
 
 class _SumsAndCuts(TensorParallel):
@@ -282,6 +291,19 @@ class ReducesEveryProbabilityForTheLog(Spread):
     trains = _TellsEveryProbability
 
 
+class _SumsHiddenStates(ParallelTrainer):
+    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        dist.all_reduce(torch.zeros(self.recipe.seq_length, self.recipe.hidden))
+        return super().over_parts(values)
+
+
+@mutant(of="TRAF-04e", case="tp2-sp-fsdp4", says="bytes are neither weights")
+class SumsHiddenStatesForAChart(Spread):
+    """The hidden states of a sequence are summed over all ranks in every step, for a chart of their norms."""
+
+    trains = _SumsHiddenStates
+
+
 class _GathersItsInput(TokenDispatcher):
     def share(
         self, routed: Callable[[Tensor, Routing, Tensor], Tensor], x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor
@@ -315,7 +337,7 @@ def _first_dim(mesh: Any) -> Callable[[nn.Parameter], None]:
     return lambda parameter: None
 
 
-@mutant(of="TRAF-05a", case="fsdp", says="times as much among 512 ranks as among 8")
+@mutant(of="TRAF-05a", case="fsdp", says="times as much among", leanest="")
 class CutsBetweenExperts(Spread):
     """Parameters are always cut along their first dimension: 16 experts over 512 ranks are padded to 512."""
 
@@ -329,7 +351,7 @@ class _GathersALog(ParallelTrainer):
         dist.all_gather([torch.empty_like(log) for _ in range(self.execution.world)], log)
 
 
-@mutant(of="TRAF-05a", case="dp", says="times as much among 512 ranks as among 8")
+@mutant(of="TRAF-05a", case="dp", says="times as much among")
 class GathersALogOfEveryRank(Spread):
     """Every rank gathers four megabytes of statistics from every rank: little among 8, two gigabytes among 512."""
 
