@@ -31,7 +31,8 @@ LATER = {
 """What 0.16.1 has not, or not without Transformer Engine; its package has no argument parser."""
 DECLARED = load(ROOT / "docs/deviations/megatron.toml")
 KEPT = (
-    "BLK-06r,BLK-06u,MOE-01a,MOE-02b,MOE-04a,MOE-05d,BLK-03a,BLK-03d,BLK-04e,BLK-04i,OPT-05d,TOPO-05c,CKPT-04a,CKPT-06a"
+    "BLK-06r,BLK-06u,MOE-01a,MOE-02b,MOE-04a,MOE-05d,BLK-03a,BLK-03d,BLK-04e,BLK-04i,OPT-05d,TOPO-05c,CKPT-04a,CKPT-06a,"
+    "TRAF-04b[dp8@dense],TRAF-04c[tp2-sp-dp4@dense]"
 )
 
 SAVED = (

@@ -129,6 +129,9 @@ ALL_HOLD = {
     "OPT-05a[bf16@pairs],PREC-05d[letters@pairs],OPT-06a[bf16@dense],BLK-06t[bf16@dense],MOE-06h[from-one]",
     "Muon moves matrices and experts":
     "OPT-01b[muon@pairs],OPT-04a[muon@pairs],OPT-01c[muon@pairs],CKPT-01b[muon@dense]",
+    "a rank sends what sizes and layout say":
+    "TRAF-04a[fsdp8@dense],TRAF-04b[hsdp-2x8@pairs],TRAF-04c[tp2-sp-fsdp4@dense],"
+    "TRAF-04d[borrowed-ep4-fsdp8-balanced@pairs],TRAF-05a[hsdp@dense]",
 }  # fmt: skip
 
 

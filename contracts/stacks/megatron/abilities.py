@@ -56,7 +56,8 @@ ABILITIES = Abilities(
                 "its specification names its kernels, or a pass chooses them: it answers for no other machine"),
         without("preset preset_names", "stack", "it ships no recipe by name"),
         without("precision_plan", "device", "FP8 is Transformer Engine's, which runs on GPUs"),
-        without("rehearse", "device", "its dry run, --fake-process-group, is a run of its training script on a GPU"),
+        lacks("experts ep", "stack", "a dry run has no even router: its forced balance draws experts at random",
+              asked=frozenset({"rehearse"})),
         without("started", "device", "its training script asserts CUDA"),
         without("devices", "device", "a rank has the CUDA device of its local rank"),
         without("fabric_pass fabric_reasons", "device", "its sniff test times all-reduces by CUDA's events"),
@@ -78,7 +79,7 @@ _FSDP = frozenset({"fsdp", "replicas"})
 _LATER = _FSDP | {"validation"}
 
 
-OF_AN_OPTIMIZER = frozenset({"built", "initial", "train", "messages"})
+OF_AN_OPTIMIZER = frozenset({"built", "initial", "train", "messages", "rehearse"})
 """The questions in whose answers an optimizer has a part."""
 
 
@@ -112,6 +113,7 @@ CONVENTIONS = {
     "prediction-input": "normed",
     "first-rate": "step-0",
     "warm-up-without-decay": "refused",
+    "gathered-input": "again",
     "communicators": "purpose",
     "misfits": "first",
     "repeated-flag": "last-wins",

@@ -32,6 +32,14 @@ FSDP_SHIMS = (
     Shim(at="torch:cuda.set_rng_state", put=torch.set_rng_state, why=_GENERATORS),
 )
 LABEL = "; Megatron-FSDP over a mesh of CPUs"
+DRY_RUN_SHIMS = (
+    Shim(
+        at="megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer:validate_uneven_dtensor",
+        put=lambda _: None,
+        why="the shards of other ranks, against which it checks where this rank's begins: a dry run has this rank "
+        "alone, as Megatron knows of rank 0 (NVIDIA/Megatron-LM#3686)",
+    ),
+)
 
 
 def sharded(config: Any, chunk: Any, replicas: int) -> Any:

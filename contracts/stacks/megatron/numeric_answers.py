@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 
+import torch
+
 from contracts.spec import pattern as patterns
 from contracts.spec.array import Arrays, Shape
 from contracts.spec.blocks import BlockCall, BlockRun
@@ -13,8 +15,10 @@ from contracts.spec.errors import NotOffered
 from contracts.spec.messages import Messages
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees, Layout
+from contracts.spec.traffic import Rehearsal, Routing
 from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
 from contracts.spec.world import LiveMesh
+from contracts.stacks.kit import dry_runs
 from contracts.stacks.kit.messages import watched
 from contracts.stacks.megatron import (
     blocks,
@@ -47,6 +51,7 @@ class NumericAnswers:
         **dict.fromkeys(
             ("train", "messages"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE + fsdp.LABEL
         ),
+        "rehearse": shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + fsdp.LABEL + "; torch's fake process group",
         "trace": f"a loop of its QuickStart, observed; {shims.LABEL}{LOCAL}",
     }
     offers = frozenset(labels)
@@ -54,7 +59,7 @@ class NumericAnswers:
     def __init__(self, *, distributed_optimizer: bool = False) -> None:
         self._distributed = distributed_optimizer
         if distributed_optimizer:
-            told = {each: self.labels[each] + distributed.LABEL for each in ("train", "messages")}
+            told = {each: self.labels[each] + distributed.LABEL for each in ("train", "messages", "rehearse")}
             self.labels = {**self.labels, **told}
         if importlib.util.find_spec("megatron.training") is not None:
             stored = dict.fromkeys(STORE, shims.LABEL + checkpoint_store.LABEL)
@@ -92,6 +97,15 @@ class NumericAnswers:
 
     def messages(self, session: Session) -> Messages:
         return watched(self.train, session)
+
+    def rehearse(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
+        if execution.degrees.ep > 1:
+            _only_borrowed(execution.layout)
+        _mixers(recipe, execution.mode)
+        if torch.distributed.is_initialized():
+            own = ("contracts.stacks.megatron", "Megatron", {"distributed_optimizer": self._distributed})
+            return dry_runs.elsewhere(own, recipe, execution, rank, routing)
+        return training.rehearsed(recipe, execution, rank, routing, self._distributed)
 
     def trace(self, run: str = "judged") -> str:
         return observed_runs.trace(run)

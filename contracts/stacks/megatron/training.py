@@ -13,20 +13,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contracts.instruments import numerics
+from contracts.instruments import numerics, traffic
 from contracts.spec.array import Arrays
 from contracts.spec.errors import NotOffered, Refusals, refuse
 from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Recipe
+from contracts.spec.traffic import Holding, Rehearsal, Routing
 from contracts.spec.training import Execution, Observed, Pass, Session, Step, Tokens, Trained
-from contracts.stacks.kit import runs
+from contracts.stacks.kit import dry_runs, runs, worlds
 from contracts.stacks.kit.tables import MOMENTS
 from contracts.stacks.megatron import checkpoint, distributed_optimizer
 from contracts.stacks.megatron.abilities import BEFORE_17, FROM_18, NOT_SHARDED
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
 from contracts.stacks.megatron.built_model import whole_of, whole_shapes
 from contracts.stacks.megatron.distributed_optimizer import Pieces
-from contracts.stacks.megatron.fsdp import FSDP_SHIMS, gathered, is_sharded, local_of, put_shard, shape_of
+from contracts.stacks.megatron.fsdp import (
+    DRY_RUN_SHIMS,
+    FSDP_SHIMS,
+    gathered,
+    is_sharded,
+    local_of,
+    put_shard,
+    shape_of,
+)
 from contracts.stacks.megatron.hybrid_model import chunks_of
 from contracts.stacks.megatron.mamba_kernels import kernels
 from contracts.stacks.megatron.model import Plan, config_of, mask_of, planned
@@ -35,7 +44,7 @@ from contracts.stacks.megatron.process_groups import parallel
 from contracts.stacks.megatron.rank_tensors import RankTensor, full_tensors, is_trained, rank_tensors_of
 from contracts.stacks.megatron.shims import mcore, older, on_the_host
 from contracts.stacks.megatron.validation import validated
-from contracts.stacks.megatron.weight_mapping import cut, ours_of, theirs_of
+from contracts.stacks.megatron.weight_mapping import EXPERTS, cut, ours_of, theirs_of
 
 
 @dataclass
@@ -153,9 +162,6 @@ class Trainer:
         if not done and not self.config.fp16:
             raise AssertionError("Megatron's optimizer left the step out")
         after = [float(each.norm()) for each in seen.clipped]
-        if self.execution.fsdp:  # it is gathering the weights of the next step, and a state is read of shards
-            for chunk in self.chunks:
-                chunk.stop_communication()
         if done:
             self.rate.step(increment=1)
         self.number += 1
@@ -167,6 +173,12 @@ class Trainer:
             grad_norm=float(norm) if done else math.nan, clip_coef=_shrunk(seen.norms, after),
             gradients=numerics.arrays(seen.gradients), seen=numerics.arrays(scale),
         )  # fmt: skip
+
+    def settle(self) -> None:
+        """Before a state is read: its FSDP is gathering the weights of the next step, and a state is that of shards."""
+        if self.execution.fsdp:
+            for chunk in self.chunks:
+                chunk.stop_communication()
 
     @contextlib.contextmanager
     def _prepared(self, wanted: bool) -> Iterator[Prepared]:
@@ -273,6 +285,24 @@ class Trainer:
             found |= {f"{name}/{entry}": each for name, each in self._whole(local).items()}
         return found
 
+    def holding(self, n: int) -> Holding:
+        """What this rank has of its tensor number `n` in `held`."""
+        tensor = local_of(self.held[n].tensor)
+        moved = self._moved().get(n)
+        states = (
+            []
+            if moved is None
+            else [state[moved] for state in (o.state for o in inner(self.optimizer)) if moved in state]
+        )
+        kept = [each for state in states for each in state.values() if each.shape == local_of(moved).shape]
+        master = [moved] if moved is not None and moved is not self.held[n].tensor else []
+        grad = gradient(self.held[n].tensor)
+        return Holding(
+            weight=tensor.nbytes,
+            gradient=0 if grad is None else local_of(grad).nbytes,
+            state=sum(local_of(each).nbytes for each in (*kept, *master)),
+        )
+
     def _lr(self) -> float:
         return float(max(group["lr"] for each in inner(self.optimizer) for group in each.param_groups))
 
@@ -281,7 +311,8 @@ class Trainer:
         moe, mtp, tp = self.recipe.moe, self.recipe.mtp, self.plan.degrees.tp
         batches = self.execution.microbatches * mcore("parallel_state").get_data_parallel_world_size()
         every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, {name: float(each.sum()) for name, each in noted_losses().items()})
+        with traffic.unrecorded():
+            dist.all_gather_object(every, {name: float(each.sum()) for name, each in noted_losses().items()})
         found, total = {"lm": lm}, lm
         # Each rank of a TP group records its part of the balance loss, the z loss of its own tokens, and all of the
         # loss of prediction heads.
@@ -345,7 +376,8 @@ def _mean(told: list[Mapping[str, Tensor]]) -> tuple[float, int]:
     if not mine or state.get_tensor_model_parallel_rank() or not state.is_pipeline_last_stage(ignore_virtual=True):
         mine = []
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
+    with traffic.unrecorded():
+        dist.all_gather_object(every, mine)
     rows = [row for rows in every for row in rows]
     tokens = sum(count for _, count in rows)
     return sum(total for total, _ in rows) / max(1, tokens), tokens
@@ -383,9 +415,9 @@ def _offered(session: Session) -> None:
 
 @contextlib.contextmanager
 def _running(
-    recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = (), distributed: bool = False
+    recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = (), distributed: bool = False, dry: bool = False
 ) -> Iterator[Trainer]:
-    """A trainer on the ranks of an execution, while a question is answered."""
+    """A trainer on the ranks of an execution, while a question is answered; `dry` where no other rank is here."""
     dtype = _dtype(recipe, execution)
     interleaved = execution.schedule == "interleaved"
     plan = planned(recipe, execution.degrees, dtype, interleaved=interleaved, families="AEM")
@@ -406,6 +438,7 @@ def _running(
     besides = (
         *kernels(plan.letters),
         *(FSDP_SHIMS if execution.fsdp else ()),
+        *(DRY_RUN_SHIMS if execution.fsdp and dry else ()),
         *(distributed_optimizer.SHIMS if plan.distributed else ()),
     )
     with (
@@ -467,11 +500,41 @@ def train(session: Session, *, distributed: bool = False) -> Trained:
     return Trained(start=start, steps=steps, loaded=loaded)
 
 
+@functools.lru_cache(maxsize=64)  # several questions are about one step
+def rehearsed(
+    recipe: Recipe, execution: Execution, rank: int, routing: Routing, distributed: bool = False
+) -> Rehearsal:
+    """One step over torch's fake backend, as its --fake-process-group has it.
+
+    Raises:
+        NotOffered: for what Megatron does not have, or not on a CPU. Refused: for a rank that is not in the world.
+    """
+    dry_runs.refuse_rank(execution, rank)
+    _offered(Session(recipe=recipe, steps=0, execution=execution))
+    if recipe.moe is not None and (routing != "balanced" or execution.degrees.ep > 1):
+        words = "a dry run has no even router: its forced balance draws experts at random"
+        raise NotOffered(f"Megatron-Core: {words}", "stack")
+    batch = dry_runs.rows_of(recipe)
+    alone = execution.world == 1
+    with (
+        contextlib.nullcontext() if alone else worlds.pretended(execution.world, rank),
+        _running(recipe, execution, (batch,), distributed, dry=True) as trainer,
+    ):
+        trainer.step(batch, False)  # the first one gathers what its FSDP gathers ahead of all others
+        with traffic.recorded() as issued:
+            trainer.step(batch, False)
+        trainer.settle()
+        held = {each.name: trainer.holding(n) for n, each in enumerate(trainer.held) if is_trained(each)}
+    return dry_runs.rehearsal(issued, held, {name for name in held if EXPERTS in name})
+
+
 def _seen(trainer: Trainer, session: Session, index: int) -> Step:
     """One step of a session, its validation, the observed state behind them, and its checkpoint."""
     number = trainer.number + 1
     observed = session.observe if not session.at or number in session.at else frozenset()
     step = trainer.step(session.batches[index], "gradients" in observed)
+    if observed - {"gradients"} or (session.validation and number in session.validate_at):
+        trainer.settle()
     if session.validation and number in session.validate_at:
         step = replace(step, validation=trainer.validated(session.validation))
     step = _with_state(trainer, step, observed)

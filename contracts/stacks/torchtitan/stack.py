@@ -13,7 +13,7 @@ from contracts.stacks.torchtitan.release_0_2.abilities import ABILITIES_0_2
 STEPS = ("device", "kernels", "experts", "sums", "stages", "attention", "compiled", "gate", "muon")
 BLOCK = ("device", "kernels", "experts", "attention", "wide", "gate")
 """The changes for a question, by their names in `shims.SHIMS`."""
-OLDER = ("built", "run_model", "train")
+OLDER = ("built", "rehearse", "run_model", "train")
 """What the other trainer of 0.2.2 is asked."""
 CHECKPOINTS = (
     "write_checkpoint", "write_on_ranks", "write_in_background", "latest_checkpoint", "load_checkpoint",
@@ -41,7 +41,9 @@ class Torchtitan(Package):
     of = {  # noqa: RUF012
         **dict.fromkeys(("topology", "live_mesh"), "contracts.stacks.torchtitan.topology"),
         "built": "contracts.stacks.torchtitan.built_model",
-        **dict.fromkeys(("initial", "run_model", "train", "messages"), "contracts.stacks.torchtitan.training"),
+        **dict.fromkeys(
+            ("initial", "run_model", "train", "messages", "rehearse"), "contracts.stacks.torchtitan.training"
+        ),
         **dict.fromkeys(
             ("block_weights", "run_block", "run_compiled", "allowed_breaks"), "contracts.stacks.torchtitan.blocks"
         ),
@@ -54,6 +56,7 @@ class Torchtitan(Package):
         "live_mesh": _shimmed("device"),
         **dict.fromkeys(("built", "block_weights"), _shimmed("device")),
         **dict.fromkeys(("initial", "train", "messages"), _shimmed(*STEPS)),
+        "rehearse": f"{_shimmed(*STEPS)}; torch's fake process group",
         "run_model": _shimmed(*STEPS, "wide"),
         "run_block": _shimmed(*BLOCK),
         "run_compiled": _shimmed(*BLOCK, "compiled"),
@@ -68,7 +71,8 @@ class Torchtitan(Package):
         if self.version in self.limited:
             self.abilities, self.conventions = ABILITIES_0_2, {**CONVENTIONS, "undecayed": "nothing"}
             older = _shimmed("device", "counts", "permutes", "heads", "lengths", "sums")
-            self.labels = {**self.labels, "built": _shimmed("device"), "run_model": older, "train": older}
+            said = {"built": _shimmed("device"), "run_model": older, "train": older}
+            self.labels = {**self.labels, **said, "rehearse": f"{older}; torch's fake process group"}
         shims.without_triton()
         shims.on_cpu()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import tempfile
@@ -14,23 +15,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contracts.instruments import numerics
+from contracts.instruments import numerics, traffic
 from contracts.instruments.ranks import gathered
 from contracts.spec.array import Arrays
 from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.messages import Messages
 from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.traffic import Rehearsal, Routing
 from contracts.spec.training import Execution, Pass, Session, Step, Tokens, Trained
-from contracts.stacks.kit import runs, worlds
+from contracts.stacks.kit import dry_runs, runs, worlds
 from contracts.stacks.kit.links import Link
 from contracts.stacks.kit.messages import watched
+from contracts.stacks.kit.roles import role_of
 from contracts.stacks.torchtitan import shims, weight_mapping
 from contracts.stacks.torchtitan.abilities import ABILITIES, DRAWS
 from contracts.stacks.torchtitan.configuration import configuration, declined, is_bare, is_half
 
 
 class Run(runs.Run):
-    """One trainer of 0.3.0, from its construction to its end."""
+    """One trainer of 0.3.0, from its construction to its end.
+
+    Args:
+        even: whether its routers choose evenly, whatever their scores are.
+    """
 
     who = "torchtitan 0.3.0"
     abilities = ABILITIES
@@ -38,9 +45,9 @@ class Run(runs.Run):
     bias = "expert_bias_E"
     """What the name of a selection bias ends with."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, even: bool = False) -> None:
         super().__init__(session, self.links_of(session.recipe))
-        self.alone = is_bare(session)
+        self.alone, self.even = is_bare(session), even
         os.environ.setdefault("LOCAL_RANK", "0")  # the trainer reads it even without a launcher
         self.folder = tempfile.TemporaryDirectory(prefix="titan-")
         _reset()
@@ -60,7 +67,9 @@ class Run(runs.Run):
 
         if not is_half(self.session.recipe, self.session.execution):
             shims.experts_keep_their_dtype()
-        return (OneProcess if self.alone else OneRank)(configuration(self.session, self.folder.name))
+        config = configuration(self.session, self.folder.name)
+        config.debug.moe_force_load_balance = self.even
+        return (OneProcess if self.alone else OneRank)(config)
 
     def parameters(self) -> Mapping[str, Tensor]:
         return self.held_parameters
@@ -151,7 +160,8 @@ class Run(runs.Run):
         said = self.trainer.metrics_processor.loss
         if not self.trainer.parallel_dims.pp_enabled:
             return float(said)
-        every = gathered([float(said), bool(self.trainer.pp_has_last_stage)])
+        with traffic.unrecorded():
+            every = gathered([float(said), bool(self.trainer.pp_has_last_stage)])
         return next(float(loss) for loss, last in every if last)
 
     def close(self) -> None:
@@ -194,7 +204,7 @@ def _running(session: Session, question: str, kind: type[Run]) -> Iterator[Run]:
         shims.block_in(torch.bfloat16) if half else contextlib.nullcontext(),
         shims.compiled_in_float32() if compiled and not half else contextlib.nullcontext(),
     ):
-        run = kind(session)
+        run = kind(session, even=question == "rehearse")
         try:
             yield run
         finally:
@@ -251,6 +261,46 @@ def train(session: Session, kind: type[Run] = Run) -> Trained:
     if session.execution.compile != "none" and session.batches and _graphs() == before:
         raise RuntimeError("blocks were to be compiled, and no graph was made")
     return found
+
+
+@functools.lru_cache(maxsize=64)  # several questions are about one step
+def rehearsed(recipe: Recipe, execution: Execution, rank: int, routing: Routing, kind: type[Run] = Run) -> Rehearsal:
+    """One step of its trainer over torch's fake backend, as its `comm.mode=fake_backend` has it.
+
+    Raises:
+        NotOffered: for what torchtitan does not have, or not on a CPU. Refused: for a rank that is not in the world.
+    """
+    dry_runs.refuse_rank(execution, rank)
+    if routing != "balanced" and recipe.moe is not None:
+        words = "a dry run routes evenly, by its debug.moe_force_load_balance: nothing crowds its experts"
+        raise NotOffered(f"{kind.who}: {words}", "stack")
+    if execution.compile != "none":
+        raise NotOffered(f"{kind.who}: what a compiled graph issues is not seen; rehearse it uncompiled")
+    batch = dry_runs.rows_of(recipe)
+    session = Session(recipe=recipe, steps=2, execution=execution, batches=(batch, batch))
+    alone = execution.world == 1 and is_bare(session)
+    with (
+        contextlib.nullcontext() if alone else worlds.pretended(execution.world, rank),
+        _running(session, "rehearse", kind) as run,
+    ):
+        run.step(batch)  # torch's pipelines learn shapes in the first one
+        with traffic.recorded() as issued:
+            run.step(batch)
+        states = [each.state for each in run.optimizers()]
+        held = {
+            name: dry_runs.holding(each, each, [state[each] for state in states if each in state])
+            for name, each in run.parameters().items()
+        }
+        experts = {link.theirs for link in run.links if "expert" in {role_of(name) for name in link.ours}}
+    return dry_runs.rehearsal(issued, held, experts & held.keys())
+
+
+def rehearse(recipe: Recipe, execution: Execution, rank: int, routing: Routing, kind: type[Run] = Run) -> Rehearsal:
+    """A dry run of one rank's step, in a process without a world."""
+    if dist.is_initialized():
+        own = ("contracts.stacks.torchtitan.stack", "Torchtitan", dict[str, str]())
+        return dry_runs.elsewhere(own, recipe, execution, rank, routing)
+    return rehearsed(recipe, execution, rank, routing, kind)
 
 
 def messages(session: Session) -> Messages:

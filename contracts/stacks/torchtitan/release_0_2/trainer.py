@@ -57,15 +57,17 @@ class OneRank(Observed):
     alone = False
 
 
-def build_trainer(session: Session, folder: str) -> Observed:
-    """Its trainer, from the session as its own configuration and its own `TrainSpec`."""
+def build_trainer(session: Session, folder: str, *, even: bool = False) -> Observed:
+    """Its trainer, from the session as its own configuration and its own `TrainSpec`; with `even` routers."""
     recipe = session.recipe
     spec = _spec(recipe)
     spec.model_args = {NAME: arguments(recipe)}
     train_spec._extra_train_specs.pop(NAME, None)  # private in 0.2.2: nothing public takes a specification back
     train_spec.register_train_spec(NAME, spec)
     kind = OneProcess if session.execution.world == 1 else OneRank
-    return kind(_configuration(session, folder))
+    config = _configuration(session, folder)
+    config.debug.moe_force_load_balance = even
+    return kind(config)
 
 
 def _spec(recipe: Recipe) -> Any:

@@ -8,6 +8,7 @@ import torch
 
 from contracts.spec.array import Arrays
 from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.traffic import Rehearsal, Routing
 from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
 from contracts.stacks.kit import tables
 from contracts.stacks.kit.links import to_canonical
@@ -32,7 +33,7 @@ class Run(training.Run):
 
         shims.whole_numbers_are_counted()
         shims.attention_of_own_heads()
-        return build_trainer(self.session, self.folder.name)
+        return build_trainer(self.session, self.folder.name, even=self.even)
 
     def size(self) -> int:
         found: int = self.trainer.job_config.training.local_batch_size
@@ -64,3 +65,8 @@ def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Toke
 def train(session: Session) -> Trained:
     """A session, on one rank of its world or in this process alone."""
     return training.train(session, Run)
+
+
+def rehearse(recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
+    """A dry run of one rank's step, in a process without a world."""
+    return training.rehearse(recipe, execution, rank, routing, Run)
