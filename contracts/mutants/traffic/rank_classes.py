@@ -25,7 +25,8 @@ class _LastTellsMore(ParallelTrainer):
 
 
 @mutant(of="TRAF-01a", case="dp8", says="collectives over [0, 1, 2, 3, 4, 5, 6, 7], rank 7", bugs=("RSM-33",))
-@mutant(of="TRAF-01b", case="fsdp512", says="collectives over [0, 1, … 511], rank 511", bugs=("RSM-33",))
+@mutant(of="TRAF-01b", case="fsdp512", says="collectives over [0, 1, … 511], rank 511", bugs=("RSM-33",),
+        leanest="collectives over [0, 1, … 63], rank 63")  # fmt: skip
 class LastRankHasSomethingToTell(Spread):
     """The last rank reduces a value that it prints, over ranks that print nothing."""
 
@@ -72,8 +73,10 @@ class _SendsOneMore(PipelineTrainer):
             dist.isend(torch.ones(1), ranks[0], self.group)
 
 
-@mutant(of="TRAF-02c", case="pp2-tp2-sp", says="sends rank 0 3 messages of 1 float32, 1x2048x3584 bfloat16; rank 0")
-@mutant(of="TRAF-02d", case="interleaved", says="1 float32, 1x2048x3584 bfloat16; rank 0 receives")
+@mutant(of="TRAF-02c", case="pp2-tp2-sp", says="sends rank 0 3 messages of 1 float32, 2048x3584 bfloat16; rank 0",
+        leanest="sends rank 0 3 messages of 1 float32, 96x256 bfloat16; rank 0")  # fmt: skip
+@mutant(of="TRAF-02d", case="interleaved", says="1 float32, 2048x3584 bfloat16; rank 0 receives",
+        leanest="1 float32, 96x256 bfloat16; rank 0 receives")  # fmt: skip
 class LastStageSendsItsLoss(Staged):
     """The last stage sends its loss to the first, which does not receive it: gloo buffers it, NCCL waits."""
 
@@ -91,7 +94,8 @@ class _Narrow(PipelineTrainer):
             dist.irecv(whole, ranks[0], self.group)
 
 
-@mutant(of="TRAF-02c", case="pp2-tp2-sp", says="stages send 1x2048x3584 bfloat16, 1x4096x3584 bfloat16, expected")
+@mutant(of="TRAF-02c", case="pp2-tp2-sp", says="stages send 2048x3584 bfloat16, 4096x3584 bfloat16, expected",
+        leanest="stages send 192x256 bfloat16, 96x256 bfloat16, expected")  # fmt: skip
 class SendsTheWholeSequence(Staged):
     """Under sequence parallel, each TP rank sends the next stage the whole sequence."""
 

@@ -37,6 +37,8 @@ ABILITIES = Abilities(
         *(lacks(cut, "device", DRAWS, asked=frozenset({"initial"})) for cut in CUT),
         lacks("experts tp", "stack", "under TP its even router, debug.moe_force_load_balance, mixes tensors and raises",
               asked=frozenset({"rehearse"})),
+        lacks("pp", "stack", "torch's stages tell each other shapes in messages, and its fake backend delivers none",
+              asked=frozenset({"rehearse"})),
         lacks("compile", "adapter", "a single pass is eager; sessions have the rest", asked=frozenset({"run_model"})),
         lacks("fp16", "stack", "its mixed precision is bfloat16"),
         lacks("ep-without-fsdp", "stack", "experts lie on ranks that shard: EP wants FSDP"),
