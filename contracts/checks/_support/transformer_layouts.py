@@ -9,6 +9,7 @@ from contracts.checks._support.transformers import (
     AHEAD_EXPERTS,
     DENSE,
     GROUPED_EXPERTS,
+    HALF_EXPERTS,
     HYBRID_EXPERTS,
     IN_HALVES,
     IN_QUARTERS,
@@ -66,6 +67,18 @@ def cells_named(*names: str) -> dict[str, Cell]:
 STEPPED = cells_named("dense-dp2", "dense-fsdp2", "dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "tp2-sp-etp1", "ep2",
                "tp2-sp-ep2-etp1", "borrowed-ep2", "borrowed-ep4", "borrowed-tp2-sp-ep4-etp1", "borrowed-ep2-fsdp",
                "borrowed-tp2-sp-ep4-etp1-fsdp", "hybrid-tp2-sp")  # fmt: skip
+
+
+HALF_DENSE = replace(HALF_EXPERTS, name="dense-bf16", moe=None)
+HALF: dict[str, Cell] = {
+    "bf16-dense-fsdp2": cell(HALF_DENSE, 2, fsdp=True),
+    "bf16-dense-tp2-sp": cell(HALF_DENSE, 2, tp=2, sp=True),
+    "bf16-dp2": cell(HALF_EXPERTS, 2),
+    "bf16-fsdp2": cell(HALF_EXPERTS, 2, fsdp=True),
+    "bf16-tp2-sp-fsdp2": cell(HALF_EXPERTS, 4, tp=2, etp=1, sp=True, fsdp=True),
+    "bf16-borrowed-ep2-fsdp4": cell(HALF_EXPERTS, 4, ep=2, fsdp=True),
+}
+"""As they are trained, where what a checkpoint holds is not what the model computes with."""
 
 
 def needs_of(cells: Mapping[str, Cell]) -> dict[str, tuple[str, ...]]:
@@ -144,5 +157,10 @@ SAVED = {
     "interleaved": saved_and_loaded(STAGES["interleaved"], CELLS["tp2-sp-grouped"]),
     "hybrid-1f1b": saved_and_loaded(STAGES["hybrid-1f1b"], CELLS["hybrid-tp2-sp"]),
     "ahead-1f1b": saved_and_loaded(STAGES["ahead-1f1b"], CELLS["ahead-tp2-sp"]),
+    "bf16-dense-tp2-sp": saved_and_loaded(HALF["bf16-dense-tp2-sp"], cell(HALF_DENSE, 2)),
+    "bf16-hsdp-2x2": saved_and_loaded(cell(HALF_EXPERTS, 4, fsdp=True, replicas=2), cell(HALF_EXPERTS, 4, fsdp=True)),
+    "bf16-fsdp4-to-tp2-sp": saved_and_loaded(
+        cell(HALF_EXPERTS, 4, fsdp=True), HALF["bf16-tp2-sp-fsdp2"], HALF["bf16-borrowed-ep2-fsdp4"]
+    ),
     "tp2-sp-to-interleaved": saved_and_loaded(cell(QUARTERS, 2, tp=2, sp=True), STAGES["interleaved"]),
 }

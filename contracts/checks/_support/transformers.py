@@ -62,6 +62,9 @@ HYBRID_EXPERTS = replace(
 )
 """The same with a scan in place of every second attention: a hybrid of three blocks that several stacks have."""
 
+HALF_EXPERTS = replace(GROUPED_EXPERTS, name="grouped-experts-bf16", dtype="bf16")
+"""The first, as it is trained: in bfloat16, with what the optimizer has in float32."""
+
 AHEAD_EXPERTS = replace(GROUPED_EXPERTS, name="experts-ahead", mtp=Mtp(depth=2, loss_weight=0.4))
 """The first under two dense heads of multi-token prediction."""
 
@@ -82,7 +85,8 @@ def cell(recipe: Recipe, world: int, *, layout: Layout = "borrowed", fsdp: bool 
     """A recipe, on how many ranks, how; `degrees` are those of the axes."""
     execution = Execution(
         world=world, degrees=Degrees(**degrees), layout=layout, fsdp=fsdp, replicas=replicas,  # type: ignore[arg-type]  # sp
-        microbatches=microbatches, schedule="interleaved" if interleaved else "1f1b", precision="float32",
+        microbatches=microbatches, schedule="interleaved" if interleaved else "1f1b",
+        precision="float32" if recipe.dtype == "fp32" else "declared",
         compile="blocks" if compiled else "none", backend="aot_eager", recompute=recomputed,
     )  # fmt: skip
     return recipe, execution, world

@@ -7,7 +7,7 @@ from dataclasses import replace
 from contracts.checks._support.folders import shared_folder
 from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_saves import first_finding, layout_name, state_difference
-from contracts.checks._support.transformer_layouts import SAVED, STEPPED
+from contracts.checks._support.transformer_layouts import HALF, SAVED, STEPPED
 from contracts.checks._support.transformers import session
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
@@ -16,7 +16,7 @@ from contracts.spec.training import Execution, Observed, Training
 STATE: tuple[Observed, ...] = ("weights", "optimizer", "buffers")
 
 
-@contract("CKPT-01h", asks=("built", "train"), cases=STEPPED, source="F07", tier="dist")
+@contract("CKPT-01h", asks=("built", "train"), cases=STEPPED | HALF, source="F07", tier="dist")
 def a_transformer_resumed_twice_is_uninterrupted(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
