@@ -16,7 +16,10 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 gate: STACK ?= reference
 gate: PROFILE ?= quick
 gate: RANKS_PROFILE ?= quick4
-# Of each stack the first version goes by the stack's name alone; one file of deviations serves all versions.
+# Every version that was tried, where nobody says which. Of each stack the first goes by the stack's name alone; one file
+# of deviations serves all versions.
+gate-all: MEGATRON = 0.19.2 0.18.1 0.17.1 0.16.1
+gate-all: TRANSFORMERS = 5.23.0 5.10.4 4.57.6
 gate-all: STACK ?= reference $(call versions,megatron,$(MEGATRON)) megatron-distributed-optimizer $(call versions,torchtitan,$(TITAN)) \
 	$(call versions,transformers,$(TRANSFORMERS))
 gate-all: PROFILE ?= launch,machine,numeric
@@ -35,6 +38,8 @@ TORCH ?= 2.11.0 2.12.1
 MACHINES ?=
 SEED ?= 1
 BIN := .venv/bin
+# By its own name in a recipe make would run all of that recipe even under -n.
+SELF := $(MAKE) --no-print-directory
 # Hundreds of interpreters start here; each would compile the suite's modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
@@ -74,14 +79,14 @@ gate gate-all:
 	  local options=(--stack "$$stack" --report "$$folder" "$${proof[@]}" "$${@:3}")
 	  if [ -f "$$deviations" ]; then options+=(--deviations "$$deviations"); fi
 	  echo; echo "== rankproof check $${options[*]}"
-	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
+	  gate=$$($(SELF) gate-of STACK="$$stack")
 	  run "$$gate" check "$${options[@]}" || judged=$$?
 	  code=$$(worst $$code $$judged)
 	}
 	for stack in $(STACK); do
 	  folder=reports/$$(tr -c '[:alnum:].=\n-' '_' <<< "$$stack")
 	  judge "$$stack" "$$folder" --profile $(PROFILE) --jobs $(JOBS)
-	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
+	  gate=$$($(SELF) gate-of STACK="$$stack")
 	  many=$$("$$(dirname "$$(command -v "$$gate")")/python" -m contracts.harness.contract_count "$$stack" $(RANKS_PROFILE)) \
 	    || many=unknown
 	  if [ "$$many" != 0 ]; then
@@ -135,7 +140,7 @@ snapshots: $(READY)  ## write snapshots/, docs/schema/ and docs/questions.md ane
 coverage: $(READY)  ## write how much each shipped stack answers: snapshots/coverage/STACK.txt
 	@mkdir -p snapshots/coverage
 	for stack in $(COVERED); do
-	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
+	  gate=$$($(SELF) gate-of STACK="$$stack")
 	  file=snapshots/coverage/$${stack/==/-}.txt
 	  folder=reports/coverage-$$stack deviations=docs/deviations/$${stack%%==*}.toml
 	  for profile in numeric "dist4 --ranks 4"; do  # what it violates does not end this; a run that ended early does
@@ -169,7 +174,7 @@ megatron:  ## environments with Megatron-Core 0.19.2 and 0.16.1: .venv-megatron-
 
 # Without Megatron-Core the gate still runs; what only its parser can answer is then "not run", and exit code 3 says so.
 megatron-if-possible:
-	@$(MAKE) --no-print-directory megatron \
+	@$(SELF) megatron MEGATRON="$(MEGATRON)" \
 	  || echo "not every Megatron-Core could be installed: what only a missing one answers is not run," \
 	    "and that verdict incomplete" >&2
 
@@ -200,18 +205,18 @@ gate-of:
 	@case "$(STACK)" in
 	  torchtitan*)
 	    version="$(STACK)"; version=$${version#torchtitan}; version=$${version#==}; version=$${version:-$(firstword $(TITAN))}
-	    $(MAKE) --no-print-directory titan TITAN=$$version >&2
+	    $(SELF) titan TITAN=$$version >&2
 	    echo "$(CURDIR)/.venv-torchtitan-$$version/bin/rankproof";;
 	  transformers*)
 	    version="$(STACK)"; version=$${version#transformers}; version=$${version#==}
 	    version=$${version:-$(firstword $(TRANSFORMERS))}
-	    $(MAKE) --no-print-directory transformers TRANSFORMERS=$$version >&2
+	    $(SELF) transformers TRANSFORMERS=$$version >&2
 	    echo "$(CURDIR)/.venv-transformers-$$version/bin/rankproof";;
 	  megatron*)  # about numbers and ranks it is asked in the interpreter that has it
 	    version="$(STACK)"; version=$${version#megatron}; version=$${version#-distributed-optimizer}
 	    version=$${version#==}; version=$${version:-$(firstword $(MEGATRON))}
 	    own="$(CURDIR)/.venv-megatron-$$version/bin/rankproof"
-	    [ -x "$$own" ] || $(MAKE) --no-print-directory megatron-if-possible MEGATRON=$$version >&2
+	    [ -x "$$own" ] || $(SELF) megatron-if-possible MEGATRON=$$version >&2
 	    if [ -x "$$own" ]; then echo "$$own"; else echo rankproof; fi;;
 	  *) echo rankproof;;
 	esac
