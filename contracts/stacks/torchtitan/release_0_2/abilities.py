@@ -11,7 +11,7 @@ NOT_TRIED = ("bf16", "compile", "validation")
 GONE = frozenset({"float64", "muon", "pp", "interleaved", *NOT_TRIED})
 THERE = (
     frozenset({"ep-with-etp"}), frozenset({"tied", "pp"}), frozenset({"float64"}),
-    frozenset({"muon", "tp"}), frozenset({"muon", "pp"}), frozenset({"muon", "dp"}),
+    frozenset({"experts", "tp"}), frozenset({"muon", "tp"}), frozenset({"muon", "pp"}), frozenset({"muon", "dp"}),
 )  # fmt: skip
 """What 0.3.0 lacks and 0.2.2 has, or lacks for another reason."""
 
