@@ -85,7 +85,9 @@ ABILITIES = Abilities(
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""
 
+OLDER = ("5.10.4", "4.57.6")
 UNCUT = "up to 5.10 models are cut by accelerate alone, which takes accelerators for it"
+NO_OPTIMIZER = "up to 5.10 ranks on CPUs load no optimizer: of the device cpu:0 torch.load knows nothing"
 NO_NEMOTRON = "up to 4.57 it has no NemotronH, whose MLPs and experts have relu2"
 NO_MESHES = "up to 5.10 its one mesh is of tensor parallel ranks, made while a model is loaded"
 
@@ -93,7 +95,7 @@ NO_MESHES = "up to 5.10 its one mesh is of tensor parallel ranks, made while a m
 def of_version(version: str) -> Abilities:
     """What is asked of a tried version."""
     lacking = []
-    if version in ("5.10.4", "4.57.6"):
+    if version in OLDER:
         lacking += [lacks(feature, "device", UNCUT) for feature in ("fsdp", "replicas", "ep", "etp")]
         lacking.append(without("live_mesh", "stack", NO_MESHES))
     if version == "4.57.6":

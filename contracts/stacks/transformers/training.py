@@ -28,7 +28,8 @@ from contracts.spec.training import Built, Execution, Pass, Session, Step, Token
 from contracts.stacks.kit import runs, tables
 from contracts.stacks.kit.links import fitting, to_canonical
 from contracts.stacks.kit.versions import fitted
-from contracts.stacks.transformers import shims, weight_mapping
+from contracts.stacks.transformers import releases, shims, weight_mapping
+from contracts.stacks.transformers.abilities import NO_OPTIMIZER, OLDER
 from contracts.stacks.transformers.configuration import decline, model_of, places
 
 UNDER_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
@@ -351,6 +352,7 @@ def train(session: Session) -> Trained:
             and _cut(session.execution),
         },
         "device": {
+            NO_OPTIMIZER: session.load and session.execution.world > 1 and releases.version() in OLDER,
             "without mamba-ssm's kernels it refuses packed documents in a scan": "M" in session.recipe.pattern
             and any(batch.documents is not None for batch in session.batches),
         },
