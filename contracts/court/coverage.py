@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from contracts.spec.errors import refuse
 from contracts.spec.lacks import LACKS, Lack
-from contracts.spec.records import Item, Result, Run, Verdict
+from contracts.spec.records import Item, Plan, Result, Run, Verdict
 from contracts.spec.stack import questions
 
 ANSWERED = ("holds", "violated", "deviates")
@@ -43,6 +44,14 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """What is counted of a run: a profile, and what it plans."""
+
+    profile: str
+    plan: Plan
+
+
+@dataclass(frozen=True, kw_only=True)
 class Coverage:
     """The coverage of one run."""
 
@@ -60,24 +69,38 @@ class Coverage:
         }
 
 
-def coverage(run: Run, judged: Verdict) -> Coverage:
-    """The coverage of a run.
+def coverage(run: Run, judged: Verdict, part: Part | None = None) -> Coverage:
+    """The coverage of a run, or of a part of it.
 
     Contracts of the gate itself and those without a check are left out: no stack answers them. A case that is asked on
     several rungs (`tp2-sp@pairs`) counts once, by the best that became of it.
+
+    Raises:
+        Refused: where the run did not plan all of the part.
     """
+    wanted = None if part is None else {_as_written(item) for item in part.plan.items}
+    if part is not None and wanted is not None:
+        gone = [str(item) for item in wanted - {_as_written(item) for item in run.plan.items}]
+        if gone:
+            first = ", ".join(sorted(gone)[:3]) + (" …" if len(gone) > 3 else "")
+            problem = f"has items that the record did not plan, {len(gone)}: {first}"
+            raise refuse("profile", part.profile, problem, "leave it out, or judge the stack anew")
     best: dict[Item, str] = {}
     for result in judged.results:
-        if result.outcome == "untested" or _of_the_court(run, result.id):
+        item, became = _as_written(Item(id=result.id, case=result.case)), _became(result)
+        if result.outcome == "untested" or _of_the_court(run, result.id) or (wanted is not None and item not in wanted):
             continue
-        item, became = Item(id=result.id, case=result.case.partition("@")[0]), _became(result)
         if item not in best or _ORDER.index(became) < _ORDER.index(best[item]):
             best[item] = became
     names = dict.fromkeys(item.id.partition("-")[0] for item in best)
     families = {name: _share(best[item] for item in best if item.id.partition("-")[0] == name) for name in names}
-    return Coverage(
-        subject=judged.subject, profile=judged.profile, families=families, total=_share(best.values())
-    )  # fmt: skip
+    profile = judged.profile if part is None else part.profile
+    return Coverage(subject=judged.subject, profile=profile, families=families, total=_share(best.values()))
+
+
+def _as_written(item: Item) -> Item:
+    """The item without its rung."""
+    return Item(id=item.id, case=item.case.partition("@")[0])
 
 
 _ORDER = (*("violated", "deviates", "holds"), *("broken", "not run"), *("case", "adapter", "device", "stack"))

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from contracts.court import record
-from contracts.court.coverage import coverage, table
+from contracts.court.coverage import Part, coverage, table
 from contracts.court.verdict import verdict
 from contracts.harness.cli import main
+from contracts.spec.errors import Refused
 from contracts.spec.lacks import LACKS, Lack
-from contracts.spec.records import Result, Run, Statement
+from contracts.spec.records import Item, Result, Run, Statement
 from tests_unit.gate.test_deviations import DP, ended, run, violated
 
 TODAY = datetime.date(2026, 6, 15)
@@ -67,6 +68,22 @@ def test_a_case_on_several_rungs_counts_by_its_best_and_a_violation_is_an_answer
     total = coverage(run(*rungs), verdict(run(*rungs), TODAY)).total
     assert total.planned == 3
     assert {name: count for name, count in total.counts.items() if count} == {"holds": 1, "violated": 1, "case": 1}
+
+
+@pytest.mark.unit
+def test_a_part_of_a_run_is_counted_alone_whatever_rungs_it_was_asked_on() -> None:
+    came = run(ended("PAR-01", "a@pairs", "holds"), ended("PAR-01", "b", "broken"), ended("MOE-01", "g", "holds"))
+    planned = replace(came.plan, items=(Item(id="PAR-01", case="a"), Item(id="MOE-01", case="g")))
+    found = coverage(came, verdict(came, TODAY), Part(profile="some", plan=planned))
+    assert (found.profile, found.total.planned, found.total.answered) == ("some", 2, 2)
+
+
+@pytest.mark.unit
+def test_a_part_that_the_run_did_not_plan_is_refused() -> None:
+    came = run(ended("PAR-01", "a", "holds"))
+    more = replace(came.plan, items=(*came.plan.items, Item(id="MOE-01", case="g")))
+    with pytest.raises(Refused, match=r"profile = 'some': has items that the record did not plan, 1: MOE-01\[g\]"):
+        coverage(came, verdict(came, TODAY), Part(profile="some", plan=more))
 
 
 @pytest.mark.unit

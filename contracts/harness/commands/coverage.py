@@ -24,7 +24,8 @@ from contracts.spec.errors import Refusals
 @click.option("--stack", help="A name, or package.module:Name: judge it now. It may take as long as `check`.")
 @click.option("--record", "records", multiple=True, type=click.Path(path_type=Path), metavar="RUN",
               help="A recorded run or its folder, in place of --stack; may be repeated.")  # fmt: skip
-@click.option("--profile", show_default=f"{profiles.ONE_PROCESS}; with --ranks: dist", help="As for `check`.")
+@click.option("--profile", show_default=f"{profiles.ONE_PROCESS}; with --ranks: dist", help="As for `check`. With "
+              "--record: count only this part of it.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=2), metavar="N", help="As for `check`.")
 @click.option("--pairs", "together", is_flag=True, help="In place of a stack: which features the contracts ask for "
               "together, two by two, and the axes of parallelism three by three.")  # fmt: skip
@@ -44,16 +45,19 @@ def coverage(
         return
     found.unless((stack is None) != (not records), "coverage", stack or len(records),
                  "wants --stack or --record, and one of them", "give the stack, or the folder of a report")  # fmt: skip
-    for option, value in (("profile", profile), ("ranks", ranks)):
-        found.unless(not records or value is None, option, value, "does not go with --record",
-                     "leave it out: a record has its own")  # fmt: skip
+    found.unless(not records or ranks is None, "ranks", ranks, "does not go with --record",
+                 "leave it out: a record has its own")  # fmt: skip
     found.raise_any()
+    part = None
+    if records and profile is not None:
+        read_law()
+        part = share_of.Part(profile=profile, plan=profiles.plan(LAW, profile))
     with tempfile.TemporaryDirectory() as folder:
         if stack is not None:
             _judge(stack, profile or ("dist" if ranks else profiles.ONE_PROCESS), ranks, folder)
             records = (Path(folder),)
         runs = [record.load(each) for each in records]
-    counted = [share_of.coverage(run, verdict(run, day_of(closing.finished))) for run, closing in runs]
+    counted = [share_of.coverage(run, verdict(run, day_of(closing.finished)), part) for run, closing in runs]
     if as_json:
         click.echo(json.dumps([each.as_json() for each in counted], indent=2))
         return
