@@ -13,8 +13,8 @@ if __name__ == "__main__":  # Megatron's writers import this file again
     with tempfile.TemporaryDirectory() as at:
         state = {"w": ShardedTensor.from_rank_offsets("w", torch.ones(4))}
         dist_checkpointing.save(state, at, verify_integrity=True)
-        named = []
-        for name, load in ((".distcp", lambda: dist_checkpointing.load_common_state_dict(at)),
+        named, first = [], "common.pt" if os.path.exists(f"{at}/common.pt") else ".distcp"  # 0.19 has no common.pt
+        for name, load in ((first, lambda: dist_checkpointing.load_common_state_dict(at)),
                            ("integrity.json", lambda: dist_checkpointing.load(state, at, verify_integrity=True))):
             path, = (f"{at}/{each}" for each in os.listdir(at) if each.endswith(name))
             with open(path, "rb") as file: content = file.read()

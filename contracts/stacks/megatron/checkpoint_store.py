@@ -185,7 +185,7 @@ def _running(folder: str, ranks: int = 1, step: int | None = None) -> Iterator[N
     args = argparse.Namespace(**vars(defaults()))
     args.save = args.load = folder
     args.ckpt_step = step
-    training("utils.common_utils").update_use_dist_ckpt(args)
+    training("utils").update_use_dist_ckpt(args)
     args.rank, args.world_size, args.async_strategy = 0, ranks, "mcore"  # as validated without asynchronous saves
     with on_the_host(besides=(_GENERATOR,)), parallel(Degrees(), ranks):
         variables.set_args(args)
