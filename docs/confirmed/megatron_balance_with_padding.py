@@ -1,15 +1,17 @@
 """Told of padding, seq_aux_loss weighs a row by the square of its tokens: one with few of them is hardly balanced.
-
 Exit code 0: the fault is there. Run with an interpreter that has megatron-core 0.17 or later.
 """
 import sys
-
 import torch
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker, get_moe_metrics_tracker
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
+try:
+    from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker as cleared, get_moe_metrics_tracker
+except ImportError:  # up to 0.17
+    get_moe_metrics_tracker, cleared = None, moe_utils.clear_aux_losses_tracker
 
 torch.cuda.current_device, torch.cuda.current_stream = (lambda: "cpu"), (lambda *_: None)
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -22,8 +24,10 @@ router.layer_number = 1
 
 
 def loss(x, padding=None):
-    destroy_moe_metrics_tracker()
+    cleared()
     router(x, padding_mask=padding)
+    if get_moe_metrics_tracker is None:
+        return float(moe_utils.get_moe_layer_wise_logging_tracker()["seq_load_balancing_loss"]["values"].sum())
     return float(get_moe_metrics_tracker().metrics["seq_load_balancing_loss"].values.sum())
 
 

@@ -1,6 +1,6 @@
 """Megatron-Core reads a hybrid pattern with an empty pipeline segment, and an empty one, as a model of fewer layers.
 
-Run with an interpreter that has megatron-core 0.17 or later. Exit code 0: the fault is there.
+Run with an interpreter that has megatron-core 0.18 or later. Exit code 0: the fault is there.
 """
 
 import sys
