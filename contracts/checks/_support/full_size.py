@@ -123,8 +123,7 @@ LANES: dict[str, Lane] = {
         shard=(0, 2, 4, 6), expert_shard=(0, 4), tp=(0, 1), ep=(0, 1, 2, 3),
     ),
 }  # fmt: skip
-OTHERS = (0, 2, 4, 6)  # rank = 2 dp + tp
-BESIDE_TP: dict[str, Lane] = {  # experts are cut as all else is
+BESIDE_TP: dict[str, Lane] = {  # rank = 2 dp + tp; experts are cut as all else is
     name: Lane(
         execution=own_axis(8, tp=2, sp=True, fsdp=fsdp), shard=(0, 2, 4, 6), expert_shard=(0, 2, 4, 6), tp=(0, 1)
     )
