@@ -111,7 +111,9 @@ class _Rounding(PipelineTrainer):
     """Takes the largest number of sequences that divides."""
 
     def cut(self, batch: Batch) -> list[Batch]:
-        rows = len(batch.tokens_BT) // self.execution.microbatches * self.execution.microbatches
+        parts = self.execution.microbatches
+        self.shares = tuple(each // parts * parts for each in self.shares)
+        rows = len(batch.tokens_BT) // parts * parts
         return super().cut(Batch(*(None if each is None else each[:rows] for each in batch)))  # type: ignore[arg-type]
 
 
