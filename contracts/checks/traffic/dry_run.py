@@ -47,6 +47,7 @@ def a_rehearsal_says_what_a_running_step_issues(stack: Stack, recipe: Recipe, ex
     execution = in_a_layout_of(stack, execution)
     rehearsed = stack.rehearse(recipe, execution, here().rank, "balanced")
     predicted = [_shown(each, rehearsed.groups[each.group]) for each in rehearsed.issued]
+    assert predicted, "no collective was predicted"
     one, two = (_issued(stack, recipe, execution, steps) for steps in (1, 2))
     built = next((n for n, (this, that) in enumerate(zip(one, two, strict=False)) if this != that), len(one))
     seen = two[built:]  # what the second step issues, and what comes at the end

@@ -8,7 +8,7 @@ of the reference stack stand, lane by lane, in snapshots/test_true_size.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from contracts.checks._support.full_size import (
@@ -88,15 +88,20 @@ def _copies_of_other_shards(stack: Stack, recipe: Recipe, lane: Lane) -> Iterato
         yield sum(map(elements, found.get("copies", [])))
 
 
-ROUTED: dict[str, tuple[Recipe, Lane, Routing]] = {}
-for _name, (_recipe, _lane) in on_rungs(IN_SEQUENCE | BESIDE_EP).items():
-    _case, _, _rung = _name.partition("@")
-    ROUTED[f"{_case}-balanced@{_rung}".rstrip("@")] = (_recipe, _lane, "balanced")
-    if not _rung:  # few routers can be told to crowd
-        ROUTED[f"{_case}-crowded"] = (_recipe, _lane, "crowded")
+def _routed(lanes: Mapping[str, Lane]) -> dict[str, tuple[Recipe, Lane, Routing]]:
+    """The lanes under a balanced and a crowded routing; few routers of other stacks can be told to crowd."""
+    found: dict[str, tuple[Recipe, Lane, Routing]] = {}
+    for name, (recipe, lane) in on_rungs(lanes).items():
+        case, at, rung = name.partition("@")
+        found[f"{case}-balanced{at}{rung}"] = (recipe, lane, "balanced")
+        if not rung:
+            found[f"{case}-crowded"] = (recipe, lane, "crowded")
+    return found
 
 
-@contract("TRAF-04d", asks="rehearse", cases=ROUTED, needs=("experts",), source="hub; bringup; F01")
+@contract(
+    "TRAF-04d", asks="rehearse", cases=_routed(IN_SEQUENCE | BESIDE_EP), needs=("experts",), source="hub; bringup; F01"
+)
 def rows_travel_to_their_expert_and_back(stack: Stack, recipe: Recipe, lane: Lane, routing: Routing) -> None:
     """In each expert layer, a rank sends one 16-bit row per token and chosen expert, there and back, in the forward and
     in the backward pass: no padded rows and no tokens of other ranks.

@@ -337,7 +337,7 @@ def _first_dim(mesh: Any) -> Callable[[nn.Parameter], None]:
     return lambda parameter: None
 
 
-@mutant(of="TRAF-05a", case="fsdp", says="times as much among", leanest="")
+@mutant(of="TRAF-05a", case="fsdp", says="times as much among 512 ranks as among 8", leanest="")
 class CutsBetweenExperts(Spread):
     """Parameters are always cut along their first dimension: 16 experts over 512 ranks are padded to 512."""
 
@@ -351,7 +351,8 @@ class _GathersALog(ParallelTrainer):
         dist.all_gather([torch.empty_like(log) for _ in range(self.execution.world)], log)
 
 
-@mutant(of="TRAF-05a", case="dp", says="times as much among")
+@mutant(of="TRAF-05a", case="dp", says="times as much among 512 ranks as among 8",
+        leanest="times as much among 64 ranks as among 8")  # fmt: skip
 class GathersALogOfEveryRank(Spread):
     """Every rank gathers four megabytes of statistics from every rank: little among 8, two gigabytes among 512."""
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from contracts.spec.abilities import Abilities
 from contracts.stacks.kit.declining import lacks, without
 
+NO_EVEN_ROUTER = "a dry run has no even router: its forced balance draws experts at random"
 VERSIONS = ("0.16.1", "0.17.1", "0.18.1", "0.19.2")
 """The tried versions, oldest first. 0.17 and later ship the training script and its parser."""
 
@@ -56,7 +57,7 @@ ABILITIES = Abilities(
                 "its specification names its kernels, or a pass chooses them: it answers for no other machine"),
         without("preset preset_names", "stack", "it ships no recipe by name"),
         without("precision_plan", "device", "FP8 is Transformer Engine's, which runs on GPUs"),
-        lacks("experts ep", "stack", "a dry run has no even router: its forced balance draws experts at random",
+        lacks("experts ep", "stack", NO_EVEN_ROUTER,
               asked=frozenset({"rehearse"})),
         without("started", "device", "its training script asserts CUDA"),
         without("devices", "device", "a rank has the CUDA device of its local rank"),

@@ -23,7 +23,7 @@ from contracts.spec.training import Execution, Observed, Pass, Session, Step, To
 from contracts.stacks.kit import dry_runs, runs, worlds
 from contracts.stacks.kit.tables import MOMENTS
 from contracts.stacks.megatron import checkpoint, distributed_optimizer
-from contracts.stacks.megatron.abilities import BEFORE_17, FROM_18, NOT_SHARDED
+from contracts.stacks.megatron.abilities import BEFORE_17, FROM_18, NO_EVEN_ROUTER, NOT_SHARDED
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
 from contracts.stacks.megatron.built_model import whole_of, whole_shapes
 from contracts.stacks.megatron.distributed_optimizer import Pieces
@@ -287,20 +287,16 @@ class Trainer:
 
     def holding(self, n: int) -> Holding:
         """What this rank has of its tensor number `n` in `held`."""
-        tensor = local_of(self.held[n].tensor)
-        moved = self._moved().get(n)
-        states = (
-            []
-            if moved is None
-            else [state[moved] for state in (o.state for o in inner(self.optimizer)) if moved in state]
-        )
-        kept = [each for state in states for each in state.values() if each.shape == local_of(moved).shape]
-        master = [moved] if moved is not None and moved is not self.held[n].tensor else []
-        grad = gradient(self.held[n].tensor)
+        tensor, moved = self.held[n].tensor, self._moved().get(n)
+        kept = [] if moved is None or moved is tensor else [moved]  # a float32 copy, or a piece of one
+        if moved is not None:
+            states = [each.state[moved] for each in inner(self.optimizer) if moved in each.state]
+            kept += [each for held in states for each in held.values() if each.shape == moved.shape]
+        grad = gradient(tensor)
         return Holding(
-            weight=tensor.nbytes,
+            weight=local_of(tensor).nbytes,
             gradient=0 if grad is None else local_of(grad).nbytes,
-            state=sum(local_of(each).nbytes for each in (*kept, *master)),
+            state=sum(local_of(each).nbytes for each in kept),
         )
 
     def _lr(self) -> float:
@@ -512,8 +508,7 @@ def rehearsed(
     dry_runs.refuse_rank(execution, rank)
     _offered(Session(recipe=recipe, steps=0, execution=execution))
     if recipe.moe is not None and (routing != "balanced" or execution.degrees.ep > 1):
-        words = "a dry run has no even router: its forced balance draws experts at random"
-        raise NotOffered(f"Megatron-Core: {words}", "stack")
+        raise NotOffered(f"Megatron-Core: {NO_EVEN_ROUTER}", "stack")
     batch = dry_runs.rows_of(recipe)
     alone = execution.world == 1
     with (
