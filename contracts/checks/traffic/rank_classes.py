@@ -50,14 +50,11 @@ CLASSES: dict[str, tuple[Recipe, Lane, Group]] = {
 }
 
 
-def _sharded(world: int) -> Lane:
-    every = tuple(range(world))
-    return Lane(execution=own_axis(world, fsdp=True), shard=every, expert_shard=every)
-
-
+MANY = tuple(range(512))
+FSDP512 = Lane(execution=own_axis(512, fsdp=True), shard=MANY, expert_shard=MANY)
 CLASSES_OF_MANY: dict[str, tuple[Recipe, Lane, Group]] = {
-    "fsdp512": (LETTERS, _sharded(512), (0, 255, 511)),
-    "fsdp512@dense": (DENSE, _sharded(64), (0, 31, 63)),
+    "fsdp512": (LETTERS, FSDP512, (0, 255, 511)),
+    "fsdp512@dense": (DENSE, FSDP512, (0, 255, 511)),
     "hsdp-8x8": (
         LETTERS,
         Lane(
