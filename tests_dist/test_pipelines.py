@@ -17,10 +17,7 @@ from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
 from contracts.stacks.reference.stack import Reference
 
-DRAWN = settings(
-    deadline=None, max_examples=12, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+DRAWN = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite

@@ -16,10 +16,7 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Tokens
 from contracts.stacks.reference.stack import Reference
 
-DRAWN = settings(
-    deadline=None, max_examples=10, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+DRAWN = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LAYOUTS: tuple[tuple[str, Execution], ...] = (
     ("AEM", own_axis(2)),
     ("AEM", own_axis(2, fsdp=True)),

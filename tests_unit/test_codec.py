@@ -24,7 +24,7 @@ pytestmark = pytest.mark.unit
 
 Answer = TypeVar("Answer")
 
-SETTINGS = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=150)
 HOSTILE = 10_000
 
 

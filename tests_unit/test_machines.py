@@ -36,7 +36,6 @@ OLDER = replace(HERE, python="/older/python", version="2.11.0+cu130")
 ALONE = (Level(name="one process", options=("--profile", "TOPO-02")),)
 
 
-@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 5), min_size=2, max_size=7), data=st.data())
 def test_every_two_levels_meet_and_the_first_rows_are_those_asked_for(sizes: list[int], data: st.DataObject) -> None:
     axes = {f"axis{at}": tuple(f"{at}{level}" for level in range(size)) for at, size in enumerate(sizes)}
@@ -48,6 +47,11 @@ def test_every_two_levels_meet_and_the_first_rows_are_those_asked_for(sizes: lis
         met = {tuple(row[at] for at in names) for row in rows}
         assert met == set(itertools.product(*(list(axes.values())[at] for at in names)))
     assert len(set(rows)) == len(rows) <= max(1, len(meetings(axes, strength)))
+
+
+def test_no_example_has_a_deadline_that_a_slow_machine_breaks() -> None:
+    assert settings.default is not None
+    assert settings.default.deadline is None
 
 
 def test_rows_that_bring_more_together_come_first_and_are_few() -> None:
@@ -206,14 +210,16 @@ def test_what_the_budget_left_is_listed() -> None:
     assert machines.left_uncovered(axes, [("1", "x"), ("2", "y")], 1) == []
 
 
+@pytest.mark.parametrize(("cpuinfo", "meetings"), [(EPYC, 4), (XEON, 6)], ids=["epyc", "xeon"])
 def test_a_budget_without_room_judges_nothing_and_is_not_green(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cpuinfo: str, meetings: int
 ) -> None:
     monkeypatch.setattr(machines, "torch_of", lambda python: replace(HERE, python=python))
+    monkeypatch.setattr(machines, "cpu", lambda: _axes.cpu(cpuinfo))
     assert machines.main(["--budget", "0", "--profile", "TOPO-02", "--axes", "aten,mkl", "--out", str(tmp_path)]) == 3
     told = json.loads((tmp_path / "machines.json").read_text())
     assert told["rows"] == []
-    assert len(told["left"]) == 4
+    assert len(told["left"]) == meetings
     assert "  aten default × mkl compatible" in capsys.readouterr().out.splitlines()
 
 

@@ -23,7 +23,7 @@ from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = settings(max_examples=12, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=12)
 PACKED: Lengths = ((2, 3), (1, 4))
 
 

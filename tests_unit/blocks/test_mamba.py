@@ -27,7 +27,7 @@ from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = settings(max_examples=12, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=12)
 ORACLES = {"mamba2": oracle.mamba2, "mamba3": oracle.mamba3}
 
 

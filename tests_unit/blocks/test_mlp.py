@@ -19,7 +19,7 @@ from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = settings(max_examples=15, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=15)
 
 
 @st.composite

@@ -30,7 +30,7 @@ from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
 STACK = Reference()
-QUICK = settings(deadline=None, max_examples=6, derandomize=True)
+QUICK = settings(max_examples=6)
 
 
 @pytest.mark.unit

@@ -51,7 +51,7 @@ def _blank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.unit
-@settings(deadline=None, max_examples=25, derandomize=True)
+@settings(max_examples=25)
 @given(tensors=_tensors(), file_bytes=st.integers(1, 200))
 def test_any_state_comes_back_from_files_of_any_size(tensors: dict[str, Tensor], file_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

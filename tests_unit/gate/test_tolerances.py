@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -187,7 +187,6 @@ def test_half_precision_beside_an_exact_zero(shape: tuple[int, ...]) -> None:
     [(step_comparison.loss_difference, FLOAT64_SCAN), (transformers.loss_difference, FLOAT32_TRANSFORMER)],
 )
 @given(loss=st.sampled_from((0.0, 1e-300, 1.0, 50.0)))
-@settings(deadline=None)
 def test_steps_are_alike_to_rounding_and_no_further(losses: Any, tolerance: Tolerance, loss: float) -> None:
     """A step compared with the one on one rank, in float64 and in float32: losses of zero, a gradient of zero."""
     zero = numerics.arrays({"a": torch.ones(5).double(), "b": torch.zeros(5).double()})

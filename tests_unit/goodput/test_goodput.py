@@ -16,7 +16,7 @@ from contracts.spec.goodput import KINDS, PARTS, Span, goodput
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=150)
 WALL = 60
 
 

@@ -18,7 +18,7 @@ from tests_unit._parties.running import side_by_side
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = settings(max_examples=200, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=200)
 EVERYTHING = frozenset(rule.package for rule in kernels.CATALOGUE if rule.package)
 KNOWN = {device for rule in kernels.CATALOGUE for device in rule.devices}
 

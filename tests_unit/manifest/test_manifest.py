@@ -97,8 +97,7 @@ class Collector(RuleBasedStateMachine):
             assert self.manifest.error.message
 
 
-Collector.TestCase.settings = settings(max_examples=120, stateful_step_count=12, deadline=None, database=None,
-                                       derandomize=True)  # fmt: skip
+Collector.TestCase.settings = settings(max_examples=120, stateful_step_count=12)
 TestCollector = pytest.mark.unit(Collector.TestCase)
 
 

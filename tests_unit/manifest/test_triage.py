@@ -22,7 +22,7 @@ from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = settings(max_examples=300, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=300)
 
 LAUNCHED = Manifest(
     run="nam56r-17", app_id="ap-5Qx", function_call_id="fc-01J", launched_at="2026-04-05T09:00:00Z", state="detached"

@@ -13,7 +13,7 @@ from contracts.spec.errors import Refused
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = settings(max_examples=200, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=200)
 GIB = 2**30
 
 

@@ -23,7 +23,7 @@ from tests_unit._parties.running import side_by_side
 pytestmark = pytest.mark.unit
 
 ROOMY = Card(name="roomy", usable_bytes=10**15)
-SETTINGS = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=60)
 
 # Two KV groups of 4, 4 heads; inner width of M 3 · 4 = 12.
 TINY = Recipe(
@@ -178,7 +178,7 @@ def _part(budget: Budget, stage: int, part: Part) -> int:
 
 
 @given(spreads())
-@settings(max_examples=20, deadline=None, database=None, derandomize=True)
+@settings(max_examples=20)
 def test_a_budget_survives_its_json_form(drawn: tuple[Recipe, Spread]) -> None:
     budget = memory.budget(*drawn, ROOMY)
     assert codec.loads(Budget, codec.dumps(budget)) == budget

@@ -17,7 +17,7 @@ from contracts.spec.recipe import Recipe
 Answer = TypeVar("Answer")
 
 HOSTILE = 10_000
-SETTINGS = settings(max_examples=200, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=200)
 
 
 def answer_or_refusal(ask: Callable[..., Answer], *arguments: object, **named: object) -> Answer | Refused:

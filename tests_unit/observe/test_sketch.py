@@ -46,7 +46,7 @@ def _add_up(parts: list[tuple[torch.Tensor, int]], name: str, tensor: torch.Tens
     assert sum(each for _, each in parts) % 2**64 == bits
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SHAPES.filter(len), st.integers(0, 2**31), st.data())
 def test_index_sets_of_an_axis_add_up_to_the_whole(shape: tuple[int, ...], seed: int, data: st.DataObject) -> None:
     tensor = _drawn(shape, seed)
@@ -62,7 +62,7 @@ def test_index_sets_of_an_axis_add_up_to_the_whole(shape: tuple[int, ...], seed:
     _add_up(parts, "w", tensor)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SHAPES, st.integers(0, 2**31), st.data())
 def test_ranges_of_the_flattened_tensor_add_up_to_the_whole(
     shape: tuple[int, ...], seed: int, data: st.DataObject
@@ -79,7 +79,7 @@ def test_ranges_of_the_flattened_tensor_add_up_to_the_whole(
     _add_up(parts, "w", tensor)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 8), st.integers(1, 4), st.sampled_from([1, 2, 4]), st.booleans(), st.integers(0, 2**31))
 def test_shards_of_a_fused_weight_add_up_to_the_whole_and_their_values_are_put_where_they_lie(
     rows: int, width: int, ranks: int, padded: bool, seed: int
@@ -144,7 +144,7 @@ def test_the_norm_of_a_difference_is_told_within_a_fifth(kind: str) -> None:
     assert abs(sum(told) / len(told) - 1) < 0.05
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 60), st.integers(0, 2**31), st.data())
 def test_a_fingerprint_sees_every_bit(size: int, seed: int, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]))

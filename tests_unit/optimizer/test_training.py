@@ -47,7 +47,7 @@ from contracts.stacks.reference.training.trainer import Trainer
 assert contracts.checks
 
 torch.set_num_threads(1)
-few = settings(deadline=None, max_examples=20, derandomize=True)
+few = settings(max_examples=20)
 
 
 # optimizer

@@ -30,7 +30,7 @@ from contracts.stacks.reference.parallel.pipeline import (
 )
 
 pytestmark = pytest.mark.unit
-QUICK = settings(deadline=None, max_examples=40, derandomize=True)
+QUICK = settings(max_examples=40)
 
 
 @st.composite

@@ -40,7 +40,7 @@ def _windows(draw: st.DrawFn) -> tuple[Tokens, ...]:
     return tuple(found)
 
 
-@settings(deadline=None, max_examples=6, derandomize=True, database=None)
+@settings(max_examples=6)
 @given(_windows())
 def test_a_step_does_not_depend_on_which_rows_of_a_length_go_together(window: tuple[Tokens, ...]) -> None:
     rows = tuple(row for micro in window for row in _rows(micro))

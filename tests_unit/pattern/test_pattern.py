@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 Answer = TypeVar("Answer")
 
 HOSTILE = 10_000
-SETTINGS = settings(max_examples=200, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=200)
 ALPHABET = "AEMR|" * 4 + "aemrDGX*-+/ \t\n\0é\u0410\u200b0123456789{}[]\"'\\"
 
 tiled = st.tuples(st.text("AEMR", min_size=1, max_size=20), st.integers(1, 90))

@@ -18,7 +18,7 @@ from contracts.stacks.reference.model.blocks.fp8 import DTYPES, HISTORY, LARGEST
 
 pytestmark = pytest.mark.unit
 
-SETTINGS = settings(max_examples=25, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=25)
 SCALINGS = ("tensorwise", "delayed", "blockwise", "mxfp8")
 FORMATS: tuple[Format, ...] = get_args(Format)
 

@@ -26,7 +26,7 @@ from contracts.spec.machine import Need, NodeCapture
 from contracts.stacks.reference.stack import Reference
 
 HOSTILE = 10_000
-SETTINGS = settings(max_examples=200, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=200)
 NEED = Need()
 WORDS = [
     "NV18",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.spec.redaction import (
@@ -96,7 +96,6 @@ def test_plain_text_stays_as_it_was(text: str) -> None:
 PIECES = st.one_of(st.sampled_from([*GONE, *KEPT]), st.text(max_size=20))
 
 
-@settings(deadline=None)  # of a busy machine
 @given(st.lists(PIECES, max_size=5).map(" ".join))
 def test_redacting_twice_is_redacting_once(text: str) -> None:
     once = redact(text)
@@ -106,7 +105,6 @@ def test_redacting_twice_is_redacting_once(text: str) -> None:
 SECRET = st.text(string.ascii_letters + string.digits + "-_/+.", min_size=8, max_size=40)
 
 
-@settings(deadline=None)
 @given(SECRET, PIECES, PIECES)
 def test_a_known_secret_stands_nowhere(secret: str, before: str, after: str) -> None:
     known = secrets_of({"ANY_TOKEN": secret})

@@ -21,7 +21,7 @@ from contracts.stacks.reference.launch import overrides
 
 Answer = TypeVar("Answer")
 
-SETTINGS = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=150)
 HOSTILE = 10_000
 NAM56R = presets.NAM56R
 

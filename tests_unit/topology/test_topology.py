@@ -28,7 +28,7 @@ pytestmark = pytest.mark.unit
 
 LAYOUTS: tuple[Layout, ...] = ("own-axis", "borrowed")
 KINDS: tuple[Kind, ...] = ("dense", "expert")
-SETTINGS = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=150)
 
 
 @st.composite
