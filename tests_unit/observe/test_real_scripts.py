@@ -3,10 +3,13 @@ healthy; released bugs are seen without an adapter."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,34 @@ EXAMPLES, SCRIPTS = ROOT / "docs/examples", ROOT / "contracts/stacks/scripts"
 VERSIONS = {"transformers": "5.23.0", "torchtitan": "0.3.0", "megatron": "0.19.2", "megatron-older": "0.16.1",
             "deepspeed": "0.19.8"}  # fmt: skip
 OUTSIDE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LIMIT_S, GRACE_S = 600, 30
 Observe = Callable[..., Path]
+
+
+def _run(command: Sequence[str], cwd: Path, env: Mapping[str, str], limit_s: float = LIMIT_S) -> None:
+    """To its end. torchrun is asked to end before it is killed: a killed one leaves its ranks, and what they lock."""
+    with subprocess.Popen(
+        command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as running:
+        try:
+            said, _ = running.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            running.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.communicate(timeout=GRACE_S)
+            running.kill()
+            pytest.fail(f"no end within {limit_s:g} s\n{running.communicate()[0][-3000:]}")
+        assert running.returncode == 0, said[-4000:]
+
+
+def _left_locks(extensions: Path) -> list[Path]:
+    """Locks of compilations that no process holds: `torch.utils.file_baton` keeps its own open. Each later compilation
+    waits for such a lock for ever."""
+    held = set()
+    for each in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # ended since, or another user's
+            held.add(each.readlink())
+    return [lock for lock in sorted(extensions.rglob("lock")) if lock.resolve() not in held]
 
 
 @pytest.fixture(scope="module")
@@ -33,29 +63,43 @@ def observe(tmp_path_factory: pytest.TempPathFactory) -> Observe:
     folder, done = tmp_path_factory.mktemp("traces"), set[str]()
 
     def observed(name: str, stack: str, ranks: int, *words: str, options: Sequence[str] = ()) -> Path:
-        python = ROOT / f".venv-{stack.removesuffix('-older')}-{VERSIONS[stack]}" / "bin/python"
+        place = ROOT / f".venv-{stack.removesuffix('-older')}-{VERSIONS[stack]}"
+        python, extensions = place / "bin/python", place / "torch_extensions"
         if not python.exists():
             pytest.skip(f"{stack.removesuffix('-older')} {VERSIONS[stack]} is not installed: see `make help`")
+        left = _left_locks(extensions)
+        assert not left, f"a compilation was stopped, and each later one would wait for its lock: rm {left[0]}"
         if name not in done:
+            shutil.rmtree(folder / name, ignore_errors=True)  # of a try that failed, in another test
             env = {key: value for key, value in os.environ.items() if key not in OUTSIDE}
             env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            env["TORCH_EXTENSIONS_DIR"] = str(extensions)
             torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
             observing = ["-P", "-W", "ignore", "-m", "contracts.observe", "--out", folder / name]
             command = [*map(str, (python, *torchrun, python, *observing)), *options, *words]
-            ended = subprocess.run(
-                command,
-                cwd=(EXAMPLES, SCRIPTS)[words[0] == "-m" or (SCRIPTS / words[0]).exists()],
-                env=env,
-                capture_output=True,
-                text=True,
-                timeout=600,
-                check=False,
-            )
-            assert ended.returncode == 0, ended.stdout[-1000:] + ended.stderr[-3000:]
+            _run(command, (EXAMPLES, SCRIPTS)[words[0] == "-m" or (SCRIPTS / words[0]).exists()], env)
             done.add(name)
         return folder / name
 
     return observed
+
+
+def test_a_lock_that_no_process_holds_is_found(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    compiling = "import os, sys; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", compiling, str(tmp_path / "one/lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        assert _left_locks(tmp_path) == []
+        running.kill()
+    assert _left_locks(tmp_path) == [tmp_path / "one/lock"]
+
+
+def test_a_run_that_is_late_is_ended_with_what_it_started_and_says_what_it_said(tmp_path: Path) -> None:
+    script = "trap 'kill $!; echo ended >&2; exit 1' TERM; echo $$; sleep 60 & wait"
+    with pytest.raises(pytest.fail.Exception, match=r"no end within 1 s\n\d+\n(.*\n)*ended"):
+        _run(["bash", "-c", script], tmp_path, os.environ, limit_s=1)
 
 
 def _diff(*words: object) -> tuple[int, str]:
