@@ -35,5 +35,5 @@ def compile_outcome(parts: Parts, call: BlockCall, backend: Backend) -> Outcome:
 if __name__ == "__main__":
     module, name, backend = sys.argv[1:]
     stack = getattr(importlib.import_module(module), name)()
-    told = compile_outcome(stack.parts(), codec.loads(BlockCall, sys.stdin.read()), cast(Backend, backend))
+    told = stack.compile_here(codec.loads(BlockCall, sys.stdin.read()), cast(Backend, backend))
     sys.stdout.write(codec.dumps(told) + "\n")

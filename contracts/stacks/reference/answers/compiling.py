@@ -91,6 +91,12 @@ class CompilingAnswers(BuiltOfParts):
         cold = (COLD, type(self).__module__, type(self).__qualname__, backend)
         return _in_a_fresh_interpreter(cold, codec.dumps(call))
 
+    def compile_here(self, call: BlockCall, backend: Backend) -> Outcome:
+        """What the fresh interpreter asks."""
+        from contracts.stacks.reference.answers.cold_compile import compile_outcome
+
+        return compile_outcome(self.parts(), call, backend)
+
     def compile_under(self, call: BlockCall, environment: Mapping[str, str], folder: str) -> Outcome:
         cold = (COLD, type(self).__module__, type(self).__qualname__, "inductor")
         return _in_an_interpreter(cold, codec.dumps(call), environment, folder)

@@ -1,0 +1,130 @@
+"""A mutant that is one function changes what it names while it answers, and nothing else."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from contracts.mutants._support import broken as broken_module
+from contracts.mutants._support.broken import broken
+from contracts.spec.topology import Degrees
+from contracts.stacks.reference import stack as reference_module
+from contracts.stacks.reference.answers import capacity
+from contracts.stacks.reference.stack import Reference
+
+pytestmark = pytest.mark.unit
+
+
+class Base:
+    def doubled(self, number: int) -> int:
+        return 2 * number
+
+    @staticmethod
+    def tripled(number: int) -> int:
+        return 3 * number
+
+    @classmethod
+    def named(cls) -> str:
+        return cls.__name__
+
+    @property
+    def size(self) -> int:
+        return 4
+
+
+class Derived(Base):
+    pass
+
+
+def _in_the_answer(made: Any, monkeypatch: pytest.MonkeyPatch, look: Any) -> Any:
+    """What `look` gives while a mutant, made anew, answers a question."""
+    monkeypatch.setattr(Reference, "host", lambda self, name: look())
+    return made()().host("any")
+
+
+def _mutant(owner: Any, name: str, change: Any) -> Any:
+    change.__doc__ = "A bug."
+    return lambda: broken(owner, name)(change)
+
+
+def test_an_inherited_function_is_replaced_on_the_owner_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _mutant(Derived, "doubled", lambda doubled, self, number: doubled(self, number) + 1)
+    assert _in_the_answer(made, monkeypatch, lambda: (Derived().doubled(2), Base().doubled(2))) == (5, 4)
+    assert Derived().doubled(2) == 4
+    assert "doubled" not in vars(Derived)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "look", "want"),
+    [
+        ("tripled", lambda tripled, number: tripled(number) + 1, lambda: Base.tripled(2), 7),
+        ("named", lambda named, cls: named(cls) + "!", Derived.named, "Derived!"),
+        ("size", lambda size, self: size(self) + 1, lambda: Base().size, 5),
+    ],
+)
+def test_each_kind_of_attribute_stays_of_its_kind(
+    name: str, change: Any, look: Any, want: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = vars(Base)[name]
+    assert _in_the_answer(_mutant(Base, name, change), monkeypatch, look) == want
+    assert vars(Base)[name] is former
+
+
+def test_a_question_within_a_question_applies_the_bug_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _mutant(Base, "doubled", lambda doubled, self, number: doubled(self, number) + 1)
+    monkeypatch.setattr(Reference, "preset_names", lambda self: (str(Base().doubled(2)),))
+    monkeypatch.setattr(Reference, "host", lambda self, name: (*self.preset_names(), Base().doubled(2)))
+    assert made()().host("any") == ("5", 5)
+
+
+def test_an_answer_that_fails_leaves_the_stack_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _mutant(Base, "doubled", lambda doubled, self, number: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        _in_the_answer(made, monkeypatch, lambda: Base().doubled(2))
+    assert Base().doubled(2) == 4
+
+
+def test_results_that_the_reference_keeps_cross_no_change() -> None:
+    given = (Degrees(), 2, "own-axis")
+    sound = reference_module._group_calls(*given)  # type: ignore[arg-type]  # a layout
+
+    def none(group_calls: Any, topology: Any) -> tuple[()]:
+        """No rank makes a group."""
+        return ()
+
+    made = broken(reference_module.mesh, "group_calls")(none)
+    assert sound
+    assert made().group_calls(*given, 0) == ()
+    assert Reference().group_calls(*given, 0) == sound
+
+
+def test_caches_of_the_process_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = functools.cache(object)
+    monkeypatch.setattr(capacity, "process", process, raising=False)
+    kept = process()
+    broken_module._forget()
+    assert process() is kept
+
+
+def test_an_owner_that_answers_is_derived_from() -> None:
+    def nobody(host: Any, self: Any, name: str) -> Any:
+        """Every host is the same one."""
+        return host(self, "bench-1@us-west1-c")
+
+    made = broken(Reference, "host")(nobody)
+    assert issubclass(made, Reference)
+    assert made.__name__ == "nobody"
+    assert made().host("any") == "bench-1@us-west1-c"
+
+
+def test_another_process_finds_a_mutant_by_its_name() -> None:
+    from contracts.mutants.comparison import run_comparison
+
+    mutant = run_comparison.compares_by_region
+    program = f"import {mutant.__module__} as m; print(m.{mutant.__qualname__}.__doc__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == mutant.__doc__
