@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from contracts.stacks.reference.model.blocks.moe import Routing
+from contracts.stacks.reference.model.blocks.moe import Routing, inverse, permuted
 from contracts.stacks.reference.parallel.collectives import (
     Group,
     all_to_all,
@@ -106,5 +106,5 @@ class TokenDispatcher(nn.Module):
         here_e = torch.arange(counts_ne.shape[1], device=x_RD.device)
         expert_R = here_e.repeat(len(counts_ne)).repeat_interleave(counts_ne.flatten())
         order_R = expert_R.argsort(stable=True)
-        back_R = torch.empty_like(order_R).scatter(0, order_R, torch.arange(len(order_R), device=x_RD.device))
-        return experts(x_RD[order_R], counts_ne.sum(0).cumsum(0))[back_R]
+        back_R = inverse(order_R)
+        return permuted(experts(permuted(x_RD, order_R, back_R), counts_ne.sum(0).cumsum(0)), back_R, order_R)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -114,7 +114,7 @@ class Router(nn.Module):
 
     def count(self, experts_BTK: Tensor) -> Tensor:
         """Assignments to each expert (E), including dropped ones."""
-        return _tally(experts_BTK.flatten(), self.moe.experts)
+        return _asked(experts_BTK.flatten(), self.moe.experts).sum(0)
 
     def probabilities(self, logits_BTE: Tensor) -> Tensor:
         """Scores normalised over all experts to the sum 1 for each token, without the bias."""
@@ -129,7 +129,7 @@ class Router(nn.Module):
         (arXiv 2412.19437, eq. 17-20). The gradient flows through P only.
         """
         rows, tokens, _ = experts_BTK.shape
-        asked_BE = F.one_hot(experts_BTK.flatten(1), self.moe.experts).sum(1)
+        asked_BE = _asked(experts_BTK.flatten(1), self.moe.experts).sum(1)
         fraction_BE = asked_BE.to(probabilities_BTE.dtype) / max(tokens * self.moe.top_k, 1)
         fraction_BE = fraction_BE if self.sequence is None else self.sequence(fraction_BE)
         mean_BE = probabilities_BTE.sum(1) / max(tokens, 1)
@@ -240,9 +240,12 @@ class MoE(nn.Module):
 
     def routed(self, x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor) -> Tensor:
         """The gated sum of each token's experts, in the gates' dtype."""
-        slots_NK = routing.experts_BTK.flatten(0, 1).masked_fill(dropped_BTK.flatten(0, 1), self.moe.experts)
-        order_S = slots_NK.flatten().argsort(stable=True)  # dropped ones sort after the last expert
-        kept_E = _tally(slots_NK.flatten(), self.moe.experts + 1)[:-1]
+        slots_S = routing.experts_BTK.masked_fill(dropped_BTK, self.moe.experts).flatten()
+        narrow = torch.int16 if self.moe.experts < 1 << 15 else torch.int64  # a radix sort takes a pass for each byte
+        slots_S, order_S = slots_S.to(narrow).sort(stable=True)  # dropped ones sort after the last expert
+        every_E = torch.arange(self.moe.experts, dtype=narrow, device=slots_S.device)
+        ends_E = torch.searchsorted(slots_S, every_E, right=True)
+        kept_E = ends_E.diff(prepend=ends_E.new_zeros(1))
         sent_SD = self.dispatch(x_BTD.flatten(0, 1), order_S, dropped_BTK)
         given_SD = self.applied(sent_SD, kept_E)
         y_ND = self.combine(given_SD, order_S, routing.gates_BTK.flatten(0, 1), dropped_BTK.flatten(0, 1))
@@ -260,7 +263,7 @@ class MoE(nn.Module):
         if self.moe.capacity_factor is None:
             return torch.zeros_like(experts_BTK, dtype=torch.bool)
         every_BSK = self.row.every(experts_BTK)  # slots are given in the order of the full rows
-        asked_NE = F.one_hot(every_BSK.flatten(0, 1), self.moe.experts).sum(1)
+        asked_NE = _asked(every_BSK.flatten(0, 1), self.moe.experts).sum(1)
         if self.router.token_BT is not None:
             asked_NE = asked_NE * self.row.every(self.router.token_BT).flatten().unsqueeze(-1)
         taken_NE = asked_NE.cumsum(0)
@@ -281,12 +284,11 @@ class MoE(nn.Module):
         copies_NKD = x_ND.unsqueeze(1).expand(-1, self.moe.top_k, -1)
         if self.moe.capacity_factor is not None:  # keeps the undefined gradients of rows without an expert out of x
             copies_NKD = copies_NKD.masked_fill(dropped_BTK.flatten(0, 1).unsqueeze(-1), 0)
-        return copies_NKD.flatten(0, 1)[order_S]
+        return permuted(copies_NKD.flatten(0, 1), order_S, inverse(order_S))
 
     def combine(self, given_SD: Tensor, order_S: Tensor, gates_NK: Tensor, dropped_NK: Tensor) -> Tensor:
         """The experts' outputs in token order, times their gates, summed over K in the gates' dtype."""
-        back_S = torch.empty_like(order_S).scatter(0, order_S, torch.arange(len(order_S), device=order_S.device))
-        given_NKD = given_SD[back_S].view(*gates_NK.shape, given_SD.shape[-1])
+        given_NKD = permuted(given_SD, inverse(order_S), order_S).view(*gates_NK.shape, given_SD.shape[-1])
         if self.moe.capacity_factor is not None:  # masked, not multiplied: 0 · NaN is NaN
             given_NKD = given_NKD.masked_fill(dropped_NK.unsqueeze(-1), 0)
             gates_NK = gates_NK.masked_fill(dropped_NK, 0)
@@ -324,6 +326,29 @@ def _shares(scores: Tensor) -> Tensor:
     return scores / total.masked_fill(total == 0, 1)
 
 
-def _tally(values: Tensor, size: int) -> Tensor:
-    """The count of each number below `size`, int64, including zeros."""
-    return torch.zeros(size, dtype=torch.int64, device=values.device).scatter_add(0, values, torch.ones_like(values))
+def _asked(experts: Tensor, size: int) -> Tensor:
+    """Whether an assignment is to an expert, with the experts as one more dim."""
+    return experts.unsqueeze(-1) == torch.arange(size, device=experts.device)
+
+
+def inverse(order_S: Tensor) -> Tensor:
+    """The permutation that undoes another."""
+    return torch.zeros_like(order_S).scatter(0, order_S, torch.arange(len(order_S), device=order_S.device))
+
+
+class _Permuted(torch.autograd.Function):
+    """The gradient of `rows[order]` as a gather by the inverse order: autograd's own adds rows into zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x_SD: Tensor, order_S: Tensor, back_S: Tensor) -> Tensor:
+        ctx.save_for_backward(back_S)
+        return x_SD[order_S]
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor, None, None]:
+        (back_S,) = ctx.saved_tensors
+        return given[0][back_S], None, None
+
+
+permuted = cast(Callable[[Tensor, Tensor, Tensor], Tensor], _Permuted.apply)
+"""Rows in another order, given with its inverse."""

@@ -1,0 +1,94 @@
+"""What the compiler is given of the experts: one graph each way, in which rows move by gathers only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
+
+from contracts.checks._support import expert_calls
+from contracts.instruments import fixtures
+from contracts.stacks.reference.model.blocks.common import packing
+from contracts.stacks.reference.model.blocks.moe import inverse, permuted
+from contracts.stacks.reference.model.compile import compiled
+from contracts.stacks.reference.model.parts import PARTS
+
+pytestmark = pytest.mark.unit
+
+HIDDEN = 24
+ADDS = ("index_put", "index_add", "scatter", "embedding_dense_backward")
+
+
+class Graphs:
+    """A compiler backend that keeps what it is given of a forward and a backward pass, and runs it as it is."""
+
+    def __init__(self) -> None:
+        self.forward: list[GraphModule] = []
+        self.backward: list[GraphModule] = []
+        self.backend = aot_autograd(fw_compiler=self._into(self.forward), bw_compiler=self._into(self.backward))
+
+    def _into(self, kept: list[GraphModule]) -> Callable[[GraphModule, Any], Any]:
+        def keep(graph: GraphModule, _: Any) -> Any:
+            kept.append(graph)
+            return make_boxed_func(graph)
+
+        return keep
+
+
+def rows_of(graph: GraphModule, names: tuple[str, ...]) -> list[str]:
+    """The operations of these names that give rows of the hidden width."""
+    return [
+        str(node.target)
+        for node in graph.graph.nodes
+        if node.op == "call_function"
+        and any(str(node.target).startswith(f"aten.{name}") for name in names)
+        and isinstance(node.meta.get("val"), Tensor)
+        and node.meta["val"].shape[-1:] == (HIDDEN,)
+    ]
+
+
+@pytest.mark.parametrize("factor", [None, 0.5])
+@pytest.mark.parametrize("activation", ["relu2", "swiglu"])
+def test_no_pass_adds_rows_into_zeros(activation: str, factor: float | None) -> None:
+    moe = replace(expert_calls.SOFTMAX, expert_hidden=16, shared_hidden=8, capacity_factor=factor)
+    recipe = expert_calls.with_moe(moe, activation)
+    assert recipe.hidden == HIDDEN
+    block, seen = PARTS.moe(recipe, PARTS).bfloat16(), Graphs()
+    x_BTD = fixtures.normal("x", (2, 10, HIDDEN)).bfloat16().requires_grad_()
+    torch.compiler.reset()
+    forward = compiled(block, lambda x: block(x, packing(x), {}).y_BTD, seen.backend)
+    forward(x_BTD).sum().backward()
+    assert len(seen.forward) == len(seen.backward) == 1
+    for graph in (*seen.forward, *seen.backward):
+        assert rows_of(graph, ADDS) == []
+        assert len(rows_of(graph, ("index.Tensor",))) >= 2
+
+
+def test_an_indexed_add_would_be_seen() -> None:
+    order_S, seen = torch.tensor([2, 0, 1]), Graphs()
+    torch.compiler.reset()
+    torch.compile(lambda x: x[order_S] * 2, backend=seen.backend)(
+        torch.ones(3, HIDDEN, requires_grad=True)
+    ).sum().backward()
+    [graph] = seen.backward
+    assert rows_of(graph, ADDS) == ["aten.index_put.default"]
+
+
+def test_permuted_rows_have_the_gradients_of_indexed_rows() -> None:
+    order_S = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    ours, theirs = (fixtures.normal("x", (40, 3)).requires_grad_() for _ in range(2))
+    weight_SD = fixtures.normal("weight", (40, 3))
+    back_S = inverse(order_S)
+    assert order_S[back_S].equal(torch.arange(40))
+    (permuted(ours, order_S, back_S) * weight_SD).sum().backward()
+    (theirs[order_S] * weight_SD).sum().backward()
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    assert ours.grad.equal(theirs.grad)
