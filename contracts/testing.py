@@ -108,6 +108,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if CASE in metafunc.fixturenames:
         judge(metafunc.config).parametrize(metafunc)
     for mark in metafunc.definition.iter_markers(MARK):
+        from contracts.spec import interpreter
+        from contracts.spec.errors import Refused
+
+        try:
+            interpreter.refuse_without_assertions()  # -OO strips what the contracts are read from
+        except Refused as error:
+            raise pytest.Collector.CollectError(str(error)) from None
         from contracts.harness import own_tests
 
         own_tests.parametrize(metafunc, *mark.args)

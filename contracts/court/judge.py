@@ -20,6 +20,7 @@ from contracts.contract import Contract, Mutant
 from contracts.court import party as asking
 from contracts.court.deadline import Overdue, deadline
 from contracts.court.party import Broken, OnTheStand, words_of
+from contracts.spec import interpreter
 from contracts.spec.errors import MOST_REFUSALS, NotOffered, Refused, Unreachable
 from contracts.spec.lacks import Lack
 from contracts.spec.records import EXIT_CODES, Fate, Kill, Outcome, Result, Violation
@@ -61,6 +62,8 @@ def judge(
             return result("not offered", f"{subject.name}: {absence}", lack=absence.kind)
         return lacking(f"offer {asked}", "adapter")
 
+    if not __debug__:
+        return result("broken", interpreter.STRIPPED)
     if not stand.own:
         return unanswered(", ".join(contract.asks))
     if contract.layout is not None and contract.layout not in subject.layouts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import importlib.util
 import os
 import platform
 import subprocess
@@ -24,9 +25,10 @@ from contracts.court.deviations import covers
 from contracts.court.judge import DEADLINE_S, judge
 from contracts.court.plain_text import fit
 from contracts.court.verdict import declared, in_force, not_judged, verdict
-from contracts.harness import parties, selftest
+from contracts.harness import parties, power, selftest
 from contracts.instruments import accelerator
 from contracts.instruments.ranks import here
+from contracts.spec import interpreter
 from contracts.spec.records import (
     SCHEMA,
     Baseline,
@@ -75,8 +77,16 @@ class Gate:
     baseline: Baseline | None = None
     changed: str = ""
 
+    def __post_init__(self) -> None:
+        interpreter.refuse_without_assertions()
+
     def open(self, folder: Path | None) -> None:
-        """Write header and plan before anything runs, and the contracts without a check, whose outcome is known."""
+        """Write header and plan before anything runs, and the contracts without a check, whose outcome is known.
+
+        Raises:
+            Broken: where this process does not find the suite's own known bug.
+        """
+        power.refuse_without(numbers=self._numbers)
         if folder is not None:
             self.recorder = record.Recorder(folder)
             compared = () if self.baseline is None else (self.baseline,)
@@ -117,6 +127,9 @@ class Gate:
             words = f"{self.subject.name}: {lack.why}"
             return Result(id=item.id, case=item.case, outcome="not offered", words=words, lack=lack.kind)
         contract = LAW.contracts[item.id]
+        numbers = self._numbers and contract.of_numbers
+        if words := power.at_the_start(numbers=numbers):  # also in the workers of xdist, which open nothing
+            return Result(id=item.id, case=item.case, outcome="broken", words=words)
         missing = self.missing_ranks(item) or self.missing_device(item)
         if missing:
             return Result(id=item.id, case=item.case, outcome="not run", words=missing)
@@ -154,7 +167,12 @@ class Gate:
         return next(each for each in valid if covers(each, result.item))
 
     def close(self) -> Verdict:
-        """Judge the run and write its footer."""
+        """Judge the run and write its footer.
+
+        Raises:
+            Broken: where this process, after all that the stack did in it, no longer finds the known bug.
+        """
+        power.refuse_without(numbers=self._numbers)
         self.unclaimed = tuple(_unclaimed(self.subject, self.deadline_s, numbers=of_numbers(self.plan)))
         run = self.run()
         judged = verdict(run, today())
@@ -178,6 +196,11 @@ class Gate:
         )
 
     @functools.cached_property
+    def _numbers(self) -> bool:
+        """Whether numbers are compared, and can be."""
+        return of_numbers(self.plan) and importlib.util.find_spec("torch") is not None
+
+    @functools.cached_property
     def known(self) -> frozenset[str]:
         """The secrets of this process, taken once, before the stack is asked."""
         return secrets_here(os.environ, sys.argv)
@@ -195,6 +218,7 @@ class Gate:
             started=self.started,
             command=redact_words(sys.argv, self.known),
             python=platform.python_version(),
+            interpreter=interpreter.settings(),
             platform=platform.platform(),
             proof=self.proof,
             device=device_of(self.plan),

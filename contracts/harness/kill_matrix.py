@@ -22,7 +22,7 @@ from pathlib import Path
 import contracts
 from contracts.contract import Contract, Law, Tier
 from contracts.harness.selftest import Matrix
-from contracts.spec import codec
+from contracts.spec import codec, interpreter
 from contracts.spec.errors import refuse
 
 FILE = "kills.json"
@@ -48,6 +48,7 @@ class Surroundings:
     threads: int
     settings: Mapping[str, str]
     helping: tuple[str, ...]
+    interpreter: tuple[str, ...] = ()
 
     @property
     def torch(self) -> str:
@@ -134,6 +135,7 @@ def here(*, threads: int, helping: tuple[str, ...]) -> Surroundings:
         threads=threads,
         settings={name: os.environ[name] for name in SETTINGS if name in os.environ},
         helping=helping,
+        interpreter=interpreter.settings(),
     )
 
 
@@ -168,6 +170,9 @@ def differences(theirs: Surroundings, ours: Surroundings) -> list[str]:
         for name in SETTINGS
         if ours.settings.get(name) != theirs.settings.get(name)
     ]
+    if theirs.interpreter != ours.interpreter:
+        started = [" ".join(each.interpreter) or "no option" for each in (ours, theirs)]
+        found.append(f"started with {started[0]} instead of {started[1]}")
     if theirs.helping != ours.helping:
         found.append(
             f"helped by {' '.join(ours.helping) or 'nobody'} instead of {' '.join(theirs.helping) or 'nobody'}"

@@ -15,7 +15,7 @@ from contracts.harness import parties
 from contracts.harness import pytest_options as options
 from contracts.harness.gate import Gate
 from contracts.harness.plugin import Promise, assistants_of, deadline_of, deviations_of, without_torch
-from contracts.spec.errors import Refusals, Refused, Unreachable
+from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
 from contracts.spec.party import abilities_of
 from contracts.spec.stack import Party
 
@@ -49,6 +49,8 @@ def parametrize(
                 if contract is not None and contract.tier == "unit":
                     marks = without_torch() if contract.of_numbers else ()
                     each.append(pytest.param(Promise(gate, item), marks=marks, id=f"{named}{item.id}-{item.case}"))
+        if not each:  # pytest would skip the test, which is green
+            raise refuse("profile", chosen, "has no contract of one process", "name one that has, or leave it out")
     except (Refused, Unreachable) as error:
         raise pytest.Collector.CollectError(str(error)) from None
     metafunc.parametrize(options.ARGUMENT, each)

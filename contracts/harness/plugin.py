@@ -26,6 +26,7 @@ from contracts.contract import LAW
 from contracts.court import deviations, profiles, record, report
 from contracts.court.baseline import baseline
 from contracts.court.judge import DEADLINE_S, NO_TORCH
+from contracts.court.party import Broken
 from contracts.court.profiles import ONE_PROCESS
 from contracts.court.verdict import verdict
 from contracts.harness import kill_matrix, law_release, parties, touched
@@ -34,10 +35,10 @@ from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.gate import Gate
 from contracts.harness.ranks.rank_environment import several
 from contracts.instruments.ranks import here
-from contracts.spec import codec
+from contracts.spec import codec, interpreter
 from contracts.spec.errors import Refused, Unreachable, refuse
 from contracts.spec.party import abilities_of
-from contracts.spec.records import Deviation, Item, OnRanks, Result, Verdict, Violation
+from contracts.spec.records import EXIT_CODES, Deviation, Item, OnRanks, Result, Verdict, Violation
 from contracts.spec.stack import Party
 
 # Only where torchrun has started several ranks: in one process the ranks plugin would have nothing to do.
@@ -63,6 +64,10 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    try:
+        interpreter.refuse_without_assertions()
+    except Refused as error:
+        raise pytest.UsageError(str(error)) from None
     for tier, needs in {"unit": "one CPU process", "gpu": "one CUDA device", "dist": "several ranks"}.items():
         config.addinivalue_line("markers", f"{tier}: a contract or test that needs {needs}")
     config.addinivalue_line("markers", "slow: a contract or test of one CPU process that takes more than a few seconds")
@@ -105,6 +110,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             gate.open(options.setting(config, "report") if here().rank == 0 else None)
         except Refused as error:
             raise pytest.UsageError(str(error)) from error
+        except Broken as error:
+            pytest.exit(str(error), EXIT_CODES["broken"])
         if config.getoption("rankproof_selftest"):
             gate.prove_the_suite()
         config.pluginmanager.register(_Collector(gate), "rankproof-collector")
@@ -244,7 +251,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
         return  # no footer: the record stays unfinished and is refused by every reader
-    judged = config.stash[GATE].close()
+    try:
+        judged = config.stash[GATE].close()
+    except Broken as error:  # no footer here either
+        pytest.exit(str(error), EXIT_CODES["broken"])
     config.stash[VERDICT] = judged
     if config.getoption("rankproof_gate") and judged.exit_code:
         session.exitstatus = judged.exit_code

@@ -168,6 +168,8 @@ class Header:
     device: Literal["", "cpu", "cuda"] = ""
     """Whether torch saw a CUDA device; empty in a record of an older suite."""
     ranks: int = 1
+    interpreter: tuple[str, ...] = ()
+    """Options and PYTHON… variables by which the judging interpreter was started."""
     changed: str = ""
     """Which change of the stack decided the order of the plan, and how many items it can touch."""
 

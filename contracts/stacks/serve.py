@@ -14,10 +14,11 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
-from contracts.spec import codec
+from contracts.spec import codec, interpreter
 from contracts.spec.conventions import declared_by
 from contracts.spec.errors import NotOffered, Refused, shown
 from contracts.spec.party import abilities_of
+from contracts.spec.records import USAGE_ERROR
 from contracts.spec.stack import Party, questions
 from contracts.stacks.protocol import HELLO, PROTOCOL, Introduction
 
@@ -124,6 +125,11 @@ def main(arguments: list[str]) -> None:
     """Serve the named party over the process's own pipes."""
     if len(arguments) != 1:
         raise SystemExit(USAGE)
+    try:
+        interpreter.refuse_without_assertions()
+    except Refused as refused:
+        sys.stderr.write(f"{refused}\n")
+        raise SystemExit(USAGE_ERROR) from None
     with own_stdout() as stdout:
         sys.path.insert(0, "")
         serve(load(arguments[0])(), sys.stdin, stdout)

@@ -57,6 +57,7 @@ FAULTS = {
     "no-stack": ("[]", "stacks = []: has no stack"),
     "twice": ("[Ours(), Ours()]", "'ours': is the name of 2 stacks"),
     "no-party": ("[object()]", "is not a stack: it has no name"),
+    "of-no-process": ("[Ours()], profile='dist'", "profile = 'dist': has no contract of one process"),
     "no-profile": ("[Ours()], profile='PATT'", "profile = 'PATT': selects no contract"),
 }
 

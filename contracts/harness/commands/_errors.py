@@ -18,6 +18,7 @@ from contracts.court.party import Broken
 from contracts.court.plain_text import MOST_LINES, terminal, words
 from contracts.court.report import WIDTH
 from contracts.harness.supervisor import Ended, Stopped
+from contracts.spec import interpreter
 from contracts.spec.errors import NotOffered, Refused, Unreachable, refuse
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Form, Word
 from contracts.spec.redaction import redact, redact_words, secrets_here
@@ -55,6 +56,7 @@ def the_stack_talks_to_stderr() -> Iterator[None]:
 
 def told(work: Callable[[], int | None]) -> int:
     try:
+        interpreter.refuse_without_assertions()
         return work() or 0
     except Refused as refused:
         for refusal in refused.refusals[:MOST_LINES]:

@@ -18,7 +18,7 @@ from contracts.court import profiles, record, report
 from contracts.court.baseline import unlike
 from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
-from contracts.harness import kill_matrix, law_release, parties, torchrun, touched
+from contracts.harness import kill_matrix, law_release, parties, power, torchrun, touched
 from contracts.harness import output as output_of
 from contracts.harness.commands._completion import complete_items, complete_stacks
 from contracts.harness.commands._errors import (
@@ -117,6 +117,7 @@ def check(
         with output.taken():
             subject = parties.load(stack, deadline_s=deadline)
             parties.assistants(subject, assistants, quick=False)
+            power.refuse_without(numbers=False)  # with the stack loaded; of numbers each process that judges shows it
             if earlier is not None:
                 unlike(earlier, subject.name, profile, ranks or 1, device_of(plan))
         record.make_folder(folder)

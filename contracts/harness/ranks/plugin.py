@@ -61,6 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if HERE is not None:
         try:
+            if not __debug__:
+                raise pytest.UsageError("python -O strips assertions, so that no test can fail: unset PYTHONOPTIMIZE")
             plugin_compatibility.refuse(config)
             ranks = Session(config, HERE)
         except pytest.UsageError:
