@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.recipe import Dsa, Mhc, Mla, Moe, Recipe
 from contracts.stacks.reference.stack import Reference
@@ -137,77 +138,61 @@ class CountsARanksFromOne(Renames):
         return replace(recipe, dsa=Dsa(a_ranks=(0, 1, 2, 4, 5, 6, 8, 9, 10)))
 
 
-@mutant(of="NAME-06", case="other-version", says="was accepted, expected a refusal")
-class FallsBackToTheFamily(Reference):
+@broken(Reference, "preset", "NAME-06[other-version]: was accepted, expected a refusal")
+def falls_back_to_the_family(preset, self, name, acknowledge):
     """An unknown name resolves to the family's first preset: the requested version never runs."""
-
-    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
-        try:
-            return super().preset(name, acknowledge)
-        except Refused:
-            if name.startswith("nam56r"):
-                return super().preset("nam56r_h200_bf16_v1", acknowledge)
-            raise
+    try:
+        return preset(self, name, acknowledge)
+    except Refused:
+        if name.startswith("nam56r"):
+            return preset(self, "nam56r_h200_bf16_v1", acknowledge)
+        raise
 
 
-@mutant(of="NAME-06", case="slip-in-an-alias", says="does not name nam52r_h200_prod_candidate_v1")
-class SuggestsPresetsAlone(Reference):
+@broken(Reference, "preset", "NAME-06[slip-in-an-alias]: does not name nam52r_h200_prod_candidate_v1")
+def suggests_presets_alone(preset, self, name, acknowledge):
     """The refusal suggests only presets, so a misspelt alias gets the wrong suggestion."""
-
-    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
-        try:
-            return super().preset(name, acknowledge)
-        except Refused:
-            raise refuse("preset", name, "is not a preset", f"the nearest is {CANDIDATE}") from None
+    try:
+        return preset(self, name, acknowledge)
+    except Refused:
+        raise refuse("preset", name, "is not a preset", f"the nearest is {CANDIDATE}") from None
 
 
-@mutant(of="NAME-06a", case="empty", says="was accepted, expected a refusal")
-class ResolvesTheEmptyName(Reference):
+@broken(Reference, "preset", "NAME-06a[empty]: was accepted, expected a refusal")
+def resolves_the_empty_name(preset, self, name, acknowledge):
     """An unset variable reaches the resolver as an empty name, which is a prefix of every name."""
-
-    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
-        found = [known for known in self.preset_names() if known.startswith(name)]
-        return super().preset(found[0] if found else name, acknowledge)
+    found = [known for known in self.preset_names() if known.startswith(name)]
+    return preset(self, found[0] if found else name, acknowledge)
 
 
-@mutant(of="NAME-06b", case="nam52-pinned", says="was accepted, expected a refusal", bugs=("PRV-04",))
-class WarnsInstead(Reference):
+@broken(Reference, "preset", "NAME-06b[nam52-pinned]: was accepted, expected a refusal", bugs=("PRV-04",))
+def warns_instead(preset, self, name, acknowledge):
     """A deprecated name resolves with only a warning."""
-
-    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
-        return super().preset(name, (*acknowledge, name))
+    return preset(self, name, (*acknowledge, name))
 
 
-@mutant(of="NAME-06b", case="nam52r-candidate", says="was accepted, expected a refusal", bugs=("PRV-04",))
-class TakesAnyAcknowledgement(Reference):
+@broken(Reference, "preset", "NAME-06b[nam52r-candidate]: was accepted, expected a refusal", bugs=("PRV-04",))
+def takes_any_acknowledgement(preset, self, name, acknowledge):
     """Over-correction: an acknowledgement of any name opens all deprecated names."""
-
-    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
-        return super().preset(name, (*acknowledge, name) if acknowledge else ())
+    return preset(self, name, (*acknowledge, name) if acknowledge else ())
 
 
-@mutant(of="NAME-07", case="current", says="was accepted, expected a refusal", bugs=("PRV-05",))
-class ResolvesCurrent(Reference):
+@broken(Reference, "preset", "NAME-07[current]: was accepted, expected a refusal", bugs=("PRV-05",))
+def resolves_current(preset, self, name, acknowledge):
     """`current` resolves to the baseline of this wave; in the next wave the same command runs another model."""
-
-    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
-        return super().preset("nam56r_h200_bf16_v1" if name == "current" else name, acknowledge)
+    return preset(self, "nam56r_h200_bf16_v1" if name == "current" else name, acknowledge)
 
 
-@mutant(of="NAME-07", case="lineage", says="is identified by the label v19c", bugs=("PRV-05",))
-class FamilyIsALineage(Reference):
+@broken(Reference, "preset", "NAME-07[lineage]: is identified by the label v19c", bugs=("PRV-05",))
+def family_is_a_lineage(preset, self, name, acknowledge):
     """The preset family that a comparison reads is the tag of a wave of runs."""
-
-    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
-        return replace(super().preset(name, acknowledge), family="v19c")
+    return replace(preset(self, name, acknowledge), family="v19c")
 
 
-@mutant(of="NAME-07", case="head", says="was accepted, expected a refusal", bugs=("PRV-05",))
-class AcknowledgesALabel(Reference):
+@broken(Reference, "preset", "NAME-07[head]: was accepted, expected a refusal", bugs=("PRV-05",))
+def acknowledges_a_label(preset, self, name, acknowledge):
     """A label is treated as a deprecated name: acknowledging it gives whatever it means today."""
-
-    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
-        return super().preset(DENSE if name == "head" and name in acknowledge else name, acknowledge)
+    return preset(self, DENSE if name == "head" and name in acknowledge else name, acknowledge)
 
 
 @mutant(of="NAME-08", case="h200", says="declares 80 GB of HBM, expected 81 … 141", bugs=("PRV-26",))
