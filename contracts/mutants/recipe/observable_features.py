@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from torch import Tensor
-
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.array import Arrays
 from contracts.spec.recipe import Mamba, Mode, Optim, Recipe
-from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
+from contracts.spec.training import Execution, Pass, Session, Tokens, Trained
 from contracts.stacks.reference.model.blocks.attention import Attention
-from contracts.stacks.reference.model.hybrid_model import Layer, Model
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.parts import Parts
-from contracts.stacks.reference.model.parts_interface import PartsInterface
 from contracts.stacks.reference.stack import Reference
 
 
@@ -31,52 +29,40 @@ class ReadsQkNormAndBuildsNone(Exchanged):
     exchange = {"attention": Unnormed}
 
 
-class EveryLayerStreams(Model):
-    def layer(self, number: int, parts: PartsInterface) -> Layer:
-        layer = super().layer(number, parts)
-        if self.recipe.mhc and layer.streams is None:
-            layer.streams = parts.streams(self.recipe, parts)
-        return layer
-
-
-@mutant(of="REC-06a", case="streams-on-attention-and-depths", says="layer 1 (E) has mhc, which is off")
-class StreamsOnEveryLayer(Exchanged):
+@broken(Model, "layer", "REC-06a[streams-on-attention-and-depths]: layer 1 (E) has mhc, which is off")
+def streams_on_every_layer(former, self, number, parts):
     """Every layer has hyper-connections, though budgets and names assume them on attention only."""
+    layer = former(self, number, parts)
+    if self.recipe.mhc and layer.streams is None:
+        layer.streams = parts.streams(self.recipe, parts)
+    return layer
 
-    exchange = {"model": EveryLayerStreams}
 
-
-@mutant(of="REC-06a", case="sparse-by-rank", says="layer 2 (A) has dsa, which is off", bugs=("HYB-09",))
-class SparseEverywhere(Reference):
+@broken(Reference, "built", "REC-06a[sparse-by-rank]: layer 2 (A) has dsa, which is off", bugs=("HYB-09",))
+def sparse_everywhere(built, self, recipe, mode):
     """The list of sparse ranks is read as an on-switch: every attention layer gets an indexer."""
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
-        if recipe.dsa is not None:
-            letters = (recipe.pattern * recipe.depth)[: recipe.depth]
-            recipe = replace(recipe, dsa=replace(recipe.dsa, a_ranks=tuple(range(letters.count("A")))))
-        return super().built(recipe, mode)
+    if recipe.dsa is not None:
+        letters = (recipe.pattern * recipe.depth)[: recipe.depth]
+        recipe = replace(recipe, dsa=replace(recipe.dsa, a_ranks=tuple(range(letters.count("A")))))
+    return built(self, recipe, mode)
 
 
-@mutant(of="REC-06a", case="bundle-turned-off", says="layer 1 (E) has no swiglu")
-class OneActivation(Reference):
+@broken(Reference, "built", "REC-06a[bundle-turned-off]: layer 1 (E) has no swiglu")
+def one_activation(built, self, recipe, mode):
     """The activation is relu² whatever the recipe says."""
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
-        return super().built(replace(recipe, activation="relu2"), mode)
+    return built(self, replace(recipe, activation="relu2"), mode)
 
 
-@mutant(of="REC-06b", case="A", says="layer 48 has")
-class LastPeriodWithoutTheBundle(Reference):
+@broken(Reference, "built", "REC-06b[A]: layer 48 has")
+def last_period_without_the_bundle(former, self, recipe, mode):
     """The tail after the last whole period is built with defaults."""
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
-        built = super().built(recipe, mode)
-        tail = recipe.depth - recipe.depth % len(recipe.pattern)
-        layers = tuple(
-            replace(layer, features=layer.features - {"qk_norm"}) if layer.number >= tail else layer
-            for layer in built.layers
-        )
-        return replace(built, layers=layers)
+    built = former(self, recipe, mode)
+    tail = recipe.depth - recipe.depth % len(recipe.pattern)
+    layers = tuple(
+        replace(layer, features=layer.features - {"qk_norm"}) if layer.number >= tail else layer
+        for layer in built.layers
+    )
+    return replace(built, layers=layers)
 
 
 class Ignores(Reference):
@@ -108,37 +94,22 @@ class IgnoresNormEps(Ignores):
     fixed: ClassVar[dict[str, object]] = {"norm_eps": 1e-5}
 
 
-@mutant(of="REC-07a", case="mamba.groups", says="mamba.groups 4 gives the same")
-class IgnoresSsmGroups(Ignores):
+@broken(Ignores, "narrowed", "REC-07a[mamba.groups]: mamba.groups 4 gives the same")
+def ignores_ssm_groups(narrowed, self, recipe):
     """The number of groups of B and C in M is hard-coded."""
-
-    def narrowed(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, mamba=replace(recipe.mamba, groups=Mamba(groups=2).groups))
+    return replace(recipe, mamba=replace(recipe.mamba, groups=Mamba(groups=2).groups))
 
 
-class OneWeight(Model):
-    def share(self, loss: str) -> float:
-        return 0.1 if loss == "mtp" else super().share(loss)
-
-
-@mutant(of="REC-07a", case="mtp.loss_weight", says="mtp.loss_weight 0.5 gives the same")
-class IgnoresTheWeightOfDepths(Exchanged):
+@broken(Model, "share", "REC-07a[mtp.loss_weight]: mtp.loss_weight 0.5 gives the same")
+def ignores_the_weight_of_depths(share, self, loss):
     """The loss weight of multi-token prediction is a constant."""
-
-    exchange = {"model": OneWeight}
-
-
-class StaysWide(Model):
-    def embed(self, tokens_BT: Tensor) -> Tensor:
-        x_BTD: Tensor = self.embedding(tokens_BT)
-        return x_BTD
+    return 0.1 if loss == "mtp" else share(self, loss)
 
 
-@mutant(of="REC-07a", case="dtype", says="dtype 'bf16' gives the same")
-class IgnoresTheDtype(Exchanged):
+@broken(Model, "embed", "REC-07a[dtype]: dtype 'bf16' gives the same")
+def ignores_the_dtype(embed, self, tokens_BT):
     """Every lane runs in float32, with bf16 in the name, the receipt and the table of results."""
-
-    exchange = {"model": StaysWide}
+    return self.embedding(tokens_BT)
 
 
 class FixedSteps(Reference):
@@ -165,9 +136,7 @@ class KnowsOneSchedule(FixedSteps):
     fixed: ClassVar[dict[str, object]] = {"schedule": "cosine"}
 
 
-@mutant(of="REC-07b", case="seed", says="seed 7 gives the same weights")
-class TrainsUnderOneSeed(Reference):
+@broken(Reference, "train", "REC-07b[seed]: seed 7 gives the same weights")
+def trains_under_one_seed(train, self, session):
     """The seed is recorded, but training uses a constant."""
-
-    def train(self, session: Session) -> Trained:
-        return super().train(replace(session, recipe=replace(session.recipe, seed=1234)))
+    return train(self, replace(session, recipe=replace(session.recipe, seed=1234)))
