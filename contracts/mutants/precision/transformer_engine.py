@@ -8,7 +8,6 @@ import torch
 
 from contracts.contract import mutant
 from contracts.instruments import numerics
-from contracts.mutants.kernels.executed_kernels import NotesNothing, NotesTheWish
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.kernel_selection import Wish
 from contracts.stacks.reference.stack import Reference
@@ -48,9 +47,3 @@ class BridgesInNameOnly(Reference):
 
     def run_block(self, call: BlockCall) -> BlockRun:
         return super().run_block(replace(call, kernels={site: Wish(kernel="native") for site in call.kernels}))
-
-
-mutant(of="PREC-03a", case="projections", says="attention ran as None, expected native")(NotesNothing)
-
-
-mutant(of="PREC-03a", case="dense", says="mlp ran as transformer-engine, expected native")(NotesTheWish)
