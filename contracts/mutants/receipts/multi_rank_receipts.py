@@ -8,10 +8,7 @@ from typing import Any
 
 from contracts.contract import mutant
 from contracts.instruments.ranks import torch_distributed
-from contracts.spec.receipt import Provenance
-from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Degrees
-from contracts.spec.world import LeftReceipts, Strain
+from contracts.mutants._support.broken import broken
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.run_facts import RankFacts, RankReporter
 
@@ -139,12 +136,8 @@ class LeavesOneFile(Reference):
     ranks = _LeavesOneFile
 
 
-@mutant(of="RCPT-01a", case="the-first-of-tp2", says="rank 1 left")
-class LeavesTheFirstsAlone(Reference):
+@broken(Reference, "run_receipts", "RCPT-01a[the-first-of-tp2]: rank 1 left")
+def leaves_the_firsts_alone(run_receipts, self, recipe, degrees, steps, folder, taken, strain):
     """Only rank 0 leaves a receipt, so another node's machine is not recorded."""
-
-    def run_receipts(
-        self, recipe: Recipe, degrees: Degrees, steps: int, folder: str, taken: Provenance, strain: Strain
-    ) -> LeftReceipts:
-        left = super().run_receipts(recipe, degrees, steps, folder, taken, strain)
-        return replace(left, kept={name: each for name, each in left.kept.items() if "rank" not in name})
+    left = run_receipts(self, recipe, degrees, steps, folder, taken, strain)
+    return replace(left, kept={name: each for name, each in left.kept.items() if "rank" not in name})
