@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.spec.errors import Refused
 from contracts.spec.launch import Lane, Launch
 from contracts.spec.recipe import Data, Recipe
@@ -28,270 +28,216 @@ def _without(launch: Launch, flag: str, values: int = 0) -> Launch:
     return replace(launch, argv=(*launch.argv[:at], *launch.argv[at + 1 + values :]))
 
 
-@mutant(of="ARGV-01", case="fsdp2-tp2-ep2", says="is '--run=run', and '--run=root-run' in another shell")
-class NamesTheRunAfterTheUser(Reference):
+@broken(Reference, "launch", "ARGV-01[fsdp2-tp2-ep2]: is '--run=run', and '--run=root-run' in another shell")
+def names_the_run_after_the_user(launch, self, recipe, lane):
     """Puts the operator's name into the run name, so no two people can reproduce one launch."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        user = lane.inherited.get("USER")
-        return super().launch(recipe, replace(lane, run=f"{user}-{lane.run}") if user else lane)
+    user = lane.inherited.get("USER")
+    return launch(self, recipe, replace(lane, run=f"{user}-{lane.run}") if user else lane)
 
 
-@mutant(of="ARGV-01", case="megatron-native", says="is None, and '/root/.triton' elsewhere", bugs=("PRV-16",))
-class CachesUnderHome(Reference):
+@broken(Reference, "launch", "ARGV-01[megatron-native]: is None, and '/root/.triton' elsewhere", bugs=("PRV-16",))
+def caches_under_home(former, self, recipe, lane):
     """Derives a cache path from HOME, so another machine has another environment, and root's volume is small."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        home = lane.inherited.get("HOME")
-        return replace(launch, env={**launch.env, "TRITON_CACHE_DIR": f"{home}/.triton"}) if home else launch
+    launch = former(self, recipe, lane)
+    home = lane.inherited.get("HOME")
+    return replace(launch, env={**launch.env, "TRITON_CACHE_DIR": f"{home}/.triton"}) if home else launch
 
 
-@mutant(of="ARGV-01", case="megatron-two-nodes", says="words, and +2 in another shell")
-class LogsByTheWidthOfTheTerminal(Reference):
+@broken(Reference, "launch", "ARGV-01[megatron-two-nodes]: words, and +2 in another shell")
+def logs_by_the_width_of_the_terminal(former, self, recipe, lane):
     """Adds a flag when it is started from a terminal, so the argv depends on where it runs."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return _saying(launch, "--log-interval", "1") if "COLUMNS" in lane.inherited else launch
+    launch = former(self, recipe, lane)
+    return _saying(launch, "--log-interval", "1") if "COLUMNS" in lane.inherited else launch
 
 
-@mutant(of="ARGV-01c", case="latent", says="--q-lora-rank is 224, expected 160")
-class ExchangesTheRanksOfLatents(Reference):
+@broken(Reference, "launch", "ARGV-01c[latent]: --q-lora-rank is 224, expected 160")
+def exchanges_the_ranks_of_latents(former, self, recipe, lane):
     """Fills in the rank of keys for that of queries, and the other way round. Presets give both the same."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch, mla = super().launch(recipe, lane), recipe.mla
-        if mla is None:
-            return launch
-        return _saying(_saying(launch, "--q-lora-rank", str(mla.kv_lora)), "--kv-lora-rank", str(mla.q_lora))
+    launch, mla = former(self, recipe, lane), recipe.mla
+    if mla is None:
+        return launch
+    return _saying(_saying(launch, "--q-lora-rank", str(mla.kv_lora)), "--kv-lora-rank", str(mla.q_lora))
 
 
-@mutant(of="ARGV-01c", case="grouped", says="--adam-beta1 is 0.93, expected 0.87")
-@mutant(of="ARGV-01c", case="author", says="--adam-beta1 is 0.93, expected 0.87")
-class ExchangesTheBetas(Reference):
+@broken(
+    Reference,
+    "launch",
+    "ARGV-01c[author]: --adam-beta1 is 0.93, expected 0.87",
+    "ARGV-01c[grouped]: --adam-beta1 is 0.93, expected 0.87",
+)
+def exchanges_the_betas(former, self, recipe, lane):
     """Unpacks a pair of betas in the wrong order."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch, optim = super().launch(recipe, lane), recipe.optim
-        return _saying(_saying(launch, "--adam-beta1", str(optim.beta2)), "--adam-beta2", str(optim.beta1))
+    launch, optim = former(self, recipe, lane), recipe.optim
+    return _saying(_saying(launch, "--adam-beta1", str(optim.beta2)), "--adam-beta2", str(optim.beta1))
 
 
-@mutant(of="ARGV-01c", case="grouped", says="--lr-warmup-iters is 5760, expected 30")
-class WarmsUpInSequences(Reference):
+@broken(Reference, "launch", "ARGV-01c[grouped]: --lr-warmup-iters is 5760, expected 30")
+def warms_up_in_sequences(launch, self, recipe, lane):
     """Counts the warm-up in sequences behind the flag that counts iterations."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return _saying(super().launch(recipe, lane), "--lr-warmup-iters", str(recipe.optim.warmup * recipe.batch.total))
+    return _saying(launch(self, recipe, lane), "--lr-warmup-iters", str(recipe.optim.warmup * recipe.batch.total))
 
 
-@mutant(of="ARGV-01c", case="author", says="--moe-aux-loss-coeff is 0.0001, expected 0.0003")
-class WeighsBalanceByTheChoice(Reference):
+@broken(Reference, "launch", "ARGV-01c[author]: --moe-aux-loss-coeff is 0.0001, expected 0.0003")
+def weighs_balance_by_the_choice(former, self, recipe, lane):
     """Divides the coefficient of the balance loss by the experts of a token, for a launcher whose f sums to 1."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch, moe = super().launch(recipe, lane), recipe.moe
-        return launch if moe is None else _saying(launch, "--moe-aux-loss-coeff", f"{moe.aux_loss / moe.top_k:.6g}")
+    launch, moe = former(self, recipe, lane), recipe.moe
+    return launch if moe is None else _saying(launch, "--moe-aux-loss-coeff", f"{moe.aux_loss / moe.top_k:.6g}")
 
 
-@mutant(of="ARGV-01a", case="nemo-native", says="--rotary-base is missing, expected 500000", bugs=("ROP-20",))
-class LeavesThetaToTheDefault(Reference):
+@broken(Reference, "launch", "ARGV-01a[nemo-native]: --rotary-base is missing, expected 500000", bugs=("ROP-20",))
+def leaves_theta_to_the_default(launch, self, recipe, lane):
     """Emits rotary embeddings without their base: Megatron's 10000 is near enough to train and far enough to differ."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return _without(super().launch(recipe, lane), "--rotary-base", 1)
+    return _without(launch(self, recipe, lane), "--rotary-base", 1)
 
 
-@mutant(of="ARGV-01a", case="author-dp", says="--moe-ffn-hidden-size is '18944', expected '896'")
-class GivesExpertsTheDenseSize(Reference):
+@broken(Reference, "launch", "ARGV-01a[author-dp]: --moe-ffn-hidden-size is '18944', expected '896'")
+def gives_experts_the_dense_size(launch, self, recipe, lane):
     """Uses one FFN size for both: sixteen experts of the dense width."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return _saying(super().launch(recipe, lane), "--moe-ffn-hidden-size", str(recipe.ffn_hidden))
+    return _saying(launch(self, recipe, lane), "--moe-ffn-hidden-size", str(recipe.ffn_hidden))
 
 
-@mutant(of="ARGV-01a", case="author-dp", says="--hybrid-layer-pattern is", bugs=("HYB-08",))
-class SendsRecurrenceToAttention(Reference):
+@broken(Reference, "launch", "ARGV-01a[author-dp]: --hybrid-layer-pattern is", bugs=("HYB-08",))
+def sends_recurrence_to_attention(former, self, recipe, lane):
     """The launcher has a second translation table, which maps R to attention."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        pattern = launch.argv[launch.argv.index("--hybrid-layer-pattern") + 1]
-        return _saying(launch, "--hybrid-layer-pattern", pattern.replace("MM", "M*"))
+    launch = former(self, recipe, lane)
+    pattern = launch.argv[launch.argv.index("--hybrid-layer-pattern") + 1]
+    return _saying(launch, "--hybrid-layer-pattern", pattern.replace("MM", "M*"))
 
 
-@mutant(of="ARGV-03", case="author-fp8", says="--lr appears 2 times")
-class AppendsWhereItShouldReplace(Reference):
+@broken(Reference, "launch", "ARGV-03[author-fp8]: --lr appears 2 times")
+def appends_where_it_should_replace(former, self, recipe, lane):
     """Derives a recipe by appending to the base recipe's argv, and relies on the last of two flags winning."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return replace(launch, argv=(*launch.argv, "--lr", "0.0001"))
+    launch = former(self, recipe, lane)
+    return replace(launch, argv=(*launch.argv, "--lr", "0.0001"))
 
 
-@mutant(of="ARGV-03", case="mla-mtp-pp2", says="--multi-latent-attention and --group-query-attention contradict")
-class KeepsGroupsUnderLatentAttention(Reference):
+@broken(Reference, "launch", "ARGV-03[mla-mtp-pp2]: --multi-latent-attention and --group-query-attention contradict")
+def keeps_groups_under_latent_attention(former, self, recipe, lane):
     """Adds MLA next to the group-query flags instead of replacing them."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return launch if recipe.mla is None else _saying(launch, "--group-query-attention")
+    launch = former(self, recipe, lane)
+    return launch if recipe.mla is None else _saying(launch, "--group-query-attention")
 
 
-@mutant(of="ARGV-03", case="native-moe-alone", says="--mtp-loss-scaling-factor belongs to a feature that is off")
-class SpellsOutEveryDefault(Reference):
+@broken(Reference, "launch", "ARGV-03[native-moe-alone]: --mtp-loss-scaling-factor belongs to a feature that is off")
+def spells_out_every_default(former, self, recipe, lane):
     """Writes the defaults of features that are off, so a log reads as if they were on."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return _saying(launch, "--mtp-loss-scaling-factor", "0.1") if recipe.mtp is None else launch
+    launch = former(self, recipe, lane)
+    return _saying(launch, "--mtp-loss-scaling-factor", "0.1") if recipe.mtp is None else launch
 
 
-@mutant(of="ARGV-04", case="native", says="--num-experts is missing, E is present")
-class ForgetsTheExpertsOfE(Reference):
+@broken(Reference, "launch", "ARGV-04[native]: --num-experts is missing, E is present")
+def forgets_the_experts_of_e(launch, self, recipe, lane):
     """Keeps the E in the pattern and the sizes of the experts, and loses the number of experts."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return _without(super().launch(recipe, lane), "--num-experts", 1)
+    return _without(launch(self, recipe, lane), "--num-experts", 1)
 
 
-@mutant(of="ARGV-04", case="without-experts", says="the pattern has an E, expected none", bugs=("HYB-08",))
-class KeepsTheLetterWithoutExperts(Reference):
+@broken(Reference, "launch", "ARGV-04[without-experts]: the pattern has an E, expected none", bugs=("HYB-08",))
+def keeps_the_letter_without_experts(former, self, recipe, lane):
     """Translates E letter for letter, with experts or without."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        pattern = launch.argv[launch.argv.index("--hybrid-layer-pattern") + 1]
-        return _saying(launch, "--hybrid-layer-pattern", pattern.replace("-", "E"))
+    launch = former(self, recipe, lane)
+    pattern = launch.argv[launch.argv.index("--hybrid-layer-pattern") + 1]
+    return _saying(launch, "--hybrid-layer-pattern", pattern.replace("-", "E"))
 
 
-@mutant(of="ARGV-04a", case="attention-and-mamba", says="--num-experts is emitted, but no block of AMM is an E")
-class CarriesExpertsNobodyBuilds(Reference):
+@broken(Reference, "launch", "ARGV-04a[attention-and-mamba]: --num-experts is emitted, but no block of AMM is an E")
+def carries_experts_nobody_builds(launch, self, recipe, lane):
     """Emits expert flags because the recipe has experts, without checking that a block uses them."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        if recipe.moe is None or "E" in recipe.pattern:
-            return super().launch(recipe, lane)
-        bare = super().launch(replace(recipe, moe=None, degrees=Degrees()), lane)
-        return _saying(bare, "--num-experts", str(recipe.moe.experts))
+    if recipe.moe is None or "E" in recipe.pattern:
+        return launch(self, recipe, lane)
+    bare = launch(self, replace(recipe, moe=None, degrees=Degrees()), lane)
+    return _saying(bare, "--num-experts", str(recipe.moe.experts))
 
 
-@mutant(of="ARGV-05", case="author", says="author_dp runs tp 2, expected 1", bugs=("PRV-04",))
-class RunsBothModesNatively(Reference):
+@broken(Reference, "launch", "ARGV-05[author]: author_dp runs tp 2, expected 1", bugs=("PRV-04",))
+def runs_both_modes_natively(launch, self, recipe, lane):
     """Uses one nickname for two lanes: the author lane starts with the native lane's TP 2."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return super().launch(recipe, replace(lane, mode="nemo_native"))
+    return launch(self, recipe, replace(lane, mode="nemo_native"))
 
 
-@mutant(of="ARGV-05", case="native-pp2", says="--sequence-parallel is missing, nemo_native wants it on")
-class DropsSequenceParallelUnderPp(Reference):
+@broken(Reference, "launch", "ARGV-05[native-pp2]: --sequence-parallel is missing, nemo_native wants it on")
+def drops_sequence_parallel_under_pp(former, self, recipe, lane):
     """Reports TP 2 with sequence parallelism and omits the switch where there is a pipeline."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return launch if launch.degrees.pp == 1 else _without(launch, "--sequence-parallel")
+    launch = former(self, recipe, lane)
+    return launch if launch.degrees.pp == 1 else _without(launch, "--sequence-parallel")
 
 
-@mutant(of="ARGV-05", case="recipe-asks-for-more", says="a legal input was refused")
-class LetsTheRecipeOutvoteTheMode(Reference):
+@broken(Reference, "launch", "ARGV-05[recipe-asks-for-more]: a legal input was refused")
+def lets_the_recipe_outvote_the_mode(launch, self, recipe, lane):
     """Lets the recipe's TP override the mode's, and then finds that the two contradict each other."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        asked = recipe.degrees if recipe.degrees.tp > 1 and lane.degrees is None else lane.degrees
-        return super().launch(recipe, replace(lane, degrees=asked))
+    asked = recipe.degrees if recipe.degrees.tp > 1 and lane.degrees is None else lane.degrees
+    return launch(self, recipe, replace(lane, degrees=asked))
 
 
-@mutant(of="ARGV-05a", case="native-at-tp1", says="was accepted, expected a refusal")
-class MendsTheDegreesInSilence(Reference):
+@broken(Reference, "launch", "ARGV-05a[native-at-tp1]: was accepted, expected a refusal")
+def mends_the_degrees_in_silence(launch, self, recipe, lane):
     """Silently replaces degrees that contradict the mode with the mode's own."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        try:
-            return super().launch(recipe, lane)
-        except Refused as refused:
-            if "degrees" not in refused.fields:
-                raise
-        return super().launch(recipe, replace(lane, degrees=None))
+    try:
+        return launch(self, recipe, lane)
+    except Refused as refused:
+        if "degrees" not in refused.fields:
+            raise
+    return launch(self, recipe, replace(lane, degrees=None))
 
 
-@mutant(of="ARGV-06", case="data-0", says="'/data/two words' is 0 words of the command, expected 1")
-class SplitsAtBlanks(Reference):
+@broken(Reference, "launch", "ARGV-06[data-0]: '/data/two words' is 0 words of the command, expected 1")
+def splits_at_blanks(former, self, recipe, lane):
     """Keeps the argv as one text and splits it at blanks, so a path becomes two arguments."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return replace(launch, argv=tuple(" ".join(launch.argv).split(" ")))
+    launch = former(self, recipe, lane)
+    return replace(launch, argv=tuple(" ".join(launch.argv).split(" ")))
 
 
-@mutant(of="ARGV-06", case="run-2", says="is 0 words of the command, expected 1")
-class QuotesByHand(Reference):
+@broken(Reference, "launch", "ARGV-06[run-2]: is 0 words of the command, expected 1")
+def quotes_by_hand(launch, self, recipe, lane):
     """Puts quotes around values that need them, for a shell that never sees them, so the name contains the quotes."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return super().launch(recipe, replace(lane, run=f'"{lane.run}"' if "$" in lane.run else lane.run))
+    return launch(self, recipe, replace(lane, run=f'"{lane.run}"' if "$" in lane.run else lane.run))
 
 
-@mutant(of="ARGV-06", case="data-3", says="is 0 words of the command, expected 1")
-class CleansUpPaths(Reference):
+@broken(Reference, "launch", "ARGV-06[data-3]: is 0 words of the command, expected 1")
+def cleans_up_paths(launch, self, recipe, lane):
     """Over-correction: strips every character that a shell might interpret, and trains on another path."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        path = recipe.data.path
-        clean = None if path is None else path.replace("\n", "").replace("\t", "")
-        return super().launch(replace(recipe, data=Data(path=clean)), lane)
+    path = recipe.data.path
+    clean = None if path is None else path.replace("\n", "").replace("\t", "")
+    return launch(self, replace(recipe, data=Data(path=clean)), lane)
 
 
-@mutant(of="ARGV-07", case="fp16", says="is emitted as {'--bf16': ''}, expected {'--fp16': ''}")
-class KnowsOneHalfPrecision(Reference):
+@broken(Reference, "launch", "ARGV-07[fp16]: is emitted as {'--bf16': ''}, expected {'--fp16': ''}")
+def knows_one_half_precision(launch, self, recipe, lane):
     """Emits --bf16 for everything except fp32."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return super().launch(replace(recipe, dtype="bf16") if recipe.dtype == "fp16" else recipe, lane)
+    return launch(self, replace(recipe, dtype="bf16") if recipe.dtype == "fp16" else recipe, lane)
 
 
-@mutant(of="ARGV-07", case="mxfp8", says="'--fp8-recipe': 'delayed'}, expected", bugs=("PRV-27",))
-class ScalesAsItAlwaysDid(Reference):
+@broken(Reference, "launch", "ARGV-07[mxfp8]: '--fp8-recipe': 'delayed'}, expected", bugs=("PRV-27",))
+def scales_as_it_always_did(former, self, recipe, lane):
     """Reads the format and leaves the scaling at the launcher's default: a recipe named mxfp8 runs delayed scaling."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return launch if recipe.fp8 is None else _saying(launch, "--fp8-recipe", "delayed")
+    launch = former(self, recipe, lane)
+    return launch if recipe.fp8 is None else _saying(launch, "--fp8-recipe", "delayed")
 
 
-@mutant(of="ARGV-07", case="fp8-tensorwise", says="is emitted as {'--bf16': ''}, expected", bugs=("PRV-27",))
-class NamesFp8AndRunsBf16(Reference):
+@broken(Reference, "launch", "ARGV-07[fp8-tensorwise]: is emitted as {'--bf16': ''}, expected", bugs=("PRV-27",))
+def names_fp8_and_runs_bf16(launch, self, recipe, lane):
     """Recipe, name and receipt say FP8; the argv does not."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return super().launch(replace(recipe, fp8=None), lane)
+    return launch(self, replace(recipe, fp8=None), lane)
 
 
-@mutant(of="ARGV-09", case="one-node", says="torchrun --nproc-per-node is '1', expected '8'", bugs=("PG-16",))
-class StartsEightLaunchers(Reference):
+@broken(Reference, "launch", "ARGV-09[one-node]: torchrun --nproc-per-node is '1', expected '8'", bugs=("PG-16",))
+def starts_eight_launchers(former, self, recipe, lane):
     """A wrapper starts one launcher with one process for each GPU."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return replace(launch, torchrun=tuple(word.replace("node=8", "node=1") for word in launch.torchrun))
+    launch = former(self, recipe, lane)
+    return replace(launch, torchrun=tuple(word.replace("node=8", "node=1") for word in launch.torchrun))
 
 
-@mutant(of="ARGV-09", case="two-nodes", says="torchrun --nnodes is None, expected '2'")
-class StandsAloneOnEveryNode(Reference):
+@broken(Reference, "launch", "ARGV-09[two-nodes]: torchrun --nnodes is None, expected '2'")
+def stands_alone_on_every_node(launch, self, recipe, lane):
     """Starts `--standalone` on each of two nodes: two runs of half the world, and both report success."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        alone = ("torchrun", "--standalone", f"--nproc_per_node={lane.gpus}")
-        return replace(super().launch(recipe, lane), torchrun=alone)
+    alone = ("torchrun", "--standalone", f"--nproc_per_node={lane.gpus}")
+    return replace(launch(self, recipe, lane), torchrun=alone)
 
 
-@mutant(of="ARGV-09", case="fsdp2-two-nodes", says="torchrun --rdzv-id is 'none', expected 'nam56r-18'")
-class SharesTheRendezvousId(Reference):
+@broken(Reference, "launch", "ARGV-09[fsdp2-two-nodes]: torchrun --rdzv-id is 'none', expected 'nam56r-18'")
+def shares_the_rendezvous_id(former, self, recipe, lane):
     """Leaves the rendezvous id at its default: two runs on one endpoint join each other's world."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return replace(launch, torchrun=tuple(w.replace(f"id={lane.run}", "id=none") for w in launch.torchrun))
+    launch = former(self, recipe, lane)
+    return replace(launch, torchrun=tuple(w.replace(f"id={lane.run}", "id=none") for w in launch.torchrun))
 
 
 class _Switches(Reference):
@@ -304,18 +250,19 @@ class _Switches(Reference):
         return _saying(plain, "--use-distributed-optimizer") if self.on(launch) else plain
 
 
-@mutant(of="ARGV-01b", case="dp4-beside-tp2", says="--use-distributed-optimizer is missing at dp 4", bugs=("ARG-11",))
-@mutant(of="ARGV-01b", case="dp1", says="--use-distributed-optimizer is present at dp 1", bugs=("ARG-11",))
-class BindsTheStagesToTheSwitch(_Switches):
+@broken(
+    _Switches,
+    "on",
+    "ARGV-01b[dp1]: --use-distributed-optimizer is present at dp 1",
+    "ARGV-01b[dp4-beside-tp2]: --use-distributed-optimizer is missing at dp 4",
+    bugs=("ARG-11",),
+)
+def binds_the_stages_to_the_switch(on, self, launch):
     """A parameter was inserted before `dp`, and callers pass by position: the switch follows the pipeline degree."""
-
-    def on(self, launch: Launch) -> bool:
-        return launch.degrees.pp > 1
+    return launch.degrees.pp > 1
 
 
-@mutant(of="ARGV-01b", case="dp8-of-two-nodes", says="--use-distributed-optimizer is missing at dp 8")
-class KnowsOneNode(_Switches):
+@broken(_Switches, "on", "ARGV-01b[dp8-of-two-nodes]: --use-distributed-optimizer is missing at dp 8")
+def knows_one_node(on, self, launch):
     """The switch is decided by the GPUs of a node over the degrees, and written on one node only."""
-
-    def on(self, launch: Launch) -> bool:
-        return "--standalone" in launch.command
+    return "--standalone" in launch.command

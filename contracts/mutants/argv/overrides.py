@@ -1,148 +1,118 @@
 """Stacks whose overrides miss their key, change too much, or vanish."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 
-from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.spec.errors import Refused, refuse
-from contracts.spec.launch import Lane, Launch
-from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.launch import overrides
 from contracts.stacks.reference.stack import Reference
 
 
-def _with(lane: Lane, changes: Mapping[str, str]) -> Lane:
+def _with(lane, changes):
     return replace(lane, overrides=dict(changes))
 
 
-@mutant(of="ARGV-08", case="min-lr", says="a legal input was refused", bugs=("ARG-01",))
-class StripsThePrefixByLetters(Reference):
+@broken(Reference, "launch", "ARGV-08[min-lr]: a legal input was refused", bugs=("ARG-01",))
+def strips_the_prefix_by_letters(launch, self, recipe, lane):
     """`key.lstrip("optim.")` strips letters, not a prefix: `optim.min_lr` becomes `n_lr`."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        keys = {k: f"optim.{k.lstrip('optim.')}" if k.startswith("optim.") else k for k in lane.overrides}  # the bug
-        return super().launch(recipe, _with(lane, {keys[k]: text for k, text in lane.overrides.items()}))
+    keys = {k: f"optim.{k.lstrip('optim.')}" if k.startswith("optim.") else k for k in lane.overrides}  # the bug
+    return launch(self, recipe, _with(lane, {keys[k]: text for k, text in lane.overrides.items()}))
 
 
-@mutant(of="ARGV-08", case="sequence", says="--max-position-embeddings is 4096, expected 8192", bugs=("ARG-13",))
-class CapturesTheLengthEarly(Reference):
+@broken(Reference, "launch", "ARGV-08[sequence]: --max-position-embeddings is 4096, expected 8192", bugs=("ARG-13",))
+def captures_the_length_early(former, self, recipe, lane):
     """The override arrives after the positions were sized: the data is twice as long as the model has positions for."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        argv = list(launch.argv)
-        argv[argv.index("--max-position-embeddings") + 1] = str(recipe.seq_length)
-        return replace(launch, argv=tuple(argv))
+    launch = former(self, recipe, lane)
+    argv = list(launch.argv)
+    argv[argv.index("--max-position-embeddings") + 1] = str(recipe.seq_length)
+    return replace(launch, argv=tuple(argv))
 
 
-@mutant(of="ARGV-08", case="lr", says="also changes {'--min-lr': '0.0003', '--lr-warmup-iters'")
-class BuildsTheBundleAnew(Reference):
+@broken(Reference, "launch", "ARGV-08[lr]: also changes {'--min-lr': '0.0003', '--lr-warmup-iters'")
+def builds_the_bundle_anew(launch, self, recipe, lane):
     """Overriding one field of the optimizer rebuilds the other fields from their class defaults."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        whole = {"lr": float(lane.overrides["optim.lr"])} if "optim.lr" in lane.overrides else {}
-        text = json.dumps({**vars(recipe.optim), "min_lr": 3e-4, "warmup": 0, **whole})
-        return super().launch(recipe, _with(lane, {"optim": text}) if whole else lane)
+    whole = {"lr": float(lane.overrides["optim.lr"])} if "optim.lr" in lane.overrides else {}
+    text = json.dumps({**vars(recipe.optim), "min_lr": 3e-4, "warmup": 0, **whole})
+    return launch(self, recipe, _with(lane, {"optim": text}) if whole else lane)
 
 
-@mutant(of="ARGV-08", case="top-k", says="the override of moe.top_k removes --disable-bias-linear")
-class ReplacesTheRequiredFlags(Reference):
+@broken(Reference, "launch", "ARGV-08[top-k]: the override of moe.top_k removes --disable-bias-linear")
+def replaces_the_required_flags(former, self, recipe, lane):
     """Overrides replace all extra arguments, including those that the recipe requires."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        required = {"--disable-bias-linear", "--moe-grouped-gemm"} if lane.overrides else set()
-        return replace(launch, argv=tuple(word for word in launch.argv if word not in required))
+    launch = former(self, recipe, lane)
+    required = {"--disable-bias-linear", "--moe-grouped-gemm"} if lane.overrides else set()
+    return replace(launch, argv=tuple(word for word in launch.argv if word not in required))
 
 
-@mutant(of="ARGV-08", case="micro-batch", says="--micro-batch-size is 4, expected 2", bugs=("ARG-02",))
-class LetsTheBaseWin(Reference):
+@broken(Reference, "launch", "ARGV-08[micro-batch]: --micro-batch-size is 4, expected 2", bugs=("ARG-02",))
+def lets_the_base_win(launch, self, recipe, lane):
     """Merges in the wrong order: the base recipe's values overwrite the override."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return super().launch(recipe, _with(lane, {}))
+    return launch(self, recipe, _with(lane, {}))
 
 
-@mutant(of="ARGV-08a", case="a-letter-twice", says="the override optim.lrr=1e-4 was accepted, expected a refusal")
-class DropsUnknownKeys(Reference):
+@broken(Reference, "launch", "ARGV-08a[a-letter-twice]: the override optim.lrr=1e-4 was accepted, expected a refusal")
+def drops_unknown_keys(launch, self, recipe, lane):
     """Applies the keys it knows and drops the rest: a misspelt learning rate trains with the old one."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        known = overrides.keys(recipe)
-        return super().launch(recipe, _with(lane, {k: text for k, text in lane.overrides.items() if k in known}))
+    known = overrides.keys(recipe)
+    return launch(self, recipe, _with(lane, {k: text for k, text in lane.overrides.items() if k in known}))
 
 
-@mutant(of="ARGV-08a", case="another-separator", says="does not offer moe.top_k")
-class RefusesWithoutHelp(Reference):
+@broken(Reference, "launch", "ARGV-08a[another-separator]: does not offer moe.top_k")
+def refuses_without_help(launch, self, recipe, lane):
     """Says only that the key is unknown."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        try:
-            return super().launch(recipe, lane)
-        except Refused as refused:
-            if "override" not in refused.fields:
-                raise
-        raise refuse("override", ", ".join(lane.overrides), "is unknown", "look it up")
+    try:
+        return launch(self, recipe, lane)
+    except Refused as refused:
+        if "override" not in refused.fields:
+            raise
+    raise refuse("override", ", ".join(lane.overrides), "is unknown", "look it up")
 
 
-@mutant(of="ARGV-08b", case="fraction-of-an-expert", says="the override moe.top_k=2.5 was accepted")
-class CastsToTheTypeItWants(Reference):
+@broken(Reference, "launch", "ARGV-08b[fraction-of-an-expert]: the override moe.top_k=2.5 was accepted")
+def casts_to_the_type_it_wants(launch, self, recipe, lane):
     """`int(float(text))`: two and a half experts become two."""
 
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        def cast(text: str) -> str:
-            return text.partition(".")[0] if text.replace(".", "").isdigit() else text
+    def cast(text):
+        return text.partition(".")[0] if text.replace(".", "").isdigit() else text
 
-        return super().launch(recipe, _with(lane, {key: cast(text) for key, text in lane.overrides.items()}))
+    return launch(self, recipe, _with(lane, {key: cast(text) for key, text in lane.overrides.items()}))
 
 
-@mutant(of="ARGV-08b", case="more-than-there-are", says="the override moe.top_k=17 was accepted")
-class ClampsToWhatFits(Reference):
+@broken(Reference, "launch", "ARGV-08b[more-than-there-are]: the override moe.top_k=17 was accepted")
+def clamps_to_what_fits(launch, self, recipe, lane):
     """Lowers top-k to the number of experts instead of refusing it."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        changes = dict(lane.overrides)
-        if recipe.moe is not None and changes.get("moe.top_k", "").isdigit():
-            changes["moe.top_k"] = str(min(int(changes["moe.top_k"]), recipe.moe.experts))
-        return super().launch(recipe, _with(lane, changes))
+    changes = dict(lane.overrides)
+    if recipe.moe is not None and changes.get("moe.top_k", "").isdigit():
+        changes["moe.top_k"] = str(min(int(changes["moe.top_k"]), recipe.moe.experts))
+    return launch(self, recipe, _with(lane, changes))
 
 
-@mutant(of="ARGV-08c", case="the-lane-gives-degrees", says="the override degrees.pp=4 was accepted", bugs=("ARG-23",))
-class DiscardsOutvotedSettings(Reference):
+@broken(
+    Reference, "launch", "ARGV-08c[the-lane-gives-degrees]: the override degrees.pp=4 was accepted", bugs=("ARG-23",)
+)
+def discards_outvoted_settings(launch, self, recipe, lane):
     """A sanity check discards parallel settings that the lane overrules, while the recipe keeps showing them."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        kept = {key: text for key, text in lane.overrides.items() if not key.startswith("degrees.")}
-        return super().launch(recipe, _with(lane, kept))
+    kept = {key: text for key, text in lane.overrides.items() if not key.startswith("degrees.")}
+    return launch(self, recipe, _with(lane, kept))
 
 
-@mutant(of="ARGV-08c", case="feature-is-off", says="the override mtp.depth=2 was accepted")
-class IgnoresWhatIsOff(Reference):
+@broken(Reference, "launch", "ARGV-08c[feature-is-off]: the override mtp.depth=2 was accepted")
+def ignores_what_is_off(launch, self, recipe, lane):
     """Drops settings of a feature that is off, where the operator meant to turn it on."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        kept = {
-            k: t for k, t in lane.overrides.items() if "." not in k or getattr(recipe, k.partition(".")[0]) is not None
-        }
-        return super().launch(recipe, _with(lane, kept))
+    kept = {k: t for k, t in lane.overrides.items() if "." not in k or getattr(recipe, k.partition(".")[0]) is not None}
+    return launch(self, recipe, _with(lane, kept))
 
 
-@mutant(of="ARGV-08d", case="save-None", says="reaches the launch as the text './None'", bugs=("ARG-22",))
-class TakesNoneForAName(Reference):
+@broken(Reference, "launch", "ARGV-08d[save-None]: reaches the launch as the text './None'", bugs=("ARG-22",))
+def takes_none_for_a_name(launch, self, recipe, lane):
     """Reads JSON, in which `None` is no word, so it is a text and every test for truth passes."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        texts = {key: "./None" if text == "None" else text for key, text in lane.overrides.items()}
-        return super().launch(recipe, _with(lane, texts))
+    texts = {key: "./None" if text == "None" else text for key, text in lane.overrides.items()}
+    return launch(self, recipe, _with(lane, texts))
 
 
-@mutant(of="ARGV-08d", case="path-null", says="has no effect: /data/text is still in the launch")
-class SkipsWhatIsNothing(Reference):
+@broken(Reference, "launch", "ARGV-08d[path-null]: has no effect: /data/text is still in the launch")
+def skips_what_is_nothing(launch, self, recipe, lane):
     """Over-correction: applies only overrides that have a value, so a path can never be unset."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        given = {key: text for key, text in lane.overrides.items() if text not in ("null", "None")}
-        return super().launch(recipe, _with(lane, given))
+    given = {key: text for key, text in lane.overrides.items() if text not in ("null", "None")}
+    return launch(self, recipe, _with(lane, given))

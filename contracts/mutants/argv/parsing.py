@@ -8,10 +8,10 @@ from dataclasses import replace
 from math import prod
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants.argv._launcher import Launcher
 from contracts.spec.errors import refuse
-from contracts.spec.launch import Lane, Launch, Reading, Reread
-from contracts.spec.recipe import Recipe
+from contracts.spec.launch import Launch, Reading
 from contracts.stacks.reference.stack import Reference
 
 Words = tuple[str, ...]
@@ -26,40 +26,32 @@ def _saying(launch: Launch, flag: str, *values: str) -> Launch:
     return replace(launch, argv=(*argv, flag, *values))
 
 
-@mutant(of="ARGV-02", case="native-pp2-mla-mtp2", says="unrecognized arguments: --multi-token-prediction")
-class EmitsAFlagThatNeverWas(Launcher):
+@broken(Launcher, "launch", "ARGV-02[native-pp2-mla-mtp2]: unrecognized arguments: --multi-token-prediction")
+def emits_a_flag_that_never_was(former, self, recipe, lane):
     """Writes the switch that articles show for MTP. No version of Megatron-LM ever had it."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return launch if recipe.mtp is None else _saying(launch, "--multi-token-prediction")
+    launch = former(self, recipe, lane)
+    return launch if recipe.mtp is None else _saying(launch, "--multi-token-prediction")
 
 
-@mutant(of="ARGV-02", case="author", says="--rotary-base: invalid int value: '500000.0'")
-class WritesAFractionForAnInteger(Launcher):
+@broken(Launcher, "launch", "ARGV-02[author]: --rotary-base: invalid int value: '500000.0'")
+def writes_a_fraction_for_an_integer(launch, self, recipe, lane):
     """Keeps theta as a float, as other frameworks do; the parser requires an integer."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return _saying(super().launch(recipe, lane), "--rotary-base", str(float(recipe.rope_theta)))
+    return _saying(launch(self, recipe, lane), "--rotary-base", str(float(recipe.rope_theta)))
 
 
-@mutant(of="ARGV-02", case="two-nodes", says="unrecognized arguments: --tensor-model-parallel 2")
-class CutsAFlagShort(Launcher):
+@broken(Launcher, "launch", "ARGV-02[two-nodes]: unrecognized arguments: --tensor-model-parallel 2")
+def cuts_a_flag_short(former, self, recipe, lane):
     """Abbreviates a flag: argparse guesses abbreviations by default, Megatron's parser does not."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        short = {"--tensor-model-parallel-size": "--tensor-model-parallel"}
-        return replace(launch, argv=tuple(short.get(word, word) for word in launch.argv))
+    launch = former(self, recipe, lane)
+    short = {"--tensor-model-parallel-size": "--tensor-model-parallel"}
+    return replace(launch, argv=tuple(short.get(word, word) for word in launch.argv))
 
 
-@mutant(of="ARGV-02", case="native-stored-sigmoid", says="unrecognized arguments: words")
-class JoinsTheArgvAndSplitsIt(Launcher):
+@broken(Launcher, "launch", "ARGV-02[native-stored-sigmoid]: unrecognized arguments: words")
+def joins_the_argv_and_splits_it(former, self, recipe, lane):
     """Passes the argv as one text: a path with a blank arrives as two words."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return replace(launch, argv=tuple(" ".join(launch.argv).split(" ")))
+    launch = former(self, recipe, lane)
+    return replace(launch, argv=tuple(" ".join(launch.argv).split(" ")))
 
 
 class _Lenient(Launcher):
@@ -68,32 +60,26 @@ class _Lenient(Launcher):
     lenient = True
 
 
-@mutant(of="ARGV-03a", case="native", says="num-layers against the pattern")
-class CountsTheLayersOfOnePeriod(_Lenient):
+@broken(_Lenient, "launch", "ARGV-03a[native]: num-layers against the pattern")
+def counts_the_layers_of_one_period(launch, self, recipe, lane):
     """Also writes --num-layers, counted from the letters of the pattern instead of the depth. Megatron ignores the
     flag, and a tool that counts parameters from the argv sees 12 layers of 52.
     """
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return _saying(super().launch(recipe, lane), "--num-layers", str(len(recipe.pattern)))
+    return _saying(launch(self, recipe, lane), "--num-layers", str(len(recipe.pattern)))
 
 
-@mutant(of="ARGV-03a", case="native-pp2-mla-mtp2", says="mtp-num-layers against the pattern")
-class CountsTheHeadsOnce(_Lenient):
+@broken(_Lenient, "launch", "ARGV-03a[native-pp2-mla-mtp2]: mtp-num-layers against the pattern")
+def counts_the_heads_once(former, self, recipe, lane):
     """Also writes --mtp-num-layers, always as 1, where the pattern says 2."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return launch if recipe.mtp is None else _saying(launch, "--mtp-num-layers", "1")
+    launch = former(self, recipe, lane)
+    return launch if recipe.mtp is None else _saying(launch, "--mtp-num-layers", "1")
 
 
-@mutant(of="ARGV-03a", case="author-pp4-fp8", says="sequence-parallel at tp 1")
-class AlwaysAsksForSequenceParallelism(_Lenient):
+@broken(_Lenient, "launch", "ARGV-03a[author-pp4-fp8]: sequence-parallel at tp 1")
+def always_asks_for_sequence_parallelism(former, self, recipe, lane):
     """Switches sequence parallelism on in every lane; at TP 1 Megatron switches it off again with a warning."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return launch if "--sequence-parallel" in launch.argv else _saying(launch, "--sequence-parallel")
+    launch = former(self, recipe, lane)
+    return launch if "--sequence-parallel" in launch.argv else _saying(launch, "--sequence-parallel")
 
 
 @mutant(of="ARGV-03b", case="flag-given-twice", says="the argv is accepted, expected a refusal about tensor_model")
@@ -133,140 +119,126 @@ class CarriesExpertsNobodyBuilds(Launcher):
     waived = ("num-experts without an E",)
 
 
-@mutant(of="ARGV-03b", case="two-precisions", says="says nothing about fp16: ''")
-class RefusesWithoutAWord(Launcher):
+@broken(Launcher, "read_argv", "ARGV-03b[two-precisions]: says nothing about fp16: ''")
+def refuses_without_a_word(read_argv, self, argv, env, world):
     """`assert not (args.fp16 and args.bf16)` refuses with an empty message, and disappears under `python -O`."""
-
-    def read_argv(self, argv: Words, env: Mapping[str, str], world: int) -> Reading:
-        reading = super().read_argv(argv, env, world)
-        return replace(reading, message="") if "bf16" in reading.message else reading
+    reading = read_argv(self, argv, env, world)
+    return replace(reading, message="") if "bf16" in reading.message else reading
 
 
-@mutant(of="ARGV-03c", case="experts-tp2-sp-ep4-on-4", says="a legal argv is refused at validate", bugs=("PG-14",))
-class MultipliesEveryDegree(Launcher):
+@broken(
+    Launcher, "read_argv", "ARGV-03c[experts-tp2-sp-ep4-on-4]: a legal argv is refused at validate", bugs=("PG-14",)
+)
+def multiplies_every_degree(read_argv, self, argv, env, world):
     """Requires tp · pp · ep to divide the world, though EP is carved out of ranks that are already counted."""
-
-    def read_argv(self, argv: Words, env: Mapping[str, str], world: int) -> Reading:
-        reading = super().read_argv(argv, env, world)
-        axes = ("tensor", "pipeline", "expert")
-        flags = [f"--{axis}-model-parallel-size" for axis in axes]
-        product = prod(int(argv[argv.index(flag) + 1]) for flag in flags if flag in argv)
-        return (
-            replace(reading, stage="validate", message=f"{world} ranks, {product} asked")
-            if world % product
-            else reading
-        )
+    reading = read_argv(self, argv, env, world)
+    axes = ("tensor", "pipeline", "expert")
+    flags = [f"--{axis}-model-parallel-size" for axis in axes]
+    product = prod(int(argv[argv.index(flag) + 1]) for flag in flags if flag in argv)
+    return replace(reading, stage="validate", message=f"{world} ranks, {product} asked") if world % product else reading
 
 
-@mutant(of="ARGV-03c", case="query-groups-bf16-pp2", says="a legal flag is dropped")
-class IgnoresQueryGroups(Launcher):
+@broken(Launcher, "read_argv", "ARGV-03c[query-groups-bf16-pp2]: a legal flag is dropped")
+def ignores_query_groups(read_argv, self, argv, env, world):
     """Reads --num-query-groups and still builds one group per head."""
-
-    def read_argv(self, argv: Words, env: Mapping[str, str], world: int) -> Reading:
-        reading = super().read_argv(argv, env, world)
-        return (
-            replace(reading, dropped={"--num-query-groups": "ends as 8"}) if "--num-query-groups" in argv else reading
-        )
+    reading = read_argv(self, argv, env, world)
+    return replace(reading, dropped={"--num-query-groups": "ends as 8"}) if "--num-query-groups" in argv else reading
 
 
-@mutant(of="ARGV-02a", case="native-tp2-ep2-etp0", says="ep is read back as 1, but 2 was launched", bugs=("EPD-01",))
-class ReadsFollowTpAsOff(Reference):
+@broken(
+    Reference, "read_back", "ARGV-02a[native-tp2-ep2-etp0]: ep is read back as 1, but 2 was launched", bugs=("EPD-01",)
+)
+def reads_follow_tp_as_off(read_back, self, argv):
     """Reads expert TP 0, which follows TP, as "no expert mesh", and so turns EP off."""
-
-    def read_back(self, argv: Words) -> Reread:
-        read = super().read_back(argv)
-        return replace(read, degrees=replace(read.degrees, ep=read.degrees.ep if read.degrees.etp else 1))
+    read = read_back(self, argv)
+    return replace(read, degrees=replace(read.degrees, ep=read.degrees.ep if read.degrees.etp else 1))
 
 
-@mutant(of="ARGV-02a", case="overrides", says="optim is read back as")
-class ForgetsTheOverrides(Reference):
+@broken(Reference, "read_back", "ARGV-02a[overrides]: optim is read back as")
+def forgets_the_overrides(read_back, self, argv):
     """The launch resolves the overrides for its log and starts the trainer with the preset alone."""
-
-    def read_back(self, argv: Words) -> Reread:
-        sets = {i for i, word in enumerate(argv) if word == "--set"}
-        own = tuple(word for i, word in enumerate(argv) if i not in sets and i - 1 not in sets)
-        whole, bare = super().read_back(argv), super().read_back(own)
-        return replace(whole, recipe=replace(whole.recipe, optim=bare.recipe.optim, batch=bare.recipe.batch))
+    sets = {i for i, word in enumerate(argv) if word == "--set"}
+    own = tuple(word for i, word in enumerate(argv) if i not in sets and i - 1 not in sets)
+    whole, bare = read_back(self, argv), read_back(self, own)
+    return replace(whole, recipe=replace(whole.recipe, optim=bare.recipe.optim, batch=bare.recipe.batch))
 
 
-@mutant(of="ARGV-02a", case="native-pp2", says="sp is read back as False, but True was launched", bugs=("ARG-05",))
-class DropsASwitch(Reference):
+@broken(Reference, "launch", "ARGV-02a[native-pp2]: sp is read back as False, but True was launched", bugs=("ARG-05",))
+def drops_a_switch(former, self, recipe, lane):
     """Forwards every degree except sequence parallelism, which is a switch."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return replace(launch, argv=tuple(word for word in launch.argv if word != "--sp"))
+    launch = former(self, recipe, lane)
+    return replace(launch, argv=tuple(word for word in launch.argv if word != "--sp"))
 
 
-@mutant(of="ARGV-02a", case="sparse-ranks", says="dsa is read back as", bugs=("ARG-10",))
-class KeepsTheFirstOfSeveral(Reference):
+@broken(Reference, "read_back", "ARGV-02a[sparse-ranks]: dsa is read back as", bugs=("ARG-10",))
+def keeps_the_first_of_several(read_back, self, argv):
     """Only the first of a flag's values arrives: one sparse layer of four."""
-
-    def read_back(self, argv: Words) -> Reread:
-        read = super().read_back(argv)
-        dsa = read.recipe.dsa
-        few = None if dsa is None else replace(dsa, a_ranks=dsa.a_ranks[:1])
-        return replace(read, recipe=replace(read.recipe, dsa=few))
+    read = read_back(self, argv)
+    dsa = read.recipe.dsa
+    few = None if dsa is None else replace(dsa, a_ranks=dsa.a_ranks[:1])
+    return replace(read, recipe=replace(read.recipe, dsa=few))
 
 
 KNOWN = {"--recipe", "--mode", "--run", "--set", "--tp", "--pp", "--cp", "--ep", "--etp", "--sp", "--compile"}
 
 
-@mutant(of="ARGV-02b", case="a-flag-of-another-stack", says="was accepted, expected a refusal", bugs=("ARG-07",))
-@mutant(of="ARGV-02b", case="a-renamed-flag", says="was accepted, expected a refusal", bugs=("ARG-07",))
-class KeepsWhatItKnows(Reference):
+@broken(
+    Reference,
+    "read_back",
+    "ARGV-02b[a-renamed-flag]: was accepted, expected a refusal",
+    "ARGV-02b[a-flag-of-another-stack]: was accepted, expected a refusal",
+    bugs=("ARG-07",),
+)
+def keeps_what_it_knows(read_back, self, argv):
     """`parse_known_args`: whatever is left over is for somebody else."""
-
-    def read_back(self, argv: Words) -> Reread:
-        kept: list[str] = []
-        for word in argv:
-            known = kept and kept[-1] in KNOWN - {"--sp"} and not word.startswith("--")
-            if known or word.partition("=")[0] in KNOWN:
-                kept.append(word)
-        return super().read_back(tuple(kept))
+    kept = []
+    for word in argv:
+        known = kept and kept[-1] in KNOWN - {"--sp"} and not word.startswith("--")
+        if known or word.partition("=")[0] in KNOWN:
+            kept.append(word)
+    return read_back(self, tuple(kept))
 
 
-@mutant(of="ARGV-02b", case="a-shortened-flag", says="was accepted, expected a refusal")
-class CompletesWhatWasCutOff(Reference):
+@broken(Reference, "read_back", "ARGV-02b[a-shortened-flag]: was accepted, expected a refusal")
+def completes_what_was_cut_off(read_back, self, argv):
     """argparse as it comes: the beginning of a flag is the flag."""
 
-    def read_back(self, argv: Words) -> Reread:
-        def whole(word: str) -> str:
-            return next((flag for flag in sorted(KNOWN) if word.startswith("--") and flag.startswith(word)), word)
+    def whole(word):
+        return next((flag for flag in sorted(KNOWN) if word.startswith("--") and flag.startswith(word)), word)
 
-        return super().read_back(tuple(map(whole, argv)))
+    return read_back(self, tuple(map(whole, argv)))
 
 
-@mutant(of="ARGV-02b", case="with-an-equals-sign", says="the refusal does not name --bogus")
-class RefusesWithoutAName(Reference):
+@broken(Reference, "read_back", "ARGV-02b[with-an-equals-sign]: the refusal does not name --bogus")
+def refuses_without_a_name(read_back, self, argv):
     """Compares how many words were read with how many there are."""
-
-    def read_back(self, argv: Words) -> Reread:
-        strange = [word for word in argv if word.startswith("--") and word.partition("=")[0] not in KNOWN]
-        if strange:
-            raise refuse("argv", len(argv), "has words that nothing reads", "give what `rankproof emit` prints")
-        return super().read_back(argv)
+    strange = [word for word in argv if word.startswith("--") and word.partition("=")[0] not in KNOWN]
+    if strange:
+        raise refuse("argv", len(argv), "has words that nothing reads", "give what `rankproof emit` prints")
+    return read_back(self, argv)
 
 
-@mutant(of="ARGV-02c", case="a-flag", says="was accepted, expected a refusal")
-@mutant(of="ARGV-02c", case="an-override", says="was accepted, expected a refusal")
-class ReadsTheFirst(Reference):
+@broken(
+    Reference,
+    "read_back",
+    "ARGV-02c[an-override]: was accepted, expected a refusal",
+    "ARGV-02c[a-flag]: was accepted, expected a refusal",
+)
+def reads_the_first(read_back, self, argv):
     """Reads each flag where it stands first, and passes over the rest."""
-
-    def read_back(self, argv: Words) -> Reread:
-        seen: set[str] = set()
-        kept: list[str] = []
-        for at, word in enumerate(argv):
-            said = f"{word} {argv[at + 1].partition('=')[0]}" if word == "--set" else word
-            if word.startswith("--") and said in seen:
-                break
-            seen |= {said} if word.startswith("--") else set()
-            kept.append(word)
-        return super().read_back(tuple(kept))
+    seen = set()
+    kept = []
+    for at, word in enumerate(argv):
+        said = f"{word} {argv[at + 1].partition('=')[0]}" if word == "--set" else word
+        if word.startswith("--") and said in seen:
+            break
+        seen |= {said} if word.startswith("--") else set()
+        kept.append(word)
+    return read_back(self, tuple(kept))
 
 
 @mutant(of="ARGV-02c", case="a-flag", says="--pp 1 and then --pp 2: not the last")
-class DeclaresTheLastAndReadsTheFirst(ReadsTheFirst):
+class DeclaresTheLastAndReadsTheFirst(reads_the_first):
     """Declares that the last of a repeated flag counts, and reads the first."""
 
     conventions = {"repeated-flag": "last-wins"}
