@@ -1,123 +1,97 @@
 """Diagnoses from one number: a single line, the last line, a maximum, or several shapes mixed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from contracts.contract import mutant
-from contracts.spec.allocator import AllocatorTrend, FlagEffect, MemorySample, OomCause, OutOfMemory
+from contracts.mutants._support.broken import broken
+from contracts.spec.allocator import AllocatorTrend, FlagEffect, OomCause
 from contracts.stacks.reference.stack import Reference
 
 
-@mutant(of="MEM-04", case="held-in-pieces", says="the cause is exhaustion, expected fragmentation")
-class EveryOomIsExhaustion(Reference):
+@broken(Reference, "oom_cause", "MEM-04[held-in-pieces]: the cause is exhaustion, expected fragmentation")
+def every_oom_is_exhaustion(oom_cause, self, record):
     """Every out-of-memory error is exhaustion: the gap is ignored, and the batch is halved for nothing."""
-
-    def oom_cause(self, record: OutOfMemory) -> OomCause:
-        return super().oom_cause(replace(record, allocated=record.reserved))
+    return oom_cause(self, replace(record, allocated=record.reserved))
 
 
-@mutant(of="MEM-04", case="gap-but-too-small", says="the cause is fragmentation, expected exhaustion")
-class AnyGapIsFragmentation(Reference):
+@broken(Reference, "oom_cause", "MEM-04[gap-but-too-small]: the cause is fragmentation, expected exhaustion")
+def any_gap_is_fragmentation(oom_cause, self, record):
     """Over-correction: every large gap is fragmentation, whether or not it would have been enough."""
-
-    def oom_cause(self, record: OutOfMemory) -> OomCause:
-        if record.reserved and record.allocated and record.reserved - record.allocated > record.capacity // 10:
-            return OomCause(word="fragmentation", why="much is held and unused")
-        return super().oom_cause(record)
+    if record.reserved and record.allocated and record.reserved - record.allocated > record.capacity // 10:
+        return OomCause(word="fragmentation", why="much is held and unused")
+    return oom_cause(self, record)
 
 
-@mutant(of="MEM-04", case="stale-process", says="the cause is exhaustion, expected occupied")
-class TheDeviceIsOurs(Reference):
+@broken(Reference, "oom_cause", "MEM-04[stale-process]: the cause is exhaustion, expected occupied")
+def the_device_is_ours(oom_cause, self, record):
     """All memory that is not free is taken to be this process's: a dead run's memory reads as exhaustion."""
-
-    def oom_cause(self, record: OutOfMemory) -> OomCause:
-        if record.free is None or record.reserved is None:
-            return super().oom_cause(record)
-        ours = record.capacity - record.free - record.reserved
-        return super().oom_cause(replace(record, own_overhead=ours))
+    if record.free is None or record.reserved is None:
+        return oom_cause(self, record)
+    ours = record.capacity - record.free - record.reserved
+    return oom_cause(self, replace(record, own_overhead=ours))
 
 
-@mutant(of="MEM-04", case="no-readback", says="the cause is occupied, expected cannot say")
-class MissingIsZero(Reference):
+@broken(Reference, "oom_cause", "MEM-04[no-readback]: the cause is occupied, expected cannot say")
+def missing_is_zero(oom_cause, self, record):
     """A missing readback is stored as 0 allocated and 0 reserved, and another process gets the blame."""
-
-    def oom_cause(self, record: OutOfMemory) -> OomCause:
-        return super().oom_cause(replace(record, allocated=record.allocated or 0, reserved=record.reserved or 0))
+    return oom_cause(self, replace(record, allocated=record.allocated or 0, reserved=record.reserved or 0))
 
 
-@mutant(of="MEM-04a", case="allocated-over-reserved", says="was accepted, expected a refusal")
-class SwapsBack(Reference):
+@broken(Reference, "oom_cause", "MEM-04a[allocated-over-reserved]: was accepted, expected a refusal")
+def swaps_back(oom_cause, self, record):
     """The larger number is taken as reserved: swapped columns, or readings of two moments, are accepted."""
-
-    def oom_cause(self, record: OutOfMemory) -> OomCause:
-        if record.allocated is None or record.reserved is None:
-            return super().oom_cause(record)
-        pair = sorted((record.allocated, record.reserved))
-        return super().oom_cause(replace(record, allocated=pair[0], reserved=pair[1]))
+    if record.allocated is None or record.reserved is None:
+        return oom_cause(self, record)
+    pair = sorted((record.allocated, record.reserved))
+    return oom_cause(self, replace(record, allocated=pair[0], reserved=pair[1]))
 
 
-def _one_shape(samples: tuple[MemorySample, ...]) -> tuple[MemorySample, ...]:
+def _one_shape(samples):
     return tuple(replace(sample, batch=1, sequence=1) for sample in samples)
 
 
-@mutant(of="MEM-03a", case="longer-sequences-later", says="the trend is fragmenting, expected steady")
-class ForgetsTheShape(Reference):
+@broken(Reference, "allocator_trend", "MEM-03a[longer-sequences-later]: the trend is fragmenting, expected steady")
+def forgets_the_shape(allocator_trend, self, samples):
     """All readbacks form one series: a longer sequence, which needs another pool, reads as drift."""
-
-    def allocator_trend(self, samples: tuple[MemorySample, ...]) -> AllocatorTrend:
-        grown = _gap(samples[-1]) - _gap(samples[0])
-        return AllocatorTrend(word="fragmenting", why="the gap grew") if grown > 0 else super().allocator_trend(samples)
+    grown = _gap(samples[-1]) - _gap(samples[0])
+    return AllocatorTrend(word="fragmenting", why="the gap grew") if grown > 0 else allocator_trend(self, samples)
 
 
-def _gap(sample: MemorySample) -> int:
+def _gap(sample):
     return sample.reserved - sample.allocated
 
 
-@mutant(of="MEM-03a", case="every-shape-once", says="the trend is fragmenting, expected cannot say")
-class PoolsEveryShape(Reference):
+@broken(Reference, "allocator_trend", "MEM-03a[every-shape-once]: the trend is fragmenting, expected cannot say")
+def pools_every_shape(allocator_trend, self, samples):
     """Over-correction: for a run in which every shape occurs once, all shapes are pooled to have a series to judge."""
-
-    def allocator_trend(self, samples: tuple[MemorySample, ...]) -> AllocatorTrend:
-        return super().allocator_trend(_one_shape(samples))
+    return allocator_trend(self, _one_shape(samples))
 
 
-@mutant(of="MEM-03a", case="gap-grows", says="the trend is steady, expected fragmenting", bugs=("PRV-23",))
-class WatchesAllocatedAlone(Reference):
+@broken(Reference, "allocator_trend", "MEM-03a[gap-grows]: the trend is steady, expected fragmenting", bugs=("PRV-23",))
+def watches_allocated_alone(allocator_trend, self, samples):
     """Only allocated bytes are read: they stay flat until the run is out of memory."""
-
-    def allocator_trend(self, samples: tuple[MemorySample, ...]) -> AllocatorTrend:
-        return super().allocator_trend(tuple(replace(sample, reserved=sample.allocated) for sample in samples))
+    return allocator_trend(self, tuple(replace(sample, reserved=sample.allocated) for sample in samples))
 
 
-@mutant(of="MEM-03a", case="both-grow", says="the trend is fragmenting, expected pressure")
-class WatchesReservedAlone(Reference):
+@broken(Reference, "allocator_trend", "MEM-03a[both-grow]: the trend is fragmenting, expected pressure")
+def watches_reserved_alone(allocator_trend, self, samples):
     """Growth of reserved bytes counts as drift: a model that grows is given allocator flags."""
-
-    def allocator_trend(self, samples: tuple[MemorySample, ...]) -> AllocatorTrend:
-        return super().allocator_trend(tuple(replace(sample, allocated=0) for sample in samples))
+    return allocator_trend(self, tuple(replace(sample, allocated=0) for sample in samples))
 
 
-@mutant(of="MEM-03", case="out-of-memory-then-none", says="the effect is 'helps', expected 'cannot say'")
-class OneLineProves(Reference):
+@broken(Reference, "expandable_effect", "MEM-03[out-of-memory-then-none]: the effect is 'helps', expected 'cannot say'")
+def one_line_proves(expandable_effect, self, off, on):
     """The run was out of memory without the flag and not with it, so the flag is said to help."""
-
-    def expandable_effect(self, off: tuple[MemorySample, ...], on: tuple[MemorySample, ...]) -> FlagEffect:
-        return FlagEffect(word="helps" if on[-1].reserved < off[-1].reserved else "does not help", why="the last line")
+    return FlagEffect(word="helps" if on[-1].reserved < off[-1].reserved else "does not help", why="the last line")
 
 
-@mutant(of="MEM-03", case="nothing-to-mend", says="the effect is 'helps', expected 'does not help'")
-class OnAndSteadyIsCredited(Reference):
+@broken(Reference, "expandable_effect", "MEM-03[nothing-to-mend]: the effect is 'helps', expected 'does not help'")
+def on_and_steady_is_credited(expandable_effect, self, off, on):
     """The gap is steady with the flag, so the flag gets the credit, even if the gap never grew without it."""
-
-    def expandable_effect(self, off: tuple[MemorySample, ...], on: tuple[MemorySample, ...]) -> FlagEffect:
-        steady = super().allocator_trend(on).word == "steady"
-        return FlagEffect(word="helps", why="steady with it") if steady else super().expandable_effect(off, on)
+    steady = self.allocator_trend(on).word == "steady"
+    return FlagEffect(word="helps", why="steady with it") if steady else expandable_effect(self, off, on)
 
 
-@mutant(of="MEM-03", case="another-shape", says="the effect is 'helps', expected 'cannot say'")
-class ComparesAcrossShapes(Reference):
+@broken(Reference, "expandable_effect", "MEM-03[another-shape]: the effect is 'helps', expected 'cannot say'")
+def compares_across_shapes(expandable_effect, self, off, on):
     """The run with the flag had half the batch, and the flag gets the credit."""
-
-    def expandable_effect(self, off: tuple[MemorySample, ...], on: tuple[MemorySample, ...]) -> FlagEffect:
-        return super().expandable_effect(_one_shape(off), _one_shape(on))
+    return expandable_effect(self, _one_shape(off), _one_shape(on))

@@ -1,17 +1,12 @@
 """Stacks that miscount a model, or what a rank holds of it, in one place."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 
-from contracts.contract import mutant
-from contracts.spec.capacity import Budget, Card, Line, ParameterCount, Spread, StageBudget
-from contracts.spec.recipe import Recipe
+from contracts.mutants._support.broken import broken
 from contracts.stacks.reference.stack import Reference
 
 
-def _of_lines(budget: Budget, change: Callable[[Line], Line]) -> Budget:
+def _of_lines(budget, change):
     """A budget with changed lines, and all totals recomputed."""
     stages = []
     for stage in budget.stages:
@@ -20,252 +15,206 @@ def _of_lines(budget: Budget, change: Callable[[Line], Line]) -> Budget:
     return _of_stages(budget, lambda stage: stages[stage.stage])
 
 
-def _of_stages(budget: Budget, change: Callable[[StageBudget], StageBudget]) -> Budget:
+def _of_stages(budget, change):
     stages = tuple(change(stage) for stage in budget.stages)
     return replace(budget, stages=stages, total_bytes=max(stage.total_bytes for stage in stages))
 
 
-@mutant(of="MEM-02a", case="gqa-moe-tail", says="parameters of E is 37248")
-class SeesOneExpert(Reference):
+@broken(Reference, "count_parameters", "MEM-02a[gqa-moe-tail]: parameters of E is 37248")
+def sees_one_expert(count_parameters, self, recipe):
     """A dense estimate: an E block is one MLP of an expert's width; eleven of twelve experts are forgotten."""
-
-    def count_parameters(self, recipe: Recipe) -> ParameterCount:
-        assert recipe.moe is not None
-        return super().count_parameters(replace(recipe, moe=replace(recipe.moe, experts=1, top_k=1)))
+    assert recipe.moe is not None
+    return count_parameters(self, replace(recipe, moe=replace(recipe.moe, experts=1, top_k=1)))
 
 
-@mutant(of="MEM-02a", case="gqa-moe-tail", says="parameters of A is", bugs=("HYB-07",))
-class CountsWholePeriods(Reference):
+@broken(Reference, "count_parameters", "MEM-02a[gqa-moe-tail]: parameters of A is", bugs=("HYB-07",))
+def counts_whole_periods(count_parameters, self, recipe):
     """Counts depth // len(pattern) whole periods and drops the tail of the pattern."""
-
-    def count_parameters(self, recipe: Recipe) -> ParameterCount:
-        period = len(recipe.pattern)
-        return super().count_parameters(replace(recipe, depth=recipe.depth // period * period))
+    period = len(recipe.pattern)
+    return count_parameters(self, replace(recipe, depth=recipe.depth // period * period))
 
 
-@mutant(of="MEM-02a", case="gqa-moe-tail", says="parameters of A is")
-class GivesEveryHeadItsKeys(Reference):
+@broken(Reference, "count_parameters", "MEM-02a[gqa-moe-tail]: parameters of A is")
+def gives_every_head_its_keys(count_parameters, self, recipe):
     """Counts grouped-query attention as multi-head attention: as many KV heads as query heads."""
-
-    def count_parameters(self, recipe: Recipe) -> ParameterCount:
-        return super().count_parameters(replace(recipe, kv_groups=recipe.heads))
+    return count_parameters(self, replace(recipe, kv_groups=recipe.heads))
 
 
-@mutant(of="MEM-02a", case="gqa-moe-tail", says="parameters that a token does not visit is 0")
-class CallsEveryExpertActive(Reference):
+@broken(Reference, "count_parameters", "MEM-02a[gqa-moe-tail]: parameters that a token does not visit is 0")
+def calls_every_expert_active(count_parameters, self, recipe):
     """Reports the total as the active parameters: a 4B mixture is compared with 4B dense models."""
-
-    def count_parameters(self, recipe: Recipe) -> ParameterCount:
-        counted = super().count_parameters(recipe)
-        return replace(counted, active=counted.total)
+    counted = count_parameters(self, recipe)
+    return replace(counted, active=counted.total)
 
 
-@mutant(of="MEM-02a", case="swiglu", says="parameters of E is 208320")
-class ForgetsTheGate(Reference):
+@broken(Reference, "count_parameters", "MEM-02a[swiglu]: parameters of E is 208320")
+def forgets_the_gate(count_parameters, self, recipe):
     """Counts two matrices per MLP whatever the activation; SwiGLU has a third."""
-
-    def count_parameters(self, recipe: Recipe) -> ParameterCount:
-        return super().count_parameters(replace(recipe, activation="relu2"))
+    return count_parameters(self, replace(recipe, activation="relu2"))
 
 
-@mutant(of="MEM-02a", case="tied", says="parameters of head is 96000", bugs=("TIE-07",))
-class CountsTheTiedHeadAgain(Reference):
+@broken(Reference, "count_parameters", "MEM-02a[tied]: parameters of head is 96000", bugs=("TIE-07",))
+def counts_the_tied_head_again(count_parameters, self, recipe):
     """Counts over modules instead of tensors: a tied output projection counts twice."""
-
-    def count_parameters(self, recipe: Recipe) -> ParameterCount:
-        return super().count_parameters(replace(recipe, untied_embeddings=True))
+    return count_parameters(self, replace(recipe, untied_embeddings=True))
 
 
-@mutant(of="MEM-02a", case="tied", says="the families add up to", bugs=("TIE-07",))
-class SubtractsTheTiedHead(Reference):
+@broken(Reference, "count_parameters", "MEM-02a[tied]: the families add up to", bugs=("TIE-07",))
+def subtracts_the_tied_head(count_parameters, self, recipe):
     """Over-correction: the shared matrix is subtracted from a total that held it once."""
-
-    def count_parameters(self, recipe: Recipe) -> ParameterCount:
-        counted = super().count_parameters(recipe)
-        shared = 0 if recipe.untied_embeddings else recipe.vocab * recipe.hidden
-        return replace(counted, total=counted.total - shared, active=counted.active - shared)
+    counted = count_parameters(self, recipe)
+    shared = 0 if recipe.untied_embeddings else recipe.vocab * recipe.hidden
+    return replace(counted, total=counted.total - shared, active=counted.active - shared)
 
 
-@mutant(of="MEM-02a", case="mla", says="parameters of A is")
-class CountsMlaAsGqa(Reference):
+@broken(Reference, "count_parameters", "MEM-02a[mla]: parameters of A is")
+def counts_mla_as_gqa(count_parameters, self, recipe):
     """Has no formula for latent attention and silently uses the grouped-query one."""
-
-    def count_parameters(self, recipe: Recipe) -> ParameterCount:
-        return super().count_parameters(replace(recipe, mla=None))
+    return count_parameters(self, replace(recipe, mla=None))
 
 
-@mutant(of="MEM-02b", case="own-axis-tp2-ep3", says="the ranks hold")
-class DividesTheTotal(Reference):
+@broken(Reference, "budget", "MEM-02b[own-axis-tp2-ep3]: the ranks hold")
+def divides_the_total(budget, self, recipe, spread, card):
     """Divides all parameters by tp · ep, also norms and routers, which every rank holds whole."""
-
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        cut = spread.degrees.tp * spread.degrees.ep
-        each = self.count_parameters(recipe).total // cut
-        return _of_stages(super().budget(recipe, spread, card), lambda stage: replace(stage, parameters={"tp": each}))
+    cut = spread.degrees.tp * spread.degrees.ep
+    each = self.count_parameters(recipe).total // cut
+    return _of_stages(budget(self, recipe, spread, card), lambda stage: replace(stage, parameters={"tp": each}))
 
 
-@mutant(of="MEM-02b", case="borrowed-pp3-cp2-ep6", says="the ranks hold")
-class EmbedsOnEveryStage(Reference):
+@broken(Reference, "budget", "MEM-02b[borrowed-pp3-cp2-ep6]: the ranks hold")
+def embeds_on_every_stage(budget, self, recipe, spread, card):
     """Counts the embedding on each pipeline stage: the stage module is built from the whole model."""
+    table = recipe.vocab * recipe.hidden // spread.degrees.tp
 
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        table = recipe.vocab * recipe.hidden // spread.degrees.tp
+    def embed(stage):
+        more = table if stage.stage else 0
+        return replace(stage, parameters={**stage.parameters, "tp": stage.parameters["tp"] + more})
 
-        def embed(stage: StageBudget) -> StageBudget:
-            more = table if stage.stage else 0
-            return replace(stage, parameters={**stage.parameters, "tp": stage.parameters["tp"] + more})
-
-        return _of_stages(super().budget(recipe, spread, card), embed)
+    return _of_stages(budget(self, recipe, spread, card), embed)
 
 
-@mutant(of="MEM-02c", case="own-axis-tp2-ep4-etp1", says="the ep share of a rank")
-class CutsExpertsByTp(Reference):
+@broken(Reference, "budget", "MEM-02c[own-axis-tp2-ep4-etp1]: the ep share of a rank")
+def cuts_experts_by_tp(budget, self, recipe, spread, card):
     """Takes etp 1 for "follow TP": half of every expert is budgeted, and the whole is loaded."""
-
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        return super().budget(recipe, replace(spread, degrees=replace(spread.degrees, etp=0)), card)
+    return budget(self, recipe, replace(spread, degrees=replace(spread.degrees, etp=0)), card)
 
 
-@mutant(of="MEM-02c", case="own-axis-ep3", says="the ep share of a rank")
-class SpreadsTheSharedExpert(Reference):
+@broken(Reference, "budget", "MEM-02c[own-axis-ep3]: the ep share of a rank")
+def spreads_the_shared_expert(budget, self, recipe, spread, card):
     """Counts the shared expert as a routed one and cuts it by EP, though every rank runs all of it."""
-
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        assert recipe.moe is not None
-        moe = replace(recipe.moe, shared_hidden=0, expert_hidden=recipe.moe.expert_hidden + recipe.moe.shared_hidden)
-        return super().budget(replace(recipe, moe=moe), spread, card)
+    assert recipe.moe is not None
+    moe = replace(recipe.moe, shared_hidden=0, expert_hidden=recipe.moe.expert_hidden + recipe.moe.shared_hidden)
+    return budget(self, replace(recipe, moe=moe), spread, card)
 
 
-@mutant(of="MEM-02d", case="own-axis-full", says="weights go from")
-class ShardsTheOptimizerAlone(Reference):
+@broken(Reference, "budget", "MEM-02d[own-axis-full]: weights go from")
+def shards_the_optimizer_alone(budget, self, recipe, spread, card):
     """Plans FSDP2 as a distributed optimizer: weights and gradients whole on every rank."""
-
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        return super().budget(
-            recipe, replace(spread, sharding="optimizer" if spread.sharding == "full" else "none"), card
-        )
+    return budget(self, recipe, replace(spread, sharding="optimizer" if spread.sharding == "full" else "none"), card)
 
 
-@mutant(of="MEM-02d", case="borrowed-optimizer", says="weights go from")
-class ShardsEverything(Reference):
+@broken(Reference, "budget", "MEM-02d[borrowed-optimizer]: weights go from")
+def shards_everything(budget, self, recipe, spread, card):
     """Plans a distributed optimizer as FSDP2: weights that stay whole are divided."""
-
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        return super().budget(recipe, replace(spread, sharding="full"), card)
+    return budget(self, recipe, replace(spread, sharding="full"), card)
 
 
-@mutant(of="MEM-02d", case="own-axis-none", says="activations go from")
-class ShardsActivations(Reference):
+@broken(Reference, "budget", "MEM-02d[own-axis-none]: activations go from")
+def shards_activations(budget, self, recipe, spread, card):
     """Divides by the world what does not fit one card, as if cards pooled their memory."""
 
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        def pooled(line: Line) -> Line:
-            return replace(line, bytes=line.bytes // spread.world) if line.part == "activations" else line
+    def pooled(line):
+        return replace(line, bytes=line.bytes // spread.world) if line.part == "activations" else line
 
-        return _of_lines(super().budget(recipe, spread, card), pooled)
+    return _of_lines(budget(self, recipe, spread, card), pooled)
 
 
-@mutant(of="MEM-02e", case="bf16-whole", says="bytes of training state a bf16 parameter, sharding none, is 2.0")
-class CountsWeightsAlone(Reference):
+@broken(Reference, "budget", "MEM-02e[bf16-whole]: bytes of training state a bf16 parameter, sharding none, is 2.0")
+def counts_weights_alone(budget, self, recipe, spread, card):
     """Budgets for loading only: two bytes per parameter, without gradients and optimizer state."""
 
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        def loaded(line: Line) -> Line:
-            return replace(line, bytes=0) if line.part in {"gradients", "optimizer"} else line
+    def loaded(line):
+        return replace(line, bytes=0) if line.part in {"gradients", "optimizer"} else line
 
-        return _of_lines(super().budget(recipe, spread, card), loaded)
+    return _of_lines(budget(self, recipe, spread, card), loaded)
 
 
-@mutant(of="MEM-02e", case="fp32-whole", says="sharding none, is 20.0, expected 16.0")
-class KeepsAMasterOfFloat32(Reference):
+@broken(Reference, "budget", "MEM-02e[fp32-whole]: sharding none, is 20.0, expected 16.0")
+def keeps_a_master_of_float32(budget, self, recipe, spread, card):
     """Over-correction: master copies are budgeted for parameters that are already float32."""
 
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        def mastered(line: Line) -> Line:
-            whole = line.part == "optimizer" and recipe.dtype == "fp32"
-            return replace(line, bytes=line.bytes * 12 // 8) if whole else line
+    def mastered(line):
+        whole = line.part == "optimizer" and recipe.dtype == "fp32"
+        return replace(line, bytes=line.bytes * 12 // 8) if whole else line
 
-        return _of_lines(super().budget(recipe, spread, card), mastered)
+    return _of_lines(budget(self, recipe, spread, card), mastered)
 
 
-@mutant(of="MEM-02f", case="micro-batch-4", says="bytes of activations of 4 sequences is")
-class ForgetsTheMicroBatch(Reference):
+@broken(Reference, "budget", "MEM-02f[micro-batch-4]: bytes of activations of 4 sequences is")
+def forgets_the_micro_batch(budget, self, recipe, spread, card):
     """Uses a formula for one sequence with four."""
-
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        return super().budget(replace(recipe, batch=replace(recipe.batch, micro=1)), spread, card)
+    return budget(self, replace(recipe, batch=replace(recipe.batch, micro=1)), spread, card)
 
 
-@mutant(of="MEM-02f", case="micro-batch-1", says="bytes of activations of 1 sequences is")
-class KeepsTheResidualAlone(Reference):
+@broken(Reference, "budget", "MEM-02f[micro-batch-1]: bytes of activations of 1 sequences is")
+def keeps_the_residual_alone(budget, self, recipe, spread, card):
     """Counts one tensor per layer, 2 bytes per element: right only with full recomputation, which the recipe does not
     use.
     """
 
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        def residual(line: Line) -> Line:
-            return replace(line, bytes=line.bytes // 17) if line.part == "activations" else line
+    def residual(line):
+        return replace(line, bytes=line.bytes // 17) if line.part == "activations" else line
 
-        return _of_lines(super().budget(recipe, spread, card), residual)
+    return _of_lines(budget(self, recipe, spread, card), residual)
 
 
-@mutant(of="MEM-02g", case="as-many-as-stages", says="activations of stage 0 of 4 with 4 micro batches")
-class DividesActivationsByStages(Reference):
+@broken(Reference, "budget", "MEM-02g[as-many-as-stages]: activations of stage 0 of 4 with 4 micro batches")
+def divides_activations_by_stages(budget, self, recipe, spread, card):
     """Divides activations by the stages, as the layers are divided, and forgets the passes in flight."""
 
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        def one_pass(line: Line) -> Line:
-            return replace(line, bytes=line.bytes // spread.degrees.pp) if line.part == "activations" else line
+    def one_pass(line):
+        return replace(line, bytes=line.bytes // spread.degrees.pp) if line.part == "activations" else line
 
-        return _of_lines(super().budget(recipe, spread, card), one_pass)
+    return _of_lines(budget(self, recipe, spread, card), one_pass)
 
 
-@mutant(of="MEM-02g", case="two-for-four-stages", says="activations of stage 0 of 4 with 2 micro batches")
-class FillsThePipelineAlways(Reference):
+@broken(Reference, "budget", "MEM-02g[two-for-four-stages]: activations of stage 0 of 4 with 2 micro batches")
+def fills_the_pipeline_always(budget, self, recipe, spread, card):
     """Over-correction: always counts pp passes in flight, even where a step has fewer microbatches than stages."""
-
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        batch = replace(recipe.batch, total=max(recipe.batch.total, recipe.batch.micro * spread.degrees.pp))
-        return super().budget(replace(recipe, batch=batch), spread, card)
+    batch = replace(recipe.batch, total=max(recipe.batch.total, recipe.batch.micro * spread.degrees.pp))
+    return budget(self, replace(recipe, batch=batch), spread, card)
 
 
-@mutant(of="MEM-02h", case="ep4-brings-its-own", says="bytes of routing buffers")
-class SharesOneBatchEverywhere(Reference):
+@broken(Reference, "budget", "MEM-02h[ep4-brings-its-own]: bytes of routing buffers")
+def shares_one_batch_everywhere(budget, self, recipe, spread, card):
     """Divides the buffers by ep in the borrowed layout, where each rank of the EP group brings its own tokens."""
 
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        def divided(line: Line) -> Line:
-            borrowed = spread.layout == "borrowed" and line.part == "routing"
-            return replace(line, bytes=line.bytes // spread.degrees.ep) if borrowed else line
+    def divided(line):
+        borrowed = spread.layout == "borrowed" and line.part == "routing"
+        return replace(line, bytes=line.bytes // spread.degrees.ep) if borrowed else line
 
-        return _of_lines(super().budget(recipe, spread, card), divided)
+    return _of_lines(budget(self, recipe, spread, card), divided)
 
 
-@mutant(of="MEM-02h", case="ep1", says="bytes of routing buffers")
-class CountsEachTokenOnce(Reference):
+@broken(Reference, "budget", "MEM-02h[ep1]: bytes of routing buffers")
+def counts_each_token_once(budget, self, recipe, spread, card):
     """Buffers hold each token once, though it goes to top-k experts."""
-
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        assert recipe.moe is not None
-        return super().budget(replace(recipe, moe=replace(recipe.moe, top_k=1)), spread, card)
+    assert recipe.moe is not None
+    return budget(self, replace(recipe, moe=replace(recipe.moe, top_k=1)), spread, card)
 
 
-@mutant(of="MEM-02n", case="micro-batch-4", says="bytes of activations of 4 recomputed sequences")
-class RecomputesAndPlansAsBefore(Reference):
+@broken(Reference, "budget", "MEM-02n[micro-batch-4]: bytes of activations of 4 recomputed sequences")
+def recomputes_and_plans_as_before(budget, self, recipe, spread, card):
     """Budgets a recomputed model as if it kept everything: a lane that fits is refused."""
-
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        return super().budget(replace(recipe, recompute="none"), spread, card)
+    return budget(self, replace(recipe, recompute="none"), spread, card)
 
 
-@mutant(of="MEM-02n", case="micro-batch-1", says="bytes of activations of 1 recomputed sequences")
-class RecomputesForNothing(Reference):
+@broken(Reference, "budget", "MEM-02n[micro-batch-1]: bytes of activations of 1 recomputed sequences")
+def recomputes_for_nothing(former, self, recipe, spread, card):
     """Counts no activations at all under recomputation, and is out of memory at the first backward pass."""
-
-    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        budget = super().budget(recipe, spread, card)
-        stages = tuple(
-            replace(stage, lines=tuple(line for line in stage.lines if line.what != "inputs of blocks"))
-            for stage in budget.stages
-        )
-        return replace(budget, stages=stages)
+    budget = former(self, recipe, spread, card)
+    stages = tuple(
+        replace(stage, lines=tuple(line for line in stage.lines if line.what != "inputs of blocks"))
+        for stage in budget.stages
+    )
+    return replace(budget, stages=stages)

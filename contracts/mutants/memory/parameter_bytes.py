@@ -1,30 +1,22 @@
 """Mutants for `checks.memory.parameter_bytes`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from contracts.contract import mutant
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.training import Built
+from contracts.mutants._support.broken import broken
 from contracts.stacks.reference.stack import Reference
 
 
-@mutant(of="MEM-01a", case="nam56r_h200_mla_mtp1_bf16_v1", says="bytes of weights, the model")
-class BuildsNoDepths(Reference):
+@broken(Reference, "built", "MEM-01a[nam56r_h200_mla_mtp1_bf16_v1]: bytes of weights, the model")
+def builds_no_depths(former, self, recipe, mode):
     """The budget counts the prediction head, and the model leaves it out."""
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
-        built = super().built(recipe, mode)
-        rows = tuple(row for row in built.parameters if "mtp" not in row.name)
-        return replace(built, parameters=rows)
+    built = former(self, recipe, mode)
+    rows = tuple(row for row in built.parameters if "mtp" not in row.name)
+    return replace(built, parameters=rows)
 
 
-@mutant(of="MEM-01a", case="tiny-nam52r", says="bytes of weights, the model")
-class PadsTheExperts(Reference):
+@broken(Reference, "built", "MEM-01a[tiny-nam52r]: bytes of weights, the model")
+def pads_the_experts(built, self, recipe, mode):
     """12 experts are padded for the kernel, in memory that no budget counts."""
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
-        moe = recipe.moe
-        even = recipe if moe is None else replace(recipe, moe=replace(moe, experts=moe.experts + moe.experts % 16))
-        return super().built(even, mode)
+    moe = recipe.moe
+    even = recipe if moe is None else replace(recipe, moe=replace(moe, experts=moe.experts + moe.experts % 16))
+    return built(self, even, mode)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +11,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.patched_functions import built_with, swapped
-from contracts.mutants._support.pipeline import Staged
-from contracts.spec.capacity import Budget, Card
-from contracts.spec.capacity import Spread as Plan
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Rule
 from contracts.stacks.reference.model.blocks.moe import Experts
 from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.optim.optimizer import Member
 from contracts.stacks.reference.parallel import mesh, parallelize
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.pipeline import Stage
@@ -38,48 +32,30 @@ def _whole(like: Tensor) -> Tensor:
     return DTensor.from_local(torch.zeros(like.shape), like.device_mesh, everywhere, run_check=False)
 
 
-class _WholeState(ShardedOptimizer):
-    def step(self, lr: float) -> None:
-        super().step(lr)
-        for rule in self.rules.values():
-            for state in rule.state.values():
-                state |= {name: _whole(each) for name, each in state.items() if each.dim()}
-
-
-@mutant(of="MEM-01b", case="fsdp8", says="bytes of optimizer of experts, predicted")
-class KeepsOptimizerStateWhole(Spread):
+@broken(ShardedOptimizer, "step", "MEM-01b[fsdp8]: bytes of optimizer of experts, predicted")
+def keeps_optimizer_state_whole(step, self, lr):
     """Optimizer state is created before the model is sharded: every rank has both moments of everything."""
-
-    moves = _WholeState
-
-
-class _WholeGradients(ParallelTrainer):
-    def move_biases(self, seen: Mapping[str, Tensor]) -> None:
-        super().move_biases(seen)
-        for parameter in self.model.parameters():
-            parameter.grad = None if parameter.grad is None else _whole(parameter.grad)
+    step(self, lr)
+    for rule in self.rules.values():
+        for state in rule.state.values():
+            state |= {name: _whole(each) for name, each in state.items() if each.dim()}
 
 
-@mutant(of="MEM-01b", case="tp2-sp-ep2-fsdp2", says="bytes of gradients of experts, predicted")
-class KeepsGradientsWhole(Spread):
+@broken(ParallelTrainer, "move_biases", "MEM-01b[tp2-sp-ep2-fsdp2]: bytes of gradients of experts, predicted")
+def keeps_gradients_whole(move_biases, self, seen):
     """Gradients are gathered for inspection, and the gathered copies stay."""
-
-    trains = _WholeGradients
-
-
-class _NarrowState(ShardedOptimizer):
-    def step(self, lr: float) -> None:
-        super().step(lr)
-        for rule in self.rules.values():
-            for state in rule.state.values():
-                state |= {name: each.bfloat16() for name, each in state.items() if each.dim()}
+    move_biases(self, seen)
+    for parameter in self.model.parameters():
+        parameter.grad = None if parameter.grad is None else _whole(parameter.grad)
 
 
-@mutant(of="MEM-01b", case="dp8", says="bytes of optimizer of experts, predicted", bugs=("OPT-28",))
-class KeepsMomentsInBfloat16(Spread):
+@broken(ShardedOptimizer, "step", "MEM-01b[dp8]: bytes of optimizer of experts, predicted", bugs=("OPT-28",))
+def keeps_moments_in_bfloat16(step, self, lr):
     """Moments are kept in 16 bits: half of the planned bytes, and less precise training."""
-
-    moves = _NarrowState
+    step(self, lr)
+    for rule in self.rules.values():
+        for state in rule.state.values():
+            state |= {name: each.bfloat16() for name, each in state.items() if each.dim()}
 
 
 def _nowhere(*args: Any) -> None:
@@ -100,108 +76,66 @@ class KeepsEveryExpertOnEveryRank(Spread):
     trains = built_with(parallelize, "spread_experts", _nowhere)
 
 
-class _WholeEnds(TensorParallel):
-    def distribute(self, module: torch.nn.Module, split: Mapping[str, int]) -> None:
-        super().distribute(module, {} if isinstance(module, torch.nn.Embedding) else split)
-
-
-@mutant(of="MEM-01b", case="borrowed-tp2-sp-ep2-etp2-fsdp", says="bytes of weights of all else, predicted")
-class KeepsTheVocabularyOnEveryTpRank(Spread):
+@broken(TensorParallel, "distribute", "MEM-01b[borrowed-tp2-sp-ep2-etp2-fsdp]: bytes of weights of all else, predicted")
+def keeps_the_vocabulary_on_every_tp_rank(distribute, self, module, split):
     """TP does not cut the embedding: 65 536 rows on each rank."""
-
-    exchange = {"tensor_parallel": _WholeEnds}
-
-
-class _AllByAdamW(ShardedOptimizer):
-    def rule(self, member: Member) -> Rule:
-        return "adamw"
+    distribute(self, module, {} if isinstance(module, torch.nn.Embedding) else split)
 
 
-@mutant(of="MEM-01b", case="muon-fsdp8", says="bytes of optimizer of experts, predicted", bugs=("OPT-20",))
-class MovesMatricesByAdamWInSilence(Spread):
+@broken(ShardedOptimizer, "rule", "MEM-01b[muon-fsdp8]: bytes of optimizer of experts, predicted", bugs=("OPT-20",))
+def moves_matrices_by_adam_w_in_silence(rule, self, member):
     """Muon is asked for; sharded matrices are not recognised, and AdamW updates them with an extra moment."""
-
-    moves = _AllByAdamW
-
-
-class _KeepsEmbedding(Stage):
-    def keep(self) -> None:
-        embedding = self.embedding
-        super().keep()
-        self.embedding = embedding
+    return "adamw"
 
 
-@mutant(of="MEM-01b", case="pp2-tp2-sp-last", says="bytes of weights of all else, predicted")
-class KeepsTheEmbeddingOnEveryStage(Staged):
+@broken(Stage, "keep", "MEM-01b[pp2-tp2-sp-last]: bytes of weights of all else, predicted")
+def keeps_the_embedding_on_every_stage(keep, self):
     """Stages that neither embed nor predict keep the table of 65 536 rows, its gradient and its moments."""
+    embedding = self.embedding
+    keep(self)
+    self.embedding = embedding
 
-    stage = _KeepsEmbedding
 
-
-@mutant(of="MEM-01b", case="muon-borrowed-tp2-sp-ep4", says="bytes of optimizer of experts, predicted")
-class PlansTwoMomentsUnderMuon(Reference):
+@broken(Reference, "budget", "MEM-01b[muon-borrowed-tp2-sp-ep4]: bytes of optimizer of experts, predicted")
+def plans_two_moments_under_muon(budget, self, recipe, spread, card):
     """The budget counts 12 bytes per parameter beside its weight, whatever the update rule."""
-
-    def budget(self, recipe: Recipe, spread: Plan, card: Card) -> Budget:
-        return super().budget(replace(recipe, optim=replace(recipe.optim, rule="adamw")), spread, card)
+    return budget(self, replace(recipe, optim=replace(recipe.optim, rule="adamw")), spread, card)
 
 
-@mutant(of="MEM-01b", case="hsdp-2x8", says="bytes of weights of experts, predicted")
-class PlansOneCopyOverAllRanks(Reference):
+@broken(Reference, "budget", "MEM-01b[hsdp-2x8]: bytes of weights of experts, predicted")
+def plans_one_copy_over_all_ranks(budget, self, recipe, spread, card):
     """The budget of HSDP cuts over all data-parallel ranks, as if there were no second replica."""
-
-    def budget(self, recipe: Recipe, spread: Plan, card: Card) -> Budget:
-        return super().budget(recipe, replace(spread, world=2 * spread.world), card)
+    return budget(self, recipe, replace(spread, world=2 * spread.world), card)
 
 
-@mutant(of="MEM-01b", case="pp2-unequal", says="bytes of weights of experts, predicted")
-class PlansEqualStages(Reference):
+@broken(Reference, "budget", "MEM-01b[pp2-unequal]: bytes of weights of experts, predicted")
+def plans_equal_stages(budget, self, recipe, spread, card):
     """The budget divides the layers by the number of stages, though the pattern writes out unequal ones (as
     Megatron-Bridge did, #5077)."""
-
-    def budget(self, recipe: Recipe, spread: Plan, card: Card) -> Budget:
-        return super().budget(replace(recipe, pattern=recipe.pattern.replace("|", "")), spread, card)
+    return budget(self, replace(recipe, pattern=recipe.pattern.replace("|", "")), spread, card)
 
 
-class _Kept(Model):
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        if self.recipe.dtype == "bf16":
-            self.norm.kept = torch.nn.Parameter(torch.zeros(1 << 30))
-
-
-@mutant(of="MEM-01h", case="fsdp8", says="in bfloat16 a rank holds")
-class KeepsASecondMasterInBfloat16(Spread):
+@broken(Model, "__init__", "MEM-01h[fsdp8]: in bfloat16 a rank holds")
+def keeps_a_second_master_in_bfloat16(init, self, *args):
     """In bfloat16 only, a flat buffer of a billion elements is kept beside the master weights."""
-
-    exchange = {"model": _Kept}
-
-
-class _CopiesAlongDp(ParallelTrainer):
-    def build(self) -> Model:
-        with swapped(mesh, "REPLICA", ("replica", "shard")), swapped(mesh, "SHARD", ("cp",)):
-            return super().build()
+    init(self, *args)
+    if self.recipe.dtype == "bf16":
+        self.norm.kept = torch.nn.Parameter(torch.zeros(1 << 30))
 
 
-@mutant(of="MEM-01b", case="borrowed-cp2-fsdp4", says="bytes of weights of", bugs=("PG-23",))
-class ShardsOverContextAlone(Spread):
+@broken(ParallelTrainer, "build", "MEM-01b[borrowed-cp2-fsdp4]: bytes of weights of", bugs=("PG-23",))
+def shards_over_context_alone(build, self):
     """FSDP gets the mesh (dp, cp) unflattened and reads it as (replicas, shards): every number is right, and a rank
     holds four times the state.
     """
-
-    trains = _CopiesAlongDp
-
-
-class _NeverTheLast(PipelineTrainer):
-    def reduce(self) -> None:
-        super().reduce()
-        for each in self.model.modules():
-            if isinstance(each, FSDPModule):
-                each.unshard()  # as they are behind a backward pass that is not the last
+    with swapped(mesh, "REPLICA", ("replica", "shard")), swapped(mesh, "SHARD", ("cp",)):
+        return build(self)
 
 
-@mutant(of="MEM-01b", case="pp2-fsdp2", says="bytes of weights of", bugs=("FSD-09",))
-class NeverReshardsItsStage(Staged):
+@broken(PipelineTrainer, "reduce", "MEM-01b[pp2-fsdp2]: bytes of weights of", bugs=("FSD-09",))
+def never_reshards_its_stage(reduce, self):
     """The stage counts backward passes to the wrong number, so that none is the last: its weights stay gathered."""
-
-    trains = _NeverTheLast
+    reduce(self)
+    for each in self.model.modules():
+        if isinstance(each, FSDPModule):
+            each.unshard()  # as they are behind a backward pass that is not the last

@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from contracts.contract import mutant
-from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.spec.devices import StepMemory
-from contracts.spec.recipe import Mode, Recipe
+from contracts.mutants._support.broken import broken
 from contracts.stacks.reference.model.blocks.attention import Attention
-from contracts.stacks.reference.model.blocks.common import Output, Packing
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import StepResult, Trainer
@@ -25,13 +21,12 @@ class _Spare(Trainer):
         return super().next(wanted)
 
 
-@mutant(of="MEM-01f", case="float32", says="bytes are held, predicted")
-@mutant(of="MEM-01g", case="float32", says="bytes are held, predicted")
-class KeepsMastersTwice(Reference):
+@broken(
+    Reference, "trainer", "MEM-01g[float32]: bytes are held, predicted", "MEM-01f[float32]: bytes are held, predicted"
+)
+def keeps_masters_twice(trainer, self):
     """A second float32 copy of every weight is kept, which the budget does not count."""
-
-    def trainer(self) -> type[Trainer]:
-        return _Spare
+    return _Spare
 
 
 class _Log(Trainer):
@@ -45,61 +40,48 @@ class _Log(Trainer):
         return done
 
 
-@mutant(of="MEM-01f", case="bfloat16", says="bytes more than step")
-@mutant(of="MEM-01g", case="bfloat16", says="bytes more than step")
-class LogsTensors(Reference):
+@broken(Reference, "trainer", "MEM-01g[bfloat16]: bytes more than step", "MEM-01f[bfloat16]: bytes more than step")
+def logs_tensors(trainer, self):
     """A log keeps tensors instead of numbers, and grows at every step."""
-
-    def trainer(self) -> type[Trainer]:
-        return _Log
+    return _Log
 
 
-@mutant(of="MEM-01i", case="mlp", says="1 of 2 steps are told with recompute none")
-@mutant(of="MEM-01f", case="float32", says="2 of 3 steps are told")
-class TellsOfNoFirstStep(Reference):
+@broken(
+    Reference,
+    "step_memory",
+    "MEM-01f[float32]: 2 of 3 steps are told",
+    "MEM-01i[mlp]: 1 of 2 steps are told with recompute none",
+)
+def tells_of_no_first_step(step_memory, self, recipe, mode, device, steps):
     """The first step is a warm-up, and its memory is not told."""
-
-    def step_memory(self, recipe: Recipe, mode: Mode, device: str, steps: int) -> tuple[StepMemory, ...]:
-        return super().step_memory(recipe, mode, device, steps)[1:]
+    return step_memory(self, recipe, mode, device, steps)[1:]
 
 
-class _FindsAttention(Model):
-    def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
-        found = isinstance(layer.mixer, Attention)
-        return super().run(layer, x, pack) if found else layer(x, pack)
-
-
-@mutant(of="MEM-01i", case="mamba", says="bytes on top of its state with recompute", bugs=("ACK-07",))
-@mutant(of="MEM-01i", case="experts", says="bytes on top of its state with recompute", bugs=("ACK-07",))
-class RecomputesOneClassAlone(Exchanged):
+@broken(
+    Model,
+    "run",
+    "MEM-01i[experts]: bytes on top of its state with recompute",
+    "MEM-01i[mamba]: bytes on top of its state with recompute",
+    bugs=("ACK-07",),
+)
+def recomputes_one_class_alone(run, self, layer, x, pack):
     """Layers are wrapped by mixer class, and the list of classes is that of another model."""
-
-    exchange = {"model": _FindsAttention}
-
-
-class _KeepsWhatItGave(Model):
-    def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
-        def looked_at(x: Tensor, pack: Packing) -> Output:
-            with torch.autograd.graph.save_on_cpu():
-                return layer(x, pack)  # type: ignore[no-any-return]
-
-        return looked_at(x, pack) if self.recompute else super().run(layer, x, pack)
+    found = isinstance(layer.mixer, Attention)
+    return run(self, layer, x, pack) if found else layer(x, pack)
 
 
-@mutant(of="MEM-01i", case="attention", says="bytes on top of its state with recompute")
-class MovesInsteadOfRecomputing(Exchanged):
+@broken(Model, "run", "MEM-01i[attention]: bytes on top of its state with recompute")
+def moves_instead_of_recomputing(run, self, layer, x, pack):
     """Activations are offloaded to the host and counted as gone, but on a CPU run the host is the device."""
 
-    exchange = {"model": _KeepsWhatItGave}
+    def looked_at(x, pack):
+        with torch.autograd.graph.save_on_cpu():
+            return layer(x, pack)
+
+    return looked_at(x, pack) if self.recompute else run(self, layer, x, pack)
 
 
-class _Always(Model):
-    def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
-        return checkpoint(layer, x, pack, use_reentrant=False)  # type: ignore[no-any-return]
-
-
-@mutant(of="MEM-01i", case="recurrent", says="bytes on top of its state with recompute")
-class RecomputesUnasked(Exchanged):
+@broken(Model, "run", "MEM-01i[recurrent]: bytes on top of its state with recompute")
+def recomputes_unasked(run, self, layer, x, pack):
     """Everything is recomputed whatever the recipe says, and each step takes a third longer."""
-
-    exchange = {"model": _Always}
+    return checkpoint(layer, x, pack, use_reentrant=False)
