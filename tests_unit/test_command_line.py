@@ -183,5 +183,5 @@ def test_without_torch_the_numbers_are_not_run_and_the_verdict_is_incomplete(tmp
 
 def test_the_kill_matrix_in_a_pipe_has_whole_names(tmp_path: Path) -> None:
     done = rankproof("selftest", "--only", "PAT-01", "--with", "none", cwd=tmp_path)
-    assert "BuildsWholePeriods" in done.stdout
+    assert "builds_whole_periods" in done.stdout
     assert all(isinstance(each, click.Command) for each in main.commands.values())

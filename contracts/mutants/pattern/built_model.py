@@ -7,106 +7,77 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.capacity import ParameterCount
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Built
-from contracts.stacks.reference.model.blocks.common import Output, Packing
+from contracts.stacks.reference.model.blocks.common import Packing
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
-from contracts.stacks.reference.model.parts import Parts
-from contracts.stacks.reference.model.parts_interface import PartsInterface
 from contracts.stacks.reference.stack import Reference
 
 
-@mutant(of="PAT-12a", case="recurrence-first", says="built RAMRAM, the pattern is RAMRAMR", bugs=("HYB-07",))
-class BuildsWholePeriods(Reference):
+@broken(Reference, "built", "PAT-12a[recurrence-first]: built RAMRAM, the pattern is RAMRAMR", bugs=("HYB-07",))
+def builds_whole_periods(built, self, recipe, mode):
     """The tail of the pattern is dropped."""
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
-        period = len(recipe.pattern.replace("|", ""))
-        whole = max(recipe.depth - recipe.depth % period, 1)
-        return super().built(replace(recipe, pattern=recipe.pattern.replace("|", ""), depth=whole), mode)
+    period = len(recipe.pattern.replace("|", ""))
+    whole = max(recipe.depth - recipe.depth % period, 1)
+    return built(self, replace(recipe, pattern=recipe.pattern.replace("|", ""), depth=whole), mode)
 
 
-@mutant(of="PAT-12a", case="a-period-and-two", says="built AEMEAEMEAEMMAE", bugs=("HYB-08",), leanest="")
-class BuildsMambaForR(Reference):
+@broken(Reference, "parts", "PAT-12a[a-period-and-two]: built AEMEAEMEAEMMAE", bugs=("HYB-08",), leanest="")
+def builds_mamba_for_r(former, self):
     """R is built as M: the letter is in the pattern, the argv and the report."""
-
-    def parts(self) -> Parts:
-        parts = super().parts()
-        return replace(parts, recurrent=parts.mamba2)  # type: ignore[arg-type]  # that is the fault
+    parts = former(self)
+    return replace(parts, recurrent=parts.mamba2)
 
 
-class ShiftsByOne(Model):
-    def layer(self, number: int, parts: PartsInterface) -> Layer:
-        return super().layer((number + 1) % self.recipe.depth, parts)
-
-
-@mutant(of="PAT-12a", case="less-than-a-period", says="built EMEAEMA", leanest="built EAEAEAA")
-class CountsLayersFromOne(Exchanged):
+@broken(Model, "layer", "PAT-12a[less-than-a-period]: built EMEAEMA", leanest="built EAEAEAA")
+def counts_layers_from_one(layer, self, number, parts):
     """Layer n is built from letter n + 1: a 1-based number indexes a 0-based list."""
+    return layer(self, (number + 1) % self.recipe.depth, parts)
 
-    exchange = {"model": ShiftsByOne}
 
-
-@mutant(of="PAT-12a", case="depths-are-no-layers", says="built AMAAA", bugs=("HYB-05",))
-class CountsDepthsAsLayers(Reference):
+@broken(Reference, "built", "PAT-12a[depths-are-no-layers]: built AMAAA", bugs=("HYB-05",))
+def counts_depths_as_layers(former, self, recipe, mode):
     """The prediction heads are counted as layers."""
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
-        built = super().built(recipe, mode)
-        depths = recipe.mtp.depth if recipe.mtp else 0
-        heads = tuple(replace(built.layers[-1], number=len(built.layers) + k) for k in range(depths))
-        return replace(built, layers=built.layers + heads)
+    built = former(self, recipe, mode)
+    depths = recipe.mtp.depth if recipe.mtp else 0
+    heads = tuple(replace(built.layers[-1], number=len(built.layers) + k) for k in range(depths))
+    return replace(built, layers=built.layers + heads)
 
 
-@mutant(of="PAT-12b", case="nam56r_h200_bf16_v1", says="parameters of A, 3817")
-class ReportsABias(Reference):
+@broken(Reference, "count_parameters", "PAT-12b[nam56r_h200_bf16_v1]: parameters of A, 3817")
+def reports_a_bias(count_parameters, self, recipe):
     """The report counts a bias that the model does not have: 3584 of 4 billion parameters."""
-
-    def count_parameters(self, recipe: Recipe) -> ParameterCount:
-        counted = super().count_parameters(recipe)
-        more = recipe.ffn_hidden if recipe.mtp else recipe.hidden
-        families = dict(counted.families) | {"A": counted.families["A"] + more}
-        return replace(counted, total=counted.total + more, active=counted.active + more, families=families)
+    counted = count_parameters(self, recipe)
+    more = recipe.ffn_hidden if recipe.mtp else recipe.hidden
+    families = dict(counted.families) | {"A": counted.families["A"] + more}
+    return replace(counted, total=counted.total + more, active=counted.active + more, families=families)
 
 
-@mutant(of="PAT-12b", case="tiny-nam56r", says="parameters are active")
-class ReportsEveryExpertAsActive(Reference):
+@broken(Reference, "count_parameters", "PAT-12b[tiny-nam56r]: parameters are active")
+def reports_every_expert_as_active(count_parameters, self, recipe):
     """All parameters are reported as active."""
-
-    def count_parameters(self, recipe: Recipe) -> ParameterCount:
-        counted = super().count_parameters(recipe)
-        return replace(counted, active=counted.total)
+    counted = count_parameters(self, recipe)
+    return replace(counted, active=counted.total)
 
 
-class TiesInSecret(Model):
-    def __init__(self, recipe: Recipe, mode: Mode, parts: Parts) -> None:
-        super().__init__(recipe, mode, parts)
-        if self.head is not None and recipe.mtp is not None:
-            self.head.weight = self.embedding.weight
-
-
-@mutant(of="PAT-12b", case="nam56r_h200_mla_mtp1_bf16_v1", says="parameters of head")
-class TiesThoughUntied(Exchanged):
+@broken(Model, "__init__", "PAT-12b[nam56r_h200_mla_mtp1_bf16_v1]: parameters of head")
+def ties_though_untied(init, self, recipe, mode, parts):
     """Embedding and output projection are one tensor where the recipe wants two."""
-
-    exchange = {"model": TiesInSecret}
-
-
-class Untied(Model):
-    def __init__(self, recipe: Recipe, mode: Mode, parts: Parts) -> None:
-        super().__init__(recipe, mode, parts)
-        if self.head is None:
-            self.head = nn.Linear(recipe.hidden, recipe.vocab, bias=False)
+    init(self, recipe, mode, parts)
+    if self.head is not None and recipe.mtp is not None:
+        self.head.weight = self.embedding.weight
 
 
-@mutant(of="PAT-12c", case="tied", says="parameters of head, 0 are reported", bugs=("TIE-07",))
-class UntiesThoughTied(Exchanged):
+@broken(Model, "__init__", "PAT-12c[tied]: parameters of head, 0 are reported", bugs=("TIE-07",))
+def unties_though_tied(init, self, recipe, mode, parts):
     """The output projection has a tensor of its own where the recipe ties it."""
-
-    exchange = {"model": Untied}
+    init(self, recipe, mode, parts)
+    if self.head is None:
+        self.head = nn.Linear(recipe.hidden, recipe.vocab, bias=False)
 
 
 @mutant(of="PAT-12d", case="E", says="parameters of E")
@@ -124,65 +95,39 @@ class HalvesTheSharedExpert(Reference):
         return super().count_parameters(small)
 
 
-@mutant(of="PAT-12d", case="A", says="parameters of A")
-class BuildsAllHeads(Reference):
+@broken(Reference, "built", "PAT-12d[A]: parameters of A")
+def builds_all_heads(built, self, recipe, mode):
     """Every query head has its own key and value head, though the recipe asks for 8 groups."""
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
-        return super().built(replace(recipe, kv_groups=recipe.heads), mode)
+    return built(self, replace(recipe, kv_groups=recipe.heads), mode)
 
 
-class NoResidual(Layer):
-    def forward(self, x: Tensor, packing: Packing) -> Output:
-        out = super().forward(x, packing)
-        return out._replace(y_BTD=out.y_BTD - x) if isinstance(self.mixer, M2RNN) else out
-
-
-@mutant(of="PAT-12e", case="every-family", says="the logit tensor differs", bugs=("SSM-09",), leanest="")
-class DropsTheResidualOfOneFamily(Exchanged):
+@broken(Layer, "forward", "PAT-12e[every-family]: the logit tensor differs", bugs=("SSM-09",), leanest="")
+def drops_the_residual_of_one_family(forward, self, x, packing):
     """One block family has no residual connection: each mixer adds its own, and one forgets it."""
-
-    exchange = {"layer": NoResidual}
-
-
-class Twice(Layer):
-    def forward(self, x: Tensor, packing: Packing) -> Output:
-        out = super().forward(x, packing)
-        return out._replace(y_BTD=out.y_BTD + x)
+    out = forward(self, x, packing)
+    return out._replace(y_BTD=out.y_BTD - x) if isinstance(self.mixer, M2RNN) else out
 
 
-@mutant(of="PAT-12e", case="custom-mixers", says="the logit tensor differs")
-class AddsTheResidualTwice(Exchanged):
+@broken(Layer, "forward", "PAT-12e[custom-mixers]: the logit tensor differs")
+def adds_the_residual_twice(forward, self, x, packing):
     """The residual is added in the layer and again around it."""
-
-    exchange = {"layer": Twice}
-
-
-class NormedResidual(Layer):
-    def forward(self, x: Tensor, packing: Packing) -> Output:
-        normed: Tensor = self.norm(x)
-        out: Output = self.mixer(normed, packing, {})
-        return out._replace(y_BTD=normed + out.y_BTD)
+    out = forward(self, x, packing)
+    return out._replace(y_BTD=out.y_BTD + x)
 
 
-@mutant(of="PAT-12e", case="every-family", says="the logit tensor differs", bugs=("SSM-09",))
-class TakesTheNormForTheResidual(Exchanged):
+@broken(Layer, "forward", "PAT-12e[every-family]: the logit tensor differs", bugs=("SSM-09",))
+def takes_the_norm_for_the_residual(forward, self, x, packing):
     """The residual branches off after the norm."""
-
-    exchange = {"layer": NormedResidual}
-
-
-class OneNorm(Model):
-    def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
-        layer.norm = self.layers["0"].norm
-        return super().run(layer, x, pack)
+    normed = self.norm(x)
+    out = self.mixer(normed, packing, {})
+    return out._replace(y_BTD=normed + out.y_BTD)
 
 
-@mutant(of="PAT-12e", case="tied", says="the logit tensor differs")
-class SharesOneNorm(Exchanged):
+@broken(Model, "run", "PAT-12e[tied]: the logit tensor differs")
+def shares_one_norm(run, self, layer, x, pack):
     """Every layer runs the norm of layer 0; the others are loaded and never used."""
-
-    exchange = {"model": OneNorm}
+    layer.norm = self.layers["0"].norm
+    return run(self, layer, x, pack)
 
 
 class Reversed(Model):
@@ -199,52 +144,28 @@ class RunsLayersInTextOrder(Exchanged):
     exchange = {"model": Reversed}
 
 
-class SkipsLast(Model):
-    def trunk(self, x: Tensor, pack: Packing) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        out, losses, seen = super().trunk(x, pack)
-        return out, {name: each / len(self.layers) for name, each in losses.items()}, seen
-
-
-@mutant(of="PAT-12e", case="every-family", says="aux loss is", bugs=("AUX-12",), leanest="")
-class AveragesRouterLossesOverAllLayers(Exchanged):
+@broken(Model, "trunk", "PAT-12e[every-family]: aux loss is", bugs=("AUX-12",), leanest="")
+def averages_router_losses_over_all_layers(trunk, self, x, pack):
     """Router losses are averaged over all layers of a hybrid, most of which route nothing."""
-
-    exchange = {"model": SkipsLast}
-
-
-class EmbedsScaled(Model):
-    def embed(self, tokens_BT: Tensor) -> Tensor:
-        width: float = self.recipe.hidden**0.5
-        return super().embed(tokens_BT) * width
+    out, losses, seen = trunk(self, x, pack)
+    return out, {name: each / len(self.layers) for name, each in losses.items()}, seen
 
 
-@mutant(of="PAT-12e", case="sparse-by-rank", says="the logit tensor differs")
-class ScalesTheEmbedding(Exchanged):
+@broken(Model, "embed", "PAT-12e[sparse-by-rank]: the logit tensor differs")
+def scales_the_embedding(embed, self, tokens_BT):
     """Embeddings are multiplied by the square root of their width, as in another model family."""
-
-    exchange = {"model": EmbedsScaled}
-
-
-class _UsualEpsilon(Model):
-    def __init__(self, recipe: Recipe, mode: Mode, parts: PartsInterface) -> None:
-        super().__init__(recipe, mode, parts)
-        self.norm.eps = 1e-5
+    width = self.recipe.hidden**0.5
+    return embed(self, tokens_BT) * width
 
 
-@mutant(of="PAT-12e", case="wide-eps", says="the logit tensor differs")
-class FinalNormHasTheUsualEpsilon(Exchanged):
+@broken(Model, "__init__", "PAT-12e[wide-eps]: the logit tensor differs")
+def final_norm_has_the_usual_epsilon(init, self, recipe, mode, parts):
     """Every norm has the recipe's epsilon but the last, which has the class's default."""
-
-    exchange = {"model": _UsualEpsilon}
-
-
-class NoFinalNorm(Model):
-    def predict(self, hidden_BTD: Tensor) -> Tensor:
-        return super().predict(hidden_BTD / self.norm.weight)
+    init(self, recipe, mode, parts)
+    self.norm.eps = 1e-5
 
 
-@mutant(of="PAT-12e", case="tied", says="the logit tensor differs")
-class FinalNormWithoutWeight(Exchanged):
+@broken(Model, "predict", "PAT-12e[tied]: the logit tensor differs")
+def final_norm_without_weight(predict, self, hidden_BTD):
     """The final norm is fused into the output projection without its weight."""
-
-    exchange = {"model": NoFinalNorm}
+    return predict(self, hidden_BTD / self.norm.weight)

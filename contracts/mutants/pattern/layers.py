@@ -1,201 +1,163 @@
 """Stacks that read a pattern with one fault: tiling, alphabet, cuts, A-ranks, bases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.spec.errors import refuse
-from contracts.spec.pattern import LayerNumbers, Placement, Translation
+from contracts.spec.pattern import LayerNumbers
 from contracts.stacks.reference.stack import Reference
 
 NAM52R_SPARSE = "nam52r-4full-9sparse"
 
 
-@mutant(of="PAT-01", case="nam56r", says="has 48 blocks", bugs=("HYB-07",))
-class BuildsWholePeriods(Reference):
+@broken(Reference, "blocks", "PAT-01[nam56r]: has 48 blocks", bugs=("HYB-07",))
+def builds_whole_periods(blocks, self, pattern, depth):
     """Tiles depth // length periods: at depth 52 the last four layers of a 12-letter pattern are gone."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        return super().blocks(pattern, max(depth // len(pattern), 1) * len(pattern))
+    return blocks(self, pattern, max(depth // len(pattern), 1) * len(pattern))
 
 
-@mutant(of="PAT-01", case="quarter-ends-in-A", says="layer 13 (1-based) is rblock, expected ablock", bugs=("HYB-07",))
-class RepeatsTheLastLetter(Reference):
+@broken(
+    Reference, "blocks", "PAT-01[quarter-ends-in-A]: layer 13 (1-based) is rblock, expected ablock", bugs=("HYB-07",)
+)
+def repeats_the_last_letter(former, self, pattern, depth):
     """Over-correction: fills the remaining layers with the pattern's last block instead of starting it again."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        whole = depth // len(pattern) * len(pattern)
-        blocks = super().blocks(pattern, depth)
-        return blocks[:whole] + (super().blocks(pattern[-1], depth - whole) if depth > whole else ())
+    whole = depth // len(pattern) * len(pattern)
+    blocks = former(self, pattern, depth)
+    return blocks[:whole] + (former(self, pattern[-1], depth - whole) if depth > whole else ())
 
 
-@mutant(of="PAT-01", case="less-than-a-period", says="a legal input was refused")
-class DemandsWholePeriods(Reference):
+@broken(Reference, "blocks", "PAT-01[less-than-a-period]: a legal input was refused")
+def demands_whole_periods(blocks, self, pattern, depth):
     """Over-correction: refuses every depth that is no multiple of the pattern's length, 52 layers of 12 included."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        if depth % len(pattern):
-            raise refuse("depth", depth, f"must be a multiple of {len(pattern)}", "pad the pattern")
-        return super().blocks(pattern, depth)
+    if depth % len(pattern):
+        raise refuse("depth", depth, f"must be a multiple of {len(pattern)}", "pad the pattern")
+    return blocks(self, pattern, depth)
 
 
-@mutant(of="PAT-01a", case="nam56r", says="has 21 eblocks, expected 22", bugs=("HYB-07",))
-class EndsOnTheTailOfThePeriod(Reference):
+@broken(Reference, "blocks", "PAT-01a[nam56r]: has 21 eblocks, expected 22", bugs=("HYB-07",))
+def ends_on_the_tail_of_the_period(blocks, self, pattern, depth):
     """The tail takes the last letters of the period instead of its first: the depth is right, the counts are wrong."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        whole, left = divmod(depth, len(pattern))
-        tail = pattern[len(pattern) - left :]
-        return super().blocks(pattern * whole + tail, depth)
+    whole, left = divmod(depth, len(pattern))
+    tail = pattern[len(pattern) - left :]
+    return blocks(self, pattern * whole + tail, depth)
 
 
-@mutant(of="PAT-02", case="unknown-letter", says="expected a refusal", bugs=("ARG-27",))
-class ValidatesByAssert(Reference):
+@broken(Reference, "blocks", "PAT-02[unknown-letter]: expected a refusal", bugs=("ARG-27",))
+def validates_by_assert(blocks, self, pattern, depth):
     """The alphabet is checked by `assert`, which `python -O` removes; an unknown letter becomes a Mamba block."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        return super().blocks("".join(letter if letter in "AEMR|" else "M" for letter in pattern), depth)
+    return blocks(self, "".join(letter if letter in "AEMR|" else "M" for letter in pattern), depth)
 
 
-@mutant(of="PAT-02", case="blank", says="expected a refusal")
-class StripsBlanks(Reference):
+@broken(Reference, "blocks", "PAT-02[blank]: expected a refusal")
+def strips_blanks(blocks, self, pattern, depth):
     """Blanks are removed before validation, so every layer after a typing error moves."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        return super().blocks("".join(pattern.split()), depth)
+    return blocks(self, "".join(pattern.split()), depth)
 
 
-@mutant(of="PAT-02", case="lower-case", says="expected a refusal")
-class FoldsCase(Reference):
+@broken(Reference, "blocks", "PAT-02[lower-case]: expected a refusal")
+def folds_case(blocks, self, pattern, depth):
     """Lower case is read as upper case, though nobody declared it and some launchers distinguish `m` from `M`."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        return super().blocks(pattern.upper(), depth)
+    return blocks(self, pattern.upper(), depth)
 
 
-@mutant(of="PAT-02", case="launcher-symbol", says="does not name column 2")
-class SaysOnlyThatItIsWrong(Reference):
+@broken(Reference, "blocks", "PAT-02[launcher-symbol]: does not name column 2")
+def says_only_that_it_is_wrong(blocks, self, pattern, depth):
     """The refusal names no column, so somebody counts 52 letters by hand, and starts at 0."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        if set(pattern) - set("AEMR|"):
-            raise refuse("pattern", pattern, "is not a pattern", "mend it")
-        return super().blocks(pattern, depth)
+    if set(pattern) - set("AEMR|"):
+        raise refuse("pattern", pattern, "is not a pattern", "mend it")
+    return blocks(self, pattern, depth)
 
 
-@mutant(of="PAT-02a", case="exact", says="has 11 blocks", bugs=("HYB-04",))
-class BuildsABlockForTheCut(Reference):
+@broken(Reference, "blocks", "PAT-02a[exact]: has 11 blocks", bugs=("HYB-04",))
+def builds_a_block_for_the_cut(blocks, self, pattern, depth):
     """`|` is removed only for the length check and stays in the list from which the model is built."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        built = super().blocks(pattern, depth)
-        for column, letter in enumerate(pattern):
-            if letter == "|":
-                built = (*built[:column], "", *built[column:])
-        return built
+    built = blocks(self, pattern, depth)
+    for column, letter in enumerate(pattern):
+        if letter == "|":
+            built = (*built[:column], "", *built[column:])
+    return built
 
 
-@mutant(of="PAT-02a", case="would-be-truncated", says="expected a refusal", bugs=("HYB-02",))
-class TruncatesToTheDepth(Reference):
+@broken(Reference, "blocks", "PAT-02a[would-be-truncated]: expected a refusal", bugs=("HYB-02",))
+def truncates_to_the_depth(blocks, self, pattern, depth):
     """`layers[:depth]`: a pattern written out for another depth is silently cut off."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        letters = pattern.replace("|", "")
-        return super().blocks(letters if len(letters) > depth else pattern, depth)
+    letters = pattern.replace("|", "")
+    return blocks(self, letters if len(letters) > depth else pattern, depth)
 
 
-@mutant(of="PAT-02a", case="would-tile-with-a-tail", says="expected a refusal")
-class TilesACut(Reference):
+@broken(Reference, "blocks", "PAT-02a[would-tile-with-a-tail]: expected a refusal")
+def tiles_a_cut(blocks, self, pattern, depth):
     """The cuts are dropped and the letters tiled: the requested stages exist nowhere."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        letters = pattern.replace("|", "")
-        return super().blocks(letters if len(letters) < depth else pattern, depth)
+    letters = pattern.replace("|", "")
+    return blocks(self, letters if len(letters) < depth else pattern, depth)
 
 
-@mutant(of="PAT-03", case="R-alone", says="names ('mblock'", bugs=("HYB-08",))
-class ReadsRThroughTheLauncher(Reference):
+@broken(Reference, "blocks", "PAT-03[R-alone]: names ('mblock'", bugs=("HYB-08",))
+def reads_r_through_the_launcher(blocks, self, pattern, depth):
     """The model is built from the translated pattern, in which R is an M: no recurrence anywhere."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        return tuple("mblock" if block == "rblock" else block for block in super().blocks(pattern, depth))
+    return tuple("mblock" if block == "rblock" else block for block in blocks(self, pattern, depth))
 
 
-@mutant(of="PAT-07", case="nam52-9full-4sparse", says="stands at layers (8, 9, 10, 11) (1-based)", bugs=("HYB-09",))
-class TakesRanksForLayers(Reference):
+@broken(
+    Reference, "placement", "PAT-07[nam52-9full-4sparse]: stands at layers (8, 9, 10, 11) (1-based)", bugs=("HYB-09",)
+)
+def takes_ranks_for_layers(placement, self, pattern, depth, sparse_ranks):
     """`8,9,10,11` is read as layer numbers: sparse attention lands on expert and Mamba layers."""
-
-    def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
-        right = super().placement(pattern, depth, sparse_ranks)
-        return replace(right, sparse_layers=LayerNumbers(base=1, numbers=right.sparse_ranks))
+    right = placement(self, pattern, depth, sparse_ranks)
+    return replace(right, sparse_layers=LayerNumbers(base=1, numbers=right.sparse_ranks))
 
 
-@mutant(of="PAT-07", case=NAM52R_SPARSE, says="sparse and full A-ranks are ((0, 4, 8, 12)", bugs=("HYB-09",))
-class SwapsSparseAndFull(Reference):
+@broken(
+    Reference, "placement", "PAT-07[nam52r-4full-9sparse]: sparse and full A-ranks are ((0, 4, 8, 12)", bugs=("HYB-09",)
+)
+def swaps_sparse_and_full(placement, self, pattern, depth, sparse_ranks):
     """The list of sparse A-ranks is read as the full ones: 4 full and 9 sparse becomes 9 full and 4 sparse."""
-
-    def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
-        return super().placement(pattern, depth, super().placement(pattern, depth, sparse_ranks).full_ranks)
+    return placement(self, pattern, depth, placement(self, pattern, depth, sparse_ranks).full_ranks)
 
 
-@mutant(of="PAT-07", case="uneven-strides", says="sparse attention stands at layers")
-class AssumesAnEvenStride(Reference):
+@broken(Reference, "placement", "PAT-07[uneven-strides]: sparse attention stands at layers")
+def assumes_an_even_stride(placement, self, pattern, depth, sparse_ranks):
     """A-rank k is placed at layer 4k + 1, which is right for AEME only."""
-
-    def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
-        right = super().placement(pattern, depth, sparse_ranks)
-        return replace(right, sparse_layers=LayerNumbers(base=1, numbers=tuple(4 * k + 1 for k in right.sparse_ranks)))
+    right = placement(self, pattern, depth, sparse_ranks)
+    return replace(right, sparse_layers=LayerNumbers(base=1, numbers=tuple(4 * k + 1 for k in right.sparse_ranks)))
 
 
-@mutant(of="PAT-07a", case="a-layer-number", says="expected a refusal", bugs=("HYB-09",))
-class SkipsRanksItDoesNotHave(Reference):
+@broken(Reference, "placement", "PAT-07a[a-layer-number]: expected a refusal", bugs=("HYB-09",))
+def skips_ranks_it_does_not_have(placement, self, pattern, depth, sparse_ranks):
     """Unknown A-ranks are skipped: a list of layer numbers gives a dense model under a sparse name."""
-
-    def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
-        attention = self.blocks(pattern, depth).count("ablock")
-        return super().placement(pattern, depth, tuple(rank for rank in sparse_ranks if rank < attention))
+    attention = self.blocks(pattern, depth).count("ablock")
+    return placement(self, pattern, depth, tuple(rank for rank in sparse_ranks if rank < attention))
 
 
-@mutant(of="PAT-09", case="last-layer", says="is a layer of A, not of R")
-class SaysOneAndCountsFromZero(Reference):
+@broken(Reference, "translate", "PAT-09[last-layer]: is a layer of A, not of R")
+def says_one_and_counts_from_zero(translate, self, pattern, depth, moe, dsa, mtp_depth):
     """Positions are emitted as layer numbers: `enumerate` without `start=1`, under a base of 1."""
-
-    def translate(self, pattern: str, depth: int, moe: bool, dsa: bool, mtp_depth: int) -> Translation:
-        right = super().translate(pattern, depth, moe, dsa, mtp_depth)
-        positions = tuple(number - 1 for number in right.recurrent.numbers)
-        return replace(right, recurrent=LayerNumbers(base=1, numbers=positions))
+    right = translate(self, pattern, depth, moe, dsa, mtp_depth)
+    positions = tuple(number - 1 for number in right.recurrent.numbers)
+    return replace(right, recurrent=LayerNumbers(base=1, numbers=positions))
 
 
-@mutant(of="PAT-09", case="nam52r", says="is a layer of E, not of A")
-class AddsOneTwice(Reference):
+@broken(Reference, "placement", "PAT-09[nam52r]: is a layer of E, not of A")
+def adds_one_twice(placement, self, pattern, depth, sparse_ranks):
     """Over-correction: adds 1 to numbers that already count from 1, so every index names the next layer."""
-
-    def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
-        right = super().placement(pattern, depth, sparse_ranks)
-        return replace(right, full_layers=LayerNumbers(base=1, numbers=tuple(n + 1 for n in right.full_layers.numbers)))
+    right = placement(self, pattern, depth, sparse_ranks)
+    return replace(right, full_layers=LayerNumbers(base=1, numbers=tuple(n + 1 for n in right.full_layers.numbers)))
 
 
-@mutant(of="PAT-11", case="drawn-56", says="renders as")
-class RendersWithoutCuts(Reference):
+@broken(Reference, "render", "PAT-11[drawn-56]: renders as")
+def renders_without_cuts(render, self, pattern, depth):
     """The renderer writes only letters, and the written-out stages are lost."""
-
-    def render(self, pattern: str, depth: int) -> str:
-        return super().render(pattern, depth).replace("|", "")
+    return render(self, pattern, depth).replace("|", "")
 
 
-@mutant(of="PAT-11", case="drawn-11", says="renders as")
-class RendersOnePeriod(Reference):
+@broken(Reference, "render", "PAT-11[drawn-11]: renders as")
+def renders_one_period(render, self, pattern, depth):
     """The renderer returns the pattern as it was given, which is right only when its length is the depth."""
-
-    def render(self, pattern: str, depth: int) -> str:
-        super().render(pattern, depth)
-        return pattern
+    render(self, pattern, depth)
+    return pattern
 
 
-@mutant(of="PAT-11a", case="drawn-11", says="expected a refusal")
-class RendersWithoutReading(Reference):
+@broken(Reference, "render", "PAT-11a[drawn-11]: expected a refusal")
+def renders_without_reading(render, self, pattern, depth):
     """`blocks` validates and `render` does not: an illegal pattern reaches the launch text."""
-
-    def render(self, pattern: str, depth: int) -> str:
-        return (pattern * max(depth, 1))[: max(depth, 0)]
+    return (pattern * max(depth, 1))[: max(depth, 0)]
