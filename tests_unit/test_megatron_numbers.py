@@ -5,6 +5,7 @@ Both run in the interpreter that has it, each in a process of its own.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,3 +165,29 @@ def test_an_untried_version_answers_what_the_adapter_finds_in_it_and_falls_back_
     assert "weights of a block" in done.stdout, done.stdout + done.stderr
     assert f"adapter megatron {NEW} was never tried, 0.0.1 were" in done.stdout, done.stdout + done.stderr
     assert "MambaMixerSubmodules" in done.stdout, done.stdout
+
+
+FORK = """
+from contracts.spec.errors import Unreachable
+from contracts.spec.topology import Degrees
+from contracts.stacks.megatron import Megatron
+stack = Megatron()
+print(*(each.path for each in stack.answering), len({each.code for each in stack.answering}), stack.version)
+try:
+    stack.topology(Degrees(tp=2), 4, "borrowed")
+except Unreachable as error:
+    print(error)
+"""
+
+
+def test_a_fork_on_the_path_answers_for_topology_too(tmp_path: Path) -> None:
+    """A fork that raises at import: of the installed release nothing is asked."""
+    core = Path(run(python(NEW), "-c", "import megatron.core; print(megatron.core.__path__[0])").stdout.strip())
+    fork = tmp_path / "megatron/core"
+    shutil.copytree(core, fork, ignore=shutil.ignore_patterns("__pycache__"))
+    with (fork / "__init__.py").open("a", encoding="utf-8") as file:
+        file.write("raise RuntimeError('the fork was imported')\n")
+    done = run("env", f"PYTHONPATH={tmp_path}", python(NEW), "-W", "ignore", "-c", FORK)
+    who, *words = done.stdout.splitlines()
+    assert who.startswith(f"{fork} {fork} 1 {NEW}+files."), done.stdout + done.stderr
+    assert "RuntimeError: the fork was imported" in "".join(words), done.stdout + done.stderr

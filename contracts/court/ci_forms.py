@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from contracts.contract import LAW
 from contracts.court.causes import Cause, causes
 from contracts.court.plain_text import annotation, annotation_property, cut
-from contracts.court.telling import counted, details, headline, items, place
+from contracts.court.telling import counted, details, headline, items, judged_code, place
 from contracts.spec.records import Outcome, Result, Run, Verdict
 
 _LEVELS: Mapping[Outcome, str] = {"violated": "error", "broken": "error", "not run": "warning", "untested": "warning",
@@ -31,6 +31,7 @@ def junit(run: Run, verdict: Verdict) -> str:
     suite = element(suites, "testsuite", name=f"rankproof {verdict.subject} {verdict.profile}")
     properties = element(suite, "properties")
     said = {"verdict": verdict.word, "exit_code": str(verdict.exit_code), "self-test given": run.header.proof}
+    said |= {f"judged {number}": each for number, each in enumerate(judged_code(run), start=1)}
     for name, value in said.items():
         if value:
             element(properties, "property", name=name, value=value)

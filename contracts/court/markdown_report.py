@@ -11,7 +11,17 @@ from collections import Counter
 from contracts.court.baseline import change
 from contracts.court.causes import DETAILED, HEADINGS, Cause, by_outcome, causes
 from contracts.court.plain_text import cut, markdown
-from contracts.court.telling import counted, details, families, family_of, headline, items, kill_line, law_lines
+from contracts.court.telling import (
+    counted,
+    details,
+    families,
+    family_of,
+    headline,
+    items,
+    judged_code,
+    kill_line,
+    law_lines,
+)
 from contracts.spec.records import OUTCOMES, Run, Verdict
 
 LIMIT = 900 * 1024
@@ -41,6 +51,7 @@ def _blocks(run: Run, verdict: Verdict) -> list[str]:
     if declared:
         rows = [f"| {markdown(name)} | {markdown(choice)} |" for name, choice in declared.items()]
         blocks += ["", "### Conventions that it declares", "", "| convention | choice |", "|---|---|", *rows]
+    blocks += [line for each in judged_code(run) for line in ("", f"Judged: {markdown(each)}")]
     if run.header.proof:
         blocks += ["", f"Self-test given: {markdown(run.header.proof)}"]
     if (compared := change(run, verdict)) is not None:

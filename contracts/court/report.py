@@ -27,6 +27,7 @@ from contracts.court.telling import (
     families,
     headline,
     items,
+    judged_code,
     kill_line,
     law_lines,
     rerun,
@@ -89,6 +90,7 @@ def _terminal(run: Run, verdict: Verdict, verbose: bool, width: int) -> str:
             lines += _wrapped(f"  {word:<7} {named}", width, hang=8)
     if run.kills:
         lines.append(kill_line(run))
+    lines += [line for each in judged_code(run) for line in _wrapped(f"Judged: {each}", width, None if verbose else 2)]
     if run.header.subject.conventions:
         told = ", ".join(f"{name} {choice}" for name, choice in run.header.subject.conventions.items())
         lines += _wrapped(f"Conventions that it declares: {told}", width)
@@ -200,6 +202,7 @@ def _json(run: Run, verdict: Verdict) -> str:
         id: {"statement": each.promise, "source": sources.explained(each.source)} for id, each in stated.items()
     }
     body |= {"outside": list(run.plan.outside), "proof": run.header.proof, "law": run.plan.law}
+    body["answering"] = [codec.encode(each) for each in run.header.subject.answering]
     body["conventions"] = dict(run.header.subject.conventions)
     body |= {"gone": list(run.plan.gone), "reworded": list(run.plan.reworded)} if run.plan.law else {}
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"

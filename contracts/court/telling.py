@@ -31,6 +31,20 @@ def headline(verdict: Verdict) -> str:
     return f"{told}; {number} unfit: {', '.join(verdict.unfit)}"
 
 
+def judged_code(run: Run) -> list[str]:
+    """What was judged, a line for each process that answered: where its code lies, of which commit, and what ran it."""
+    found = []
+    for each in run.header.subject.answering:
+        changed = ", with changes" if each.dirty else ""
+        commit = f"commit {each.commit[:12]}{changed}" if each.commit else "of no checkout"
+        torch = f"torch {each.torch}, " if each.torch else ""
+        found.append(
+            f"{each.module} {each.version}, {commit}, files {each.digest[:12]}, {each.path}; "
+            f"{torch}Python {each.python} ({each.process})"
+        )
+    return found
+
+
 def rerun(run: Run, result: Result) -> str:
     """The command that judges one item again, as it was judged; with whom it lacked, where nobody answered."""
     words = rerun_words(run)

@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from contracts.court.deviations import covers, forgives, unused
 from contracts.court.fitness import MISSED
 from contracts.spec.ladder import RUNGS
+from contracts.spec.party import public
 from contracts.spec.records import (
     OUTCOMES,
     Baseline,
@@ -27,6 +28,7 @@ from contracts.spec.records import (
     Plan,
     Result,
     Run,
+    Subject,
     Verdict,
     Violation,
     Word,
@@ -60,13 +62,20 @@ def verdict(run: Run, today: datetime.date) -> Verdict:
     return Verdict(
         word=_word(results, faults),
         profile=run.header.profile,
-        subject=f"{run.header.subject.name} {run.header.subject.version}",
+        subject=told(run.header.subject),
         results=tuple(results),
         faults=tuple(faults),
         counts={outcome: counts[outcome] for outcome in OUTCOMES},
         unfit=tuple(unfit),
         added=added,
     )
+
+
+def told(subject: Subject) -> str:
+    """A stack with its version and, where that does not name it, the commit of its code."""
+    commits = {each.commit[:9] + ("+dirty" if each.dirty else "") for each in subject.answering if each.commit}
+    unnamed = [each for each in sorted(commits) if each[:9] not in subject.version]
+    return f"{subject.name} {subject.version}" + (f" at {', '.join(unnamed)}" if unnamed else "")
 
 
 def expired(deviation: Deviation, today: datetime.date) -> bool:
@@ -81,7 +90,8 @@ def in_force(deviations: Iterable[Deviation], header: Header, today: datetime.da
 
 def _elsewhere(deviation: Deviation, header: Header) -> bool:
     """Whether a deviation is about another device than that of the run, or about other versions of the stack."""
-    if deviation.versions and not any(fnmatchcase(header.subject.version, each) for each in deviation.versions):
+    named = {header.subject.version, public(header.subject.version)}  # of a checkout, the commit may be left out
+    if deviation.versions and not any(fnmatchcase(name, each) for name in named for each in deviation.versions):
         return True
     return bool(deviation.device and header.device) and deviation.device != header.device
 

@@ -28,7 +28,7 @@ from contracts.court.verdict import declared, in_force, not_judged, verdict
 from contracts.harness import parties, power, selftest
 from contracts.instruments import accelerator
 from contracts.instruments.ranks import here
-from contracts.spec import interpreter
+from contracts.spec import codec, interpreter
 from contracts.spec.records import (
     SCHEMA,
     Baseline,
@@ -122,6 +122,8 @@ class Gate:
         unfit."""
         if item.id in self.unfit:
             return not_judged(item, self.unfit[item.id])
+        if self.apart and not LAW.contracts[item.id].of_the_court:
+            return Result(id=item.id, case=item.case, outcome="not run", words=self.apart)
         if str(item) in self._declined:
             lack = self._declined[str(item)]
             words = f"{self.subject.name}: {lack.why}"
@@ -199,6 +201,16 @@ class Gate:
     def _numbers(self) -> bool:
         """Whether numbers are compared, and can be."""
         return of_numbers(self.plan) and importlib.util.find_spec("torch") is not None
+
+    @functools.cached_property
+    def apart(self) -> str:
+        """How two processes differ that answer under one name; empty where all have the same code."""
+        return parties.apart((self.header.subject, *self.header.assistants))
+
+    @functools.cached_property
+    def code(self) -> str:
+        """The code that answers in this process; ranks and workers that share a plan must have the same."""
+        return codec.dumps(sorted({each.code for each in self.header.subject.answering}))
 
     @functools.cached_property
     def known(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ import importlib
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from contracts.spec.codec import conforms
 from contracts.spec.conventions import declared_by
 from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
 from contracts.spec.party import abilities_of
-from contracts.spec.records import Subject
+from contracts.spec.records import Answering, Subject
 from contracts.spec.stack import Party, questions
 from contracts.spec.topology import Layout
+from contracts.stacks.kit.answering import answering_of
 
 
 def _reference() -> Party:
@@ -150,6 +151,28 @@ def subject_of(party: Party, origin: str) -> Subject:
         abilities=abilities_of(party),
         conventions=declared_by(party),
         places=places(party),
+        answering=answering_of(party),
+    )
+
+
+def apart(subjects: Iterable[Subject]) -> str:
+    """How the code of two processes differs that answer under one name and version, in words."""
+    found: dict[tuple[str, str], Answering] = {}
+    for subject in subjects:
+        for each in subject.answering:
+            other = found.setdefault((f"{subject.name} {subject.version}", each.module), each)
+            if other.code != each.code:
+                return (
+                    f"two answer as {subject.name} {subject.version}: the {other.process} has {_code(other)}, "
+                    f"the {each.process} has {_code(each)}; give both the same, by --at PATH"
+                )
+    return ""
+
+
+def _code(each: Answering) -> str:
+    at = f", commit {each.commit[:9]}" if each.commit else ""
+    return (
+        f"{each.module} {each.version} of {each.path} (files {each.digest[:12]}{at}, torch {each.torch}, {each.python})"
     )
 
 

@@ -33,7 +33,7 @@ from contracts.harness import kill_matrix, law_release, parties, touched
 from contracts.harness import pytest_options as options
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.gate import Gate
-from contracts.harness.ranks.rank_environment import several
+from contracts.harness.ranks.rank_environment import EQUAL, several
 from contracts.instruments.ranks import here
 from contracts.spec import codec, interpreter
 from contracts.spec.errors import Refused, Unreachable, refuse
@@ -47,6 +47,7 @@ pytest_plugins = ["contracts.harness.ranks.plugin"] if several(os.environ) else 
 GATE = pytest.StashKey[Gate]()
 VERDICT = pytest.StashKey[Verdict]()
 PROPERTY = "rankproof.result"
+CODE = "rankproof.code"
 _OF_RANKS = "ranks.verdict"  # the ranks plugin's account of a test that did not pass on all ranks
 
 NEEDS = {
@@ -169,7 +170,7 @@ class Promise:
         """Judge it. The test's report carries the result, and pytest's outcome follows from it."""
         result = self._gate.judge(self._item)
         if self._node is not None:  # a test of the session's plan, and not one of a project's own
-            self._node.user_properties.append((PROPERTY, codec.dumps(result)))
+            self._node.user_properties += [(PROPERTY, codec.dumps(result)), (CODE, self._gate.code)]
         told = report.details(self._gate.run(), result)
         words = "\n".join(f"{label:>12}  " + text.replace("\n", f"\n{'':14}") for label, text in told)
         if result.outcome == "violated":
@@ -201,7 +202,16 @@ class _Collector:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         found = result_of(report, self._items.get(report.nodeid))
         if found is not None:
-            self._gate.add(found)
+            codes = {str(value) for name, value in report.user_properties if name == CODE}
+            self._gate.add(_of_one_code(found, codes, self._gate.code))
+
+
+def _of_one_code(result: Result, codes: set[str], own: str) -> Result:
+    """A result, unless a process that shares the plan judged it by other code of the stack."""
+    if codes <= {own}:
+        return result
+    words = f"a process that shares the plan judged other code of the stack: {', '.join(sorted(codes))}, here {own}"
+    return Result(id=result.id, case=result.case, outcome="not run", words=words)
 
 
 def result_of(report: pytest.TestReport, item: Item | None) -> Result | None:
@@ -322,6 +332,8 @@ def _gate(config: pytest.Config) -> Gate:
     except (Refused, Unreachable) as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[GATE] = gate
+    equal: dict[str, object] = {"code of the stack": gate.code}
+    config.stash[EQUAL] = equal
     return gate
 
 

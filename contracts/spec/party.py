@@ -36,6 +36,11 @@ class Party(Protocol):
     labels: Mapping[str, str]
 
 
+def public(version: str) -> str:
+    """A version without what names a commit: what a release, and a deviation of it, is called by."""
+    return version.partition("+")[0]
+
+
 def abilities_of(party: object) -> Abilities | None:
     """What a party declares that it can build; None when it declares nothing."""
     declared = getattr(party, "abilities", None)

@@ -134,6 +134,35 @@ class Deviation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answering:
+    """The code that one process has under the name of a stack, and what runs it.
+
+    Args:
+        process: which one it is: the one that judges, a worker, a command.
+        version: of the code that is imported, which need not be the installed distribution's.
+        digest: the SHA-256 of its files.
+        commit: of the checkout that it lies in, and `dirty` whether anything there is changed; empty outside one.
+        torch: the version of torch beside it; empty without one.
+        python: the interpreter, version and path.
+    """
+
+    process: str
+    module: str
+    path: str
+    version: str
+    digest: str
+    commit: str = ""
+    dirty: bool = False
+    torch: str = ""
+    python: str
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """What must be the same in every process that answers under one name."""
+        return (self.module, self.version, self.digest, self.torch, self.python.partition(" ")[0])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Subject:
     """The stack under test (or an assistant) as it introduced itself, and from where it was loaded."""
 
@@ -147,6 +176,8 @@ class Subject:
     conventions: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
     """Question → `file:line` of the code that answers it, where that is Python; relative to the working directory."""
+    answering: tuple[Answering, ...] = ()
+    """What each process that answers has under the stack's name; empty where it is no Python that could be found."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from contracts.spec.abilities import Abilities
 from contracts.spec.conventions import declared_by
 from contracts.spec.errors import MOST_REFUSALS, NotOffered, Refusal, Refused, Unreachable, shown
 from contracts.spec.lacks import LACKS, Lack
+from contracts.spec.records import Answering
 from contracts.spec.stack import Question, questions
 from contracts.spec.topology import Layout
 from contracts.stacks.line_process import Failed, Running
@@ -58,6 +59,7 @@ class Launched:
     labels: Mapping[str, str]
     abilities: Abilities | None
     conventions: Mapping[str, str]
+    answering: tuple[Answering, ...]
 
     def __init__(
         self,
@@ -121,6 +123,7 @@ class Launched:
         except Refused as refused:
             self._fail(f"declares what is no convention: {_first(refused)}")
         self.offers, self.layouts, self.labels = said.offers, said.layouts, dict(said.labels)
+        self.answering = said.answering
         if self._persistent and not said.persistent:
             self._fail("was said to persist, but does not claim it")
         self._persistent = said.persistent

@@ -20,6 +20,7 @@ from contracts.spec import codec
 from contracts.spec.abilities import Abilities
 from contracts.spec.errors import Refusal
 from contracts.spec.lacks import LACKS
+from contracts.spec.records import Answering
 from contracts.spec.stack import questions
 from contracts.spec.topology import Layout
 
@@ -38,6 +39,7 @@ class Introduction:
         labels: question → how its answers come about, where that is not simply the code under test.
         abilities: what it can build; None when it declares nothing.
         conventions: its choices where correct stacks differ; the first one where it names none.
+        answering: the code that answers, and what runs it.
         persistent: one process reads questions line by line until its input ends; otherwise each question has its own.
     """
 
@@ -48,6 +50,7 @@ class Introduction:
     labels: Mapping[str, str] = field(default_factory=dict)
     abilities: Abilities | None = None
     conventions: Mapping[str, str] = field(default_factory=dict)
+    answering: tuple[Answering, ...] = ()
     persistent: bool = False
 
 

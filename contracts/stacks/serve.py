@@ -20,6 +20,7 @@ from contracts.spec.errors import NotOffered, Refused, shown
 from contracts.spec.party import abilities_of
 from contracts.spec.records import USAGE_ERROR
 from contracts.spec.stack import Party, questions
+from contracts.stacks.kit.answering import answering_of
 from contracts.stacks.protocol import HELLO, PROTOCOL, Introduction
 
 USAGE = "usage: python -m contracts.stacks.serve package.module:Name"
@@ -93,6 +94,7 @@ def introduce(party: Party) -> Introduction:
         labels=dict(party.labels),
         abilities=abilities_of(party),
         conventions=declared_by(party),
+        answering=answering_of(party, "command"),
         persistent=True,
     )
 

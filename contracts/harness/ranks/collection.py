@@ -20,6 +20,7 @@ from contracts.harness.ranks import console, plugin_compatibility, recovery, rep
 from contracts.harness.ranks.agreement import differences
 from contracts.harness.ranks.journal import Journal, Past, read_journal
 from contracts.harness.ranks.merge import VERDICT
+from contracts.harness.ranks.rank_environment import EQUAL
 from contracts.harness.ranks.session import Session, wanted, world_of
 
 ENVIRONMENT = ("NCCL_", "TORCH_", "PYTORCH_", "CUBLAS_", "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS")
@@ -75,12 +76,14 @@ class Collection:
             for name, value in os.environ.items()
             if name.startswith(ENVIRONMENT) and not name.endswith("_IFNAME")
         }
+        equal = self.config.stash.get(EQUAL, {})
         return {
             "tests": len(ids),
             "tests' ids": hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16],
             **{f"collection of {nodeid}": text for nodeid, text in self._faults.items()},
             "python": platform.python_version(),
             **{package: _version(package) for package in VERSIONS},
+            **equal,
             "arguments": [arg for arg in self.config.invocation_params.args if isinstance(arg, str)],
             **chosen,
         }

@@ -9,6 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+EQUAL = pytest.StashKey[dict[str, object]]()
+"""What else must be the same on every rank before the first test, by its name: other plugins put it in the stash."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.metadata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,9 @@ from typing import Any, ClassVar
 
 from contracts.spec.abilities import Abilities
 from contracts.spec.errors import NotOffered, Refused, Unreachable
+from contracts.spec.records import Answering
 from contracts.spec.topology import Layout
+from contracts.stacks.kit.answering import JUDGE, answering, version_of
 
 _SUITE = str(Path(__file__).parents[2])
 _IMPORTS = ("<frozen importlib", str(importlib.__file__))
@@ -30,16 +31,8 @@ class Misfit(LookupError):
 _MISFITS = (AttributeError, ImportError, KeyError, Misfit, NameError, TypeError)
 
 
-def installed(package: str) -> str | None:
-    """The version of a distribution in this interpreter."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def present(package: str, wanted: str | None, newest: str, command: str) -> str:
-    """The installed version of a distribution, which is the wanted one if one is.
+    """The version of a package that this interpreter imports, which is the wanted one if one is.
 
     Args:
         command: what makes an environment, with `{}` where the version stands.
@@ -47,7 +40,7 @@ def present(package: str, wanted: str | None, newest: str, command: str) -> str:
     Raises:
         Unreachable: when there is none or another in this interpreter, with the command.
     """
-    found = installed(package)
+    found = version_of(package, package)
     if found is not None and wanted in (None, found):
         return found
     here, other = f"{package} {found}" if found else f"no {package}", wanted or newest
@@ -101,6 +94,11 @@ class Package:
         self.abilities = self.can if self.version in self.tried else None
         if self.can is not None and not known:
             self.abilities = replace(self.can, claims=False)
+
+    @functools.cached_property
+    def answering(self) -> tuple[Answering, ...]:
+        """The package that this process imports."""
+        return answering(self.name, self.version, JUDGE)
 
     def module_of(self, question: str) -> str:
         """The module whose function answers a question on this version."""

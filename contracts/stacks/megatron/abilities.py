@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts.spec.abilities import Abilities
+from contracts.spec.party import public
 from contracts.stacks.kit.declining import lacks, without
 
 NO_EVEN_ROUTER = "a dry run has no even router: its forced balance draws experts at random"
@@ -86,7 +87,7 @@ OF_AN_OPTIMIZER = frozenset({"built", "initial", "train", "messages", "rehearse"
 
 def of_version(version: str, *, distributed_optimizer: bool = False) -> Abilities:
     """What is asked of a version; of an untried one what is asked of the newest."""
-    found = ABILITIES
+    found, version = ABILITIES, public(version)
     if version in ("0.16.1", "0.17.1"):
         lacking = [lacks(feature, "adapter", FROM_18) for feature in sorted(_LATER)]
         lacking.append(lacks("mamba mla", "stack", BEFORE_18))

@@ -23,11 +23,12 @@ from typing import Any
 from contracts.spec.abilities import Abilities
 from contracts.spec.errors import NotOffered, Unreachable
 from contracts.spec.stack import questions
+from contracts.stacks.kit.answering import JUDGE, answering, version_of
 from contracts.stacks.kit.versions import FallingBack, labels
-from contracts.stacks.kit.versions import installed as present
 from contracts.stacks.launched import Launched
 from contracts.stacks.megatron.abilities import CONVENTIONS, ELSEWHERE, OF_AN_OPTIMIZER, VERSIONS, of_version
 
+MODULE = "megatron.core"
 TIMEOUT_S = 120.0  # the first question imports Megatron, and a world of 65 536 ranks takes half a minute
 
 # The environment's own packages come first and this suite last, so the suite cannot replace any of them.
@@ -74,13 +75,14 @@ class Megatron:
         if chosen not in found:
             other = "" if chosen in VERSIONS else f" MEGATRON={chosen}"
             raise Unreachable(f"Megatron-Core {chosen} is not installed: make it with `make megatron{other}`")
-        self._worker = _worker(found[chosen])
+        self._worker = _worker(found[chosen], chosen == own)
         if self._worker.version != chosen:
             raise Unreachable(f"{found[chosen]} has Megatron-Core {self._worker.version}, not {chosen}")
         self._python = found[chosen]
         self.name, self.version = self._worker.name, self._worker.version
         self.offers, self.layouts, self.labels = self._worker.offers, self._worker.layouts, self._worker.labels
         self.repeats = self.offers  # each answer comes from a fork of one process, which no question changes
+        self.answering = self._worker.answering
         self._numbers: Any = None
         self.abilities: Abilities | None = None
         if chosen == own:
@@ -88,6 +90,7 @@ class Megatron:
             answers = module.NumericAnswers(distributed_optimizer=distributed_optimizer)
             versions = VERSIONS[-1:] if distributed_optimizer else VERSIONS
             tried = self.version in versions
+            self.answering += answering(MODULE, own, JUDGE)
             self._numbers = answers if tried else FallingBack(answers, f"megatron {self.version}", versions)
             self.offers |= answers.offers
             can = of_version(self.version, distributed_optimizer=distributed_optimizer)
@@ -112,10 +115,10 @@ class Megatron:
 
     def flags(self) -> list[dict[str, Any]]:
         """Every flag of the live argument parser: names, dest, type, default, choices, nargs."""
-        command = [*_command(self._python), "flags"]
+        command, own = [*_command(self._python), "flags"], self._python == Path(sys.executable)
         try:
             done = subprocess.run(
-                command, env=environment(), capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+                command, env=environment(own=own), capture_output=True, text=True, check=True, timeout=TIMEOUT_S
             )
         except subprocess.CalledProcessError as error:
             raise Unreachable(f"megatron {self.version} has no argument parser: {error.stderr[-600:]}") from None
@@ -124,8 +127,8 @@ class Megatron:
 
 
 def of_this_interpreter() -> str:
-    """The version of Megatron-Core in this interpreter; empty if there is none."""
-    return present("megatron-core") or ""
+    """The version of Megatron-Core that this interpreter imports; empty if there is none."""
+    return version_of("megatron-core", MODULE) or ""
 
 
 def installed() -> dict[str, Path]:
@@ -152,12 +155,19 @@ def _command(python: Path) -> tuple[str, ...]:
     return (str(python), "-P", "-s", "-W", "ignore", "-c", _BOOTSTRAP, str(_SUITE))
 
 
-def environment() -> dict[str, str]:
-    """The environment of a worker, without variables that affect Python, torch or Megatron: only a launch sets them."""
+def environment(*, own: bool = False) -> dict[str, str]:
+    """The environment of a worker, without variables that affect Python, torch or Megatron: only a launch sets them.
+
+    Args:
+        own: whether it is this interpreter's. Then it imports from where this process does, so that one Megatron
+            answers everything.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_CLEARED)}
+    if own and "PYTHONPATH" in os.environ:
+        kept["PYTHONPATH"] = os.environ["PYTHONPATH"]
     return kept | {"PYTHONHASHSEED": "0"}  # Megatron prints sets in its errors
 
 
 @functools.cache
-def _worker(python: Path) -> Launched:
-    return Launched(_command(python), env=environment(), inherit=False, persistent=True, timeout_s=TIMEOUT_S)
+def _worker(python: Path, own: bool) -> Launched:
+    return Launched(_command(python), env=environment(own=own), inherit=False, persistent=True, timeout_s=TIMEOUT_S)

@@ -7,14 +7,11 @@ no globals for the next. `labels` says what was replaced to run on a CPU.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import importlib.util
 import json
 import os
 import sys
 import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TextIO
 
 from contracts.spec.errors import NotOffered, refuse
@@ -22,6 +19,7 @@ from contracts.spec.launch import Reading
 from contracts.spec.pattern import HybridPattern
 from contracts.spec.topology import Degrees, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.stacks.forked_call import ForkDied, in_a_fork
+from contracts.stacks.kit.answering import answering, located, version_of
 from contracts.stacks.kit.versions import FallingBack, labels
 from contracts.stacks.megatron import arguments, topology
 from contracts.stacks.megatron.abilities import VERSIONS
@@ -47,11 +45,11 @@ class Worker:
     layouts: frozenset[Layout] = frozenset({"borrowed"})
 
     def __init__(self) -> None:
-        self.version = importlib.metadata.version("megatron-core")
-        package = importlib.util.find_spec("megatron.core")
-        if package is None or not package.submodule_search_locations:
-            raise ImportError("megatron.core is not where its distribution says")
-        self._root = Path(next(iter(package.submodule_search_locations))).parent
+        package, version = located("megatron.core"), version_of("megatron-core", "megatron.core")
+        if package is None or version is None or not package.is_dir():
+            raise ImportError("there is no megatron.core here")
+        self._root, self.version = package.parent, version
+        self.answering = answering("megatron.core", version, "worker of launches and topology")
         self.offers = frozenset(name for name, modules in NEEDS.items() if all(map(self._ships, modules)))
         self._overridden = not hasattr(typing, "override")
         said = {name: self._label(name) for name in sorted(self.offers)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts.spec.abilities import Abilities
+from contracts.spec.party import public
 from contracts.stacks.kit.declining import lacks, without
 
 VERSIONS = ("5.23.0", "5.10.4", "4.57.6")
@@ -94,7 +95,7 @@ NO_MESHES = "up to 5.10 its one mesh is of tensor parallel ranks, made while a m
 
 def of_version(version: str) -> Abilities:
     """What is asked of a tried version."""
-    lacking = []
+    lacking, version = [], public(version)
     if version in OLDER:
         lacking += [lacks(feature, "device", UNCUT) for feature in ("fsdp", "replicas", "ep", "etp")]
         lacking.append(without("live_mesh", "stack", NO_MESHES))

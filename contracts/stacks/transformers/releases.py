@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from contracts.stacks.kit.answering import version_of
 
 
 @functools.cache
@@ -20,8 +21,8 @@ def found(module: str, name: str) -> Any:
 
 
 def version() -> str:
-    """The installed version."""
-    return importlib.metadata.version("transformers")
+    """The version that is imported."""
+    return version_of("transformers", "transformers") or ""
 
 
 def has_rope_parameters() -> bool:

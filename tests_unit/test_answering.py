@@ -1,0 +1,211 @@
+"""Who answered: every process says which code it has, and two different ones under one name judge nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from junitparser import JUnitXml
+
+from contracts.harness.parties import apart
+from contracts.harness.plugin import _of_one_code
+from contracts.spec.records import Answering, Result, Subject
+from contracts.stacks.kit.answering import answering, located, version_of
+from tests_unit._parties.running import ROOT, rankproof
+from tests_unit.ranks.running import torchrun
+
+OURS = """
+from contracts.stacks.reference.stack import Reference
+class Ours(Reference):
+    name, version = "ours", "1.0"
+"""
+COMMANDS = """
+import sys; sys.path[:0] = {path!r}
+from contracts.stacks.kit.answering import answering, located, version_of
+imported = sorted(sys.modules.keys() & {{"forked", "forked.core"}})
+print(version_of("forked", "forked.core"), located("forked.core"), imported)
+"""
+
+
+def git(folder: Path, *words: str) -> str:
+    by = ("-c", "user.name=n", "-c", "user.email=e@x", "-c", "init.defaultBranch=main")
+    done = subprocess.run(["git", *by, *words], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def checkout(folder: Path, files: Mapping[str, str]) -> str:
+    """A repository with these files in one commit; returns the commit."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "one")
+    return git(folder, "rev-parse", "HEAD")
+
+
+TREE = {
+    "forked/core/package_info.py": "MAJOR = 1\nMINOR = 2\nPATCH = 3\nPRE_RELEASE = 'rc1'\n",
+    "forked/core/__init__.py": "raise RuntimeError('the fork was imported')\n",
+}
+"""A source tree that says its version as Megatron-Core does, and raises at import."""
+
+
+def seen(*path: Path) -> list[str]:
+    """Version and place of a package on a path, and what was imported to find out."""
+    code = COMMANDS.format(path=[*map(str, path)])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stdout.split()
+
+
+@pytest.mark.unit
+def test_a_checkout_names_its_commit_and_its_changes_and_is_not_imported_for_it(tmp_path: Path) -> None:
+    commit = checkout(tmp_path, TREE)
+    assert seen(tmp_path) == [f"1.2.3rc1+g{commit[:9]}", str(tmp_path / "forked/core"), "[]"]
+    (tmp_path / "forked/core/__init__.py").write_text("", encoding="utf-8")
+    assert seen(tmp_path)[0] == f"1.2.3rc1+g{commit[:9]}.dirty"
+
+
+@pytest.mark.unit
+def test_an_environment_below_a_checkout_is_not_of_it(tmp_path: Path) -> None:
+    """`.venv` lies in the repository that its user works in."""
+    checkout(tmp_path, {".gitignore": "site/\n"})
+    core = tmp_path / "site/forked/core"
+    core.mkdir(parents=True)
+    (core / "__init__.py").write_text('__version__ = "4.5"\n', encoding="utf-8")
+    version = seen(tmp_path / "site")[0]
+    assert version.startswith("4.5+files.")
+    assert len(version) == len("4.5+files.") + 8
+    (core / "more.py").write_text("", encoding="utf-8")
+    assert seen(tmp_path / "site")[0] != version, "another file is other code"
+
+
+@pytest.mark.unit
+def test_what_a_distribution_has_installed_has_its_version_and_a_copy_before_it_has_not(tmp_path: Path) -> None:
+    site, copy = tmp_path / "site", tmp_path / "copy"
+    for folder in (site, copy):
+        (folder / "forked/core").mkdir(parents=True)
+        (folder / "forked/core/__init__.py").write_text("", encoding="utf-8")
+    told = site / "forked-9.9.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: forked\nVersion: 9.9\n", encoding="utf-8")
+    (told / "RECORD").write_text("forked/core/__init__.py,,\n", encoding="utf-8")
+    assert seen(site)[0] == "9.9"
+    version, place, *_ = seen(copy, site)
+    assert version.startswith("9.9+files.")
+    assert place == str(copy / "forked/core")
+
+
+@pytest.mark.unit
+def test_what_is_nowhere_answers_nothing() -> None:
+    assert located("no.such.package") is None
+    assert version_of("no-such", "no.such.package") is None
+    assert answering("no.such.package", "1", "judge") == ()
+
+
+def code(**changed: str) -> Answering:
+    return Answering(**{"process": "judge", "module": "ours", "path": "/a", "version": "1", "digest": "d" * 64,
+                        "python": "3.11.7 /a/python", "torch": "2.13.0", **changed})  # type: ignore[arg-type]  # fmt: skip
+
+
+def subject(*answering: Answering, name: str = "ours", version: str = "1") -> Subject:
+    return Subject(
+        name=name, version=version, origin=name, offers=frozenset(), layouts=frozenset(), answering=answering
+    )
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("field", "other"), [("digest", "e" * 64), ("torch", "2.12.0"), ("python", "3.12.1 /b/python"),
+                                          ("version", "2")])  # fmt: skip
+def test_processes_with_other_code_under_one_name_are_told_apart(field: str, other: str) -> None:
+    words = apart([subject(code(), code(process="worker", path="/b", **{field: other}))])
+    assert words.startswith("two answer as ours 1: the judge has ours 1 of /a (files dddddddddddd")
+    for part in ("the worker has", other[:12], "--at PATH"):
+        assert part in words
+
+
+@pytest.mark.unit
+def test_the_same_code_at_two_places_and_two_versions_by_name_are_no_conflict() -> None:
+    assert not apart([subject(code(), code(process="worker", path="/b"))])
+    assert not apart([subject(code()), subject(code(version="2", digest="e" * 64), version="2")])
+    assert apart([subject(code()), subject(code(digest="e" * 64))]), "an assistant under the subject's name"
+
+
+@pytest.mark.unit
+def test_two_under_one_name_judge_nothing_and_the_verdict_says_who_they_are(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+        (folder / "ours.py").write_text(OURS + f"    # {folder.name}\n", encoding="utf-8")
+    served = (sys.executable, "-P", "-m", "contracts.stacks.serve", "ours:Ours")
+    other = shlex.join(["env", "-C", str(there), *served])
+    words = ("check", "--stack", "ours:Ours", "--profile", "PAT-01")
+    done = rankproof(*words, "--with", f"launched:{other}", "--report", "apart", cwd=here)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "INCOMPLETE: ours 1.0" in done.stdout, done.stdout
+    assert "9 not run" in done.stdout, done.stdout
+    assert "two answer as ours 1.0: the judge has ours 1.0 of" in " ".join(done.stdout.split()), done.stdout
+    done = rankproof(*words, "--with", f"launched:{shlex.join(served)}", "--report", "same", cwd=here)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.unit
+def test_every_form_names_the_judged_commit(tmp_path: Path) -> None:
+    commit = checkout(tmp_path, {"ours.py": OURS, ".gitignore": "report/\n"})
+    done = rankproof("check", "--stack", "ours:Ours", "--profile", "PAT-01", "--report", "report", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    headline = f"CONFORMANT: ours 1.0 at {commit[:9]}, profile PAT-01 (9 holds)"
+    assert headline in done.stdout, done.stdout
+    assert f"Judged: ours 1.0, commit {commit[:12]}, files" in done.stdout, done.stdout
+    folder = tmp_path / "report"
+    told = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))
+    assert told["headline"] == headline
+    assert told["answering"][0]["commit"] == commit
+    assert not told["answering"][0]["dirty"]
+    assert told["answering"][0]["python"].endswith(sys.executable)
+    properties = {each.name: each.value for each in next(iter(JUnitXml.fromfile(folder / "junit.xml"))).properties()}
+    assert f"commit {commit[:12]}" in properties["judged 1"]
+    for name in ("report.html", "summary.md"):
+        text = (folder / name).read_text(encoding="utf-8")
+        assert f"commit {commit[:12]}" in text, name
+        assert commit[:9] in text, name
+    (tmp_path / "ours.py").write_text(OURS + "\n", encoding="utf-8")
+    done = rankproof("check", "--stack", "ours:Ours", "--profile", "PAT-01", "--report", "report", cwd=tmp_path)
+    assert f"ours 1.0 at {commit[:9]}+dirty" in done.stdout, done.stdout
+    assert "with changes" in done.stdout, done.stdout
+
+
+@pytest.mark.unit
+def test_a_result_of_a_worker_with_other_code_is_not_believed() -> None:
+    held = Result(id="PAT-01", case="nam56r", outcome="holds")
+    assert _of_one_code(held, {"a"}, "a") is held
+    assert _of_one_code(held, set(), "a") is held
+    other = _of_one_code(held, {"b"}, "a")
+    assert (other.outcome, other.item) == ("not run", held.item)
+    assert "other code of the stack: b, here a" in other.words
+
+
+RANKS = """
+import os, pytest
+from contracts.harness.ranks.rank_environment import EQUAL
+pytest_plugins = ["contracts.harness.ranks.plugin"]
+def pytest_configure(config):
+    config.stash[EQUAL] = {"code of the stack": os.environ["RANK"]}
+"""
+
+
+@pytest.mark.torchrun
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed; pip install torch")
+def test_ranks_with_other_code_judge_nothing(tmp_path: Path) -> None:
+    files = {"test_sum.py": "def test_sum():\n    assert summed(1) == 2\n", "conftest.py": RANKS}
+    run = torchrun(tmp_path, files, ranks=2)
+    assert run.code != 0
+    assert "code of the stack" in run.output, run.output
+    assert not run.outcomes
