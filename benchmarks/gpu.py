@@ -90,10 +90,9 @@ def _steps(recipe: Recipe, device: str) -> tuple[tuple[ReportedStep, ...], tuple
     import torch
 
     from contracts.spec.training import Execution
-    from contracts.stacks.reference.answers.devices import on_device
     from contracts.stacks.reference.training.trainer import Trainer
 
-    trainer: Trainer = on_device(Trainer, device)(recipe, Execution(mode="author_dp"))
+    trainer: Trainer = Trainer(recipe, Execution(mode="author_dp", device=device))
     found = []
     for _ in range(STEPS):
         before = time.perf_counter()

@@ -15,8 +15,10 @@ import os
 import time
 import traceback
 from collections.abc import Iterable
+from dataclasses import replace
 
 from contracts.contract import Contract, Mutant
+from contracts.court import device as devices
 from contracts.court import party as asking
 from contracts.court.deadline import Overdue, deadline
 from contracts.court.party import Broken, OnTheStand, words_of
@@ -40,8 +42,9 @@ def judge(
 ) -> Result:
     """Judge one case of a contract on a party."""
     needed = contract.features(case) if contract.float32 else frozenset()
-    stand = OnTheStand(subject, assistants, contract.asks, contract.conventions, contract.float32, needed)
-    started, process = time.perf_counter(), os.getpid()
+    device = devices.asked_on(contract)
+    stand = OnTheStand(subject, assistants, contract.asks, contract.conventions, contract.float32, needed, device)
+    started, process, allocated = time.perf_counter(), os.getpid(), devices.allocations()
 
     def result(
         outcome: Outcome, words: str = "", *, violations: tuple[Violation, ...] = (), lack: Lack | None = None
@@ -50,6 +53,7 @@ def judge(
         return Result(
             id=contract.id, case=case, outcome=outcome, words=words, seconds=seconds, answered=dict(stand.answered),
             violations=violations, lack=lack, dtype="float32" if stand.asked_in_float32 else "",
+            device="cuda" if devices.allocations() > allocated else "",
         )  # fmt: skip
 
     def lacking(words: str, lack: Lack) -> Result:
@@ -68,6 +72,8 @@ def judge(
         return unanswered(", ".join(contract.asks))
     if contract.layout is not None and contract.layout not in subject.layouts:
         return lacking(f"build the {contract.layout} layout", "stack")
+    if device not in devices.computes_on(subject):
+        return lacking(f"compute on {device}", "device")
     if contract.of_numbers and not importlib.util.find_spec("torch"):
         return result("not run", NO_TORCH)
     alone = [asked for asked in stand.missing if questions()[asked].of_numbers]
@@ -94,7 +100,16 @@ def judge(
             return result(outcome, words, violations=found, lack=lack)
     if not stand.answered:
         return result("broken", "the check asked no question, so it judged nothing")
-    return result("holds")
+    return _computed_there(result("holds"), stand)
+
+
+def _computed_there(held: Result, stand: OnTheStand) -> Result:
+    """A result that holds, unless a stack of this process was asked to compute on a device and allocated nothing."""
+    unused = stand.placed & devices.COMPUTES
+    if not unused or held.device == stand.device:
+        return held
+    words = f"{stand.name} was asked for {', '.join(sorted(unused))} on {stand.device}, and allocated nothing there"
+    return replace(held, outcome="broken", words=words)
 
 
 def _end_copy(process: int) -> None:

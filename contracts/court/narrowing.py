@@ -1,32 +1,54 @@
-"""A question in float64, put in float32 to a stack that has no float64."""
+"""A question with another dtype or device than the check gave it: float32 for float64, `cuda` for `cpu`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from contracts.spec.array import Array
+from contracts.spec.blocks import BlockCall
 from contracts.spec.training import Execution
 
 
 def narrowed(value: Any) -> Any:
-    """An argument of a question with float32 in place of float64: arrays, and the precision of an execution."""
+    """Arguments of a question with float32 in place of float64: arrays, and the precision of an execution."""
+    return _changed(value, _narrow)
+
+
+def placed(value: Any, device: str) -> Any:
+    """Arguments of a question with another device in place of the CPU: executions, and calls of a block."""
+
+    def place(each: Any) -> Any:
+        on_host = isinstance(each, Execution | BlockCall) and each.device == "cpu"
+        return replace(each, device=device) if on_host else each
+
+    return _changed(value, place)
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A value with some of what it consists of changed; the value itself if nothing changes."""
+    value = change(value)
     if isinstance(value, Array):
-        return _array(value) if value.dtype == "float64" else value
-    if isinstance(value, Execution) and value.precision == "float64":
-        return replace(value, precision="float32")
+        return value
     if isinstance(value, Mapping):
-        found = {key: narrowed(each) for key, each in value.items()}
+        found = {key: _changed(each, change) for key, each in value.items()}
         return found if any(found[key] is not value[key] for key in found) else value
     if isinstance(value, tuple):
-        parts = [narrowed(each) for each in value]
+        parts = [_changed(each, change) for each in value]
         return tuple(parts) if any(new is not old for new, old in zip(parts, value, strict=True)) else value
     if is_dataclass(value) and not isinstance(value, type):
-        changed = {
-            each.name: new for each in fields(value) if (new := narrowed(old := getattr(value, each.name))) is not old
-        }
-        return replace(value, **changed) if changed else value
+        pairs = ((each.name, getattr(value, each.name)) for each in fields(value))
+        new = {name: made for name, old in pairs if (made := _changed(old, change)) is not old}
+        return replace(value, **new) if new else value
+    return value
+
+
+def _narrow(value: Any) -> Any:
+    if isinstance(value, Array) and value.dtype == "float64":
+        return _array(value)
+    if isinstance(value, Execution) and value.precision == "float64":
+        return replace(value, precision="float32")
     return value
 
 

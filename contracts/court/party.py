@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from contracts.court.deadline import Overdue
-from contracts.court.narrowing import narrowed
+from contracts.court.narrowing import narrowed, placed
 from contracts.spec import codec
 from contracts.spec.codec import conforms
 from contracts.spec.conventions import conventions_of
@@ -49,6 +49,7 @@ class OnTheStand:
     compared. `answered` maps each question that was asked to the party that answered it, and how. `conventions` has the
     choices of the party that answers the first question, for the conventions that the check follows. With `float32`,
     a subject whose abilities have no float64, or none beside what the case `needed`, is asked in float32 instead.
+    `device` takes the place of the CPU in what the subject is asked; `placed` has the questions in which it did.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class OnTheStand:
         follows: tuple[str, ...] = (),
         float32: bool = False,
         needed: frozenset[str] = frozenset(),
+        device: str = "cpu",
     ) -> None:
         self.name, self.subject, self.float32 = subject.name, subject, float32
+        self.device, self.placed = device, set[str]()
         self.layouts = subject.layouts
         self.abilities = abilities_of(subject)
         self.answered: dict[str, str] = {}
@@ -114,6 +117,10 @@ class OnTheStand:
             given = (arguments, named)
             arguments, named = narrowed(given)
             self.asked_in_float32 |= arguments is not given[0] or named is not given[1]
+        if self.device != "cpu" and party is self.subject:
+            arguments, named = placed(given := (arguments, named), self.device)
+            if arguments is not given[0] or named is not given[1]:
+                self.placed.add(question.name)
         try:
             self.answered[question.name] = (
                 f"{party.name} {party.version} ({party.labels.get(question.name, 'unpatched')})"

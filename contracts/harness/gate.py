@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from contracts.contract import LAW, Contract
-from contracts.court import record
+from contracts.court import device, record
 from contracts.court.court import Court
 from contracts.court.deviations import covers
 from contracts.court.judge import DEADLINE_S, judge
@@ -246,12 +246,14 @@ def of_numbers(plan: Plan) -> bool:
     return any(contract.of_numbers or contract.tier == "gpu" for contract in contracts)
 
 
-def device_of(plan: Plan) -> Literal["cpu", "cuda"]:
-    """Where a plan is judged. One without numbers does not load torch to find out."""
+def device_of(plan: Plan, ranks: int | None = None) -> Literal["cpu", "cuda"]:
+    """Where a plan is judged, by so many ranks: on CUDA if a contract of it is. One without numbers does not load
+    torch to find out."""
+    tiers = {LAW.contracts[item.id].tier for item in plan.items if item.id in LAW.contracts}
     if not of_numbers(plan):
         return "cpu"
     try:
-        return "cpu" if accelerator.name() is None else "cuda"
+        return "cuda" if any(device.device_of(tier, ranks) == "cuda" for tier in tiers) and device.count() else "cpu"
     except Exception:  # a torch that cannot be imported; each of its items says so
         return "cpu"
 

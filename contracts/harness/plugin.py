@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from contracts.contract import LAW
-from contracts.court import deviations, profiles, record, report
+from contracts.court import deviations, device, profiles, record, report
 from contracts.court.baseline import baseline
 from contracts.court.judge import DEADLINE_S, NO_TORCH
 from contracts.court.party import Broken
@@ -296,10 +296,13 @@ def _gate(config: pytest.Config) -> Gate:
 
     assert contracts.checks
     collect_seldom()
+    if options.setting(config, "device"):
+        os.environ[device.VARIABLE] = options.setting(config, "device")
     profile = options.setting(config, "profile") or ("dist" if here().world > 1 else ONE_PROCESS)
     name = options.setting(config, "stack") or "reference"
     given, compared = options.setting(config, "proof"), options.setting(config, "baseline")
     try:
+        device.refuse_absent()
         seconds = deadline_of(config)
         subject = parties.load(name, deadline_s=seconds)
         quick = not config.getoption("rankproof_gate")

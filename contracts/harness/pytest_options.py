@@ -28,8 +28,10 @@ OPTIONS: dict[str, str] = {
     "law": "a frozen set of contracts, such as 2026.11: what was added later is judged and not counted",
     "proof": "kills.json of `rankproof selftest`, or its folder: contracts that failed there are not judged",
     "deadline": "seconds that one case may take",
+    "device": "where the stack computes: cpu, cuda or auto, as for `rankproof check`",
 }
-"""Each is the option `--rankproof-NAME` and the ini key `rankproof_NAME`; `stack` also the variable RANKPROOF_STACK."""
+"""Each is the option `--rankproof-NAME` and the ini key `rankproof_NAME`; `stack` and `device` also the variables
+RANKPROOF_STACK and RANKPROOF_DEVICE."""
 _FILES = ("deviations", "baseline", "report", "proof")
 
 

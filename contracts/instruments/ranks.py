@@ -115,10 +115,22 @@ def excepthook_kept() -> Iterator[None]:
         sys.excepthook = hook
 
 
+def backend_of(kind: str) -> str:
+    """The backend of the default group for tensors of a kind of device (`cpu`, `cuda`); empty if it has none."""
+    _, dist = torch_distributed()
+    pairs: Iterator[list[str]] = (each.split(":") for each in dist.get_backend_config().split(","))
+    return dict(pairs).get(kind, "")
+
+
 def device() -> Any:
-    """The device of tensors for collectives of the default group: the GPU of the local rank, or the CPU."""
-    torch, dist = torch_distributed()
-    return torch.device("cuda", here().local_rank) if dist.get_backend() == "nccl" else torch.device("cpu")
+    """The device of tensors for collectives of the default group: this rank's GPU if the group has a backend made for
+    GPUs, else the CPU."""
+    torch, _ = torch_distributed()
+    of_gpus = backend_of("cuda") not in ("", "undefined", *_OF_CPUS)
+    return torch.device("cuda", torch.cuda.current_device()) if of_gpus else torch.device("cpu")
+
+
+_OF_CPUS = ("gloo", "mpi", "fake")
 
 
 def gathered(value: Any, group: Any = None) -> tuple[Any, ...]:
@@ -127,10 +139,10 @@ def gathered(value: Any, group: Any = None) -> tuple[Any, ...]:
     `torch.distributed.all_gather_object` does the same with pickle, and needs NumPy.
     """
     torch, dist = torch_distributed()
-    said = json.dumps(value).encode()
-    length = torch.tensor([len(said)], device=device())
+    said, where = json.dumps(value).encode(), "cpu" if backend_of("cpu") in _OF_CPUS else device()
+    length = torch.tensor([len(said)], device=where)
     dist.all_reduce(length, op=dist.ReduceOp.MAX, group=group)
-    mine_L = torch.tensor(list(said.ljust(int(length.item()))), dtype=torch.uint8, device=device())  # L bytes
+    mine_L = torch.tensor(list(said.ljust(int(length.item()))), dtype=torch.uint8, device=where)  # L bytes
     every = [torch.empty_like(mine_L) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, mine_L, group=group)
     return tuple(json.loads(bytes(each.tolist())) for each in every)

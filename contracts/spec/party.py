@@ -25,6 +25,9 @@ class Party(Protocol):
     The plan then asks each case on the richest recipe that it can build, and on the leanest. Without it every case is
     asked as it was written and on its leanest recipe. `abilities_of` reads it.
 
+    A party may have `computes_on`: the devices, in torch's names, that an `Execution` and a `BlockCall` may name.
+    Without it that is only the CPU.
+
     Where correct stacks differ, a party may have `conventions`: name → its choice (`contracts.spec.conventions`). It is
     judged by what it declares; where it names none, by the first choice.
     """

@@ -81,7 +81,8 @@ class Result:
     (unpatched)"}`. `rank` is the rank that diverged first, where there are several, and `ranks` are those on which it
     went wrong. `violations` has everything that is wrong where the item is violated; `words` may be shorter. `lack`
     says whose lack it is where an item is not offered. `dtype` is float32 where a case in float64 was put in float32,
-    because the stack has no float64. `on_ranks` is what each of several ranks found by itself, where one found
+    because the stack has no float64. `device` is cuda if this process allocated memory of CUDA devices while it judged
+    the item. `on_ranks` is what each of several ranks found by itself, where one found
     anything; a rank that another ended is in none. The judgement is by `violations` alone.
     """
 
@@ -96,6 +97,7 @@ class Result:
     violations: tuple[Violation, ...] = ()
     lack: Lack | None = None
     dtype: str = ""
+    device: Literal["", "cuda"] = ""
     on_ranks: tuple[OnRanks, ...] = ()
 
     @property
@@ -197,7 +199,7 @@ class Header:
     proof: str = ""
     """The self-test that this run was given: which suite it is of, and where it was made."""
     device: Literal["", "cpu", "cuda"] = ""
-    """Whether torch saw a CUDA device; empty in a record of an older suite."""
+    """The device on which the stack was asked to compute; empty in a record of an older suite."""
     ranks: int = 1
     interpreter: tuple[str, ...] = ()
     """Options and PYTHON… variables by which the judging interpreter was started."""

@@ -132,6 +132,8 @@ class Execution:
         microbatches: number of microbatches into which one rank's sequences are cut.
         precision: `declared` follows the recipe; otherwise weights, activations and state have that dtype.
         schedule: the pipeline schedule.
+        device: where the tensors of a step are, in torch's names: `cpu`, `cuda`. On `cuda` each rank uses its own
+            device. The tensors of an answer are on the host.
     """
 
     mode: Mode = "nemo_native"
@@ -146,6 +148,7 @@ class Execution:
     microbatches: int = 1
     precision: Precision = "declared"
     schedule: Literal["1f1b", "interleaved"] = "1f1b"
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,13 @@ from contracts.contract import LAW
 from contracts.court import deviations as deviations_file
 from contracts.court import profiles, record, report
 from contracts.court.baseline import unlike
+from contracts.court.device import refuse_absent
 from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
 from contracts.harness import kill_matrix, law_release, parties, power, torchrun, touched
 from contracts.harness import output as output_of
 from contracts.harness.commands._completion import complete_items, complete_stacks
+from contracts.harness.commands._device_option import on_device
 from contracts.harness.commands._errors import (
     AS_JSON,
     VERBOSE,
@@ -52,6 +54,7 @@ SUITE = Path(__file__).parents[1] / "suite.py"
               shell_complete=complete_items)  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=2), metavar="N",
               help="Judge on N ranks of this machine, which torchrun starts: the dist tier.")  # fmt: skip
+@on_device
 @click.option("--deviations", type=click.Path(path_type=Path), help="TOML file of declared deviations.")
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="RUN",
               help="An earlier record or its folder: what was judged there and is not judged now is red.")  # fmt: skip
@@ -95,14 +98,12 @@ def check(
     ]  # fmt: skip
 
     def work() -> int:
+        refuse_absent()
         read_law()
         plan = profiles.plan(LAW, profile)  # refuse bad input before anything is written
         if ranks is not None:
             plan = profiles.of_several_ranks(LAW, plan)
-            if jobs > 1:
-                raise refuse("jobs", jobs, "does not go with --ranks", "leave it out: the ranks are processes")
-            if prove:
-                raise refuse("selftest", True, "does not go with --ranks", "run `rankproof selftest --profile dist`")
+            _refuse_beside_ranks(jobs, prove=prove)
         if deviations is not None:
             deviations_file.load(deviations)
         if given is not None:
@@ -119,7 +120,7 @@ def check(
             parties.assistants(subject, assistants, quick=False)
             power.refuse_without(numbers=False)  # with the stack loaded; of numbers each process that judges shows it
             if earlier is not None:
-                unlike(earlier, subject.name, profile, ranks or 1, device_of(plan))
+                unlike(earlier, subject.name, profile, ranks or 1, device_of(plan, ranks))
         record.make_folder(folder)
         if ranks is None:
             how = _run_in_one_process(arguments, output)
@@ -146,6 +147,13 @@ def watched(output: Output, written: Path) -> Iterator[None]:
     """Keep the output of a run and tell how far it is by the lines that it has `written`."""
     with output, Progress(written):
         yield
+
+
+def _refuse_beside_ranks(jobs: int, *, prove: bool) -> None:
+    found, beside = Refusals(), "does not go with --ranks"
+    found.unless(jobs == 1, "jobs", jobs, beside, "leave it out: the ranks are processes")
+    found.unless(not prove, "selftest", prove, beside, "run `rankproof selftest --profile dist`")
+    found.raise_any()
 
 
 def _apart(stack: str, ranks: int | None) -> str:

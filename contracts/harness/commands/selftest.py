@@ -15,11 +15,13 @@ import click
 
 from contracts.contract import LAW, Law, Tier
 from contracts.court import pairs
+from contracts.court.device import refuse_absent
 from contracts.court.profiles import nearest
 from contracts.harness import detection, kill_matrix, parties, torchrun
 from contracts.harness import output as output_of
 from contracts.harness import selftest as self_test
 from contracts.harness.commands._completion import complete_items
+from contracts.harness.commands._device_option import on_device
 from contracts.harness.commands._errors import COLOURS, one_clear_error, read_law, short, told
 from contracts.harness.commands._operators import operators
 from contracts.harness.commands.check import APART, SUITE, watched
@@ -53,6 +55,7 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="For unit: processes that share the contracts.")  # fmt: skip
 @click.option("--with", "assistants", multiple=True, metavar="NAME", help="As for `check`.")
+@on_device
 @click.option("--once", is_flag=True, help="With --report: do not run again where the matrix there was made with the "
               "same files, packages, CPU and settings.")  # fmt: skip
 @click.option("--sample", is_flag=True, help="Only one drawn mutant of each family, beside a proof that was made "
@@ -81,6 +84,7 @@ def selftest(
 ) -> None:  # fmt: skip
     """Judge every mutant and print the kill matrix: each contract must catch its own, in the declared words."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as for `check`
+    refuse_absent()
     only = _beginnings(said)
     beside = {
         "--likely": likely,

@@ -88,6 +88,7 @@ class Reference(
     name = "reference"
     version = VERSION
     layouts: frozenset[Layout] = frozenset({"own-axis", "borrowed"})
+    computes_on = frozenset({"cpu", "cuda"})
     labels: Mapping[str, str] = {}
     offers = (
         LAUNCH_SIDE

@@ -6,7 +6,7 @@ r"""The trainer as a command, on one rank or on several:
 
 A run goes on where it was left, on as many ranks as it is given.
 
-Its words are those that a launch writes (`launch/trainer_arguments.py`) and six of its own:
+Its words are those that a launch writes (`launch/trainer_arguments.py`) and seven of its own:
 
     --steps N       the step to stop after, counted over the whole run; the recipe's optim.steps if not given, which
                     the schedule follows in any case
@@ -18,6 +18,8 @@ Its words are those that a launch writes (`launch/trainer_arguments.py`) and six
     --durable DIR   where somebody copies DIR/checkpoints to: none goes that has no newer one there, whole. Without it
                     DIR itself is the place that lasts
     --log-every N   a line every N steps where there is no terminal
+    --device D      cpu, cuda or auto (CUDA if there is a device for each rank of the node); RANKPROOF_DEVICE if it is
+                    not given
 
 What `RANKPROOF_TELEMETRY` names is appended to (docs/receipts.md); then the launcher writes the receipt.
 """
@@ -64,14 +66,15 @@ def train(settings: Settings, record: Record, ranks: RankReporter | None = None)
 
     from contracts.stacks.reference.model.parts import PARTS
 
-    if settings.asked.recipe.hidden < NARROW and not torch.cuda.is_available():
+    device = torchrun_environment.device_of(settings.device)
+    if settings.asked.recipe.hidden < NARROW and device == "cpu":
         torch.set_num_threads(1)
     asked, recipe = settings.asked, settings.asked.recipe
     if asked.compile != "none":
         raise NotOffered(f"this trainer runs uncompiled, --compile {asked.compile} is not for it")
     ranks = ranks or RankReporter(ALONE)
     record.place, record.mark = ranks.place, ranks.mark
-    execution = torchrun_environment.execution_of(asked, ranks.place)
+    execution = torchrun_environment.execution_of(asked, ranks.place, device)
     trainer = TrainingAnswers().trainer_of(execution)(recipe, execution, PARTS)
     ranks.watch_experts(trainer)
     try:
@@ -157,7 +160,8 @@ def main(argv: tuple[str, ...] | None = None) -> int:
     try:
         settings = read(tuple(sys.argv[1:]) if argv is None else argv, os.environ)
         record = Record(started=now(), taken=provenance.take(folder=Path.cwd(), host=settings.host, devices=0))
-        with torchrun_environment.distributed_world() as place:
+        device = torchrun_environment.device_of(settings.device)
+        with torchrun_environment.distributed_world(device) as place:
             train(settings, record, RankReporter(place))
     except (Refused, NotOffered) as declined:
         print(f"train: {declined}", file=sys.stderr)  # noqa: T201

@@ -43,11 +43,13 @@ class BlockAnswers(BuiltOfParts):
 
     def run_block(self, call: BlockCall) -> BlockRun:
         from contracts.stacks.reference.kernels.substitution import substitute_kernels
+        from contracts.stacks.reference.training.exact_kernels import exact_kernels
 
         held = build_block(call, self.parts())
         chosen = self.seams(call.recipe, call.mode, call.kernels, self.kernel_facts()) if call.kernels else ()
         ran = substitute_kernels(held, call.recipe, chosen)
-        run = run_call(held, lambda *given: forward_block(held, *given), call, self.parts())
+        with exact_kernels(call.device):
+            run = run_call(held, lambda *given: forward_block(held, *given), call, self.parts())
         return replace(run, kernels=ran)
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from contracts.stacks.reference.answers import forked_interpreter
 from contracts.stacks.reference.answers.base import BuiltOfParts
 from contracts.stacks.reference.answers.forked_interpreter import Asked
 from contracts.stacks.reference.launch import trainer_arguments
-from contracts.stacks.reference.training.settings import TELEMETRY
+from contracts.stacks.reference.training.settings import DEVICE, TELEMETRY
 
 if TYPE_CHECKING:  # torch is loaded when something is trained, not when the stack is introduced
     from contracts.stacks.reference.training.trainer import Trainer
@@ -38,9 +38,9 @@ class DeviceAnswers(BuiltOfParts):
     def step_memory(self, recipe: Recipe, mode: Mode, device: str, steps: int) -> tuple[StepMemory, ...]:
         from contracts.instruments.memory import Meter
 
-        meter, made, found = Meter(device), on_device(self.trainer(), device), []
+        meter, found = Meter(device), []
         held: list[Trainer] = []
-        meter.during(lambda: held.append(made(recipe, Execution(mode=mode), self.parts())))
+        meter.during(lambda: held.append(self.trainer()(recipe, Execution(mode=mode, device=device), self.parts())))
         for step in range(1, steps + 1):
             seen = meter.during(held[0].next)
             found.append(StepMemory(step=step, held=seen.held, peak=seen.peak, reserved=seen.reserved))
@@ -70,27 +70,10 @@ class DeviceAnswers(BuiltOfParts):
         words = ("contracts.stacks.reference.train", *trainer_arguments.write(recipe, lane, Degrees()))
         with tempfile.TemporaryDirectory() as place:
             told = Path(place, "telemetry.jsonl")
-            variables = {**without_launcher(os.environ), TELEMETRY: str(told), **environment}
+            device = "cuda" if os.environ.get(DEVICE) == "cuda" else "cpu"
+            variables = {**without_launcher(os.environ), TELEMETRY: str(told), DEVICE: device, **environment}
             asked = Asked(words=(*words, "--steps", str(steps)), said="", environment=variables, folder=place)
             done = forked_interpreter.run(asked, seconds=LIMIT_S)
             lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
         took = sum("step" in json.loads(line) for line in lines)
         return Started(exit_code=done.returncode, steps=took, words=done.stderr.strip()[-2000:])
-
-
-def on_device(kind: type[Trainer], device: str) -> type[Trainer]:
-    """A trainer whose model and batches lie on a device."""
-    from contracts.stacks.reference.model.hybrid_model import Model
-    from contracts.stacks.reference.training.trainer import Batch
-
-    class Placed(kind):  # type: ignore[valid-type, misc]  # a class that is given
-        def build(self) -> Model:
-            model: Model = super().build().to(device)
-            return model
-
-        def batch(self, ids: Sequence[int]) -> Batch:
-            tokens_BT, labels_BT, documents_BT = super().batch(ids)
-            documents_BT = None if documents_BT is None else documents_BT.to(device)
-            return Batch(tokens_BT.to(device), labels_BT.to(device), documents_BT)
-
-    return Placed

@@ -51,8 +51,11 @@ class ModelAnswers(BuiltOfParts):
 
     def run_model(self, recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
         from contracts.stacks.reference.model.build import build_model
+        from contracts.stacks.reference.training.exact_kernels import exact_kernels
 
-        return forward_pass(build_model(recipe, execution, self.parts(), weights), execution, batch, backward=backward)
+        model = build_model(recipe, execution, self.parts(), weights)
+        with exact_kernels(execution.device):
+            return forward_pass(model, execution, batch, backward=backward)
 
 
 def forward_pass(model: Model, execution: Execution, batch: Tokens, *, backward: bool) -> Pass:
@@ -61,8 +64,8 @@ def forward_pass(model: Model, execution: Execution, batch: Tokens, *, backward:
 
     from contracts.instruments import numerics
 
-    held = [numerics.tensor(each) for each in (batch.tokens, batch.labels)]
-    held += [numerics.tensor(batch.documents)] if batch.documents else []
+    given = (batch.tokens, batch.labels, *([batch.documents] if batch.documents else []))
+    held = [numerics.tensor(each).to(execution.device) for each in given]
     with torch.set_grad_enabled(backward):
         passes = [model(*piece) for piece in zip(*(each.chunk(execution.microbatches) for each in held), strict=True)]
         sums = {name: torch.stack([each.sums[name] for each in passes]).sum(0) for name in passes[0].sums}

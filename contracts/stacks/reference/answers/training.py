@@ -38,13 +38,16 @@ class TrainingAnswers(BuiltOfParts):
 
     def train(self, session: Session) -> Trained:
         _refuse_uncounted(session)
-        trainer = self.trainer_of(session.execution)(session.recipe, session.execution, self.parts())
-        try:
-            trained = _trained(trainer, session)
-        except BaseException:
-            trainer.abandon()
-            raise
-        trainer.close()
+        from contracts.stacks.reference.training.exact_kernels import exact_kernels
+
+        with exact_kernels(session.execution.device):
+            trainer = self.trainer_of(session.execution)(session.recipe, session.execution, self.parts())
+            try:
+                trained = _trained(trainer, session)
+            except BaseException:
+                trainer.abandon()
+                raise
+            trainer.close()
         return trained
 
     def samples(self, recipe: Recipe, step: int, rank: int, dp: int) -> tuple[int, ...]:
@@ -130,7 +133,7 @@ def _answer(trainer: Trainer, done: StepResult, seen: frozenset[str]) -> Step:
         "weights": numerics.arrays(trainer.whole(dict(trainer.model.named_parameters()))) if "weights" in seen else {},
         "buffers": numerics.arrays(trainer.whole(dict(trainer.model.named_buffers()))) if "buffers" in seen else {},
         "optimizer": numerics.arrays(trainer.whole(trainer.optimizer.state())) if "optimizer" in seen else {},
-        "rng": numerics.arrays(capture()) if "rng" in seen else {},
+        "rng": numerics.arrays(capture(trainer.execution.device)) if "rng" in seen else {},
     }
     return Step(
         number=done.number,

@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 
 
-def capture() -> dict[str, Tensor]:
-    """The states by name: `python` and, where it is installed, `numpy` int64; `torch` and each `cuda.N` uint8."""
+def capture(device: str = "cpu") -> dict[str, Tensor]:
+    """The states by name: `python` and, if it is installed, `numpy` int64; `torch` and, on a CUDA device, `cuda` uint8.
+
+    Of the devices only that of this rank: a state is read in a context, and each context takes memory of its device.
+    """
     _, words, gauss = random.getstate()
     states = {"torch": torch.get_rng_state(), "python": _packed(words, gauss)}
     if importlib.util.find_spec("numpy"):
@@ -26,8 +29,8 @@ def capture() -> dict[str, Tensor]:
         held: dict[str, Any] = numpy.random.get_state(legacy=False)
         words = (*held["state"]["key"].tolist(), held["state"]["pos"])
         states["numpy"] = _packed(words, held["gauss"] if held["has_gauss"] else None)
-    if torch.cuda.is_available():
-        states |= {f"cuda.{device}": state for device, state in enumerate(torch.cuda.get_rng_state_all())}
+    if device != "cpu":
+        states["cuda"] = torch.cuda.get_rng_state(device)
     return states
 
 
@@ -45,8 +48,8 @@ def restore(states: Mapping[str, Tensor]) -> None:
         words, gauss = _unpacked(states["numpy"])
         keys = numpy.array(words[:-1], dtype=numpy.uint32)
         numpy.random.set_state(("MT19937", keys, words[-1], int(gauss is not None), gauss or 0.0))
-    for device in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        torch.cuda.set_rng_state(states[f"cuda.{device}"].cpu(), device)
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"].cpu())
 
 
 def seed_rank_stream(seed: int, step: int, whose: str) -> None:

@@ -15,7 +15,9 @@ from contracts.stacks.reference.model.parts import Parts
 
 
 def build_model(recipe: Recipe, execution: Execution, parts: Parts, weights: Arrays | None = None) -> Model:
-    """The model on the CPU in the precision asked for, with its initial weights or with those given.
+    """The model in the precision and on the device asked for, with its initial weights or with those given.
+
+    Initial weights are drawn on the CPU, so that they are equal on every device.
 
     Raises:
         Refused: for a parameter that is not given while others are, and for a name that the model does not have.
@@ -34,7 +36,7 @@ def build_model(recipe: Recipe, execution: Execution, parts: Parts, weights: Arr
     declared = execution.precision == "declared"
     model.activations = ACTIVATIONS[recipe.dtype] if declared else getattr(torch, execution.precision)
     model.recompute = model.recompute or execution.recompute
-    return model
+    return model.to(execution.device)
 
 
 def _load(model: Model, weights: Arrays) -> None:

@@ -141,7 +141,7 @@ class TrainingMesh(ProcessMesh):
             [sizes[name] for name in names]
         )
         groups = [self.of(next(group for group in grid.groups(*axes[name]) if self.rank in group)) for name in names]
-        return DeviceMesh.from_group(groups, device().type, mesh=ranks, mesh_dim_names=names)
+        return DeviceMesh.from_group(groups, self.execution.device, mesh=ranks, mesh_dim_names=names)
 
     def of(self, members: Group) -> Any:
         """The process group of some members."""

@@ -255,7 +255,7 @@ class ParallelTrainer(Trainer):
         execution, degrees = self.execution, asdict(self.execution.degrees)
         more = {"world": execution.world, "fsdp": execution.fsdp, "replicas": execution.replicas}
         borrowed = {"borrowed": execution.layout == "borrowed"}
-        return {name: int(each) for name, each in (degrees | more | borrowed).items()}
+        return super().layout() | {name: int(each) for name, each in (degrees | more | borrowed).items()}
 
     def state(self) -> dict[str, Tensor]:
         """As on one rank; what each rank has seen of its own tensors (FP8's delayed scales) is saved by rank."""

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contracts.instruments.ranks import device
 from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference.model.build import build_model
@@ -46,10 +45,11 @@ class StagedOptimizer(ShardedOptimizer):
 
     stages: Any = None
     lent: frozenset[str] = frozenset()
+    device: str = "cpu"
 
     def norm(self) -> float:
         own = self.norm_of([member.parameter for member in self.members if member.name not in self.lent])
-        square = torch.tensor(own, dtype=torch.float64, device=device()).square()
+        square = torch.tensor(own, dtype=torch.float64, device=self.device).square()
         dist.all_reduce(square, group=self.stages)
         return float(square.sqrt())
 
@@ -66,6 +66,7 @@ class PipelineTrainer(ParallelTrainer):
         super().__init__(*args)
         self.copies = self.shared()
         self.optimizer.stages, self.optimizer.lent = self.group, self.lent()
+        self.optimizer.device = self.execution.device
 
     def refuse_unsupported(self) -> None:
         if self.recipe.dtype == "fp16":
@@ -124,14 +125,16 @@ class PipelineTrainer(ParallelTrainer):
 
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each stage has the losses and counts of its own layers, so they are summed over stages too."""
-        return self.total(every_rank(super().over_parts(values), self.group))
+        return self.total(every_rank(super().over_parts(values), self.group, self.execution.device))
 
     # tensors on two stages
     def holders(self) -> dict[str, list[int]]:
         """Parameter → the ranks of the pipeline that hold it, in the order of the stages."""
         found: dict[str, list[int]] = {}
-        nothing = {name: torch.empty(0, device=device()) for name, _ in self.model.named_parameters()}
-        for rank, names in zip(self.mesh.place("pp"), every_rank(nothing, self.group), strict=True):
+        nothing = {name: torch.empty(0) for name, _ in self.model.named_parameters()}
+        for rank, names in zip(
+            self.mesh.place("pp"), every_rank(nothing, self.group, self.execution.device), strict=True
+        ):
             for name in names:
                 found.setdefault(name, []).append(rank)
         return found
@@ -167,7 +170,7 @@ class PipelineTrainer(ParallelTrainer):
         """The full tensors of all stages; of a tensor on several stages, this rank's own copy."""
         own = super().whole(tensors)
         found: dict[str, Tensor] = {}
-        for each in every_rank(own, self.group):
+        for each in every_rank(own, self.group, self.execution.device):
             found |= each
         return found | own
 
@@ -178,17 +181,22 @@ class PipelineTrainer(ParallelTrainer):
 
     def elsewhere(self, here: Mapping[str, Tensor]) -> frozenset[str]:
         """The names of tensors on other stages."""
-        nothing = {name: torch.empty(0, device=device()) for name in here}
-        return frozenset(name for names in every_rank(nothing, self.group) for name in names) - here.keys()
+        nothing = {name: torch.empty(0) for name in here}
+        return (
+            frozenset(name for names in every_rank(nothing, self.group, self.execution.device) for name in names)
+            - here.keys()
+        )
 
 
-def every_rank(values: Mapping[str, Tensor], group: Any) -> list[dict[str, Tensor]]:
-    """The tensors of each rank of a group, by rank; names, dtypes and shapes may differ between ranks."""
+def every_rank(values: Mapping[str, Tensor], group: Any, device: str = "cpu") -> list[dict[str, Tensor]]:
+    """The tensors of each rank of a group, by rank; names, dtypes and shapes may differ between ranks. They are sent
+    from, and arrive on, `device`."""
     names = sorted(values)
     rows = [[name, str(values[name].dtype).removeprefix("torch."), list(values[name].shape)] for name in names]
-    head = torch.tensor(list(json.dumps(rows).encode()), dtype=torch.uint8, device=device())
-    mine = torch.cat([head, *(values[name].detach().contiguous().reshape(-1).view(torch.uint8) for name in names)])
-    sizes = all_gather_list(torch.tensor([len(head), len(mine)], device=device()), group)
+    head = torch.tensor(list(json.dumps(rows).encode()), dtype=torch.uint8, device=device)
+    flat = (values[name].detach().to(device).contiguous().reshape(-1).view(torch.uint8) for name in names)
+    mine = torch.cat([head, *flat])
+    sizes = all_gather_list(torch.tensor([len(head), len(mine)], device=device), group)
     longest = max(int(size[1]) for size in sizes)
     padded = torch.cat([mine, mine.new_zeros(longest - len(mine))])
     return [_read(bytes_N, int(size[0])) for bytes_N, size in zip(all_gather_list(padded, group), sizes, strict=True)]

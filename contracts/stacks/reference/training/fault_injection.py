@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,10 +16,11 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.world import LeftReceipts, Strain
 from contracts.stacks.reference import train
+from contracts.stacks.reference.launch import torchrun_environment
 from contracts.stacks.reference.launch.trainer_arguments import TrainerArguments
 from contracts.stacks.reference.receipts import receipt, run_receipt
 from contracts.stacks.reference.training.run_facts import RankReporter
-from contracts.stacks.reference.training.settings import Settings
+from contracts.stacks.reference.training.settings import DEVICE, Settings
 
 if TYPE_CHECKING:  # torch is loaded when something is trained
     from contracts.stacks.reference.training.trainer import Trainer
@@ -43,9 +45,10 @@ def run_with_fault(
     if strain.lacks not in (None, "torch-grouped"):
         raise NotOffered(f"the trainer falls back from torch-grouped alone, not from {strain.lacks}")
     asked = TrainerArguments(recipe=recipe, mode=recipe.modes[0], degrees=degrees, compile="none", run="strained")
-    settings = Settings(asked=asked, argv=(), steps=steps, save=folder, resume=False, log_every=steps)
+    device = torchrun_environment.device_of(os.environ.get(DEVICE) or "auto")
+    settings = Settings(asked=asked, argv=(), steps=steps, save=folder, resume=False, log_every=steps, device=device)
     record = run_receipt.Record(started=run_receipt.now(), taken=taken)
-    ballast, torch = _held(strain.held), torch_distributed()[0]
+    ballast, torch = _held(strain.held, device), torch_distributed()[0]
     threads = torch.get_num_threads()
     try:
         train.train(settings, record, _strained(kind, strain, steps)(_place())).close()
@@ -67,10 +70,10 @@ def _place() -> Place:
     return Place(rank=dist.get_rank(), world=dist.get_world_size(), node=at.node, local_rank=at.local_rank)
 
 
-def _held(size: int) -> object:
+def _held(size: int, device: str) -> object:
     """A block of memory on the training device, every page of it written."""
     torch, _ = torch_distributed()
-    return torch.ones(size, dtype=torch.uint8, device="cuda" if torch.cuda.is_available() else "cpu")
+    return torch.ones(size, dtype=torch.uint8, device=device)
 
 
 def _strained(kind: type[RankReporter], strain: Strain, last: int) -> type[RankReporter]:

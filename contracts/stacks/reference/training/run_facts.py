@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from contracts.instruments import process_memory, provenance, ranks
 from contracts.instruments.node import read_node
@@ -83,41 +83,40 @@ class RankReporter:
 
     def local_facts(self, trainer: Trainer) -> RankFacts:
         return RankFacts(
-            places=(self.node_place(),),
-            memory=(self.peak_memory(),),
-            backends=(*self.collectives(), *self.kernels(trainer)),
+            places=(self.node_place(trainer.execution.device),),
+            memory=(self.peak_memory(trainer.execution.device),),
+            backends=(*self.collectives(trainer.execution.device), *self.kernels(trainer)),
         )
 
-    def node_place(self) -> receipt.Place:
-        """Place on the node: as preflight reports it with devices, by number without."""
+    def node_place(self, device: str) -> receipt.Place:
+        """Place on the node: as preflight reports it for a rank on a device, by number for one on a CPU."""
         torch, _ = ranks.torch_distributed()
         rank = self.place.local_rank
-        if not torch.cuda.is_available():
+        if device == "cpu":
             return receipt.Place(local_rank=rank)
         return replace(provenance.places(rank + 1, read_node().topology)[rank], device=torch.cuda.current_device())
 
-    def peak_memory(self) -> RankMemory:
+    def peak_memory(self, device: str) -> RankMemory:
         """Peak memory. A CPU has no counting allocator: both numbers are then the peak resident size."""
         torch, _ = ranks.torch_distributed()
-        if torch.cuda.is_available():
+        if device != "cpu":
             allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         else:
             allocated = reserved = process_memory.peak()
         return RankMemory(rank=self.place.rank, allocated=allocated, reserved=reserved)
 
-    def collectives(self) -> Iterable[Backend]:
-        _, dist = ranks.torch_distributed()
+    def collectives(self, device: str) -> Iterable[Backend]:
         if self.place.world > 1:
-            actual = dist.get_backend()
-            reason = None if actual == "nccl" else "this rank has no CUDA device"
+            actual = ranks.backend_of(device)
+            reason = None if actual == "nccl" else f"this rank trains on {device}, with {actual}"
             yield Backend(part="collectives", requested="nccl", actual=actual, reason=reason)
 
     def kernels(self, trainer: Trainer) -> Iterable[Backend]:
         """Every site of the recipe; for the experts, the kernels that were observed."""
         torch, _ = ranks.torch_distributed()
-        cuda = torch.cuda.is_available()
-        capability = "sm_{}{}".format(*torch.cuda.get_device_capability()) if cuda else None
-        facts = Facts(device="cuda" if cuda else "cpu", capability=capability)
+        device: Literal["cpu", "cuda"] = "cpu" if trainer.execution.device == "cpu" else "cuda"
+        capability = "sm_{}{}".format(*torch.cuda.get_device_capability()) if device == "cuda" else None
+        facts = Facts(device=device, capability=capability)
         for seam in KernelSelectionAnswers().seams(trainer.recipe, trainer.execution.mode, {}, facts):
             row = Backend(part=seam.site, requested=seam.requested, actual=seam.actual, reason=seam.reason)
             if seam.site != "experts" or self.ran in (set(), {row.actual}):

@@ -12,7 +12,8 @@ from contracts.spec.errors import refuse
 from contracts.stacks.reference.launch import trainer_arguments
 from contracts.stacks.reference.launch.trainer_arguments import TrainerArguments
 
-TELEMETRY, HOST = "RANKPROOF_TELEMETRY", "RANKPROOF_HOST"
+TELEMETRY, HOST, DEVICE = "RANKPROOF_TELEMETRY", "RANKPROOF_HOST", "RANKPROOF_DEVICE"
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class Settings:
     save: Path | None
     resume: bool
     log_every: int
+    device: str = "cpu"
     keep: int | None = None
     durable: str | None = None
     telemetry: Path | None = None
@@ -45,6 +47,7 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
     own.add_argument("--keep", type=int)
     own.add_argument("--durable")
     own.add_argument("--log-every", type=int, default=10)
+    own.add_argument("--device", default=environment.get(DEVICE) or "auto")
     said, rest = own.parse_known_args(argv)
     asked = trainer_arguments.read(_with_mode(tuple(rest)))
     recipe = asked.recipe
@@ -52,6 +55,8 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
     resume = said.resume or recipe.checkpoint.load is not None
     if resume and save is None and recipe.checkpoint.load is None:
         raise refuse("--resume", True, "needs the folder of a run", "give --save")
+    if said.device not in DEVICES:
+        raise refuse("--device", said.device, f"is none of {', '.join(DEVICES)}", "choose one of them")
     if said.keep is not None and said.keep < 1:
         raise refuse("--keep", said.keep, "must be at least 1", "keep the checkpoint that a resume needs")
     return Settings(
@@ -61,6 +66,7 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
         save=save,
         resume=resume,
         log_every=max(1, said.log_every),
+        device=said.device,
         keep=said.keep,
         durable=said.durable,
         telemetry=Path(environment[TELEMETRY]) if environment.get(TELEMETRY) else None,

@@ -114,6 +114,7 @@ class Trainer:
 
     def step_over(self, window: Sequence[Batch], wanted: bool = False, samples: tuple[int, ...] = ()) -> StepResult:
         """One optimizer step over microbatches, which may differ in sequences and in length."""
+        window = [self.on_device(micro) for micro in window]
         counts = self.over_rows(self.total([self.count(micro) for micro in window]))
         self.optimizer.zero()
         passes = self.passes(window, counts)
@@ -167,11 +168,16 @@ class Trainer:
         mode = self.model.training
         self.model.eval()
         try:
+            batches = [self.on_device(each) for each in batches]
             counts = self.over_rows(self.total([self.count(each) for each in batches]))
             sums = self.over_parts(self.total([{"lm": self.model(*each).sums["lm"]} for each in batches]))
         finally:
             self.model.train(mode)
         return float(sums["lm"] / counts["lm"].clamp(min=1))
+
+    def on_device(self, batch: Batch) -> Batch:
+        """A batch on the device of the execution."""
+        return Batch(*(None if each is None else each.to(self.execution.device) for each in batch))  # type: ignore[arg-type]
 
     # overridden for several ranks (parallel_trainer.py)
     def refuse_unsupported(self) -> None:
@@ -220,7 +226,8 @@ class Trainer:
         for depth in range(self.recipe.mtp.depth if self.recipe.mtp else 0):
             found[f"mtp.{depth}"] = (shift_left(micro.labels_BT, pack, depth + 1, IGNORED) != IGNORED).sum()
         rows, length = micro.tokens_BT.shape
-        return found | {"aux": torch.tensor(rows), "z": torch.tensor(rows * length)}
+        sizes = {"aux": rows, "z": rows * length}
+        return found | {name: found["lm"].new_tensor(size) for name, size in sizes.items()}
 
     def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
         """Forward and backward over the whole window."""
@@ -314,7 +321,8 @@ class Trainer:
         held = self.state()
         if self.number and not any(name.startswith("optimizer/") for name in held):
             held |= {f"optimizer/{name}": each for name, each in self.optimizer.blank().items()}
-        generators = {f"{self.own_generators}{name}": each for name, each in rng_state.capture().items()}
+        drawn = rng_state.capture(self.execution.device)
+        generators = {f"{self.own_generators}{name}": each for name, each in drawn.items()}
         place = {f"{LAYOUT}{name}": size for name, size in self.layout().items()}
         digest = recipe_digest(self.recipe)
         return State(
@@ -322,8 +330,8 @@ class Trainer:
         )  # fmt: skip
 
     def layout(self) -> dict[str, int]:
-        """The layout of the state over ranks; empty on one rank."""
-        return {}
+        """The layout of the state over ranks and devices; empty on one rank and the CPU."""
+        return {} if self.execution.device == "cpu" else {"device": 1}
 
     @property
     def own_generators(self) -> str:

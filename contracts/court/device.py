@@ -1,0 +1,91 @@
+"""On which device a stack is asked to compute, and on which one it did.
+
+`auto` asks the unit tier on the CPU, and contracts of several ranks on CUDA devices if each rank of this node has one.
+The gpu tier names its devices itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from contracts.contract import Contract, Tier
+from contracts.instruments.ranks import here
+from contracts.spec.errors import refuse
+from contracts.spec.stack import Party
+
+Device = Literal["cpu", "cuda"]
+CHOICES = ("auto", *get_args(Device))
+VARIABLE = "RANKPROOF_DEVICE"
+"""Holds the choice for every process of a run: workers, ranks, interpreters."""
+COMPUTES = frozenset({"run_block", "run_model", "train", "run_compiled", "pass_compiled"})
+"""Questions that no stack answers without tensors on the device that they name."""
+
+
+def chosen(environment: Mapping[str, str] = os.environ) -> str:
+    """The choice of this run.
+
+    Raises:
+        Refused: for a device that is none of `CHOICES`.
+    """
+    said = environment.get(VARIABLE) or "auto"
+    if said not in CHOICES:
+        raise refuse(VARIABLE, said, f"is none of {', '.join(CHOICES)}", "choose one of them")
+    return said
+
+
+def refuse_absent() -> None:
+    """
+    Raises:
+        Refused: for CUDA where torch sees no device, and for a device that is none of `CHOICES`.
+    """
+    if chosen() == "cuda" and not count():
+        raise refuse("device", "cuda", "is asked for, and torch sees no CUDA device", "leave it out, or give cpu")
+
+
+def device_of(tier: Tier, ranks: int | None = None) -> Device:
+    """The device on which contracts of a tier are asked; of several ranks, as many as there are on this node."""
+    said = chosen()
+    if said == "auto":
+        return "cuda" if tier == "gpu" or (tier == "dist" and each_has_one(ranks or _ranks())) else "cpu"
+    return "cuda" if said == "cuda" else "cpu"
+
+
+def asked_on(contract: Contract) -> Device:
+    """The device that takes the place of the CPU in the questions of a contract."""
+    return "cpu" if contract.tier == "gpu" or not contract.of_numbers else device_of(contract.tier)
+
+
+def computes_on(party: Party) -> frozenset[str]:
+    """The devices on which a party computes; the CPU if it declares none."""
+    declared: frozenset[str] = getattr(party, "computes_on", frozenset({"cpu"}))
+    return declared
+
+
+def each_has_one(ranks: int) -> bool:
+    """Whether each of several ranks of this node has a CUDA device of its own."""
+    return ranks > 1 and count() >= ranks
+
+
+def _ranks() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", here().world))
+
+
+def count() -> int:
+    """The CUDA devices that torch can use. It asks NVML: no context is made, and later forks stay healthy."""
+    if importlib.util.find_spec("torch") is None:
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def allocations() -> int:
+    """How often this process has allocated memory on CUDA devices so far; 0 if it has not touched one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    return sum(int(torch.cuda.memory_stats(each).get("allocation.all.allocated", 0)) for each in range(count()))

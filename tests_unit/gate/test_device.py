@@ -1,0 +1,117 @@
+"""On which device a stack is asked to compute, and what a verdict says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contracts.contract import Contract
+from contracts.court import device
+from contracts.court.judge import judge
+from contracts.court.narrowing import placed
+from contracts.spec.blocks import BlockCall
+from contracts.spec.errors import Refused
+from contracts.spec.presets import resolve
+from contracts.spec.records import Result
+from contracts.spec.training import Execution, Pass, Session, Tokens
+from contracts.stacks.reference.stack import Reference
+
+pytestmark = pytest.mark.unit
+torch = pytest.importorskip("torch")
+
+RECIPE = resolve("tiny-nam56r")
+
+
+def _asks(stack: Any) -> None:
+    from contracts.instruments import numerics
+
+    row = numerics.array(torch.zeros(1, 2, dtype=torch.int64))
+    stack.run_model(RECIPE, Execution(), {}, Tokens(tokens=row, labels=row), False)
+
+
+def _contract(**changes: Any) -> Contract:
+    known = {"id": "T-01", "check": _asks, "asks": ("run_model",), "cases": {"only": ()}, "source": "here"}
+    return Contract(**{**known, "tier": "unit", **changes})
+
+
+class _Recorded(Reference):
+    """Says that it computes on CUDA, and computes nowhere."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def run_model(self, recipe: Any, execution: Execution, *given: Any, **named: Any) -> Pass:
+        from contracts.instruments import numerics
+
+        self.asked.append(execution.device)
+        return Pass(logits=numerics.array(torch.zeros(1)), losses={})
+
+
+def _judged(stack: Reference, monkeypatch: pytest.MonkeyPatch, chosen: str, **changes: Any) -> Result:
+    monkeypatch.setenv(device.VARIABLE, chosen)
+    return judge(_contract(**changes), "only", stack)
+
+
+def test_a_stack_is_asked_on_the_device_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = _Recorded()
+    for chosen in ("cuda", "cpu", "auto"):
+        _judged(stack, monkeypatch, chosen)
+    assert stack.asked == ["cuda", "cpu", "cpu"]
+
+
+def test_a_stack_that_allocates_nothing_on_the_device_judged_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = _judged(_Recorded(), monkeypatch, "cuda")
+    assert result.outcome == "broken"
+    assert result.words == "reference was asked for run_model on cuda, and allocated nothing there"
+    assert _judged(_Recorded(), monkeypatch, "cpu").outcome == "holds"
+
+
+def test_a_stack_that_declares_no_cuda_is_not_asked_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = type("OnCpus", (_Recorded,), {"computes_on": frozenset({"cpu"})})()
+    result = _judged(stack, monkeypatch, "cuda")
+    assert (result.outcome, result.lack, stack.asked) == ("not offered", "device", [])
+    assert result.words == "reference does not compute on cuda"
+
+
+def test_the_gpu_tier_names_its_devices_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = _Recorded()
+    _judged(stack, monkeypatch, "cuda", tier="gpu")
+    assert stack.asked == ["cpu"]
+
+
+def test_a_device_takes_the_place_of_the_cpu_wherever_a_question_names_one() -> None:
+    from contracts.instruments import numerics
+
+    x = numerics.array(torch.zeros(1, 2, 4))
+    call = BlockCall(recipe=RECIPE, layer=0, weights={}, x=x)
+    session = Session(recipe=RECIPE, execution=Execution(world=2), steps=1)
+    (given, (first, second), held), named = placed(((call, (call, call), session), {"precision": x}), "cuda")
+    assert {given.device, first.device, second.device, held.execution.device} == {"cuda"}
+    assert held.execution.world == 2
+    assert named["precision"] is x
+    assert placed(held, "cuda") is held
+
+
+def test_devices_that_are_not_there_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "count", lambda: 0)
+    for chosen in ("cuda", "gpu"):
+        monkeypatch.setenv(device.VARIABLE, chosen)
+        with pytest.raises(Refused, match=chosen):
+            device.refuse_absent()
+    monkeypatch.setenv(device.VARIABLE, "auto")
+    device.refuse_absent()
+
+
+@pytest.mark.parametrize(
+    ("devices", "ranks", "expected"), [(8, 8, "cuda"), (1, 4, "cpu"), (1, 1, "cpu"), (0, 2, "cpu")]
+)
+def test_ranks_compute_on_cuda_if_each_has_a_device(
+    monkeypatch: pytest.MonkeyPatch, devices: int, ranks: int, expected: str
+) -> None:
+    monkeypatch.setenv(device.VARIABLE, "auto")
+    monkeypatch.setattr(device, "count", lambda: devices)
+    assert device.device_of("dist", ranks) == expected
+    assert device.device_of("unit") == "cpu"
+    monkeypatch.setenv(device.VARIABLE, "cuda")
+    assert {device.device_of("dist", ranks), device.device_of("unit")} == {"cuda"}
