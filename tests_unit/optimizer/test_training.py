@@ -400,3 +400,14 @@ def test_float64_is_carried_through_a_step() -> None:
     norm = oracle.norm(done.gradients)
     assert done.grad_norm == pytest.approx(norm, rel=FLOAT64.bound)
     assert done.clip_coef == pytest.approx(oracle.clip(norm, 1.0))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device to train on")
+@pytest.mark.parametrize(
+    ("device", "words"), [("cuda", "torch sees 0 for the 1 of this node"), ("tpu", "is none of auto, cpu, cuda")]
+)
+def test_a_device_that_is_not_there_is_refused_before_the_first_step(
+    capsys: pytest.CaptureFixture[str], device: str, words: str
+) -> None:
+    assert train.main(("--recipe", "tiny-nam56r", "--device", device)) == train.USAGE_ERROR
+    assert words in capsys.readouterr().err

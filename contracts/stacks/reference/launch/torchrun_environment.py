@@ -28,11 +28,11 @@ def distributed_world(device: str) -> Iterator[Place]:
         Refused: if the environment states a place that does not exist, or if devices are fewer than ranks.
     """
     place = stated(os.environ)
+    torch, dist = torch_distributed()
+    if device == "cuda":
+        _refuse_missing_devices()
+        torch.cuda.set_device(place.local_rank)
     if place.world > 1:
-        torch, dist = torch_distributed()
-        if device == "cuda":
-            _refuse_missing_devices()
-            torch.cuda.set_device(place.local_rank)
         dist.init_process_group(BACKENDS[device], timeout=datetime.timedelta(seconds=PATIENCE_S))
     yield place
     if place.world > 1:
@@ -56,7 +56,7 @@ def _ranks_and_devices() -> tuple[int, int]:
 def _refuse_missing_devices() -> None:
     ranks, devices = _ranks_and_devices()
     if devices < ranks:
-        problem = f"needs a device for each rank, and this node has {ranks} ranks and {devices} devices"
+        problem = f"needs a device for each rank, and torch sees {devices} for the {ranks} of this node"
         raise refuse("--device", "cuda", problem, "start fewer ranks, or give --device cpu")
 
 
