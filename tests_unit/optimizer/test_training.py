@@ -402,6 +402,7 @@ def test_float64_is_carried_through_a_step() -> None:
     assert done.clip_coef == pytest.approx(oracle.clip(norm, 1.0))
 
 
+@pytest.mark.unit
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device to train on")
 @pytest.mark.parametrize(
     ("device", "words"), [("cuda", "torch sees 0 for the 1 of this node"), ("tpu", "is none of auto, cpu, cuda")]
