@@ -126,6 +126,37 @@ def test_what_is_left_in_flight_is_charged_to_who_left_it(tmp_path: Path, subtes
         assert len(outcomes) == 9
 
 
+SAME_NAME = """
+def group():
+    group = dist.new_group()
+    assert group.group_name == "1"
+    return group
+
+def test_begins():
+    assert summed(1) == 3
+
+def test_rank_0_takes_more_messages_than_others():
+    x, of = torch.zeros(1), group()
+    for peer in (1, 2):
+        dist.recv(x, peer, of) if RANK == 0 else RANK == peer and dist.send(x, 0, of)
+    dist.barrier()
+    dist.destroy_process_group(of)
+
+def test_leaves_a_collective():
+    kept = RANK == 1 and dist.all_reduce(torch.ones(1), async_op=True)
+
+def test_group_of_the_same_name():
+    assert summed(1, group()) == 3
+"""
+
+
+@pytest.mark.torchrun
+@needs_torch()[1]
+def test_a_group_does_not_inherit_the_messages_of_another_of_its_name(tmp_path: Path) -> None:
+    run = torchrun(tmp_path, {"test_left.py": SAME_NAME}, "--dist-grace=0.5", "-v", ranks=3)
+    assert [run.outcome(name) for name in run.outcomes] == ["passed", "passed", "failed", "passed"], run.output[-3000:]
+
+
 def view(**calls: object) -> View:
     return View(**calls)  # type: ignore[arg-type]  # as JSON gives it
 

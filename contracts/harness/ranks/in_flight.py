@@ -99,6 +99,8 @@ class InFlight:
         _heard_by(self._call)
 
     def even(self) -> None:
+        live = set(_groups().values())
+        self._apart = Counter({name: calls for name, calls in self._apart.items() if name in live})  # names come again
         self._before = self._counts()
         self._sent.clear()
         self._taken.clear()
@@ -138,18 +140,24 @@ class InFlight:
 
     def _call(self, group: Any, what: str, peer: int | None, tag: int, calls: int) -> None:
         """Take note of a message, or of what counts otherwise on every rank."""
-        from torch.distributed import get_process_group_ranks
-
         name = group.group_name
         self._apart[name] += calls
         if what == "monitored_barrier":
             return
-        other = ANY if peer is None else str(get_process_group_ranks(group)[peer])
+        other = ANY if peer is None else str(_members(name)[peer])
         where = f"(tag {tag}, group {name})"
         if what == "send":
             self._sent[f"{other} {where}"] += 1
         else:
             self._taken[f"{self._rank} {where}"][other] += 1
+
+
+def _members(name: str) -> list[int]:
+    """The ranks of a group. By its name, because a group in Python may pass its calls to another in C++."""
+    from torch.distributed import get_process_group_ranks
+
+    (group,) = (group for group, known in _groups().items() if known == name)
+    return get_process_group_ranks(group)
 
 
 def _groups() -> dict[Any, str]:
