@@ -3,8 +3,9 @@
     python -m benchmarks --device cuda --out reports/gpu
     python -m benchmarks --device cpu --small
 
-Prints Markdown; `--out` writes it, and the figures as JSON, into a folder. Nothing is installed: a peer that is not
-there is a row that says so. The ratios of a table hold among its rows; the ceilings are measured in the same process.
+Prints Markdown, each row as it is measured; `--out` keeps it, and the figures as JSON, in a folder. Nothing is
+installed: a peer that is not there is a row that says so. The ratios of a table hold among its rows; the ceilings are
+measured in the same process.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks import moe, scan
-from benchmarks._measure import as_json, ceiling, table
+from benchmarks._measure import HEADER, Row, ceiling, line
+from contracts.instruments.atomic_write import write_whole
 
 
 def main(argv: list[str]) -> int:
@@ -35,20 +38,39 @@ def main(argv: list[str]) -> int:
         print("torch sees no CUDA device; --device cpu --small shows that this runs", file=sys.stderr)  # noqa: T201
         return 3
     facts = about(asked.device, asked.small)
+    told = Told(asked.out)
+    told.say(f"## {' · '.join(facts.values())}\n")
     top = ceiling(asked.device, asked.small)
-    told, figures = [f"## {' · '.join(facts.values())}", ""], {"facts": facts, "ceiling": asdict(top), "tables": {}}
-    told.append(f"one bfloat16 product {top.flops / 1e12:.3g} TFLOP/s, one copy {top.bytes / 1e9:.3g} GB/s")
+    told.say(f"one bfloat16 product {top.flops / 1e12:.3g} TFLOP/s, one copy {top.bytes / 1e9:.3g} GB/s")
+    tables: dict[str, list[Row]] = {}
     for name, subject in (("moe", moe), ("scan", scan)):
-        for title, rows in (subject.rows(asked.device, asked.small) if asked.only in (None, name) else {}).items():
-            told += ["", table(f"{name}: {title}", rows, top)]
-            figures["tables"][f"{name}: {title}"] = as_json(rows)  # type: ignore[index]
-    text = "\n".join(told) + "\n"
-    print(text)  # noqa: T201
-    if asked.out is not None:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "benchmarks.md").write_text(text)
-        (asked.out / "benchmarks.json").write_text(json.dumps(figures, indent=1) + "\n")
+        for title, row in subject.measured(asked.device, asked.small) if asked.only in (None, name) else ():
+            rows = tables.setdefault(f"{name}: {title}", [])
+            rows.append(row)
+            if len(rows) == 1:
+                told.say(HEADER.format(title=f"{name}: {title}"))
+            told.say(line(row, rows[0].seconds, top))
+            told.keep(
+                {"facts": facts, "ceiling": asdict(top), "tables": {t: [*map(asdict, r)] for t, r in tables.items()}}
+            )
     return 0
+
+
+class Told:
+    """What was measured so far, printed at once and kept in a folder: a run that is cut off leaves what it has."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder, self.lines = folder, list[str]()
+
+    def say(self, line: str) -> None:
+        print(line, flush=True)  # noqa: T201
+        self.lines.append(line)
+
+    def keep(self, figures: dict[str, Any]) -> None:
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self.folder / "benchmarks.md", "\n".join(self.lines) + "\n")
+            write_whole(self.folder / "benchmarks.json", json.dumps(figures, indent=1) + "\n")
 
 
 def about(device: str, small: bool) -> dict[str, str]:

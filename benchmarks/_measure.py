@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,12 +18,14 @@ class Row:
 
     Args:
         seconds: the median of a call. spread: the interquartile range over the median.
+        first: seconds of the first call, if it compiles.
         flops, bytes: of a call, counted on paper; None where nobody counted them.
         words: why it was not run.
     """
 
     name: str
     seconds: float | None = None
+    first: float | None = None
     spread: float = 0.0
     flops: float | None = None
     bytes: float | None = None
@@ -72,22 +74,19 @@ def ceiling(device: str, small: bool) -> Ceiling:
     return Ceiling(flops=2 * side**3 / product.seconds, bytes=2 * source.numel() / copy.seconds)
 
 
-def table(title: str, rows: list[Row], top: Ceiling) -> str:
-    """Rows as Markdown; `ratio` is the first row's time over a row's own: above 1 is faster than the first."""
-    first = next((row.seconds for row in rows if row.seconds), None)
-    lines = [f"### {title}", "", "| what | ms | ratio | TFLOP/s | of the product | GB/s | of the copy |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for row in rows:
-        if row.seconds is None or first is None:
-            lines.append(f"| {row.name} | {row.words} | | | | | |")
-            continue
-        cells = [row.name, f"{1e3 * row.seconds:.3f} ±{row.spread:.0%}", f"{first / row.seconds:.2f}"]
-        for done, unit, most in ((row.flops, 1e12, top.flops), (row.bytes, 1e9, top.bytes)):
-            rate = None if done is None else done / row.seconds
-            cells += ["", ""] if rate is None else [f"{rate / unit:.3g}", f"{rate / most:.0%}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+HEADER = """
+### {title}
+
+| what | ms | ratio | TFLOP/s | of the product | GB/s | of the copy | first call, s |
+|---|---|---|---|---|---|---|---|"""
 
 
-def as_json(rows: list[Row]) -> list[dict[str, Any]]:
-    return [asdict(row) for row in rows]
+def line(row: Row, first: float | None, top: Ceiling) -> str:
+    """A row of a table as Markdown; `ratio` is the first row's time over its own: above 1 is faster than the first."""
+    if row.seconds is None:
+        return f"| {row.name} | {row.words} | | | | | | |"
+    cells = [row.name, f"{1e3 * row.seconds:.3f} ±{row.spread:.0%}", f"{(first or row.seconds) / row.seconds:.2f}"]
+    for done, unit, most in ((row.flops, 1e12, top.flops), (row.bytes, 1e9, top.bytes)):
+        rate = None if done is None else done / row.seconds
+        cells += ["", ""] if rate is None else [f"{rate / unit:.3g}", f"{rate / most:.1%}"]
+    return f"| {' | '.join([*cells, '' if row.first is None else f'{row.first:.1f}'])} |"

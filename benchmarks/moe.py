@@ -1,4 +1,4 @@
-"""The token-choice layer: eager, compiled, its matrix products alone, and what a user would take instead.
+"""The token-choice layer and what a user would take instead, compiled and eager, and its grouped products alone.
 
 4 sequences of 4096 tokens, hidden 3584, 16 experts of 896, top-4, a shared expert of 1024: NAM56R's own. Peers have
 gated MLPs and are compared with the reference as swiglu; weights are bfloat16 in all, since peers hold them so.
@@ -7,8 +7,12 @@ gated MLPs and are compared with the reference as swiglu; weights are bfloat16 i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,23 +31,70 @@ SMALL = replace(
 )
 
 
-def rows(device: str, small: bool) -> dict[str, list[Row]]:
-    """Tables by title: forward and backward of a whole layer, and the grouped products by themselves."""
-    recipe, shape = (SMALL, (2, 64)) if small else (NAM56R, (4, 4096))
-    gated, wait = replace(recipe, activation="swiglu"), 0.2 if small else 2.0
+def measured(device: str, small: bool) -> Iterator[tuple[str, Row]]:
+    """A table's title and a row of it, as it is measured: grouped products, then whole layers, forward and backward.
+
+    Whatever is compiled is compiled anew: a row's first call is a cold one.
+    """
+    recipe, shape, wait = (SMALL, (2, 64), 0.2) if small else (NAM56R, (4, 4096), 0.6)
     x_BTD = torch.randn(*shape, recipe.hidden, device=device, dtype=torch.bfloat16)
-    tables: dict[str, list[Row]] = {"grouped products alone": _products(recipe, x_BTD, wait)}
-    for name, each in (("relu²", recipe), ("swiglu", gated)):
-        found = [timed("reference, compiled", _stepped(_reference(each, x_BTD, "inductor"), x_BTD),
-                       flops=_flops(each, x_BTD), seconds=wait),
-                 timed("reference, eager", _stepped(_reference(each, x_BTD, None), x_BTD),
-                       flops=_flops(each, x_BTD), seconds=wait)]  # fmt: skip
-        if each is gated:
-            for peer, make in (("Hugging Face Qwen2-MoE", _hugging_face), ("torchtitan MoE", _torchtitan)):
-                found.append(tried(peer, lambda make=make, peer=peer, each=each: timed(  # type: ignore[misc]
-                    peer, _stepped(make(each, x_BTD), x_BTD), flops=_flops(each, x_BTD), seconds=wait)))  # fmt: skip
-        tables[f"layer, forward and backward, {name}"] = found
-    return tables
+    yield from (("grouped products, forward", row) for row in _products(recipe, x_BTD, wait))
+    with _caches_of_its_own():
+        for title, each, makers in _tables(recipe):
+            for name, make in makers.items():
+                for how in ("compiled", "eager"):
+                    yield f"layer, forward and backward, {title}", _row(f"{name}, {how}", make, each, x_BTD, wait)
+
+
+def _tables(recipe: Recipe) -> Iterator[tuple[str, Recipe, dict[str, Make]]]:
+    """Which layers are compared with each other: peers are gated, and Qwen3-MoE has no shared expert."""
+    gated = replace(recipe, activation="swiglu")
+    yield "relu²", recipe, {"reference": _reference}
+    peers = {"Hugging Face Qwen2-MoE": _hugging_face, "torchtitan MoE": _torchtitan}
+    yield "swiglu", gated, {"reference": _reference, **peers}
+    lone = replace(gated, moe=replace(_moe(gated), shared_hidden=0))
+    yield "swiglu, no shared expert", lone, {"reference": _reference, "Hugging Face Qwen3-MoE": _hugging_face}
+
+
+def _row(name: str, make: Make, recipe: Recipe, x_BTD: Tensor, wait: float) -> Row:
+    """One layer, compiled or eager by the end of its name."""
+
+    def measure() -> Row:
+        torch.compiler.reset()  # a layer before this one leaves neither guards nor dynamic sizes
+        layer, first = make(recipe, x_BTD), None
+        if name.endswith("compiled"):
+            layer.call = compiled(layer.module, layer.call, "inductor")
+            run = _stepped(layer, x_BTD)
+            first = _seconds(run, x_BTD)
+        else:
+            run = _stepped(layer, x_BTD)
+        return replace(timed(name, run, flops=_flops(recipe, x_BTD), seconds=wait), first=first)
+
+    return tried(name, measure)
+
+
+def _seconds(run: Callable[[], None], x_BTD: Tensor) -> float:
+    """The time of one call, with what it starts on the device."""
+    before = time.perf_counter()
+    run()
+    if x_BTD.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - before
+
+
+@contextmanager
+def _caches_of_its_own() -> Iterator[None]:
+    """An empty folder for what inductor and Triton keep between processes."""
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ |= {name: str(Path(folder, name)) for name in names}
+        try:
+            yield
+        finally:
+            for name in names:
+                del os.environ[name]
+            os.environ |= before
 
 
 def _moe(recipe: Recipe) -> Moe:
@@ -58,32 +109,31 @@ def _flops(recipe: Recipe, x_BTD: Tensor) -> float:
     return 6.0 * x_BTD.shape[0] * x_BTD.shape[1] * recipe.hidden * widths
 
 
-def _stepped(forward: Callable[[Tensor], Tensor], x_BTD: Tensor) -> Callable[[], None]:
+@dataclass
+class _Called:
+    """A module and how it is called, so that its gradients can be dropped."""
+
+    module: nn.Module
+    call: Callable[[Tensor], Tensor]
+
+
+Make = Callable[[Recipe, Tensor], _Called]
+
+
+def _stepped(layer: _Called, x_BTD: Tensor) -> Callable[[], None]:
     """A call forward and backward; gradients of weights are made anew, as after a step."""
     leaf_BTD = x_BTD.clone().requires_grad_()
     dy_BTD = torch.randn_like(x_BTD)
-    module = getattr(forward, "module", None)
 
     def run() -> None:
-        if isinstance(module, nn.Module):
-            module.zero_grad(set_to_none=True)
+        layer.module.zero_grad(set_to_none=True)
         leaf_BTD.grad = None
-        forward(leaf_BTD).backward(dy_BTD)  # type: ignore[no-untyped-call]  # torch's
+        layer.call(leaf_BTD).backward(dy_BTD)  # type: ignore[no-untyped-call]  # torch's
 
     return run
 
 
-class _Called:
-    """A module and how it is called, so that its gradients can be dropped."""
-
-    def __init__(self, module: nn.Module, call: Callable[[Tensor], Tensor]) -> None:
-        self.module, self.call = module, call
-
-    def __call__(self, x_BTD: Tensor) -> Tensor:
-        return self.call(x_BTD)
-
-
-def _reference(recipe: Recipe, x_BTD: Tensor, backend: str | None) -> _Called:
+def _reference(recipe: Recipe, x_BTD: Tensor) -> _Called:
     layer = PARTS.moe(recipe, PARTS).to(x_BTD.device, torch.bfloat16)
     pack = packing(x_BTD)
 
@@ -91,11 +141,10 @@ def _reference(recipe: Recipe, x_BTD: Tensor, backend: str | None) -> _Called:
         out: Output = layer(x, pack, {})
         return out.y_BTD
 
-    made = plain if backend is None else compiled(layer, plain, backend)
-    return _Called(layer, made)
+    return _Called(layer, plain)
 
 
-def _products(recipe: Recipe, x_BTD: Tensor, wait: float) -> list[Row]:
+def _products(recipe: Recipe, x_BTD: Tensor, wait: float) -> Iterator[Row]:
     """Sorted rows through the experts' matrices: even, one expert with four times its share, and half of them idle."""
     moe = _moe(recipe)
     experts = PARTS.experts(recipe, PARTS).to(x_BTD.device, torch.bfloat16)
@@ -104,7 +153,6 @@ def _products(recipe: Recipe, x_BTD: Tensor, wait: float) -> list[Row]:
     weights = sum(each.numel() for each in experts.parameters())
     flops = 2.0 * assignments * weights / moe.experts
     moved = 2.0 * (weights + assignments * (2 * recipe.hidden + 3 * moe.expert_hidden))  # rows in and out, inner thrice
-    found = []
     for name, ends in _loads(moe.experts, assignments).items():
         ends_E = torch.tensor(ends, device=x_BTD.device)
 
@@ -112,8 +160,7 @@ def _products(recipe: Recipe, x_BTD: Tensor, wait: float) -> list[Row]:
             with torch.no_grad():
                 experts(sent_SD, ends_E)
 
-        found.append(timed(f"forward, {name}", run, flops=flops, bytes=moved, seconds=wait))
-    return found
+        yield timed(name, run, flops=flops, bytes=moved, seconds=wait)
 
 
 def _loads(experts: int, assignments: int) -> dict[str, list[int]]:
@@ -126,18 +173,24 @@ def _loads(experts: int, assignments: int) -> dict[str, list[int]]:
 
 
 def _hugging_face(recipe: Recipe, x_BTD: Tensor) -> _Called:
-    """Qwen2-MoE's block: softmax router, gated experts, and a shared one, which it weighs by a sigmoid."""
+    """Qwen2-MoE's block, whose shared expert has a sigmoid gate, or Qwen3-MoE's, which has none; softmax routers."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from transformers import Qwen2MoeConfig
+    from transformers import Qwen2MoeConfig, Qwen3MoeConfig
     from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
     moe = _moe(recipe)
-    config = Qwen2MoeConfig(
-        hidden_size=recipe.hidden, num_experts=moe.experts, num_experts_per_tok=moe.top_k, norm_topk_prob=True,
-        moe_intermediate_size=moe.expert_hidden, shared_expert_intermediate_size=moe.shared_hidden, hidden_act="silu",
-    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        "hidden_size": recipe.hidden, "num_experts": moe.experts, "num_experts_per_tok": moe.top_k,
+        "norm_topk_prob": True, "moe_intermediate_size": moe.expert_hidden, "hidden_act": "silu",
+    }  # fmt: skip
+    if moe.shared_hidden:
+        config: Any = Qwen2MoeConfig(shared_expert_intermediate_size=moe.shared_hidden, **sizes)
+    else:
+        config = Qwen3MoeConfig(**sizes)
     config._experts_implementation = "grouped_mm"  # its fastest from transformers 5 on; older ones ignore it
-    layer = Qwen2MoeSparseMoeBlock(config).to(x_BTD.device, torch.bfloat16)
+    layer = (Qwen2MoeSparseMoeBlock if moe.shared_hidden else Qwen3MoeSparseMoeBlock)(config)
+    layer = layer.to(x_BTD.device, torch.bfloat16)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.02)
 

@@ -6,7 +6,7 @@ move forward: its inputs once and its output once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,8 @@ Scan = Callable[[Inputs], Tensor]
 Make = Callable[[Scan, Inputs], Callable[[], None]]
 
 
-def rows(device: str, small: bool) -> dict[str, list[Row]]:
+def measured(device: str, small: bool) -> Iterator[tuple[str, Row]]:
+    """A table's title and a row of it, as it is measured."""
     mamba, shape = (Mamba(heads=4, head_dim=16, state=16, groups=2), (2, 100)) if small else (Mamba(), (2, 4096))
     wait = 0.2 if small else 2.0
     inputs = _inputs(mamba, shape, device)
@@ -35,18 +36,14 @@ def rows(device: str, small: bool) -> dict[str, list[Row]]:
         b, c = (inputs[name].repeat_interleave(per, dim=2) for name in ("B", "C"))
         return chunked_scan(dt[..., None] * inputs["x"], dt * inputs["A"], b, c, pack, None, CHUNK)[0]
 
-    found: dict[str, list[Row]] = {}
     for title, make, counted in (("scan, forward", _forward, moved), ("scan, forward and backward", _both, None)):
 
         def row(name: str, scan: Callable[[], Scan], make: Make = make, counted: float | None = counted) -> Row:
             return tried(name, lambda: timed(name, make(scan(), inputs), bytes=counted, seconds=wait))
 
-        found[title] = [
-            row("reference, eager", lambda: ours),
-            row("reference, compiled", lambda: torch.compile(ours)),
-            row("mamba-ssm", _mamba_ssm),
-        ]
-    return found
+        yield title, row("reference, eager", lambda: ours)
+        yield title, row("reference, compiled", lambda: torch.compile(ours))
+        yield title, row("mamba-ssm", _mamba_ssm)
 
 
 def _inputs(mamba: Mamba, shape: tuple[int, int], device: str) -> Inputs:
