@@ -39,9 +39,9 @@ IMPORTS = {
     "pytest": "import pytest",
     "hypothesis": "import hypothesis",
     "the command line": "import contracts.harness.cli",
-    "the law": "import contracts.checks, contracts.mutants",
+    "the law": "from contracts.harness.families import read_checks; read_checks()",
     "torch": "import torch",
-    "the law with torch": "import contracts.checks, contracts.mutants.tensors",
+    "the law and its mutants": "from contracts.harness.families import *; read_checks(); read_mutants()",
     "pipelines of torch": "import torch.distributed.pipelining",
 }
 
@@ -90,11 +90,11 @@ def law(profile: str) -> list[Spent]:
     from contracts.contract import LAW
     from contracts.court import profiles
     from contracts.harness import parties
-    from contracts.harness.commands._errors import read_law
+    from contracts.harness.families import read_checks
     from contracts.harness.gate import Gate
 
     meter = Meter()
-    read_law()
+    read_checks()
     plan, subject = profiles.plan(LAW, profile), parties.load("reference")
     gate = Gate(
         subject=subject, origin="reference", assistants=parties.assistants(subject, (), quick=True), profile=profile,
@@ -114,11 +114,11 @@ def selftest(only: str) -> list[Spent]:
     from contracts.contract import LAW
     from contracts.harness import parties
     from contracts.harness import selftest as self_test
-    from contracts.harness.commands._errors import read_law
+    from contracts.harness.families import read_checks
     from contracts.spec.records import Kill, Result
 
     meter = Meter()
-    read_law()
+    read_checks()
     part = self_test.part_of(LAW, [id for id in LAW.contracts if id.startswith(only)])
     meter.watch()
     found = [meter.item("imports")]

@@ -175,17 +175,28 @@ class Mutant:
 
 
 class Law:
-    """Every contract and every mutant, in the order of their imports."""
+    """Contracts and mutants; in `LAW` those that were imported, of the ids that there are (`known`)."""
 
     def __init__(self) -> None:
+        self.known: tuple[str, ...] = ()
         self.contracts: dict[str, Contract] = {}
         self.untested: dict[str, Untested] = {}
         self.mutants: list[Mutant] = []
 
     def ids(self) -> Iterator[str]:
-        """Every id, checked or untested."""
-        yield from self.contracts
-        yield from self.untested
+        """Every id, checked or untested, imported or not."""
+        yield from dict.fromkeys((*self.known, *self.contracts, *self.untested))
+
+    def arrange(self, known: tuple[str, ...]) -> None:
+        """Put everything in the order of these ids, whatever was imported first."""
+        self.known = known
+        place = {id: at for at, id in enumerate(self.ids())}
+        for id in place:
+            if id in self.contracts:
+                self.contracts[id] = self.contracts.pop(id)
+            elif id in self.untested:
+                self.untested[id] = self.untested.pop(id)
+        self.mutants.sort(key=lambda each: place.get(each.of, len(place)))
 
     def add(self, entry: Contract | Untested) -> None:
         if not _ID.fullmatch(entry.id):

@@ -291,13 +291,12 @@ def test_a_replay_says_where_it_differs_from_the_record(runs: dict[str, Done]) -
     assert "judged as of 2027-01-01 it is violated" in done.stdout
 
 
-def test_list_shows_promise_tier_cases_mutants_and_what_is_untested(runs: dict[str, Done]) -> None:
+def test_list_shows_promise_tier_cases_and_what_is_untested(runs: dict[str, Done]) -> None:
     lines = runs["list"].stdout.splitlines()
     assert runs["list"].returncode == 0
     [topo] = [line for line in lines if line.startswith("TOPO-02 ")]
     assert topo.split()[1] == "unit"
-    assert "[6 cases, 3 mutants]" in topo
-    assert not [line for line in lines if " 0 mutants" in line], "those made of tensors were not read"
+    assert "[6 cases]" in topo
     assert any(line.strip() == "TOPO-02[pp13-on-52]" for line in lines)
     [prec] = [line for line in lines if line.startswith("PREC-04b ")]
     assert "gpu" in prec.split()

@@ -5,21 +5,24 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import pkgutil
-import re
+import subprocess
+import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-import contracts.checks
-import contracts.mutants
+import contracts
 from contracts.contract import LAW
+from contracts.harness import families
 from contracts.instruments.import_trace import modules_after
 from contracts.spec import conventions, errors, ladder, needs, tolerance, violations
 
 pytestmark = pytest.mark.unit
+families.read_checks()
 
 FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
     "contracts.spec": (),
@@ -44,12 +47,11 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.mamba_ssm", "contracts.instruments.memory", "contracts.instruments.point_to_point",
     "contracts.instruments.reorder",
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.half_precision",
-    "contracts.instruments.dry_run", "contracts.instruments.traffic", "contracts.mutants._support.",
+    "contracts.instruments.dry_run", "contracts.instruments.traffic", "contracts.mutants.",
     "contracts.observe.consumed", "contracts.observe.diff", "contracts.observe.placement", "contracts.observe.readers",
     "contracts.observe.recorder",
     "contracts.observe.routing", "contracts.observe.sketch",
     "contracts.stacks.reference.training.small_script", "contracts.stacks.rewritten",
-    "contracts.mutants.tensors",
     "contracts.stacks.kit.adapter", "contracts.stacks.kit.checkpoints", "contracts.stacks.kit.links",
     "contracts.stacks.kit.runs", "contracts.stacks.kit.worlds",
     "contracts.stacks.megatron.block_base", "contracts.stacks.megatron.blocks",
@@ -90,12 +92,6 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.transformers.shims",
     "contracts.stacks.transformers.training", "contracts.stacks.transformers.weight_mapping",
 )  # fmt: skip
-TORCH_MUTANTS = set(
-    re.findall(
-        r"^import (\S+)$", Path(contracts.mutants.__file__).with_name("tensors.py").read_text(encoding="utf-8"), re.M
-    )
-)
-"""The counterexamples that are torch modules, by the table that enters them."""
 OF_A_FRAMEWORK = {
     "contracts.stacks.torchtitan.checkpoints": "torchtitan",
     "contracts.stacks.torchtitan.observed_trainer": "torchtitan",
@@ -139,7 +135,7 @@ def test_a_floor_stands_on_those_below_it_and_on_no_other(floor: str, brought: d
 
 @pytest.mark.parametrize("floor", FLOORS)
 def test_nothing_but_what_is_made_of_tensors_loads_a_framework(floor: str) -> None:
-    pure = [module for module in _modules(floor) if not module.startswith(TENSORS) and module not in TORCH_MUTANTS]
+    pure = [module for module in _modules(floor) if not module.startswith(TENSORS)]
     modules = modules_after("; ".join(f"import {module}" for module in pure))
     assert not {module.split(".")[0] for module in modules} & HEAVY
 
@@ -196,12 +192,58 @@ def test_a_borrowed_function_is_seen_under_any_name() -> None:
     assert _borrowed(module) == {"contracts.spec.pattern.parse", "contracts.spec.codec.hints"}
 
 
-@pytest.mark.parametrize("floor", ["contracts.checks", "contracts.mutants"])
-def test_every_subject_stands_in_the_table_of_contents(floor: str) -> None:
-    """A file that nobody imports is a promise that nobody judges."""
-    subjects = {name for name in _modules(floor) if "._" not in name}
-    read = "import contracts.mutants.tensors" if floor == "contracts.mutants" else f"import {floor}"
-    assert subjects <= modules_after(read), f"not imported: {sorted(subjects - modules_after(read))}"
+_ADDED = """
+import json, sys
+from contracts.contract import LAW
+from contracts.harness import families
+
+added = {}
+
+def note(id):
+    frame = sys._getframe(2)
+    while frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    added.setdefault(frame.f_globals["__name__"], []).append(id)
+
+class Noted(list):
+    def append(self, each):
+        note(each.of)
+        super().append(each)
+
+add, LAW.mutants = LAW.add, Noted()
+LAW.add = lambda entry: (note(entry.id), add(entry))
+families.read_checks()
+families.read_mutants()
+print(json.dumps(added))
+"""
+
+
+def test_the_text_of_each_file_names_what_it_adds_to_the_law() -> None:
+    """A contract that is not found in the text is judged by nobody, and a mutant that is not found proves nothing."""
+    done = subprocess.run([sys.executable, "-c", _ADDED], capture_output=True, text=True, check=True, timeout=300)
+    added = {module: {*ids} for module, ids in json.loads(done.stdout).items()}
+    assert {each: {*ids} for each, ids in families.checks().items()} == {
+        each: ids for each, ids in added.items() if each.startswith("contracts.checks.")
+    }
+    unnamed = {each: ids - {*families.mutants().get(each, ())} for each, ids in added.items()
+               if each.startswith("contracts.mutants.")}  # fmt: skip
+    assert len(unnamed) > 150
+    assert {each: ids for each, ids in unnamed.items() if ids} == {}
+
+
+def test_judging_one_family_imports_no_other() -> None:
+    seen = modules_after("from contracts.harness.families import read_checks; read_checks('PAT-01')")
+    read = {name for name in seen if name.startswith(("contracts.checks.", "contracts.mutants."))}
+    assert {name for name in read if "._support" not in name} == {
+        "contracts.checks.pattern", "contracts.checks.pattern.layers"
+    }  # fmt: skip
+
+
+def test_without_torch_the_mutants_that_do_without_it_are_read() -> None:
+    read = "from contracts.harness.families import read_mutants; read_mutants()"
+    without = modules_after(f"import sys; sys.modules['torch'] = None; {read}")
+    assert {"contracts.mutants.pattern.layers", "contracts.mutants.gate.verdicts"} <= without
+    assert not {each for each in without if each.startswith("contracts.mutants.blocks.")}
 
 
 def test_an_id_tells_the_folder_and_both_floors_have_the_same_files() -> None:
@@ -209,10 +251,10 @@ def test_an_id_tells_the_folder_and_both_floors_have_the_same_files() -> None:
     rooms: dict[str, set[str]] = {}
     for contract in LAW.contracts.values():
         rooms.setdefault(contract.family, set()).add(contract.check.__module__.split(".")[2])
-    assert {family: sorted(each) for family, each in rooms.items() if len(each) != 1} == {}
-    folders = [folder for each in rooms.values() for folder in each]
-    assert len(folders) == len(set(folders)), f"two families share a folder: {rooms}"
-    root = Path(contracts.mutants.__file__).parents[1]
+    assert rooms == {family: {folder} for family, folder in families.FAMILIES.items()}
+    folders = {*families.FAMILIES.values()}
+    assert len(folders) == len(families.FAMILIES), "two families share a folder"
+    root = Path(contracts.__file__).parent
     checks, mutants = (
         {path.relative_to(root / floor).as_posix() for path in (root / floor).glob("[a-z]*/[a-z]*.py")}
         for floor in ("checks", "mutants")

@@ -19,8 +19,8 @@ VERSION = "0.1.0"
 PROVED = """
 from contracts.contract import LAW
 from contracts.harness import kill_matrix, selftest
-from contracts.harness.commands._errors import read_law
-read_law()
+from contracts.harness.families import read_checks
+read_checks()
 matrix = selftest.run(selftest.part_of(LAW, ["PAT-01"]))
 here = kill_matrix.here(threads=kill_matrix.threads(), helping=kill_matrix.helping(()))
 about = kill_matrix.About(content=kill_matrix.content(), tier="unit", only="", surroundings=here)

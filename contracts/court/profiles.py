@@ -98,6 +98,16 @@ def plan(law: Law, profile: str, abilities: Abilities | None = None) -> Plan:
     return Plan(items=tuple(items), outside=outside, promises=promises, choices=tuple(choices), claimed=claimed)
 
 
+def beginnings(profile: str) -> tuple[str, ...]:
+    """How the ids begin that a profile can select; empty where any can."""
+    found: list[str] = []
+    for word in (each.strip() for each in profile.split(",")):
+        if word in NAMED and word not in _FAMILIES:
+            return ()
+        found += [f"{family}-" for family in _FAMILIES[word]] if word in _FAMILIES else [word.partition("[")[0]]
+    return tuple(found)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
     """What is planned of one case: the names under which it is asked, what stays outside, and why not as written."""

@@ -13,7 +13,8 @@ import sys
 from contracts.contract import LAW, Law
 from contracts.court import profiles
 from contracts.harness import parties
-from contracts.harness.commands._errors import read_law, told
+from contracts.harness.commands._errors import told
+from contracts.harness.families import read_checks
 from contracts.spec.party import abilities_of
 from contracts.spec.stack import Party
 
@@ -34,7 +35,7 @@ def contract_count(law: Law, profile: str, subject: Party) -> int:
 
 
 def main(stack: str, profile: str) -> int:
-    read_law()
+    read_checks(*profiles.beginnings(profile))
     sys.stdout.write(f"{contract_count(LAW, profile, parties.load(stack))}\n")
     return 0
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from contracts.contract import LAW, Law
+from contracts.harness.families import read_checks
 from contracts.spec.conventions import CONVENTIONS, conventions_of
 from contracts.stacks.megatron import Megatron
 from contracts.stacks.torchtitan.stack import Torchtitan
@@ -54,9 +55,7 @@ def _section(law: Law, name: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    import contracts.checks
-
-    assert contracts.checks
+    read_checks()
     if len(sys.argv) != 2:
         raise SystemExit("usage: python -m contracts.harness.convention_page FILE")
     Path(sys.argv[1]).write_text(page(LAW), encoding="utf-8")

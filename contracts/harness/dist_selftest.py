@@ -17,7 +17,7 @@ from contracts.contract import LAW, Contract, Law, Mutant
 from contracts.court.court import Court
 from contracts.court.judge import fate_of, judge
 from contracts.harness import parties, selftest
-from contracts.harness.commands._errors import read_law
+from contracts.harness.families import read_checks
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.loss_curves import Curves, Watched
 from contracts.harness.plugin import OWN_RANKS_S, PROPERTY, SLOW_S, result_of
@@ -59,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    read_law()
+    read_checks()
     each = [pytest.param(trial, marks=_mark(trial), id=trial.name) for trial in _trials(part(metafunc.config))]
     metafunc.parametrize("trial", each)
 

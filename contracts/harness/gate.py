@@ -26,6 +26,7 @@ from contracts.court.judge import DEADLINE_S, judge
 from contracts.court.plain_text import fit
 from contracts.court.verdict import declared, in_force, not_judged, verdict
 from contracts.harness import parties, power, selftest
+from contracts.harness.families import read_checks
 from contracts.instruments import accelerator
 from contracts.instruments.ranks import here
 from contracts.spec import codec, interpreter
@@ -265,6 +266,9 @@ def _unclaimed(subject: Party, deadline_s: float, *, numbers: bool) -> list[Uncl
     for question in questions().values():
         if question.of_the_court or question.name in subject.offers or (question.of_numbers and not numbers):
             continue
+        if not hasattr(subject, question.name):
+            continue
+        read_checks()  # any contract may be the one that asks nothing else
         alone: Contract | None = next(
             (c for c in LAW.contracts.values() if c.asks == (question.name,) and c.tier == "unit"), None
         )

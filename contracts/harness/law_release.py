@@ -173,12 +173,13 @@ def _digest(contracts: Mapping[str, Frozen]) -> str:
 
 if __name__ == "__main__":
     from contracts.contract import LAW
-    from contracts.harness.commands._errors import read_law, told
+    from contracts.harness.commands._errors import told
+    from contracts.harness.families import read_checks
 
     def work() -> None:
         if len(sys.argv) != 2:
             raise SystemExit("usage: python -m contracts.harness.law_release YEAR.MONTH | --check")
-        read_law()
+        read_checks()
         if sys.argv[1] == "--check":
             latest(LAW)
             return

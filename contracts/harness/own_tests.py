@@ -7,19 +7,17 @@ from pathlib import Path
 
 import pytest
 
-import contracts.checks
 from contracts.contract import LAW
 from contracts.court import profiles
 from contracts.court.profiles import ONE_PROCESS
 from contracts.harness import parties
 from contracts.harness import pytest_options as options
+from contracts.harness.families import read_checks
 from contracts.harness.gate import Gate
 from contracts.harness.plugin import Promise, assistants_of, deadline_of, deviations_of, without_torch
 from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
 from contracts.spec.party import abilities_of
 from contracts.spec.stack import Party
-
-assert contracts.checks
 
 
 def parametrize(
@@ -34,6 +32,7 @@ def parametrize(
     chosen = profile or options.setting(config, "profile") or ONE_PROCESS
     declared = deviations or options.setting(config, "deviations")
     each = []
+    read_checks(*profiles.beginnings(chosen))
     try:
         _distinct(stacks)
         seconds, known = deadline_of(config), deviations_of(declared)

@@ -31,6 +31,7 @@ from contracts.court.profiles import ONE_PROCESS
 from contracts.court.verdict import verdict
 from contracts.harness import kill_matrix, law_release, parties, touched
 from contracts.harness import pytest_options as options
+from contracts.harness.families import read_checks
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.gate import Gate
 from contracts.harness.ranks.rank_environment import EQUAL, several
@@ -292,9 +293,6 @@ def _gate(config: pytest.Config) -> Gate:
     """The gate of this session, built once, from the options."""
     if GATE in config.stash:
         return config.stash[GATE]
-    import contracts.checks  # all contracts; imported here, so that `pytest --help` does not read them
-
-    assert contracts.checks
     collect_seldom()
     if options.setting(config, "device"):
         os.environ[device.VARIABLE] = options.setting(config, "device")
@@ -306,8 +304,10 @@ def _gate(config: pytest.Config) -> Gate:
         seconds = deadline_of(config)
         subject = parties.load(name, deadline_s=seconds)
         quick = not config.getoption("rankproof_gate")
+        release = options.setting(config, "law")
+        read_checks(*(profiles.beginnings(profile) if release is None else ()))
         plan = profiles.plan(LAW, profile, abilities_of(subject))
-        if (release := options.setting(config, "law")) is not None:
+        if release is not None:
             plan = law_release.pinned(LAW, plan, law_release.load(release))
         if here().world > 1:
             plan = profiles.of_several_ranks(LAW, plan)

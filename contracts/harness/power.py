@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.court.party import Broken
+from contracts.harness.families import read_checks
 from contracts.spec.topology import Layout
 
 _ID, _CASE, _SAYS = "PAT-01", "nam56r", "layer 2 (1-based) is ablock, expected eblock (E)"
@@ -36,9 +37,7 @@ def lost(*, numbers: bool) -> str:
     Args:
         numbers: judge a tensor with a wrong element as well, and ones that are not finite, which needs torch.
     """
-    import contracts.checks
-
-    assert contracts.checks
+    read_checks(_ID)
     result = judge(LAW.contracts[_ID], _CASE, OneBlockForAll())
     if result.outcome != "violated" or result.words != _SAYS:
         return f"{_ID}[{_CASE}] {result.outcome} on a stack with a known bug: {result.words or 'no words'}"

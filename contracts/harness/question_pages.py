@@ -12,6 +12,7 @@ from pathlib import Path
 
 from contracts.contract import Law
 from contracts.harness.adapter_skeleton import Method, group_of, sides
+from contracts.harness.families import read_checks
 from contracts.spec.party import Party
 
 HEAD = """# The questions
@@ -59,10 +60,9 @@ def _question(method: Method, law: Law) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    import contracts.checks
     from contracts.contract import LAW
 
-    assert contracts.checks
+    read_checks()
     if len(sys.argv) != 2:
         raise SystemExit("usage: python -m contracts.harness.question_pages FILE")
     Path(sys.argv[1]).write_text(page(LAW), encoding="utf-8")

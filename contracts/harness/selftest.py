@@ -7,7 +7,6 @@ empty: a mutant proves nothing where the contract does not hold to begin with.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import multiprocessing
 import os
 import random
@@ -20,6 +19,7 @@ from contracts.court import fitness
 from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties
+from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.loss_curves import AGREES
 from contracts.spec.records import Kill, Result, Word
@@ -113,11 +113,7 @@ def shared(law: Law, named: tuple[str, ...], jobs: int, tell: Telling = _nobody)
 
 def _of_one_contract(named: tuple[str, ...], id: str) -> Matrix:
     """What a process of `shared` does with a contract."""
-    import contracts.checks
-    import contracts.mutants
-
-    assert contracts.checks
-    assert contracts.mutants
+    read_checks(id)
     return run(part_of(LAW, [id]), _assistants(named))
 
 
@@ -128,11 +124,6 @@ def _assistants(named: tuple[str, ...]) -> tuple[Party, ...]:
 
 def run(law: Law = LAW, assistants: Iterable[Party] | None = None, tell: Telling = _nobody) -> Matrix:
     """Judge the baseline and every mutant."""
-    import contracts.checks
-    import contracts.mutants
-
-    assert contracts.checks
-    assert contracts.mutants
     law = part_of(law, law.contracts)
     subject = parties.load("reference")
     helping = tuple(assistants) if assistants is not None else _assistants(())
@@ -185,19 +176,11 @@ def by_family(law: Law) -> dict[str, list[Mutant]]:
     return found
 
 
-def read_tensor_mutants() -> None:
-    """Read the mutants that are torch modules, where torch is installed."""
-    if importlib.util.find_spec("torch"):
-        import contracts.mutants.tensors
-
-        assert contracts.mutants.tensors
-
-
 def part_of(law: Law, ids: Collection[str], tier: Tier = "unit") -> Law:
     """Some of the contracts of one tier, with their mutants. `trials` judges those of dist."""
-    read_tensor_mutants()
     part = Law()
     part.contracts = {id: entry for id, entry in law.contracts.items() if id in ids and entry.tier == tier}
+    read_mutants(part.contracts)
     part.mutants = [mutant for mutant in law.mutants if mutant.of in part.contracts]
     return part
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import contracts.checks
-import contracts.mutants
-import contracts.mutants.tensors
 from contracts import instruments
 from contracts.contract import LAW
 from contracts.court.judge import judge
+from contracts.harness.families import read_checks, read_mutants
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.records import Item
 from contracts.stacks.reference.stack import Reference
 
-assert contracts.checks
-assert contracts.mutants.tensors
+read_checks()
+read_mutants()
 
 NAMED = {(mutant.of, mutant.case) for mutant in LAW.mutants}
 WHERE = next(

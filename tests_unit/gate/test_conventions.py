@@ -7,10 +7,9 @@ from types import MappingProxyType
 
 import pytest
 
-import contracts.checks
-import contracts.mutants.tensors
 from contracts.contract import LAW
 from contracts.court.judge import judge
+from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.parties import subject_of
 from contracts.mutants.blocks.loss import HandsOverBfloat16Logits
 from contracts.mutants.blocks.multi_token_prediction import ReadsBehindTheNorms
@@ -33,8 +32,8 @@ from contracts.spec.training import Built
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import introduce
 
-assert contracts.checks
-assert contracts.mutants.tensors
+read_checks()
+read_mutants()
 
 pytestmark = pytest.mark.unit
 

@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import contracts.checks
-import contracts.mutants.tensors
 from contracts.contract import LAW, contract
 from contracts.court import profiles
 from contracts.court import torchrun_session as ranking
 from contracts.harness.cli import main
+from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.gate import Gate
 from contracts.harness.plugin import _marks, result_of
 from contracts.mutants.gate.multi_rank import _RANK_0_REPORTS
@@ -32,7 +31,8 @@ from contracts.stacks.reference.stack import Reference
 from tests_unit._parties.running import RANKPROOF, Done, rankproof
 from tests_unit.ranks.running import needs_torch
 
-assert contracts.checks
+read_checks()
+read_mutants()
 
 DOCS = Path(__file__).parents[2] / "docs"
 INCOMPLETE, USAGE, BROKEN = 3, 2, 4

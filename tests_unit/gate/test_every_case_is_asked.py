@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import contracts.checks
 from contracts.contract import LAW
 from contracts.court import profiles
+from contracts.harness.families import read_checks
 from contracts.harness.plugin import NO_TORCH
 from tests_unit._parties.running import ROOT, Done, side_by_side
 
 pytestmark = pytest.mark.unit
-assert contracts.checks
+read_checks()
 
 HERE = ("pytest", "-q", "-p", "no:cacheprovider", "-n0", "-c", ROOT / "pyproject.toml", f"--rootdir={ROOT}")
 LAW_S_TESTS = ROOT / "tests_unit/test_law.py"

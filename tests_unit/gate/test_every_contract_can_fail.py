@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import pytest
 
-import contracts.checks
-import contracts.mutants
-import contracts.mutants.tensors
 from contracts.contract import LAW, Mutant
 from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties, selftest
+from contracts.harness.families import read_checks, read_mutants
 from contracts.instruments import accelerator
 from contracts.spec.presets import PRESETS
 from contracts.spec.records import Result
 from contracts.spec.stack import Party
 
-assert contracts.checks
-assert contracts.mutants.tensors
+read_checks()
+read_mutants()
 
 
 @pytest.fixture(scope="session")

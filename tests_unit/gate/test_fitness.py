@@ -28,9 +28,11 @@ VIOLATED, INCOMPLETE, BROKEN, USAGE = EXIT_CODES["violated"], EXIT_CODES["incomp
 PLANTED = """
 import os, signal
 from dataclasses import replace
-import contracts.checks, contracts.mutants
 from contracts.contract import LAW
 from contracts.harness.cli import main
+from contracts.harness.families import read_checks
+
+read_checks()
 
 sound = LAW.contracts["TOPO-02b"]
 

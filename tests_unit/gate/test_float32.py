@@ -7,19 +7,18 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-import contracts.checks
-import contracts.mutants.tensors
 from contracts import instruments
 from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.court.narrowing import narrowed
+from contracts.harness.families import read_checks, read_mutants
 from contracts.spec import codec
 from contracts.spec.abilities import FEATURES, Abilities, Absence
 from contracts.spec.training import Execution
 from contracts.stacks.reference.stack import Reference
 
-assert contracts.checks
-assert contracts.mutants.tensors
+read_checks()
+read_mutants()
 
 pytestmark = pytest.mark.unit
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-import contracts.checks
 from contracts.contract import LAW
 from contracts.court import deviations, profiles, record
 from contracts.harness.contract_count import contract_count
+from contracts.harness.families import read_checks
 from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES, Item
 from contracts.stacks.megatron.flag_table import FlagTable
@@ -24,7 +24,7 @@ from contracts.stacks.reference.stack import Reference
 from tests_unit._parties.running import BAD, RANKPROOF, Done, environment, side_by_side
 
 pytestmark = pytest.mark.unit
-assert contracts.checks
+read_checks()
 
 CONFORMANT, VIOLATED, INCOMPLETE, BROKEN, NOTHING_RAN = (
     EXIT_CODES[word] for word in ("conformant", "violated", "incomplete", "broken", "nothing ran")

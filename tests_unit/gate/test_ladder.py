@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-import contracts.checks
 from contracts.checks.gate._recorded_run import recorded
 from contracts.contract import LAW
 from contracts.court import profiles
 from contracts.court.judge import judge
 from contracts.court.verdict import verdict
+from contracts.harness.families import read_checks
 from contracts.spec import codec
 from contracts.spec.abilities import FEATURES, Abilities, Absence
 from contracts.spec.errors import Refused
@@ -30,7 +30,7 @@ from contracts.stacks.serve import introduce
 from contracts.stacks.torchtitan.abilities import ABILITIES as TITAN
 from contracts.stacks.transformers.abilities import ABILITIES as TRANSFORMERS
 
-assert contracts.checks
+read_checks()
 pytestmark = pytest.mark.unit
 
 RICH = Recipe(

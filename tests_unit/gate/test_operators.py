@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import contracts.checks
 from contracts.contract import LAW
 from contracts.court import profiles
 from contracts.harness.cli import main
 from contracts.harness.commands._operators import summary
+from contracts.harness.families import read_checks
 from contracts.harness.operators import changes, trials
 from contracts.harness.operators import reach as reaching
 from contracts.harness.operators.cells import CELLS, LIKELY, cells, likely
@@ -29,7 +29,7 @@ from contracts.spec.errors import Refused
 
 pytestmark = pytest.mark.unit
 
-assert contracts.checks
+read_checks()
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +101,12 @@ def test_what_runs_in_a_process_of_its_own_is_not_taken_for_what_an_import_runs(
 
 
 _TRY = """
-import json, sys, torch, contracts.checks
+import json, sys, torch
 from dataclasses import asdict
 from contracts.harness.operators import changes, trials
 from contracts.harness.operators.reach import Reach
+from contracts.harness.families import read_checks
+read_checks()
 torch.set_num_threads(1)
 items = {"OPT-05b[cosine]": 1.0}
 lines = {"optim/schedule.py": frozenset(range(1, 100))}
@@ -137,8 +139,8 @@ def test_a_contract_stands_on_the_checks_that_its_file_imports() -> None:
 
 
 def test_a_command_that_forks_for_a_change_has_imported_no_stack() -> None:
-    said = "import sys, contracts.checks; from contracts.harness.cli import main"
-    said += "; main(['selftest', '-h'], standalone_mode=False)"
+    said = "import sys; from contracts.harness.families import read_checks; from contracts.harness.cli import main"
+    said += "; read_checks(); main(['selftest', '-h'], standalone_mode=False)"
     said += "; print(*(name for name in sys.modules if name.startswith('contracts.stacks')), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True, timeout=600)
     assert done.stderr.strip() == ""

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from contracts.contract import LAW
 from contracts.court import pairs
 from contracts.harness.cli import main
-from contracts.harness.commands._errors import read_law
+from contracts.harness.families import read_checks
 from contracts.spec.abilities import FEATURES
 from contracts.spec.recipe import Recipe
 
@@ -35,7 +35,7 @@ def test_what_no_recipe_can_have_is_not_missing() -> None:
 
 def test_no_case_asks_for_what_is_said_to_be_impossible() -> None:
     pytest.importorskip("torch")
-    read_law()
+    read_checks()
     asked = {  # REC-07 also asks about the recipe with one field changed; what it needs is of that one
         each.features(case) - (each.needs[case.partition("@")[0]] if each.id.startswith("REC-07") else set())
         for each in LAW.contracts.values()

@@ -98,10 +98,11 @@ def test_a_rank_of_a_plain_torchrun_refuses_too(place: Path) -> None:
 
 def test_a_judgement_by_itself_is_broken_without_assertions(place: Path) -> None:
     asked = """
-import contracts.checks
 from contracts.contract import LAW
 from contracts.court.judge import judge
+from contracts.harness.families import read_checks
 from stacks import Wrong
+read_checks("PAT-01")
 result = judge(LAW.contracts["PAT-01"], "nam56r", Wrong())
 print(result.outcome, result.words)
 """
@@ -141,7 +142,8 @@ BLUNTING = {
 
 @pytest.mark.parametrize("how", BLUNTING)
 def test_what_a_stack_blunts_when_it_is_loaded_ends_the_gate(how: str, place: Path) -> None:
-    (place / "blunt.py").write_text(f"import contracts.checks\nfrom contracts.contract import LAW\n{BLUNTING[how]}\n"
+    (place / "blunt.py").write_text("from contracts.harness.families import read_checks\nread_checks('PAT-01')\n"
+                                    f"from contracts.contract import LAW\n{BLUNTING[how]}\n"
                                     "from stacks import Wrong\n")  # fmt: skip
     done = python(place, *CHECK, "--stack", "blunt:Wrong")
     assert done.returncode == EXIT_CODES["broken"], done.stdout + done.stderr

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-import contracts.checks
 from contracts.contract import LAW, Contract, Law, Tier, Untested
 from contracts.court import profiles
+from contracts.harness.families import read_checks
 from contracts.spec.abilities import Abilities
 from contracts.spec.errors import Refused
 from contracts.spec.records import Item, Statement
 
 pytestmark = pytest.mark.unit
-assert contracts.checks
+read_checks()
 
 GRAMMAR: dict[str, set[str]] = {  # profile → ids it plans, written out where it is not a whole family
     "TOPO-02[pp13-on-52]": {"TOPO-02"},

@@ -15,7 +15,7 @@ import pytest
 from contracts.contract import LAW
 from contracts.court import record
 from contracts.harness import progress, selftest
-from contracts.harness.commands._errors import read_law
+from contracts.harness.families import read_checks
 from contracts.harness.progress import Progress, Told
 from contracts.spec.records import Kill, Result
 from tests_unit._parties.running import RANKPROOF, environment
@@ -114,7 +114,7 @@ def test_a_run_shows_on_a_terminal_how_far_it_is(words: tuple[str, ...], tmp_pat
 
 
 def test_a_self_test_judges_as_often_as_it_has_planned() -> None:
-    read_law()
+    read_checks()
     told: list[Result | Kill] = []
     law = selftest.part_of(LAW, ["BLK-06v", "TOPO-02"])  # the former is asked on leaner recipes too
     selftest.run(law, (), told.append)

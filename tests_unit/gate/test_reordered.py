@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import contracts.checks
 from contracts.contract import LAW
 from contracts.court.judge import judge
+from contracts.harness.families import read_checks
 from contracts.instruments import fixtures, numerics, reorder
 from contracts.instruments.reorder import ORDERS, Order, Reordered
 from contracts.spec.presets import PRESETS
@@ -23,7 +23,7 @@ from contracts.spec.training import Execution, Session
 from contracts.stacks import reordered
 from contracts.stacks.reference.stack import Reference
 
-assert contracts.checks
+read_checks()
 pytestmark = pytest.mark.unit
 
 PARTIES: dict[Order, type[Party]] = {

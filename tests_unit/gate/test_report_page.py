@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import contracts.checks
 from contracts.contract import LAW
 from contracts.court.html_report import Recorded, overview
 from contracts.court.mesh_picture import mesh_picture, one_forward_one_backward, schedule_picture
 from contracts.court.report import render
 from contracts.court.telling import rerun
 from contracts.harness.commands.traffic import drawn, lanes
+from contracts.harness.families import read_checks
 from contracts.spec.presets import PRESETS
 from contracts.spec.records import Item, OnRanks, Result, Run, Violation
 from contracts.spec.topology import Degrees
@@ -29,7 +29,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, wh
 pytestmark = pytest.mark.unit
 
 RUNS: dict[str, Callable[[], Run]] = {"green": lambda: GREEN, "red": lambda: RED, "sick": lambda: sick(2257)}
-assert contracts.checks
+read_checks()
 SHOWN = "[...document.querySelectorAll('.item')].filter(each => !each.hidden).length"
 
 

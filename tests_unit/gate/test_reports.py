@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-import contracts.checks
 from contracts.contract import LAW
 from contracts.court.causes import HEADINGS, Cause, apart, apart_by_rank, by_outcome, causes, skeleton
 from contracts.court.markdown_report import LIMIT
@@ -32,13 +31,14 @@ from contracts.court.telling import (
     rerun,
 )
 from contracts.court.verdict import verdict
+from contracts.harness.families import read_checks
 from contracts.spec import codec
 from contracts.spec.records import Form, Item, Kill, OnRanks, Outcome, Result, Run, Verdict, Violation
 from tests_unit.gate import _reported
 from tests_unit.gate._reported import GREEN, ITEM, RED, colourful, sick
 from tests_unit.gate.test_deviations import ended, run
 
-assert contracts.checks
+read_checks()
 pytestmark = pytest.mark.unit
 
 DAY = datetime.date(2026, 11, 22)

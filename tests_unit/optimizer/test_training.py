@@ -18,12 +18,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import contracts.checks
 from contracts.checks._support.fp8_calls import FP8, with_scaling
 from contracts.checks._support.recipes import SMALL
 from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.harness import telemetry
+from contracts.harness.families import read_checks
 from contracts.instruments import fixtures, numerics, provenance
 from contracts.instruments.oracles import optimizers as oracle
 from contracts.instruments.ranks import Place
@@ -44,7 +44,7 @@ from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.run_facts import RankReporter, merge_backends
 from contracts.stacks.reference.training.trainer import Trainer
 
-assert contracts.checks
+read_checks()
 
 torch.set_num_threads(1)
 few = settings(max_examples=20)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-import contracts.checks
 from contracts.contract import LAW
 from contracts.court.court import Court
 from contracts.court.judge import judge
+from contracts.harness.families import read_checks
 from contracts.harness.plugin import OWN_RANKS_S
 from tests_unit.ranks.running import needs_torch
 
-assert contracts.checks
+read_checks()
 pytestmark = needs_torch()
 PROMISED = [(each, case) for each in LAW.contracts.values() if each.of_the_court for case in each.cases]
 OF_MANY = [(each.id, case) for each, case in PROMISED if each.tier == "dist"]

@@ -6,7 +6,7 @@ import click
 
 from contracts.contract import LAW
 from contracts.court.profiles import NAMED
-from contracts.harness.commands._errors import read_law
+from contracts.harness.families import ids, read_checks
 from contracts.harness.parties import BY_NAME
 
 
@@ -22,12 +22,12 @@ def complete_recipes(context: click.Context, parameter: click.Parameter, incompl
 
 def complete_items(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Profiles and ids behind the last comma; cases once a bracket is open."""
-    read_law()
     before, comma, last = incomplete.rpartition(",")
     id, bracket, _ = last.partition("[")
     if bracket:
+        read_checks(id)
         asked = LAW.contracts[id].asked if id in LAW.contracts else ()
         found = [f"{id}[{case}]" for case in asked]
     else:
-        found = [*NAMED, *LAW.ids()] if parameter.name == "profile" else [*LAW.ids()]
+        found = [*(NAMED if parameter.name == "profile" else ()), *ids()]
     return [f"{before}{comma}{each}" for each in found if each.startswith(last)]

@@ -134,14 +134,6 @@ def terminal_width() -> int:
     return shutil.get_terminal_size(fallback=(WIDTH, 24)).columns
 
 
-def read_law() -> None:
-    import contracts.checks
-    import contracts.mutants
-
-    assert contracts.checks
-    assert contracts.mutants
-
-
 def short(value: object, *, quote: bool = True) -> str:
     text = repr(value) if quote else str(value).replace("\n", " ")
     return text if len(text) <= 160 else f"{text[:150]}…"

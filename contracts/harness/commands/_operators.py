@@ -11,6 +11,7 @@ import click
 from contracts.contract import LAW
 from contracts.court.plain_text import terminal
 from contracts.harness.commands._errors import short
+from contracts.harness.families import read_checks
 from contracts.harness.operators import reach as reaching
 from contracts.harness.operators import trials
 from contracts.harness.operators.changes import OPERATORS, drawn, named
@@ -38,9 +39,7 @@ def operators(
     refused.raise_any()
     import torch
 
-    import contracts.checks
-
-    assert contracts.checks
+    read_checks()
     torch.set_num_threads(1)  # a fork loses the threads that torch has started
     if folder is None:
         folder = SAMPLED if likely else FOLDER

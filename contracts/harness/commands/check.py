@@ -28,10 +28,10 @@ from contracts.harness.commands._errors import (
     VERBOSE,
     one_clear_error,
     print_report,
-    read_law,
     terminal_width,
     told,
 )
+from contracts.harness.families import read_checks
 from contracts.harness.gate import device_of, today
 from contracts.harness.output import Output
 from contracts.harness.progress import Progress
@@ -99,7 +99,7 @@ def check(
 
     def work() -> int:
         refuse_absent()
-        read_law()
+        read_checks(*profiles.beginnings(profile))
         plan = profiles.plan(LAW, profile)  # refuse bad input before anything is written
         if ranks is not None:
             plan = profiles.of_several_ranks(LAW, plan)

@@ -14,8 +14,9 @@ from contracts.contract import LAW
 from contracts.court import coverage as share_of
 from contracts.court import pairs, profiles, record
 from contracts.court.verdict import verdict
-from contracts.harness.commands._errors import one_clear_error, read_law
+from contracts.harness.commands._errors import one_clear_error
 from contracts.harness.commands.runs import day_of
+from contracts.harness.families import read_checks
 from contracts.harness.supervisor import Ended
 from contracts.spec.errors import Refusals
 
@@ -50,7 +51,7 @@ def coverage(
     found.raise_any()
     part = None
     if records and profile is not None:
-        read_law()
+        read_checks()
         part = share_of.Part(profile=profile, plan=profiles.plan(LAW, profile))
     with tempfile.TemporaryDirectory() as folder:
         if stack is not None:
@@ -65,7 +66,7 @@ def coverage(
 
 
 def _show_pairs(as_json: bool) -> None:
-    read_law()
+    read_checks()
     contracts = LAW.contracts.values()
     if not as_json:
         click.echo(pairs.table(contracts))

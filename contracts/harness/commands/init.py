@@ -16,7 +16,8 @@ from contracts.court import report
 from contracts.court.judge import DEADLINE_S
 from contracts.court.telling import counted
 from contracts.harness import adapter_probe, adapter_skeleton, parties, proposed_deviations
-from contracts.harness.commands._errors import COLOURS, one_clear_error, read_law, the_stack_talks_to_stderr, told
+from contracts.harness.commands._errors import COLOURS, one_clear_error, the_stack_talks_to_stderr, told
+from contracts.harness.families import read_checks
 from contracts.harness.gate import today
 from contracts.harness.supervisor import supervised
 from contracts.spec.errors import Refusals
@@ -77,7 +78,7 @@ def _refuse(
 
 
 def _probe(stack: str, propose: Path | None, deadline: float, as_json: bool) -> int:
-    read_law()
+    read_checks()
     with the_stack_talks_to_stderr():
         party = parties.load(stack, deadline_s=deadline)
         run, judged = adapter_probe.probed(party, stack, deadline_s=deadline)

@@ -15,9 +15,10 @@ import contracts
 from contracts.contract import LAW, Contract
 from contracts.court import profiles, sources
 from contracts.court.court import Court
-from contracts.harness import parties, selftest
+from contracts.harness import parties
 from contracts.harness.commands._completion import complete_items
-from contracts.harness.commands._errors import one_clear_error, read_law, short
+from contracts.harness.commands._errors import one_clear_error, short
+from contracts.harness.families import read_checks, read_mutants
 from contracts.spec.errors import refuse
 
 
@@ -28,8 +29,8 @@ from contracts.spec.errors import refuse
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text, with every case.")
 @one_clear_error
 def list_(profile: str, cases: bool, as_json: bool) -> None:
-    """List the contracts of a profile, with their cases and mutants."""
-    read_law()
+    """List the contracts of a profile, with their cases."""
+    read_checks(*profiles.beginnings(profile))
     planned = profiles.plan(LAW, profile)
     if as_json:
         click.echo(json.dumps([_described(id) for id in planned.promises], indent=2, ensure_ascii=False))
@@ -43,18 +44,8 @@ def list_(profile: str, cases: bool, as_json: bool) -> None:
 
 def _listed(id: str) -> None:
     entry = LAW.contracts.get(id) or LAW.untested[id]
-    if isinstance(entry, Contract):
-        state = f"{len(entry.cases)} cases"
-        if not _of_tensors(entry):
-            state += f", {len(LAW.mutants_of(id))} mutants"
-    else:
-        state = f"untested: {entry.why}"
+    state = f"{len(entry.cases)} cases" if isinstance(entry, Contract) else f"untested: {entry.why}"
     click.echo(f"{id:<9} {entry.tier:<5} {entry.promise}  [{state}]")
-
-
-def _of_tensors(contract: Contract) -> bool:
-    """Whether mutants of it are read with torch alone, which takes seconds. Every contract has one."""
-    return contract.of_numbers or not LAW.mutants_of(contract.id)
 
 
 def _described(id: str) -> dict[str, Any]:
@@ -63,8 +54,7 @@ def _described(id: str) -> dict[str, Any]:
         untested = LAW.untested[id]
         return {"id": id, "tier": untested.tier, "statement": untested.promise, "untested": untested.why}
     contract = LAW.contracts[id]
-    if _of_tensors(contract):
-        selftest.read_tensor_mutants()
+    read_mutants([id])
     return {
         "id": id, "tier": contract.tier, "statement": contract.promise, "story": contract.story,
         "source": sources.explained(contract.source), "asks": list(contract.asks),
@@ -82,9 +72,9 @@ def explain(id: str, as_json: bool) -> None:
 
     ID may be as a report has it, with a case in brackets, or the beginning of several ids.
     """
-    read_law()
     named, bracket, case = id.strip().removesuffix("]").partition("[")
     named = _spelt(named)
+    read_checks(named)
     if named not in {*LAW.ids()}:
         found = [each for each in LAW.ids() if named and each.startswith(named)]
         if bracket or not found:
@@ -130,8 +120,7 @@ def _explained(contract: Contract, only: str) -> None:
             click.echo(f"  {case}: {', '.join(short(argument) for argument in arguments)}")
             if rungs := contract.rungs(case) if case in contract.cases else ():
                 click.echo(f"    on leaner recipes: {', '.join(rungs)}")
-    if _of_tensors(contract):
-        selftest.read_tensor_mutants()
+    read_mutants([contract.id])
     click.echo("\nmutants it must catch")
     for mutant in LAW.mutants_of(contract.id):
         bugs = f" ({', '.join(mutant.bugs)})" if mutant.bugs else ""

@@ -20,10 +20,10 @@ from contracts.harness.commands._errors import (
     VERBOSE,
     one_clear_error,
     print_report,
-    read_law,
     terminal_width,
     told,
 )
+from contracts.harness.families import read_checks
 from contracts.harness.gate import Gate
 from contracts.observe.entry import Script
 from contracts.spec.errors import Refusal, Refused, refuse
@@ -132,7 +132,7 @@ def judge(
     from contracts.observe.trace import read
 
     form = "json" if as_json else form
-    read_law()
+    read_checks(*profiles.beginnings(PROFILE))
     refusals: list[Refusal] = []
     for kind, count in Counter(kind for kind, _ in like).items():
         if count > 1:

@@ -22,9 +22,10 @@ from contracts.harness import output as output_of
 from contracts.harness import selftest as self_test
 from contracts.harness.commands._completion import complete_items
 from contracts.harness.commands._device_option import on_device
-from contracts.harness.commands._errors import COLOURS, one_clear_error, read_law, short, told
+from contracts.harness.commands._errors import COLOURS, one_clear_error, short, told
 from contracts.harness.commands._operators import operators
 from contracts.harness.commands.check import APART, SUITE, watched
+from contracts.harness.families import read_checks
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.output import Output
 from contracts.harness.progress import WATCHED, Told
@@ -131,7 +132,7 @@ def _whole(
     _forget(folder)
 
     def work() -> int:
-        read_law()
+        read_checks()
         law = self_test.part_of(LAW, [id for id in LAW.contracts if id.startswith(only or ("",))], profile)
         refused = Refusals()
         for each in only or ("",):
@@ -216,7 +217,7 @@ def _sampled(seed: int | None, given: Path, assistants: tuple[str, ...]) -> int:
     click.echo(words)
 
     def work() -> int:
-        read_law()
+        read_checks()
         tell = Told(watched_file)
         tell.planned(len(self_test.by_family(LAW)))
         with output.taken():

@@ -1,4 +1,1 @@
-"""Mutants of CKPT, under the file names of `contracts/checks/checkpoint`.
-
-`contracts.mutants.tensors` imports those that are torch modules.
-"""
+"""Mutants of CKPT, under the file names of `contracts/checks/checkpoint`."""

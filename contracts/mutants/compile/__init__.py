@@ -1,4 +1,1 @@
-"""Mutants of COMP, under the file names of `contracts/checks/compile`.
-
-`contracts.mutants.tensors` reads those that are torch modules.
-"""
+"""Mutants of COMP, under the file names of `contracts/checks/compile`."""

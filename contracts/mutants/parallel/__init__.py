@@ -1,4 +1,1 @@
-"""Mutants of PAR, under the file names of `contracts/checks/parallel`.
-
-`contracts.mutants.tensors` reads those that are torch modules.
-"""
+"""Mutants of PAR, under the file names of `contracts/checks/parallel`."""

@@ -1,0 +1,87 @@
+"""The families in reading order, and how their files are found and imported.
+
+A family is a folder below `contracts/checks`; its mutants are in the folder of the same name below `contracts/mutants`.
+Every file there belongs to the law, and there is no other list of them. Ids are literals, so that the text of a file
+says which contracts it has, and judging PAT-01 imports only the files of PAT-01.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import contracts
+from contracts.contract import LAW
+
+FAMILIES: Mapping[str, str] = {
+    "PAT": "pattern", "NAME": "names", "REC": "recipe", "ARGV": "argv", "ENV": "environment",
+    "TOPO": "topology", "PREF": "preflight", "MANI": "manifest", "INST": "install",
+    "STOR": "storage", "MEM": "memory", "RCPT": "receipts", "CMP": "comparison", "GOOD": "goodput",
+    "KRN": "kernels", "BLK": "blocks", "MOE": "moe", "OPT": "optimizer", "PAR": "parallel",
+    "PREC": "precision", "COMP": "compile", "CKPT": "checkpoint", "OBS": "observe",
+    "TRAF": "traffic", "GATE": "gate",
+}  # fmt: skip
+"""In reading order: the beginning of its ids → its folder."""
+_ROOT = Path(contracts.__file__).parent
+_CHECKED = re.compile(r'^(?:@contract|untested)\(\s*"([A-Z]+-\d\d[a-z]?)"', re.MULTILINE)
+_NAMED = re.compile(r'"([A-Z]+-\d\d[a-z]?)["\[]')
+
+
+@functools.cache
+def checks() -> Mapping[str, tuple[str, ...]]:
+    """Module → the ids of its contracts; in a family the module with the first id comes first."""
+    return _files("checks", _CHECKED)
+
+
+@functools.cache
+def mutants() -> Mapping[str, tuple[str, ...]]:
+    """Module → the ids that it names: the contracts that its mutants violate."""
+    return _files("mutants", _NAMED)
+
+
+def _files(part: str, pattern: re.Pattern[str]) -> Mapping[str, tuple[str, ...]]:
+    found = {}
+    for family in FAMILIES.values():
+        files = {path.stem: pattern.findall(path.read_text(encoding="utf-8"))
+                 for path in (_ROOT / part / family).glob("[a-z]*.py")}  # fmt: skip
+        for name in sorted(files, key=lambda each: (min(files[each], default=""), each)):
+            found[f"contracts.{part}.{family}.{name}"] = tuple(dict.fromkeys(files[name]))
+    return found
+
+
+@functools.cache
+def ids() -> tuple[str, ...]:
+    """Every id of the law in reading order. Nothing is imported for it."""
+    return tuple(id for each in checks().values() for id in each)
+
+
+def read_checks(*beginnings: str) -> None:
+    """Import the contracts whose ids begin so, in either case; every contract where no beginning is given.
+
+    A contract of the gate judges what is planned of the whole law, so it brings all of it.
+    """
+    begin = tuple(each.lower() for each in beginnings) or ("",)
+    chosen = {id for id in ids() if id.lower().startswith(begin)}
+    every = any(id.startswith("GATE-") for id in chosen)
+    _import(module for module, there in checks().items() if every or chosen & {*there})
+    LAW.arrange(ids())
+
+
+def read_mutants(of: Iterable[str] | None = None) -> None:
+    """Import the mutants of some contracts, or of all; without torch, those that do without it."""
+    wanted = {*ids()} if of is None else {*of}
+    _import(module for module, named in mutants().items() if wanted & {*named})
+    LAW.arrange(ids())
+
+
+def _import(modules: Iterable[str]) -> None:
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError:
+            if importlib.util.find_spec("torch") is not None:
+                raise
