@@ -9,9 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from contracts.checks._support.attention_calls import Lengths, call_of, oracle_difference
 from contracts.checks._support.recipes import A_LAYER, SMALL, SMALL_DSA, SMALL_MLA
+from contracts.checks.blocks.attention_causality import SEEN, attention_does_not_see_what_follows
 from contracts.instruments import fixtures, numerics
 from contracts.instruments.oracles import attention as oracle
 from contracts.spec.errors import Refused
@@ -148,3 +150,10 @@ def test_an_index_head_that_cannot_hold_rope_is_refused_with_both_sizes() -> Non
     recipe = replace(SMALL_DSA, dsa=Dsa(a_ranks=(0,), index_heads=2, index_head_dim=3))
     with pytest.raises(Refused, match=r"dsa.index_head_dim = 3: must hold mla.qk_rope \(4\)"):
         PARTS.mixer(recipe, A_LAYER, "nemo_native")
+
+
+@pytest.mark.parametrize("case", ["loud", "loud-packed"])
+def test_an_exact_softmax_may_send_a_saturated_token_no_gradient(case: str) -> None:
+    """As on a CUDA device; torch's flash kernel for CPUs leaves noise there."""
+    with sdpa_kernel(SDPBackend.MATH):
+        attention_does_not_see_what_follows(Reference(), *SEEN[case])

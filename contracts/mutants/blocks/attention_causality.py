@@ -85,6 +85,20 @@ class MasksWithAFiniteNumber(Exchanged):
     exchange = {"attention": _Finite}
 
 
+class _Cut(Attention):
+    def attend(self, q_BTHd: Tensor, k_BSHd: Tensor, v_BSHv: Tensor, visible_BTS: Tensor | None) -> Tensor:
+        out_BTHv = super().attend(q_BTHd, k_BSHd, v_BSHv, visible_BTS)
+        return out_BTHv.detach() + 0 * out_BTHv
+
+
+@mutant(of="BLK-01a", case="gqa", says="with respect to the token itself is zero")
+@mutant(of="BLK-01a", case="loud", says="with respect to the token and to those before it is zero")
+class SendsNoGradient(Exchanged):
+    """A kernel without a backward pass is wrapped in a detach, so nothing that follows is seen backward either."""
+
+    exchange = {"attention": _Cut}
+
+
 class _Zeroed(Attention):
     def probabilities(self, scores_BHTS: Tensor, visible_BTS: Tensor) -> Tensor:
         return (scores_BHTS * visible_BTS[:, None]).softmax(dim=-1)
