@@ -12,7 +12,7 @@ from contracts.checks.parallel import transformers
 from contracts.contract import LAW, Contract
 from contracts.instruments.ranks import here
 from contracts.spec.records import Item
-from contracts.testing import CASE
+from rankproof.options import CASE
 
 NEEDED = "needs ranks: torchrun --standalone --nproc-per-node 4 -m pytest -m dist"
 WIDEST = 4  # ranks: a layout that needs more stands for no smaller one

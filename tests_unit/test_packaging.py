@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -170,11 +171,11 @@ def test_every_install_line_names_what_the_wheel_offers(wheel: Path) -> None:
 @pytest.mark.registry
 def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     tracked = subprocess.run(
-        ["git", "ls-files", "contracts"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "contracts", "rankproof"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     shipped = set(zipfile.ZipFile(wheel).namelist())
     assert not {name for name in tracked if (ROOT / name).is_file()} - shipped
-    assert "contracts/py.typed" in shipped
+    assert {"contracts/py.typed", "rankproof/py.typed"} <= shipped
     assert any(name.endswith("licenses/LICENSE") for name in shipped)
 
 
@@ -201,7 +202,7 @@ BESIDE_US = (
     "pytest-profiling",
 )
 OWN_TESTS = """
-from contracts.testing import parametrize_with_contracts
+from rankproof import parametrize_with_contracts
 from ours import Ours
 
 @parametrize_with_contracts([Ours()], profile="PAT-01[nam56r],PAT-01[nam52]")
@@ -242,3 +243,35 @@ def test_a_project_s_own_tests_have_the_plugin_beside_others(
         done = subprocess.run(command, cwd=project, env=alone, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 1, done.stdout + done.stderr
         assert "VIOLATED: ours 2026.11, profile PAT-01 (" in done.stdout
+
+
+@pytest.mark.registry
+def test_a_repository_with_contracts_of_its_own_has_every_form_of_the_gate(
+    wheel: Path, python: Path, tmp_path: Path
+) -> None:
+    """From a wheel: an editable installation is found before such a folder."""
+    packages = next(python.parents[1].glob("lib/python3*/site-packages"))
+    ours = [place for place in map(Path, sys.path) if (place / "pluggy").is_dir()]
+    (packages / "beside.pth").write_text("".join(f"{place}\n" for place in ours))
+    pip = (sys.executable, "-m", "pip", "--python", python, *OPTIONS)
+    quietly(*pip, "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", wheel, cwd=tmp_path)
+    project = tmp_path / "project"
+    (project / "contracts").mkdir(parents=True)
+    (project / "contracts/__init__.py").write_text("X = 1\n")
+    (project / "ours.py").write_text((ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8"))
+    (project / "test_theirs.py").write_text("import contracts\ndef test_theirs():\n    assert contracts.X == 1\n")
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON"))}
+    action = (ROOT / "docs/ci/action/action.yml").read_text(encoding="utf-8")
+    (content,) = re.findall(r"python (-P -c '.*?')", action)
+    judged = ("--stack", "ours:Ours", "--profile", "PAT-01[less-than-a-period]")
+    for command, code, words in (
+        ([python, "-m", "pytest", "-q"], 0, "1 passed"),
+        ([python.with_name("rankproof"), "check", *judged], 1, "VIOLATED: ours 2026.11"),
+        ([python.with_name("rankproof"), "check", "--isolated", *judged], 1, "VIOLATED: ours 2026.11"),
+        ([python, "-m", "rankproof", "check", *judged], 1, "VIOLATED: ours 2026.11"),
+        ([python.with_name("rankproof"), "coverage", *judged], 0, "PAT"),
+        ([python, *shlex.split(content)], 0, "key="),
+    ):
+        done = subprocess.run(command, cwd=project, env=alone, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"
+        assert words in done.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,8 +51,10 @@ def judged(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ("check", "--stack", "mine:Mine", "--profile", "PAT-01", "--report", "out"),
         ("check", "--stack", "mine:Mine", "--profile", "PAT", "--jobs", "2", "--with", "none", "--report", "out"),
         ("selftest", "--only", "PAT-01", "--jobs", "2", "--report", "out"),
+        ("check", "--stack", "mine:Mine", "--profile", "PAT-01", "--isolated", "--report", "out"),
+        ("coverage", "--stack", "mine:Mine", "--profile", "PAT-01"),
     ],
-    ids=["list", "explain", "check", "check-jobs", "selftest-jobs"],
+    ids=["list", "explain", "check", "check-jobs", "selftest-jobs", "isolated", "coverage"],
 )
 def test_the_suite_is_the_installed_one(folder: Path, words: tuple[str, ...]) -> None:
     done = judged(folder, *words)
@@ -76,3 +80,60 @@ def test_the_ranks_have_the_installed_one_too(folder: Path) -> None:
     log = folder / "out/ranks.log"
     assert "somebody else" not in done.stdout + done.stderr + (log.read_text() if log.exists() else "")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "-m"])
+def test_the_module_is_the_suite_s_own_wherever_the_folder_stands_on_the_path(folder: Path, name: str) -> None:
+    """`python -m` puts the current folder first, and so do many by PYTHONPATH."""
+    path = f"{folder}:{ROOT}" if name == "PYTHONPATH" else str(ROOT)
+    words = ("check", "--stack", "mine:Mine", "--profile", "PAT-01", "--with", "none", "--report", "out")
+    done = subprocess.run([sys.executable, "-m", "rankproof", *words], cwd=folder, env=environment(PYTHONPATH=path),
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "CONFORMANT: mine" in done.stdout
+
+
+def test_a_distribution_that_was_installed_over_the_suite_is_one_clear_line(tmp_path: Path) -> None:
+    """PyContracts has the name too, and pip lets it overwrite `contracts/__init__.py`."""
+    site = tmp_path / "site"
+    shutil.copytree(ROOT / "rankproof", site / "rankproof", ignore=shutil.ignore_patterns("__pycache__"))
+    (site / "contracts").mkdir()
+    (site / "contracts/__init__.py").write_text("raise RuntimeError('of Python 2')\n")
+    (site / "PyContracts-1.8.12.dist-info").mkdir()
+    (site / "PyContracts-1.8.12.dist-info/METADATA").write_text("Name: PyContracts\nVersion: 1.8.12\n")
+    (site / "PyContracts-1.8.12.dist-info/RECORD").write_text("contracts/__init__.py,,\n")
+    done = subprocess.run([sys.executable, "-m", "rankproof", "list"], cwd=tmp_path, capture_output=True, text=True,
+                          env=environment(PYTHONPATH=str(site)), check=False)  # fmt: skip
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"rankproof: {site}/contracts/__init__.py is not rankproof's: a distribution of ")
+    assert "PyContracts" in line
+
+
+def test_the_public_words_load_the_suite_when_they_are_asked_for() -> None:
+    asked = (
+        "import sys, rankproof\n"
+        "assert 'contracts' not in sys.modules and 'pytest' not in sys.modules\n"
+        "from rankproof import NotOffered, Party, Refused, Stack, refuse, parametrize_with_contracts\n"
+        "import contracts.spec.errors\n"
+        "assert Refused is contracts.spec.errors.Refused\n"
+        "assert sorted(rankproof.__all__) == rankproof.__all__\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", asked], env=environment(), capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+OTHERS = {"contracts/harness/ranks/guard.py", "contracts/spec/interpreter.py"}
+"""Who may make a command of this interpreter; the package of ranks stands by itself, and -I is more than -P."""
+
+
+def test_no_other_place_makes_a_command_of_this_interpreter() -> None:
+    command = re.compile(r"[\[(]\s*sys\.executable,\s*[^)\s]")
+    found = {
+        str(file.relative_to(ROOT))
+        for package in ("contracts", "rankproof")
+        for file in (ROOT / package).rglob("*.py")
+        if command.search(file.read_text(encoding="utf-8"))
+    }
+    assert found == OTHERS

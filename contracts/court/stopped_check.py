@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -17,6 +16,7 @@ from pathlib import Path
 from contracts.court import record
 from contracts.court.torchrun_session import environment
 from contracts.spec.errors import Refused
+from contracts.spec.interpreter import python
 from contracts.spec.records import Stop, Stopped, Word
 
 STACK = """
@@ -50,7 +50,7 @@ def run(by: Stop, *, start: str = START) -> Stopped:
         paths = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
         changed = {MARK: mark, "PYTHONPATH": paths, "RANKPROOF_PROGRESS": "0"}
         with subprocess.Popen(
-            [sys.executable, "-P", "-c", start, *ASKED], cwd=folder, env={**environment(), **changed},
+            python("-c", start, *ASKED), cwd=folder, env={**environment(), **changed},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         ) as running:  # fmt: skip
             try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase
 
+from contracts.spec.interpreter import python
 from contracts.spec.world import RanksRun, Told
 
 RESTARTS = 3  # how many tests may kill a rank before the run is given up
@@ -38,9 +38,8 @@ def environment() -> dict[str, str]:
 
 def command(ranks: int, arguments: Sequence[str], *, restarts: int = RESTARTS) -> tuple[str, ...]:
     """`torchrun … -m pytest …` for this interpreter, on this machine alone."""
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    # -P: a folder `contracts/` of whoever runs this is not the suite
-    return (*launcher, f"--max-restarts={restarts}", "--no-python", sys.executable, "-P", "-m", "pytest", *arguments)
+    launcher = python("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python")
+    return (*launcher, f"--max-restarts={restarts}", *python("-m", "pytest", *arguments))
 
 
 def run(

@@ -30,7 +30,6 @@ from contracts.court.party import Broken
 from contracts.court.profiles import ONE_PROCESS
 from contracts.court.verdict import verdict
 from contracts.harness import kill_matrix, law_release, parties, touched
-from contracts.harness import pytest_options as options
 from contracts.harness.families import read_checks
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.gate import Gate
@@ -41,6 +40,7 @@ from contracts.spec.errors import Refused, Unreachable, refuse
 from contracts.spec.party import abilities_of
 from contracts.spec.records import EXIT_CODES, Deviation, Item, OnRanks, Result, Verdict, Violation
 from contracts.spec.stack import Party
+from rankproof import options
 
 # Only where torchrun has started several ranks: in one process the ranks plugin would have nothing to do.
 pytest_plugins = ["contracts.harness.ranks.plugin"] if several(os.environ) else []
@@ -62,7 +62,7 @@ OWN_RANKS_S = 290.0  # for a GATE contract, which starts ranks of its own, one t
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     if not pluginmanager.has_plugin(options.NAME):  # not installed, or plugins are not loaded by themselves
-        pluginmanager.register(importlib.import_module("contracts.testing"), options.NAME)
+        pluginmanager.register(importlib.import_module("rankproof.pytest_plugin"), options.NAME)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+
+from contracts.spec.interpreter import python
 
 _SEEN = "import sys; sys.stderr.write('\\n'.join(sys.modules))"
 
@@ -17,9 +18,7 @@ def modules_after(statement: str) -> frozenset[str]:
         ImportError: when the statement fails, with its last line.
     """
     program = f"try:\n    exec({statement!r})\nexcept SystemExit:\n    pass\n{_SEEN}\n"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = subprocess.run(python("-c", program), capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         raise ImportError(f"{statement}: {lines[-1] if lines else f'exit code {done.returncode}'}")

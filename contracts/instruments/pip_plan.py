@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from contracts.spec import interpreter
 from contracts.spec.errors import Refusals, Unreachable
 from contracts.spec.installation import InstallPlan, InstallStep
 from contracts.spec.stack_table import normal
@@ -77,7 +78,7 @@ def _ask(step: InstallStep, place: Path, folder: Path, timeout: float) -> Instal
     report = place / "report.json"
     report.unlink(missing_ok=True)
     python = place / "env/bin/python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--no-input"]
+    pip = interpreter.python("-m", "pip", "--python", str(python), "--disable-pip-version-check", "--no-input")
     words = [*pip, "install", "--quiet", "--dry-run", "--report", str(report), *wanted]
     try:
         done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=timeout, check=False)

@@ -8,6 +8,13 @@ from collections.abc import Mapping
 
 from contracts.spec.errors import refuse
 
+
+def python(*words: str) -> tuple[str, ...]:
+    """A command of this interpreter: with -P, so that a folder `contracts/` or `torch/` of whoever runs this is not
+    taken for the package of that name."""
+    return (sys.executable, "-P", *words)
+
+
 STRIPPED = "assertions are stripped, and without them no check can fail: any stack would be conformant"
 _NO_SAY = {
     "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONUNBUFFERED", "PYTHONSAFEPATH",

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 OURS = (ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8")
 OWN = """
 import pytest
-from contracts.testing import parametrize_with_contracts
+from rankproof import parametrize_with_contracts
 from ours import Ours
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_ours(contract, stack, promise):
 def test_of_the_project(promise): pass
 """
 TWO = """
-from contracts.testing import parametrize_with_contracts
+from rankproof import parametrize_with_contracts
 from ours import Ours
 
 class Theirs(Ours):
@@ -68,8 +68,9 @@ def project(tmp_path: Path) -> Path:
     installed = tmp_path / "site/rankproof-0.dist-info"
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: rankproof\nVersion: 0\n")
-    (installed / "entry_points.txt").write_text("[pytest11]\nrankproof = contracts.testing\n")
-    (installed / "RECORD").write_text("contracts/__init__.py,,\n")  # of these modules pytest rewrites the assertions
+    (installed / "entry_points.txt").write_text("[pytest11]\nrankproof = rankproof.pytest_plugin\n")
+    # of these modules pytest rewrites the assertions
+    (installed / "RECORD").write_text("contracts/__init__.py,,\nrankproof/__init__.py,,\n")
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "ours.py").write_text(OURS)
@@ -143,8 +144,8 @@ def test_a_session_that_asks_for_nothing_loads_nothing(project: Path) -> None:
 import sys
 def test_of_the_project(request):
     assert request.config.pluginmanager.has_plugin("rankproof")
-    ours = {name for name in sys.modules if name.partition(".")[0] == "contracts"}
-    assert ours == {"contracts", "contracts.harness", "contracts.harness.pytest_options", "contracts.testing"}
+    ours = {name for name in sys.modules if name.partition(".")[0] in ("contracts", "rankproof")}
+    assert ours == {"rankproof", "rankproof.options", "rankproof.pytest_plugin", "rankproof.suite"}
     assert "torch" not in sys.modules
 """
     done = own_pytest(project, counts, "-W", "error", "--strict-markers")
@@ -159,3 +160,33 @@ def test_a_conftest_that_names_the_plugin_does_not_load_it_twice(project: Path) 
     done = own_pytest(project, LAW, "-q", "--rankproof-profile=PAT-01[nam56r]", "--rankproof-stack=ours:Ours")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "violated: AEMEAEMEAEMR at depth 52 has 48 blocks" in done.stdout
+
+
+@pytest.fixture
+def with_contracts(project: Path) -> Path:
+    """A project that has a package `contracts` of its own, as of smart contracts."""
+    (project / "contracts").mkdir()
+    (project / "contracts/__init__.py").write_text("X = 1\n")
+    (project / "contracts/token.py").write_text("Y = 2\n")
+    return project
+
+
+THEIRS = "import contracts, contracts.token\ndef test_x():\n    assert (contracts.X, contracts.token.Y) == (1, 2)\n"
+
+
+@pytest.mark.parametrize("said", ["", "--import-mode=importlib", "-p no:rankproof", "--assert=plain"])
+def test_a_project_s_own_package_of_that_name_is_left_alone(with_contracts: Path, said: str) -> None:
+    done = own_pytest(with_contracts, THEIRS, "-W", "error", *said.split())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+def test_both_packages_in_one_session_are_one_clear_error(with_contracts: Path) -> None:
+    for tests in (OWN, THEIRS + OWN):
+        done = own_pytest(with_contracts, tests)
+        assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout + done.stderr
+        words = f"`contracts` is {with_contracts / 'contracts'}"
+        assert words in done.stdout
+        assert f"here, and rankproof's is {ROOT / 'contracts'}: one process cannot have both" in done.stdout
+        assert "Judge the stack by `rankproof check`, in a process of its own" in done.stdout
+        assert "AttributeError" not in done.stdout

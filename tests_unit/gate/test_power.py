@@ -34,7 +34,7 @@ class Right(Wrong):
         return tuple(families[pattern[layer % len(pattern)]] for layer in range(depth))
 """
 OWN = """
-from contracts.testing import parametrize_with_contracts
+from rankproof import parametrize_with_contracts
 from stacks import Right, Wrong
 
 @parametrize_with_contracts([Wrong()], profile="PAT-01")
@@ -58,7 +58,7 @@ ENTRIES = {
     "serve": ("-m", "contracts.stacks.serve", "stacks:Wrong"),
     "plugin": (*PLUGIN, "test_law.py"),
     "plugin-gate": (*PLUGIN, "test_law.py", "--rankproof-gate", "--rankproof-report=out"),
-    "own-tests": (*PYTEST, "-p", "contracts.testing", "test_own.py"),
+    "own-tests": (*PYTEST, "-p", "rankproof.pytest_plugin", "test_own.py"),
 }
 
 
@@ -126,7 +126,7 @@ def test_no_option_of_pytest_makes_a_wrong_stack_right(said: str, place: Path) -
     words = said.split()
     gate = python(place, *PLUGIN, "test_law.py", "--rankproof-gate", "--rankproof-report=out", *words)
     assert gate.returncode == EXIT_CODES["violated"], gate.stdout + gate.stderr
-    own = python(place, *PYTEST, "-p", "contracts.testing", "test_own.py", *words)
+    own = python(place, *PYTEST, "-p", "rankproof.pytest_plugin", "test_own.py", *words)
     assert own.returncode == pytest.ExitCode.TESTS_FAILED, own.stdout + own.stderr
     assert "violated: layer 2 (1-based) is ablock, expected eblock (E)" in own.stdout
     assert " passed" not in own.stdout
@@ -153,7 +153,7 @@ def test_what_a_stack_blunts_when_it_is_loaded_ends_the_gate(how: str, place: Pa
     shared = python(place, *PLUGIN[:-1], "--rankproof-stack=blunt:Wrong", "test_law.py", "--rankproof-gate",
                     "--rankproof-report=out")  # fmt: skip
     assert shared.returncode == EXIT_CODES["broken"], shared.stdout + shared.stderr
-    own = python(place, *PYTEST, "-p", "contracts.testing", "test_own.py", "-k", "nam52", "-p", "blunt")
+    own = python(place, *PYTEST, "-p", "rankproof.pytest_plugin", "test_own.py", "-k", "nam52", "-p", "blunt")
     assert own.returncode == pytest.ExitCode.TESTS_FAILED
     assert "broken: PAT-01[nam56r] holds on a stack with a known bug" in own.stdout
 

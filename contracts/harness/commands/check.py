@@ -37,6 +37,7 @@ from contracts.harness.output import Output
 from contracts.harness.progress import Progress
 from contracts.harness.supervisor import Ended, supervised
 from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
+from contracts.spec.interpreter import python
 from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Form, Header
 
 SUITE = Path(__file__).parents[1] / "suite.py"
@@ -169,7 +170,7 @@ def _apart(stack: str, ranks: int | None) -> str:
     if ranks is not None:
         found.add("--isolated", ranks, "does not go with --ranks: the ranks hold the stack", "leave one of them out")
     found.raise_any()
-    return f"launched:{shlex.join([sys.executable, '-m', 'contracts.stacks.serve', stack])}" if served else stack
+    return f"launched:{shlex.join(python('-m', 'contracts.stacks.serve', stack))}" if served else stack
 
 
 def _confirm(folder: Path, code: int) -> None:

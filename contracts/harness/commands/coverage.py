@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from contracts.harness.commands.runs import day_of
 from contracts.harness.families import read_checks
 from contracts.harness.supervisor import Ended
 from contracts.spec.errors import Refusals
+from contracts.spec.interpreter import python
 
 
 @click.command()
@@ -77,8 +77,8 @@ def _show_pairs(as_json: bool) -> None:
 
 def _judge(stack: str, profile: str, ranks: int | None, folder: str) -> None:
     """Let `check` judge the stack; what it prints is not this command's."""
-    words = [sys.executable, "-m", "contracts.harness.cli", "check", "--stack", stack, "--profile", profile,
-             "--report", folder, *(["--ranks", str(ranks)] if ranks else [])]  # fmt: skip
+    words = python("-m", "rankproof", "check", "--stack", stack, "--profile", profile,
+                   "--report", folder, *(["--ranks", str(ranks)] if ranks else []))  # fmt: skip
     done = subprocess.run(words, check=False, capture_output=True, text=True)
     if not (Path(folder) / "run.jsonl").exists():
         raise Ended(f"no verdict came, and without one nothing is counted: {(done.stderr or done.stdout).strip()}")

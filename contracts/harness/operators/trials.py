@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from contracts.harness.operators.forked import forked
 from contracts.harness.operators.reach import Reach, basis, item_of
 from contracts.spec import codec
 from contracts.spec.errors import Refused, refuse
+from contracts.spec.interpreter import python
 from contracts.spec.records import Item, Result
 
 Fate = Literal["killed", "crashed", "survived", "equivalent", "unreached"]
@@ -186,8 +186,8 @@ def _by_ranks(folder: Path, ranks: int, profile: str) -> dict[str, Any]:
     time tells nothing.
     """
     report = folder / hashlib.sha256(profile.encode()).hexdigest()[:12]
-    words = [sys.executable, "-m", "contracts.harness.cli", "check", "--ranks", str(ranks), "--profile", profile,
-             "--report", str(report)]  # fmt: skip
+    words = python("-m", "contracts.harness.cli", "check", "--ranks", str(ranks), "--profile", profile,
+                   "--report", str(report))  # fmt: skip
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     started = time.monotonic()

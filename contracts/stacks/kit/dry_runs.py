@@ -15,6 +15,7 @@ from typing import Any
 
 from contracts.spec import codec
 from contracts.spec.errors import refuse
+from contracts.spec.interpreter import python
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Group
 from contracts.spec.traffic import Holding, Rehearsal, Routing, Sent
@@ -98,7 +99,7 @@ def elsewhere(
     """
     said = [sys.path, *stack, method, codec.encode(recipe), codec.encode(execution), rank, routing]
     done = subprocess.run(
-        (sys.executable, "-P", "-W", "ignore", "-m", __name__), input=json.dumps(said), capture_output=True, text=True,
+        python("-W", "ignore", "-m", __name__), input=json.dumps(said), capture_output=True, text=True,
         timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     if done.returncode:

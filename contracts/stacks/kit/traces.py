@@ -7,13 +7,13 @@ import functools
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.spec.errors import NotOffered
+from contracts.spec.interpreter import python
 from contracts.stacks.line_process import without_launcher
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -56,9 +56,8 @@ def _observed(runs: tuple[tuple[str, Script], ...], run: str) -> str:
     before = _observed(runs, script.before) if script.before else ""
     folder = _folder(os.getpid())
     places, trace = {"kept": str(folder / "kept"), "before": before}, folder / run
-    observing = [sys.executable, "-P", "-W", "ignore", "-m", "contracts.observe", "--out", str(trace)]
-    launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--no-python",
-                f"--nproc-per-node={script.ranks}"]  # fmt: skip
+    observing = python("-W", "ignore", "-m", "contracts.observe", "--out", str(trace))
+    launcher = python("-m", "torch.distributed.run", "--standalone", "--no-python", f"--nproc-per-node={script.ranks}")
     words = [each.format(**places) for each in (*script.options, *script.words)]
     outside = without_launcher(os.environ)
     ended = subprocess.run(

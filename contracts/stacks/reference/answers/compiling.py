@@ -7,7 +7,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ from contracts.spec import codec
 from contracts.spec.array import Arrays, Element
 from contracts.spec.blocks import BlockCall
 from contracts.spec.compiling import AllowedBreak, Backend, CompiledPasses, CompiledRuns, Operation, Outcome
+from contracts.spec.interpreter import python
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Tokens, Wrap
 from contracts.stacks.line_process import Failed
@@ -146,7 +146,7 @@ def _in_a_fresh_interpreter(words: tuple[str, ...], said: str) -> Outcome:
 
 
 def _in_an_interpreter(words: tuple[str, ...], said: str, environment: Mapping[str, str], folder: str) -> Outcome:
-    command = (sys.executable, "-P", "-W", "ignore", "-m", *words)
+    command = python("-W", "ignore", "-m", *words)
     try:
         done = subprocess.run(
             command,

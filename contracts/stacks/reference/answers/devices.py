@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from contracts.spec.devices import AllocatorSeen, Started, StepMemory
 from contracts.spec.errors import Unreachable
+from contracts.spec.interpreter import python
 from contracts.spec.launch import Lane
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
@@ -49,12 +49,7 @@ class DeviceAnswers(BuiltOfParts):
     def allocator_seen(self, environment: Mapping[str, str], device: str) -> AllocatorSeen:
         own = {name: value for name, value in os.environ.items() if not name.startswith("PYTORCH_")}
         command = (
-            sys.executable,
-            "-P",
-            "-W",
-            "ignore",
-            "-m",
-            "contracts.stacks.reference.answers.allocator_probe",
+            *python("-W", "ignore", "-m", "contracts.stacks.reference.answers.allocator_probe"),
             device,
         )
         done = subprocess.run(

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
+from contracts.spec.interpreter import python
 from contracts.stacks.forked_call import exit_code
 from contracts.stacks.line_process import Running
 
@@ -69,7 +70,7 @@ def run(asked: Asked, *, seconds: float) -> Done:
 @functools.cache
 def _server(owner: int) -> Running:
     """The interpreter of this process; a fork of it has another."""
-    running = Running((sys.executable, "-P", "-W", "ignore", "-m", __name__), None, {**os.environ, **_NO_GRAPHS})
+    running = Running(python("-W", "ignore", "-m", __name__), None, {**os.environ, **_NO_GRAPHS})
     atexit.register(running.end)
     return running
 

@@ -9,11 +9,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from contracts.spec.interpreter import python
 from contracts.stacks.line_process import without_launcher
 from contracts.stacks.reference.answers.observed_ranks import Job
 
@@ -89,8 +89,7 @@ def observe(folder: Path, words: Sequence[str], trace: Path, ranks: int, *, seco
 @functools.cache
 def _server(process: int) -> subprocess.Popen[str]:
     """Who runs scripts, for one process and not for its forks. It ends when this process does."""
-    # -P: a folder `contracts/` of whoever runs this is not the suite
-    command = (sys.executable, "-P", "-m", "contracts.stacks.reference.answers.observed_ranks")
+    command = python("-m", "contracts.stacks.reference.answers.observed_ranks")
     environment = {"OMP_NUM_THREADS": "1", **without_launcher(os.environ)}
     server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(_end, server)

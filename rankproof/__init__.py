@@ -1,0 +1,33 @@
+"""rankproof: the conformance suite that gates merges to hybrid LLM training stacks.
+
+The public words of a stack under test, and of a project's own tests. This package imports `contracts`, which has the
+suite, only when one of them is asked for: a repository may have a package `contracts` of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from contracts.spec.errors import NotOffered, Refused, refuse
+    from contracts.spec.stack import Party, Stack
+    from rankproof.pytest_plugin import parametrize_with_contracts
+
+__all__ = ["NotOffered", "Party", "Refused", "Stack", "parametrize_with_contracts", "refuse"]
+
+_PLACES = {
+    "parametrize_with_contracts": "rankproof.pytest_plugin",
+    **dict.fromkeys(("NotOffered", "Refused", "refuse"), "contracts.spec.errors"),
+    **dict.fromkeys(("Party", "Stack"), "contracts.spec.stack"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _PLACES[name].startswith("contracts."):
+        from rankproof import suite
+
+        suite.load()
+    return getattr(importlib.import_module(_PLACES[name]), name)
