@@ -19,6 +19,7 @@ ARGUMENT = "contract"
 
 OPTIONS: dict[str, str] = {
     "stack": "the stack under test: a name or package.module:Name [reference]",
+    "at": "the checkout whose code answers: it comes first on the path",
     "with": "who answers what the stack does not (a launcher's parser); `none` for nobody; may be repeated",
     "profile": "profiles, ids and prefixes of ids, as for `rankproof check`",
     "deviations": "TOML file of declared deviations",

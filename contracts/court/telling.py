@@ -14,7 +14,7 @@ from contracts.court import sources
 from contracts.court.causes import Cause
 from contracts.spec.records import OUTCOMES, Item, Result, Run, Verdict
 
-_KEPT_OPTIONS = ("--with", "--deviations", "--deadline")
+_KEPT_OPTIONS = ("--at", "--python", "--with", "--deviations", "--deadline")
 """Options of the recorded command without which an item is judged in another way."""
 _WITH = re.compile(r"--with (?P<who>[\w=.:-]+)$")
 _RAISED_AT = re.compile(r" raised \w+ on (?P<question>\w+) at (?P<file>[^\n:]+):(?P<line>\d+): ")

@@ -29,7 +29,7 @@ from contracts.court.judge import DEADLINE_S, NO_TORCH
 from contracts.court.party import Broken
 from contracts.court.profiles import ONE_PROCESS
 from contracts.court.verdict import verdict
-from contracts.harness import kill_matrix, law_release, parties, touched
+from contracts.harness import checkout, kill_matrix, law_release, parties, touched
 from contracts.harness.families import read_checks
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.gate import Gate
@@ -302,6 +302,8 @@ def _gate(config: pytest.Config) -> Gate:
     try:
         device.refuse_absent()
         seconds = deadline_of(config)
+        if (at := options.setting(config, "at")) is not None:
+            checkout.first(name, at)
         subject = parties.load(name, deadline_s=seconds)
         quick = not config.getoption("rankproof_gate")
         release = options.setting(config, "law")

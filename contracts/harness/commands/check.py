@@ -19,7 +19,7 @@ from contracts.court.baseline import unlike
 from contracts.court.device import refuse_absent
 from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
-from contracts.harness import kill_matrix, law_release, parties, power, torchrun, touched
+from contracts.harness import checkout, kill_matrix, law_release, parties, power, torchrun, touched
 from contracts.harness import output as output_of
 from contracts.harness.commands._completion import complete_items, complete_stacks
 from contracts.harness.commands._device_option import on_device
@@ -46,6 +46,9 @@ SUITE = Path(__file__).parents[1] / "suite.py"
 @click.command()
 @click.option("--stack", default="reference", show_default=True, help="A name, or package.module:Name.",
               shell_complete=complete_stacks)  # fmt: skip
+@click.option("--at", metavar="PATH[@REV]",
+              help="The checkout whose code answers: its folder, or a revision of it in a worktree.")  # fmt: skip
+@click.option("--python", metavar="PATH", help="The interpreter that judges, with the packages that the stack needs.")
 @click.option("--isolated", is_flag=True,
               help="Run package.module:Name in a process of its own, apart from the one that judges it.")  # fmt: skip
 @click.option("--with", "assistants", multiple=True, metavar="NAME",
@@ -77,20 +80,24 @@ SUITE = Path(__file__).parents[1] / "suite.py"
 @click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
 def check(
-    stack: str, isolated: bool, assistants: tuple[str, ...], profile: str | None, ranks: int | None,
-    deviations: Path | None, baseline: Path | None, changed: str | None, law: str | None, folder: Path, form: Form,
-    deadline: float, jobs: int, given: Path | None, prove: bool, as_json: bool, verbose: bool,
+    stack: str, at: str | None, python: str | None, isolated: bool, assistants: tuple[str, ...], profile: str | None,
+    ranks: int | None, deviations: Path | None, baseline: Path | None, changed: str | None, law: str | None,
+    folder: Path, form: Form, deadline: float, jobs: int, given: Path | None, prove: bool, as_json: bool,
+    verbose: bool,
 ) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
+    if python is not None:
+        checkout.in_interpreter(python, sys.argv[1:])
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # on tensors as small as these a second thread only waits
     form = "json" if as_json else form
     profile = profile or ("dist" if ranks else profiles.DEFAULT)
-    stack = _apart(stack, ranks) if isolated else stack
+    named, stack = stack, _apart(stack, ranks) if isolated else stack
     arguments = [
         str(SUITE), "--rankproof-gate", f"--rankproof-report={folder}", f"--rankproof-stack={stack}",
         f"--rankproof-profile={profile}", f"--rankproof-deadline={deadline}",
         *(f"--rankproof-with={name}" for name in assistants),
         *([f"--rankproof-deviations={deviations}"] if deviations else []),
+        *([f"--rankproof-at={at}"] if at else []),
         *([f"--rankproof-baseline={baseline}"] if baseline else []),
         *([f"--rankproof-changed={changed}"] if changed else []),
         *([f"--rankproof-law={law}"] if law else []),
@@ -105,19 +112,14 @@ def check(
         if ranks is not None:
             plan = profiles.of_several_ranks(LAW, plan)
             _refuse_beside_ranks(jobs, prove=prove)
-        if deviations is not None:
-            deviations_file.load(deviations)
-        if given is not None:
-            kill_matrix.load(given)
-        if law is not None:
-            law_release.load(law)
-        if changed is not None:
-            touched.changed(changed)
+        _refuse_unreadable(deviations, given, law, changed)
         earlier = None if baseline is None else _earlier(baseline, folder)
         if folder.exists():  # an older run must not be read as this one, whatever happens now
             record.make_folder(folder, (*report.FILES, output_of.FILE))
         with output.taken():
             subject = parties.load(stack, deadline_s=deadline)
+            if root is not None:
+                checkout.refuse_other(subject, root, str(at))
             parties.assistants(subject, assistants, quick=False)
             power.refuse_without(numbers=False)  # with the stack loaded; of numbers each process that judges shows it
             if earlier is not None:
@@ -131,7 +133,7 @@ def check(
 
     output, code = Output(folder), EXIT_CODES["broken"]
     try:
-        with record.only_writer(folder):
+        with record.only_writer(folder), checkout.put_first(named, at) as root:
             code = supervised(lambda: told(work), watched(output, folder / "run.jsonl.part"), deadline_s=deadline)
             _confirm(folder, code)
     except Ended:
@@ -155,6 +157,18 @@ def _refuse_beside_ranks(jobs: int, *, prove: bool) -> None:
     found.unless(jobs == 1, "jobs", jobs, beside, "leave it out: the ranks are processes")
     found.unless(not prove, "selftest", prove, beside, "run `rankproof selftest --profile dist`")
     found.raise_any()
+
+
+def _refuse_unreadable(deviations: Path | None, given: Path | None, law: str | None, changed: str | None) -> None:
+    """Refuse what cannot be read before anything is written."""
+    if deviations is not None:
+        deviations_file.load(deviations)
+    if given is not None:
+        kill_matrix.load(given)
+    if law is not None:
+        law_release.load(law)
+    if changed is not None:
+        touched.changed(changed)
 
 
 def _apart(stack: str, ranks: int | None) -> str:

@@ -58,8 +58,11 @@ def version_of(distribution: str, module: str) -> str | None:
 
 
 def answering_of(party: object, process: str = JUDGE) -> tuple[Answering, ...]:
-    """What a party says of the code that answers for it, and the code of an adapter of one's own."""
+    """What a party says of the code that answers for it, and the code of an adapter of one's own, which may name the
+    package that it asks: `package = "litgpt"`."""
     kind, said = type(party), tuple(getattr(party, "answering", ()))
+    if not said and isinstance(asked := getattr(party, "package", None), str):
+        said = answering(asked, version_of(asked, asked) or "", process)
     if kind.__module__.partition(".")[0] == _OURS or kind.__module__ == "__main__":
         return said
     package = kind.__module__.partition(".")[0]

@@ -69,6 +69,8 @@ class Package:
     """
 
     name: str
+    package: str = ""
+    """What is imported, where a subclass has a name of its own."""
     layouts: frozenset[Layout] = frozenset()
     conventions: Mapping[str, str] = {}
     of: ClassVar[Mapping[str, str]]
@@ -84,7 +86,7 @@ class Package:
     """What makes an environment, with `{}` for the version."""
 
     def __init__(self, version: str | None = None) -> None:
-        self.version = present(self.name, version, self.tried[0], self.command)
+        self.version = present(self.package or self.name, version, self.tried[0], self.command)
         asked = self.limited.get(self.version, frozenset(self.of))
         self.offers = frozenset(asked)
         known = self.version in self.tried or self.version in self.limited
@@ -98,7 +100,7 @@ class Package:
     @functools.cached_property
     def answering(self) -> tuple[Answering, ...]:
         """The package that this process imports."""
-        return answering(self.name, self.version, JUDGE)
+        return answering(self.package or self.name, self.version, JUDGE)
 
     def module_of(self, question: str) -> str:
         """The module whose function answers a question on this version."""

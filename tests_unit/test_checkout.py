@@ -1,0 +1,159 @@
+"""`check --at`: the code of a checkout, a worktree or a revision answers, and nothing else under its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from contracts.harness import checkout
+from contracts.spec.errors import Refused
+from tests_unit._parties.running import RANKPROOF, ROOT, Done, environment, rankproof
+from tests_unit.test_answering import checkout as repository
+from tests_unit.test_answering import git
+
+pytestmark = pytest.mark.unit
+
+ADAPTER = """
+class Ours:
+    name, version, package = "ours", "1", "forked"
+    offers, layouts, labels = frozenset({"blocks"}), frozenset(), {}
+
+    def blocks(self, pattern, depth):
+        from forked.blocks import build
+        return build(pattern, depth)
+"""
+RIGHT = """
+FAMILY = {"A": "ablock", "E": "eblock", "M": "mblock", "R": "rblock"}
+def build(pattern, depth):
+    return tuple(FAMILY[pattern[at % len(pattern)]] for at in range(depth))
+"""
+WRONG = RIGHT.replace("range(depth)", "range(depth // len(pattern) * len(pattern))")
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Path:
+    """A repository of two commits, the first of which is wrong; beside it an adapter in a folder `work`."""
+    folder = tmp_path / "fork"
+    for text in (WRONG, RIGHT):
+        source = folder / "src/forked"
+        source.mkdir(parents=True, exist_ok=True)
+        (source / "__init__.py").write_text("", encoding="utf-8")
+        (source / "blocks.py").write_text(text, encoding="utf-8")
+        if text is WRONG:
+            repository(folder, {"README": ""})
+        else:
+            git(folder, "commit", "-q", "-a", "-m", "two")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/ours.py").write_text(ADAPTER, encoding="utf-8")
+    return folder
+
+
+def judged(fork: Path, at: object, *words: object, **changes: str) -> Done:
+    words = ("check", "--stack", "ours:Ours", "--at", at, "--profile", "PAT-01", "--report", "report", *words)
+    if not changes:
+        return rankproof(*words, cwd=fork.parent / "work")
+    return subprocess.run([RANKPROOF, *map(str, words)], cwd=fork.parent / "work", env=environment(**changes),
+                          capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
+
+
+def answering(fork: Path) -> list[dict[str, str]]:
+    told = json.loads((fork.parent / "work/report/verdict.json").read_text(encoding="utf-8"))
+    found: list[dict[str, str]] = told["answering"]
+    return found
+
+
+def test_a_checkout_answers_before_what_is_installed(fork: Path) -> None:
+    installed = fork.parent / "installed/forked"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").write_text("raise RuntimeError('the installed one')", encoding="utf-8")
+    done = judged(fork, "../fork", PYTHONPATH=f"{installed.parent}:{ROOT}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert answering(fork)[0]["path"] == str(fork / "src/forked")
+    assert answering(fork)[0]["commit"] == git(fork, "rev-parse", "HEAD")
+    assert "CONFORMANT: ours 1 at " in done.stdout
+    assert "RANKPROOF_AT" not in done.stdout
+
+
+def test_a_revision_is_judged_in_a_worktree_that_is_gone_afterwards(fork: Path) -> None:
+    done = judged(fork, f"{fork}@HEAD~1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    before = git(fork, "rev-parse", "HEAD~1")
+    assert answering(fork)[0]["commit"] == before
+    assert f"VIOLATED: ours 1 at {before[:9]}" in done.stdout
+    assert f"--at {shlex.quote(f'{fork}@HEAD~1')} --profile" in done.stdout, "the command that judges again"
+    assert len(git(fork, "worktree", "list").splitlines()) == 1
+    assert git(fork, "status", "--porcelain") == ""
+
+
+WRONG_WORDS = {
+    "no-folder": ("nowhere", "is no folder"),
+    "no-revision": ("{fork}@nothing", "git says: "),
+    "no-repository": ("{work}@HEAD", "git says: "),
+}
+
+
+@pytest.mark.parametrize("given", WRONG_WORDS)
+def test_what_is_no_checkout_is_refused(fork: Path, given: str) -> None:
+    at, words = WRONG_WORDS[given]
+    done = judged(fork, at.format(fork=fork, work=fork.parent / "work"))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "rankproof: --at = " in done.stderr
+    assert words in done.stderr
+    assert not (fork.parent / "work/report").exists()
+
+
+def test_a_checkout_without_the_package_does_not_answer_for_it(fork: Path) -> None:
+    other = fork.parent / "other"
+    other.mkdir()
+    done = judged(fork, other, PYTHONPATH=f"{fork / 'src'}:{ROOT}")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert f"ours is answered by {fork / 'src/forked'}, {fork.parent / 'work/ours.py'}" in done.stderr
+    assert f"nothing of it lies in {other}" in done.stderr
+
+
+@pytest.mark.parametrize("stack", ["reference", "flag-table", "launched:./serve"])
+def test_what_comes_from_no_checkout_is_refused_beside_one(stack: str, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=f"does not go with --stack {stack}"):
+        checkout.first(stack, str(tmp_path))
+
+
+@pytest.mark.parametrize(("stack", "holds"), [("megatron==0.19.2", "megatron/core"), ("torchtitan", "torchtitan"),
+                                              ("transformers", "src/transformers")])  # fmt: skip
+def test_a_shipped_stack_is_looked_for_where_its_repository_has_it(
+    stack: str, holds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "/before")
+    monkeypatch.delenv(checkout.ROOT, raising=False)
+    with pytest.raises(Refused, match=f"has neither {holds.removeprefix('src/')} nor src/"):
+        checkout.first(stack, str(tmp_path))
+    (tmp_path / holds).mkdir(parents=True)
+    checkout.first(stack, str(tmp_path))
+    root = str(tmp_path / "src" if holds.startswith("src/") else tmp_path)
+    assert sys.path[0] == root
+    assert os.environ["PYTHONPATH"] == f"{root}:/before"
+    monkeypatch.delenv(checkout.ROOT)
+
+
+def test_another_interpreter_judges_where_one_is_named(fork: Path) -> None:
+    """Without the suite's packages it says so, and is no verdict; with them it answers."""
+    own = fork.parent / "own"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(own)], check=True)
+    python = own / "bin/python"
+    done = judged(fork, fork, "--python", python)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert f"{python} cannot run the suite: No module named" in done.stderr
+    assert f"{python} -m pip install rankproof" in done.stderr
+    site = next((own / "lib").glob("python3*/site-packages"))
+    ours = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "ours.pth").write_text("\n".join(ours), encoding="utf-8")
+    done = judged(fork, fork, "--python", python)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert answering(fork)[0]["python"].endswith(f" {python}")
+    assert judged(fork, fork, "--python", "nowhere/python").returncode == 2
