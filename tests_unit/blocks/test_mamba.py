@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import contracts.stacks.reference
 from contracts.checks._support import scan_calls
 from contracts.checks._support.recipes import SMALL
 from contracts.checks._support.scan_calls import ScanCase
@@ -132,3 +135,11 @@ def test_what_m_begins_with_lies_where_mamba_ssm_draws_it() -> None:
 def test_a_state_whose_half_does_not_turn_in_pairs_is_refused() -> None:
     with pytest.raises(Refused, match=r"mamba\.state"):
         Mamba3(tiny(6), PARTS)
+
+
+def test_no_product_of_the_reference_asks_opt_einsum_for_an_order() -> None:
+    """torch does for three factors and more if that package is installed, and JAX brings it: COMP-04b was red there."""
+    folder = Path(contracts.stacks.reference.__file__).parent
+    found = re.findall(r'einsum\(\s*"([^"]+)->', "".join(each.read_text() for each in folder.rglob("*.py")))
+    assert len(found) > 8
+    assert [each for each in found if each.count(",") > 1] == []

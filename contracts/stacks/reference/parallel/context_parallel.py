@@ -99,7 +99,7 @@ class ContextParallel(SequenceView):
         kept_BTh = self.kept(log_decay_BTh, chunk) * continuing(packing)[..., None]
         kept_Bh11 = kept_BTh[:, -1, :, None, None]
         state_Bhpn = self.incoming_state(left_Bhpn, kept_Bh11, packing)
-        more_BThp = torch.einsum("bthn,bhpn,bth->bthp", q_BThn, state_Bhpn, kept_BTh)
+        more_BThp = torch.einsum("bthn,bhpn->bthp", q_BThn, state_Bhpn) * kept_BTh[..., None]
         return y_BThp + more_BThp, left_Bhpn + kept_Bh11 * state_Bhpn
 
     def kept(self, log_decay_BTh: Tensor, chunk: int) -> Tensor:

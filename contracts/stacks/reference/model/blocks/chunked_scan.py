@@ -2,7 +2,8 @@
 
 Sums of logarithms of decays are taken only over tokens of one document (the stable `segsum` of arXiv 2405.21060,
 listing 1), never as differences of longer sums: those lose digits, and let one document into the last digits of
-another.
+another. A product has two factors: for more, torch asks opt_einsum for an order if that package is installed, which
+reads the sizes into Python, and a compiled block is compiled anew for each length.
 
 B sequences · T tokens · Q tokens of a chunk · h heads · p head_dim · n state
 """
@@ -37,9 +38,10 @@ def chunked_scan(
         reaches_BQQh = within(log_decay_BQh, documents_BQ)  # from token j to token i
         continues_BQ = (documents_BQ == carried_B[:, None])[..., None]
         entry_BQh = log_decay_BQh.cumsum(dim=1).exp() * continues_BQ
-        y_BQhp = torch.einsum("bihn,bjhn,bijh,bjhp->bihp", q_BQhn, k_BQhn, reaches_BQQh, u_BQhp)
-        found.append(y_BQhp + torch.einsum("bihn,bhpn,bih->bihp", q_BQhn, state_Bhpn, entry_BQh))
-        added_Bhpn = torch.einsum("bjhn,bjh,bjhp->bhpn", k_BQhn, reaches_BQQh[:, -1], u_BQhp)
+        weights_BQQh = torch.einsum("bihn,bjhn->bijh", q_BQhn, k_BQhn) * reaches_BQQh
+        entered_BQhp = torch.einsum("bihn,bhpn->bihp", q_BQhn, state_Bhpn) * entry_BQh[..., None]
+        found.append(torch.einsum("bijh,bjhp->bihp", weights_BQQh, u_BQhp) + entered_BQhp)
+        added_Bhpn = torch.einsum("bjhn,bjhp->bhpn", k_BQhn * reaches_BQQh[:, -1, :, :, None], u_BQhp)
         state_Bhpn = state_Bhpn * entry_BQh[:, -1, :, None, None] + added_Bhpn
         carried_B = documents_BQ[:, -1]
     return torch.cat(found, dim=1), state_Bhpn
