@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests_unit._parties.running import RANKPROOF, ROOT, environment, rankproof
+from tests_unit.test_answering import checkout as repository
 
 TOY = ROOT / "docs/examples/toy_trainer"
 PAGE = ROOT / "docs/put-your-stack-under-test.md"
@@ -172,6 +173,40 @@ def test_the_code_on_the_page_stands_in_the_example() -> None:
     assert shown
     for name, text in shown:
         assert text in (TOY / name).read_text(encoding="utf-8"), f"{name} does not have\n{text}"
+
+
+FORK = ROOT / "docs/examples/your_fork"
+TITAN = ROOT / ".venv-torchtitan-0.3.0/bin"
+
+
+@pytest.mark.unit
+def test_the_adapter_on_the_page_of_forks_is_the_example() -> None:
+    (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/your-fork.md").read_text(encoding="utf-8"), re.DOTALL)
+    text = (FORK / "our_titan.py").read_text(encoding="utf-8")
+    assert text.endswith(f"\n\n\n{shown}")
+
+
+@pytest.mark.titan
+@pytest.mark.skipif(
+    not TITAN.exists(), reason="torchtitan 0.3.0 is not installed: make its environment with `make titan`"
+)
+def test_the_adapter_of_a_fork_is_judged_on_the_checkout(tmp_path: Path) -> None:
+    """A checkout of torchtitan 0.3.0, which decays no norm: it is judged by what the example declares."""
+    found = subprocess.run([TITAN / "python", "-c", "import torchtitan; print(torchtitan.__path__[0])"],
+                           capture_output=True, text=True, check=True)  # fmt: skip
+    shutil.copytree(found.stdout.strip(), tmp_path / "titan/torchtitan", ignore=shutil.ignore_patterns("__pycache__"))
+    commit = repository(tmp_path / "titan", {".gitignore": "__pycache__\n", "assets/version.txt": "0.3.0\n"})
+    words = ("check", "--stack", "our_titan:OurTitan", "--at", tmp_path / "titan", "--profile", "TOPO-02b,OPT-02a",
+             "--report", tmp_path / "report")  # fmt: skip
+    done = subprocess.run([TITAN / "rankproof", *words], cwd=FORK, env=environment(), capture_output=True, text=True,
+                          check=False, timeout=300)  # fmt: skip
+    told = " ".join(done.stdout.split())
+    assert f"our-titan 0.3.0+g{commit[:9]}, profile TOPO-02b,OPT-02a" in told, done.stdout + done.stderr
+    assert f"Judged: torchtitan 0.3.0+g{commit[:9]}, commit {commit[:12]}" in told, done.stdout
+    assert "undecayed nothing" in told, done.stdout
+    assert "norm.weight decays by 0 … 0, expected 0.3" in told, done.stdout
+    assert "Holds: 2 (TOPO 2)" in told, done.stdout
+    assert done.returncode == 1
 
 
 @pytest.mark.unit

@@ -136,7 +136,7 @@ def read(path: Path, *, taken: bool = True, for_files: tuple[Path, ...] = ()) ->
 
 @dataclass(frozen=True, kw_only=True)
 class _Taken:
-    """Entries of another file, by id and case."""
+    """Entries of another file, by id and case; `*` for all of them."""
 
     file: str
     cases: tuple[str, ...]
@@ -148,6 +148,8 @@ def _taken(taken: _Taken, name: str, files: tuple[Path, ...]) -> list[Deviation]
     if other.resolve() in [each.resolve() for each in files]:
         raise refuse(f"{name}.file", taken.file, "takes entries from itself", "name a file that has them")
     there = read(other, for_files=files)
+    if taken.cases == ("*",):
+        return list(there)
     found = Refusals()
     for case in taken.cases:
         known = any(case == f"{each.id}[{each.case}]" for each in there)

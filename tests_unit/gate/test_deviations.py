@@ -348,6 +348,8 @@ def test_a_file_takes_the_entries_that_it_names_and_none_from_itself(tmp_path: P
     file = written(tmp_path, taken.format("other.toml") + ENTRY.replace("tp2", "own"))
     assert [each.case for each in deviations.read(file)] == ["tp2", "tp8", "own"]
     assert [each.case for each in deviations.read(file, taken=False)] == ["own"]
+    every = written(tmp_path, taken.format("other.toml").replace('"PAR-01[tp8]", "PAR-01[tp2]"', '"*"'))
+    assert [each.case for each in deviations.read(every)] == ["tp2", "tp4", "tp8"]
     (tmp_path / "below").mkdir()
     written(tmp_path / "below", others, "third.toml")
     written(tmp_path / "below", taken.format("third.toml"), "second.toml")
