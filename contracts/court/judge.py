@@ -104,9 +104,10 @@ def judge(
 
 
 def _computed_there(held: Result, stand: OnTheStand) -> Result:
-    """A result that holds, unless a stack of this process was asked to compute on a device and allocated nothing."""
+    """A result that holds, unless a stack of this process was asked to compute on a device and allocated nothing. One
+    that declined what it was asked had nothing to compute."""
     unused = stand.placed & devices.COMPUTES
-    if not unused or held.device == stand.device:
+    if not unused or held.device == stand.device or stand.declined is not None:
         return held
     words = f"{stand.name} was asked for {', '.join(sorted(unused))} on {stand.device}, and allocated nothing there"
     return replace(held, outcome="broken", words=words)

@@ -11,7 +11,7 @@ from contracts.court import device
 from contracts.court.judge import judge
 from contracts.court.narrowing import placed
 from contracts.spec.blocks import BlockCall
-from contracts.spec.errors import Refused
+from contracts.spec.errors import Refused, refuse
 from contracts.spec.presets import resolve
 from contracts.spec.records import Result
 from contracts.spec.training import Execution, Pass, Session, Tokens
@@ -65,6 +65,18 @@ def test_a_stack_that_allocates_nothing_on_the_device_judged_nothing_there(monke
     assert result.outcome == "broken"
     assert result.words == "reference was asked for run_model on cuda, and allocated nothing there"
     assert _judged(_Recorded(), monkeypatch, "cpu").outcome == "holds"
+
+
+def test_a_stack_that_refuses_what_it_is_asked_has_nothing_to_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refuses(_Recorded):
+        def run_model(self, *given: Any, **named: Any) -> Pass:
+            raise refuse("batch", 0, "is too small", "give rows")
+
+    def expects_a_refusal(stack: Any) -> None:
+        with pytest.raises(Refused, match="too small"):
+            _asks(stack)
+
+    assert _judged(Refuses(), monkeypatch, "cuda", check=expects_a_refusal).outcome == "holds"
 
 
 def test_a_stack_that_declares_no_cuda_is_not_asked_there(monkeypatch: pytest.MonkeyPatch) -> None:

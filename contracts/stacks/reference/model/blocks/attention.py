@@ -159,8 +159,14 @@ class LatentAttention(Causal):
     def unabsorbed(
         self, q_BTHn: Tensor, q_BTHr: Tensor, c_BSc: Tensor, k_BSr: Tensor, visible_BTS: Tensor | None
     ) -> Tensor:
-        """Keys and values of every head, written out."""
+        """Keys and values of every head, written out.
+
+        torch's memory-efficient kernel for CUDA looks at the strides of values only, and would read those that begin
+        between two multiples of 16 bytes at a misaligned address (pytorch #183484).
+        """
         k_BSHn, v_BSHv = torch.split(heads_of(self.wkv_b(c_BSc), sum(self.kv_dims)), self.kv_dims, dim=-1)
+        if self.kv_dims[0] * v_BSHv.dtype.itemsize % 16:
+            v_BSHv = v_BSHv.contiguous()
         k_BSHr = k_BSr[:, :, None].expand(-1, -1, k_BSHn.shape[2], -1)
         q_BTHd, k_BSHd = torch.cat((q_BTHn, q_BTHr), dim=-1), torch.cat((k_BSHn, k_BSHr), dim=-1)
         return self.attend(q_BTHd, k_BSHd, v_BSHv, visible_BTS)
