@@ -168,7 +168,7 @@ def _differences(gloo: ProcessGroup, staged: ProcessGroup, way: str, dtype: torc
             wrong.append(name)
         if not all(map(torch.equal, case.outputs, fresh[name])):
             moved.append(name)
-    every = gathered([wrong, moved])
+    every = gathered([wrong, moved], gloo)
     assert {name for _, names in every for name in names} == set(expected), "a case does not move anything"
     return sorted({name for names, _ in every for name in names})
 

@@ -98,6 +98,18 @@ def test_ranks_are_refused_for_what_one_process_judges(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize(("words", "reason"), [
+    (("--ranks", "4", "--dist-backend", "nccl"), "takes one rank a device, and here are 4 ranks, 0 devices; give"),
+    (("--dist-backend", "staged"), "carries tensors between ranks; give --ranks too"),
+])  # fmt: skip
+def test_a_backend_that_cannot_be_is_refused_at_once(words: tuple[str, ...], reason: str, tmp_path: Path) -> None:
+    done = rankproof("check", *words, "--report", "out", cwd=tmp_path, limit_s=60, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == USAGE
+    assert reason in done.stderr
+    assert not (tmp_path / "out/run.jsonl.part").exists()
+
+
+@pytest.mark.unit
 def test_of_a_mixed_profile_the_ranks_judge_their_part() -> None:
     plan = profiles.of_several_ranks(LAW, profiles.plan(LAW, "PREF-03"))
     assert set(plan.promises) == {"PREF-03", "PREF-03b", "PREF-03c"} == {item.id for item in plan.items}
@@ -244,6 +256,15 @@ class TestUnderTorchrun:
         outcome, rank, said = found["borrowed-cp2-ep2-on-4"]
         assert (outcome, rank) == ("broken", 2)
         assert "no route to rank 3" in said
+
+    def test_what_carries_the_tensors_is_said(self, tmp_path: Path) -> None:
+        profile = ("--profile", "TOPO-05d[own-axis-tp2-on-2],PAR-12[tp2]")
+        words = ("check", "--ranks", "2", "--dist-backend", "staged", *profile, "--report", "out", "--form", "json")
+        done = _rankproof(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
+        assert {each["outcome"] for each in json.loads(done.stdout)["results"]} == {"holds"}
+        assert "staged through host memory; NCCL is not judged" in done.stderr
+        assert "ranks: 2 over staged" in (tmp_path / "out/ranks.log").read_text()
 
     def test_the_mutants_of_the_tier_are_killed_in_one_world(self, tmp_path: Path) -> None:
         words = ("selftest", "--profile", "dist", "--ranks", "4", "--only", "TOPO", "--report", "out")

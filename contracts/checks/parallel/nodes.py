@@ -33,7 +33,7 @@ def the_rank_is_that_of_the_world(stack: Training, recipe: Recipe, execution: Ex
     On one node the two are the same. A rank that takes LOCAL_RANK or the devices of its node for its place reads
     another rank's data, or waits for a world that is not there.
     """
-    if instruments.ranks.torch_distributed()[1].get_backend() != "gloo":
+    if instruments.ranks.backend_of("cuda") == "nccl":
         raise NotOffered("has one device a rank of a node, and these nodes are made up", "device")
     execution = in_a_layout_of(stack, execution)
     session = Session(

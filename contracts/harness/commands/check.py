@@ -21,6 +21,7 @@ from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
 from contracts.harness import checkout, kill_matrix, law_release, parties, power, torchrun, touched
 from contracts.harness import output as output_of
+from contracts.harness.commands._backend_option import over_backend, settle
 from contracts.harness.commands._completion import complete_items, complete_stacks
 from contracts.harness.commands._device_option import on_device
 from contracts.harness.commands._errors import (
@@ -58,6 +59,7 @@ SUITE = Path(__file__).parents[1] / "suite.py"
               shell_complete=complete_items)  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=2), metavar="N",
               help="Judge on N ranks of this machine, which torchrun starts: the dist tier.")  # fmt: skip
+@over_backend
 @on_device
 @click.option("--deviations", type=click.Path(path_type=Path), help="TOML file of declared deviations.")
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="RUN",
@@ -81,9 +83,9 @@ SUITE = Path(__file__).parents[1] / "suite.py"
 @one_clear_error
 def check(
     stack: str, at: str | None, python: str | None, isolated: bool, assistants: tuple[str, ...], profile: str | None,
-    ranks: int | None, deviations: Path | None, baseline: Path | None, changed: str | None, law: str | None,
-    folder: Path, form: Form, deadline: float, jobs: int, given: Path | None, prove: bool, as_json: bool,
-    verbose: bool,
+    ranks: int | None, backend: str, deviations: Path | None, baseline: Path | None, changed: str | None,
+    law: str | None, folder: Path, form: Form, deadline: float, jobs: int, given: Path | None, prove: bool,
+    as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
     if python is not None:
@@ -107,6 +109,7 @@ def check(
 
     def work() -> int:
         refuse_absent()
+        carried = settle(backend, ranks)
         read_checks(*profiles.beginnings(profile))
         plan = profiles.plan(LAW, profile)  # refuse bad input before anything is written
         if ranks is not None:
@@ -128,7 +131,7 @@ def check(
         if ranks is None:
             how = _run_in_one_process(arguments, output)
         else:
-            how = torchrun.run(ranks, [*arguments, *APART], folder)
+            how = torchrun.run(ranks, [*arguments, f"--dist-backend={carried}", *APART], folder)
         return _verdict(folder, form, how, verbose)
 
     output, code = Output(folder), EXIT_CODES["broken"]

@@ -84,6 +84,7 @@ class Collection:
             "python": platform.python_version(),
             **{package: _version(package) for package in VERSIONS},
             **equal,
+            "backend": self.job.group.backend,
             "arguments": [arg for arg in self.config.invocation_params.args if isinstance(arg, str)],
             **chosen,
         }

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import datetime
 import gc
+import importlib
+import importlib.util
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contracts.harness.ranks.rank_environment import Place
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in torch's `__all__`
 
 
@@ -34,13 +38,43 @@ def connection(place: Place, *, first: bool = False, seconds: float = 300.0) -> 
     )
 
 
-def backend_of(chosen: str) -> str:
-    """The backend to use: `auto` is NCCL beside gloo where torch sees a device."""
+CHOICES = ("auto", "gloo", "nccl", "staged")
+STAGED = "contracts.instruments.staged_group:backend"
+"""What registers the group that carries a device's tensors through host memory, and returns torch's words for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """What carries the tensors of the ranks, and what is to be said of it."""
+
+    name: str
+    words: str = ""
+
+
+def backend_of(chosen: str, ranks: int) -> Backend:
+    """The backend for so many ranks of this node; `auto` is NCCL beside gloo where each has a device of its own.
+
+    Raises:
+        ValueError: for NCCL with fewer devices than ranks, which it refuses itself after a minute.
+    """
+    devices = 0 if chosen == "gloo" else _devices()
+    have = f"{ranks} ranks, {devices} device{'' if devices == 1 else 's'}"
+    if chosen == "nccl" and devices < ranks:
+        raise ValueError(f"takes one rank a device, and here are {have}: give staged or gloo, or fewer ranks")
+    if chosen == "auto":
+        chosen = "gloo" if not devices else "nccl" if devices >= ranks else "staged"
+    if chosen != "staged":
+        return Backend(name=chosen)
+    return Backend(name=chosen, words=f"{have}: staged through host memory; NCCL is not judged")
+
+
+def _devices() -> int:
+    """The CUDA devices that torch can use; NVML says it, so that no context is made."""
+    if importlib.util.find_spec("torch") is None:
+        return 0
     import torch
 
-    if chosen != "auto":
-        return chosen
-    return "nccl" if torch.cuda.is_available() and torch.distributed.is_nccl_available() else "gloo"
+    return torch.cuda.device_count()
 
 
 GROWN = 64
@@ -74,16 +108,13 @@ class SessionGroup:
             self._keep = frozenset(_sockets())
         self.generation += 1
         _bound_new_groups(self.timeout)
-        device = None
-        if self.backend == "nccl":
-            device = torch.device("cuda", self.place.local_rank)  # by index: devices are not renumbered for a rank
-            torch.cuda.set_device(device)
+        device = self._device()
         if self._store is None:  # each connection costs a name look-up at both ends, and some resolvers are slow
             self._store = connection(self.place, seconds=self.timeout.total_seconds())
         self._group = None
         if self.place.rank < self.world:
             torch.distributed.init_process_group(
-                "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend,
+                self._words(),
                 store=PrefixStore(f"{self.name}/group/{self.generation}", self._store),
                 rank=self.place.rank,
                 world_size=self.world,
@@ -91,6 +122,26 @@ class SessionGroup:
                 device_id=device,
             )
             self._group = torch.distributed.group.WORLD
+
+    def _device(self) -> torch.device | None:
+        """The device that torch binds to the group: with NCCL this rank's, by index, as devices are not renumbered. A
+        staged group may share a device, of which it is not told."""
+        import torch
+
+        if self.backend == "staged" and (devices := _devices()) > 1:
+            torch.cuda.set_device(self.place.local_rank % devices)
+        if self.backend != "nccl":
+            return None
+        device = torch.device("cuda", self.place.local_rank)
+        torch.cuda.set_device(device)
+        return device
+
+    def _words(self) -> str:
+        """What `init_process_group` is told."""
+        if self.backend != "staged":
+            return "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend
+        module, _, function = STAGED.partition(":")
+        return str(getattr(importlib.import_module(module), function)("cuda" if _devices() else "cpu"))
 
     def resize(self, world: int) -> None:
         """Give the group to the first `world` ranks. Every rank calls it at the same point, with nothing under way."""
@@ -119,10 +170,11 @@ class SessionGroup:
 
     def synchronize(self) -> None:
         """Wait for the device, so that a kernel that never ends is charged to the test that started it."""
-        if self.backend == "nccl" and self.generation >= 0:
+        if self.backend != "gloo" and self.generation >= 0:
             import torch
 
-            torch.cuda.synchronize()
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.synchronize()
 
     def abort(self) -> None:
         """Free this rank from the collective or group creation it waits in. Another thread may call it."""

@@ -64,7 +64,7 @@ class Job:
         self.agreement = mine
         timeout_s = limits.test + limits.grace + limits.hard + 60
         self.in_flight = InFlight(here.rank)
-        self.group = groups.SessionGroup(here, prefix, backend=groups.backend_of(backend), timeout_s=timeout_s)
+        self.group = groups.SessionGroup(here, prefix, backend=backend, timeout_s=timeout_s)
         self.recovery = recovery.Recovery(here, folder, doing=self._doing, speak=speak)
         self.watchdog = Watchdog(
             watchdogs, limits, abort=self._abort, picture=self._picture, over=self.recovery.leave

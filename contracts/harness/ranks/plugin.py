@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks import console, cpu_sharing, exit, plugin_compatibility, rank_environment
+from contracts.harness.ranks import console, cpu_sharing, exit, groups, plugin_compatibility, rank_environment
 from contracts.harness.ranks.collection import Collection
 from contracts.harness.ranks.phases import Phases
 from contracts.harness.ranks.session import Session
@@ -37,13 +37,15 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         gc.disable()  # until all is imported (`Collection`)
     group = parser.getgroup("ranks", "tests of several ranks, under torchrun")
     group.addoption(
-        "--dist-timeout", type=float, metavar="SECONDS", help="what a phase of a test may take (60; NCCL 120)"
+        "--dist-timeout", type=float, metavar="SECONDS", help="what a phase of a test may take (60; on devices 120)"
     )
     group.addoption(
-        "--dist-grace", type=float, metavar="SECONDS", help="what peers get after a rank failed (1; NCCL 5)"
+        "--dist-grace", type=float, metavar="SECONDS", help="what peers get after a rank failed (1; on devices 5)"
     )
-    group.addoption("--dist-hard", type=float, metavar="SECONDS", help="to come back from an abort (10; NCCL 20)")
-    group.addoption("--dist-backend", choices=("auto", "gloo", "nccl"), default="auto", help="of the session's group")
+    group.addoption("--dist-hard", type=float, metavar="SECONDS", help="to come back from an abort (10; on devices 20)")
+    group.addoption("--dist-backend", choices=groups.CHOICES, default="auto",
+                    help="of the session's group. auto: nccl if each rank of a node has a device; staged, which takes "
+                         "tensors through host memory, if there are fewer devices; gloo if there is none")  # fmt: skip
     group.addoption("--dist-recover", choices=("auto", "restart"), default="auto",
                     help="auto: a new group in place; restart: leave it to torchrun --max-restarts")  # fmt: skip
     group.addoption("--dist-out", metavar="DIR", help="where logs, stacks and the journal go (the temporary folder)")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks import console, exit, plugin_compatibility, rank_environment, reports
+from contracts.harness.ranks import console, exit, groups, plugin_compatibility, rank_environment, reports
 from contracts.harness.ranks.agreement import Limits
 from contracts.harness.ranks.job import Job
 from contracts.harness.ranks.journal import Journal, Past, Report
@@ -47,20 +47,22 @@ class Session:
         self.code: int | None = None  # of the whole session, once it has ended on all ranks
         self.job.start()
 
-    def _job(self, backend: str) -> Job:
-        from contracts.harness.ranks.groups import backend_of
-
-        option, nccl = self.config.getoption, backend_of(backend) == "nccl"
+    def _job(self, chosen_backend: str) -> Job:
+        option = self.config.getoption
+        try:
+            self.backend = groups.backend_of(chosen_backend, self.here.local_size)
+        except ValueError as error:
+            raise pytest.UsageError(f"--dist-backend {chosen_backend} {error}") from None
 
         def chosen(name: str, gloo: float, other: float) -> float:
             value = option(name)
-            return float(value) if value is not None else (other if nccl else gloo)
+            return float(value) if value is not None else (gloo if self.backend.name == "gloo" else other)
 
         limits = Limits(
             test=chosen("dist_timeout", 60, 120), grace=chosen("dist_grace", 1, 5), hard=chosen("dist_hard", 10, 20)
         )
         restart = option("dist_recover") == "restart"
-        return Job(self.here, self.folder, limits, backend=backend, restart_only=restart, speak=self._speak)
+        return Job(self.here, self.folder, limits, backend=self.backend.name, restart_only=restart, speak=self._speak)
 
     def serialized(self, report: pytest.TestReport) -> Report:
         plain: Report = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
@@ -77,13 +79,14 @@ class Session:
             )  # after the chosen profile, on which this one is based
         self.job.recovery.watch_for_crashes()  # here, after pytest's own faulthandler plugin
 
-    def pytest_report_header(self) -> str:
+    def pytest_report_header(self) -> list[str]:
         here, limits = self.here, self.limits
-        return (
+        words = (
             f"ranks: {here.size} over {self.job.group.backend}, seed {self.config.getoption('dist_seed')}, "
             f"limit {limits.test:g} s, attempt {here.attempt + 1} of {here.attempt + here.restarts_left + 1}, "
             f"logs in {self.folder.path}"
         )
+        return [words, self.backend.words] if self.backend.words else [words]
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if not self.agreed_to_stop:
