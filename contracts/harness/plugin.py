@@ -34,6 +34,7 @@ from contracts.harness.families import read_checks
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.gate import Gate
 from contracts.harness.ranks.rank_environment import EQUAL, several
+from contracts.instruments import accelerator
 from contracts.instruments.ranks import here
 from contracts.spec import codec, interpreter
 from contracts.spec.errors import Refused, Unreachable, refuse
@@ -70,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
         interpreter.refuse_without_assertions()
     except Refused as error:
         raise pytest.UsageError(str(error)) from None
+    accelerator.ask_nvml()  # what is judged is asked in forks of this process
     for tier, needs in {"unit": "one CPU process", "gpu": "one CUDA device", "dist": "several ranks"}.items():
         config.addinivalue_line("markers", f"{tier}: a contract or test that needs {needs}")
     config.addinivalue_line("markers", "slow: a contract or test of one CPU process that takes more than a few seconds")

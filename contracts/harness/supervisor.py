@@ -27,6 +27,7 @@ from contracts.court import heartbeat, record
 from contracts.harness.child_process import send
 from contracts.harness.ranks import guard
 from contracts.harness.ranks.guard_program import descendants, heard_here
+from contracts.instruments import accelerator
 from contracts.spec.records import EXIT_CODES
 
 LOOK_S = 0.25
@@ -79,6 +80,7 @@ def supervised(
             record.let_go()
             guard.stand_between(parent=parent, tree=True, patience_s=STOP_S)
             os.environ[heartbeat.FOLDER] = folder
+            accelerator.ask_nvml()  # what is judged is asked in forks of this process
             Path(folder, JUDGE).write_text(str(os.getpid()))
             _work(work, writing, token)
         os.close(writing)

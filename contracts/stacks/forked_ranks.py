@@ -1,4 +1,5 @@
-"""Forked copies of this process as the ranks of a small process group; a rank may crash without harm to this process.
+"""Forked copies of this process as the ranks of a small process group on the CPU; a rank may crash without
+harm to this process.
 
 A new interpreter would take seconds to import torch, for each rank of each case.
 """
@@ -17,6 +18,8 @@ from multiprocessing.process import BaseProcess
 import torch
 import torch.distributed as dist
 
+from contracts.instruments import accelerator
+
 DEADLINE_S = 40.0  # of the whole world; a write takes 0.2 s, and a peer's death is noticed at once
 Work = Callable[[int, str, Connection], None]
 """What a rank runs. Arguments: its rank, the rendezvous file, the connection for its result."""
@@ -33,7 +36,7 @@ def forked_ranks(ranks: int, work: Work) -> Iterator[list[tuple[BaseProcess, Con
         try:
             for rank in range(ranks):
                 receiving, sending = context.Pipe(duplex=False)
-                copy = context.Process(target=work, daemon=True, args=(rank, f"{meeting}/store", sending))
+                copy = context.Process(target=_on_the_cpu, daemon=True, args=(work, rank, f"{meeting}/store", sending))
                 copy.start()
                 sending.close()
                 started.append((copy, receiving))
@@ -42,6 +45,11 @@ def forked_ranks(ranks: int, work: Work) -> Iterator[list[tuple[BaseProcess, Con
             for process, _ in started:
                 process.kill()
                 process.join()
+
+
+def _on_the_cpu(work: Work, rank: int, meeting: str, sending: Connection) -> None:
+    accelerator.hide()
+    work(rank, meeting, sending)
 
 
 def join_process_group(rank: int, ranks: int, meeting: str) -> None:

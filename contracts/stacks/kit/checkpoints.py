@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from contracts.instruments import accelerator
 from contracts.spec import codec
 from contracts.spec.checkpointing import WriteFault, Written
 from contracts.spec.errors import Refused
@@ -39,12 +40,17 @@ def changed(change: Callable[[], None], fault: WriteFault | None, errors: tuple[
     if fault is None:
         return under(WriteFault(), change, errors)
     try:
-        said = in_a_fork(lambda: codec.dumps(under(fault, change, errors)), own_group=True)
+        said = in_a_fork(lambda: codec.dumps(_on_the_cpu(fault, change, errors)), own_group=True)
         return codec.loads(Written, said)
     except ForkDied:
         if fault.dies_after is None:
             raise
         return Written(ending="died", boundaries=fault.dies_after)
+
+
+def _on_the_cpu(fault: WriteFault, change: Callable[[], None], errors: tuple[type[BaseException], ...]) -> Written:
+    accelerator.hide()
+    return under(fault, change, errors)
 
 
 def under(fault: WriteFault, change: Callable[[], None], errors: tuple[type[BaseException], ...]) -> Written:

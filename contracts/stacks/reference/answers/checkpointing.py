@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from contracts.instruments import accelerator
 from contracts.spec import storage as volumes
 from contracts.spec.array import Arrays
 from contracts.spec.checkpointing import Loaded, Naming, Overtaken, Snapshot, WriteFault, Written
@@ -170,6 +171,7 @@ def _upset(change: Callable[[Disk], None], fault: WriteFault | None) -> Written:
 
 
 def _change_and_tell(change: Callable[[Disk], None], fault: WriteFault, sending: Connection) -> None:
+    accelerator.hide()
     if fault.room is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.room, hard))  # Python ignores the signal: EFBIG is raised

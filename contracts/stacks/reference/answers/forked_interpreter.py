@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
+from contracts.instruments import accelerator
 from contracts.spec.interpreter import python
 from contracts.stacks.forked_call import exit_code
 from contracts.stacks.line_process import Running
@@ -76,8 +77,10 @@ def _server(owner: int) -> Running:
 
 
 def main() -> None:
+    accelerator.ask_nvml()  # the compiler asks for a device when it is imported
     for module in _FOR_FORKS:
         importlib.import_module(module)
+    devices = sys.modules["torch"].cuda.device_count()
     gc.freeze()  # a collection in a fork would touch, and so duplicate, every page
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else is said is no answer
@@ -88,14 +91,14 @@ def main() -> None:
             files[0].write_text(asked["said"], encoding="utf-8")
             child = os.fork()
             if child == 0:
-                _fork(asked, files)
+                _fork(asked, files, devices)
             _, status = os.waitpid(child, 0)
             said = [each.read_text(encoding="utf-8", errors="replace") for each in files[1:]]
         answers.write(json.dumps([os.waitstatus_to_exitcode(status), *said]) + "\n")
         answers.flush()
 
 
-def _fork(asked: Asked, files: list[Path]) -> None:
+def _fork(asked: Asked, files: list[Path], devices: int) -> None:
     for number, file in enumerate(files):
         os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
     code, ended = 1, None
@@ -106,6 +109,8 @@ def _fork(asked: Asked, files: list[Path]) -> None:
         if asked["folder"] is not None:
             os.chdir(asked["folder"])
         sys.argv = list(asked["words"])
+        if devices and accelerator.lost():  # an import has asked CUDA: only a new interpreter has a device
+            os.execv(sys.executable, python("-W", "ignore", "-m", *sys.argv))
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except BaseException as error:
         ended = error

@@ -40,15 +40,13 @@ class KernelSelectionAnswers(ModelAnswers):
     QUESTIONS: frozenset[str] = frozenset({"kernel_facts", "seams", "precision_plan"})
 
     def kernel_facts(self) -> Facts:
-        import torch
-
-        from contracts.instruments import import_probe
+        from contracts.instruments import accelerator, import_probe
 
         packages = {name: import_probe.probe(name, modules) for name, modules in PACKAGES.items()}
-        if not torch.cuda.is_available():
+        card = accelerator.first()
+        if card is None:
             return Facts(device="cpu", packages=packages)
-        major, minor = torch.cuda.get_device_capability()
-        return Facts(device="cuda", capability=f"sm_{major}{minor}", packages=packages)
+        return Facts(device="cuda", capability="sm_{}{}".format(*card.capability), packages=packages)
 
     def seams(self, recipe: Recipe, mode: Mode, requested: Mapping[Site, Wish], facts: Facts) -> tuple[Seam, ...]:
         return tuple(

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
+from contracts.instruments import accelerator
 from contracts.stacks.forked_call import exit_code
 
 GRACE_S = 10.0  # from SIGTERM to SIGKILL, for the peers of a rank that failed
@@ -37,6 +38,7 @@ class Job(TypedDict):
 
 
 def main() -> None:
+    accelerator.ask_nvml()
     import torch._dynamo  # which the first optimizer imports
     import torch.distributed
 
