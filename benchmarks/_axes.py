@@ -26,7 +26,8 @@ cuda = torch.cuda.is_available()
 print(json.dumps({
     "version": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(),
     "mkl": torch.backends.mkl.is_available(), "onednn": torch.backends.mkldnn.is_available(),
-    "build": torch.__config__.show().split(), "cuda": torch.cuda.get_device_name() if cuda else None}))
+    "build": torch.__config__.show().split(), "built_for": torch.version.cuda,
+    "cuda": torch.cuda.get_device_name() if cuda else None}))
 """
 
 
@@ -69,7 +70,8 @@ class Cpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Torch:
-    """What an interpreter's torch says of itself; `cuda` is the name of the first device, `build` how it was built."""
+    """What an interpreter's torch says of itself; `cuda` is the name of the first device, `build` how it was built, and
+    `built_for` the release of CUDA, if any."""
 
     python: str
     version: str
@@ -77,6 +79,7 @@ class Torch:
     mkl: bool
     onednn: bool
     build: str
+    built_for: str | None
     cuda: str | None
 
 
@@ -123,6 +126,15 @@ def axes(device: str, cpu: Cpu, torches: Sequence[Torch], *, stack: str, judging
     else:
         sums += [Level(name=name, options=("--stack", f"{REORDERED}:{name}")) for name in SUMS]
     others = [Level(name=found.version, python=found.python) for found in torches]
+    for_cuda = next((found for found in torches if found.built_for), None)
+    if for_cuda is None:
+        absent.append("forks: they are watched in a build of torch for CUDA (make torch TORCH=2.11.0)")
+    elif device == "cpu" and for_cuda.cuda is None:
+        others += [
+            Level(name=f"{for_cuda.version} {words}", python=for_cuda.python,
+                  environment={"PYTHONPATH": str(ROOT / "benchmarks/card"), "RANKPROOF_CARD": cards})
+            for words, cards in (("without a card", "0"), ("with an imitated card", "1"))
+        ]  # fmt: skip
     for version in OTHER_TORCH:
         if not any(found.version.partition("+")[0] == version for found in torches):
             absent.append(f"torch {version}: not installed here (make torch TORCH={version})")

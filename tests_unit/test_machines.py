@@ -30,9 +30,16 @@ XEON = (
     "flags\t\t: sse4_1 avx avx2 fma avx512f avx512bw avx512dq avx512vl\n"
 )
 HERE = Torch(
-    python="/here/python", version="2.13.0+cpu", capability="AVX2", mkl=True, onednn=True, build="MKL", cuda=None
+    python="/here/python",
+    version="2.13.0+cpu",
+    capability="AVX2",
+    mkl=True,
+    onednn=True,
+    build="MKL",
+    built_for=None,
+    cuda=None,
 )
-OLDER = replace(HERE, python="/older/python", version="2.11.0+cu130")
+OLDER = replace(HERE, python="/older/python", version="2.11.0+cu130", built_for="13.0")
 ALONE = (Level(name="one process", options=("--profile", "TOPO-02")),)
 
 
@@ -173,7 +180,10 @@ def test_what_the_machine_lacks_is_said_and_what_it_has_is_varied() -> None:
     assert epyc.names["aten"] == ("as is", "default")
     assert epyc.names["onednn"] == ("as is", "SSE41")
     assert epyc.names["mkl"] == ("as is", "compatible")
-    assert epyc.names["torch"] == ("2.13.0+cpu", "2.11.0+cu130")
+    cards = {level.name: level for level in epyc.levels["torch"] if "RANKPROOF_CARD" in level.environment}
+    assert epyc.names["torch"] == ("2.13.0+cpu", "2.11.0+cu130", *cards)
+    assert [*cards] == ["2.11.0+cu130 without a card", "2.11.0+cu130 with an imitated card"]
+    assert {each.python for each in cards.values()} == {"/older/python"}
     said = "\n".join(epyc.absent)
     for words in ("ATEN_CPU_CAPABILITY=avx512", "DNNL_MAX_CPU_ISA=AVX512_CORE:", "MKL_ENABLE_INSTRUCTIONS=SSE4_2",
                   "torch 2.12.1: not installed here (make torch TORCH=2.12.1)"):  # fmt: skip
