@@ -27,6 +27,7 @@ REFUSED = {
     ("explain", "TOPU"): "the nearest are TOPO",
     ("selftest", "--only", "PATT"): "the nearest are PAT",
     ("selftest", "--only", "PAT-01,PATT"): "--only = 'PATT': selects no contract",
+    ("selftest", "--only", "MOE-05i"): "is a contract of tier dist; add `--profile dist`",
     ("selftest", "--only", "[]"): "--only = '[]': names nothing",
     ("check", "--stack", "refrence"): "did you mean 'reference'?",
     ("check", "--stack", "ours.Ours"): "did you mean 'ours:Ours'?",

@@ -114,7 +114,7 @@ def shared(law: Law, named: tuple[str, ...], jobs: int, tell: Telling = _nobody)
 def _of_one_contract(named: tuple[str, ...], id: str) -> Matrix:
     """What a process of `shared` does with a contract."""
     read_checks(id)
-    return run(part_of(LAW, [id]), _assistants(named))
+    return run(part_of(LAW, [id], LAW.contracts[id].tier), _assistants(named))
 
 
 @functools.cache
@@ -122,9 +122,8 @@ def _assistants(named: tuple[str, ...]) -> tuple[Party, ...]:
     return tuple(party for _, party in parties.assistants(parties.load("reference"), named, quick=False))
 
 
-def run(law: Law = LAW, assistants: Iterable[Party] | None = None, tell: Telling = _nobody) -> Matrix:
-    """Judge the baseline and every mutant."""
-    law = part_of(law, law.contracts)
+def run(law: Law, assistants: Iterable[Party] | None = None, tell: Telling = _nobody) -> Matrix:
+    """Judge the baseline and every mutant of a part of the law."""
     subject = parties.load("reference")
     helping = tuple(assistants) if assistants is not None else _assistants(())
     baseline: list[Result] = []

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import shlex
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 
-import contracts
 from contracts.contract import LAW, Contract
 from contracts.court import profiles, sources
-from contracts.court.court import Court
-from contracts.harness import parties
+from contracts.harness import places
 from contracts.harness.commands._completion import complete_items
 from contracts.harness.commands._errors import one_clear_error, short
 from contracts.harness.families import read_checks, read_mutants
@@ -59,7 +53,10 @@ def _described(id: str) -> dict[str, Any]:
         "id": id, "tier": contract.tier, "statement": contract.promise, "story": contract.story,
         "source": sources.explained(contract.source), "asks": list(contract.asks),
         "cases": {case: list(contract.rungs(case)) for case in contract.cases},
-        "mutants": [{"name": each.name, "case": each.case, "says": each.says} for each in LAW.mutants_of(id)],
+        "check": places.place(contract.check), "guards": places.guarded(contract),
+        "mutants": [{"name": each.name, "case": each.case, "says": each.says, "place": places.of_mutant(each)}
+                    for each in LAW.mutants_of(id)],
+        "reproduce": list(places.commands(contract)),
     }  # fmt: skip
 
 
@@ -112,37 +109,21 @@ def _explained(contract: Contract, only: str) -> None:
         click.echo(f"\n{contract.story}")
     source = "\n           ".join(sources.explained(contract.source))
     click.echo(f"\nsource     {source}\nasks       {', '.join(contract.asks)}\ntier       {contract.tier}")
-    for what, where in _places(contract):
-        click.echo(f"{what:<10} {where}")
+    read_mutants([contract.id])
+    click.echo(f"check      {places.place(contract.check)}")
+    for asked, where in places.answers(contract).items():
+        click.echo(f"{'gate' if contract.of_the_court else 'reference':<10} {asked}: {where}")
+    for name, where in places.guarded(contract).items():
+        click.echo(f"{'guards':<10} {name}: {where}")
     click.echo("\ncases")
     for case, arguments in contract.asked.items() if "@" in only else contract.cases.items():
         if only in ("", case):
             click.echo(f"  {case}: {', '.join(short(argument) for argument in arguments)}")
             if rungs := contract.rungs(case) if case in contract.cases else ():
                 click.echo(f"    on leaner recipes: {', '.join(rungs)}")
-    read_mutants([contract.id])
     click.echo("\nmutants it must catch")
     for mutant in LAW.mutants_of(contract.id):
         bugs = f" ({', '.join(mutant.bugs)})" if mutant.bugs else ""
         click.echo(f"  {mutant.name}{bugs}: {mutant.story.splitlines()[0]}\n    in {mutant.case}, says: {mutant.says}")
-    click.echo(
-        f"\nreproduce\n  {shlex.join(['rankproof', 'check', '--stack', 'reference', '--profile', item])}"
-        f"\n  rankproof selftest --only {contract.id}"
-    )
-
-
-def _places(contract: Contract) -> Iterator[tuple[str, str]]:
-    """Where the check, its mutants, and the reference's answer to each question stand: file and line."""
-    check = _place(contract.check)
-    yield "check", check
-    yield "mutants", check.rpartition(":")[0].replace("checks/", "mutants/", 1)
-    answering: Any = Court if contract.of_the_court else type(parties.load("reference"))
-    for asked in contract.asks:
-        if hasattr(answering, asked):
-            yield ("gate" if contract.of_the_court else "reference"), f"{asked}: {_place(getattr(answering, asked))}"
-
-
-def _place(function: Any) -> str:
-    code = inspect.unwrap(function).__code__
-    root = Path(contracts.__file__).parents[1]
-    return f"{Path(code.co_filename).relative_to(root)}:{code.co_firstlineno}"
+        click.echo(f"    {places.of_mutant(mutant)}")
+    click.echo("\n  ".join(("\nreproduce", *places.commands(contract, only))))

@@ -30,8 +30,9 @@ from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.output import Output
 from contracts.harness.progress import WATCHED, Told
 from contracts.harness.supervisor import Ended, Stopped, supervised
+from contracts.instruments import accelerator
 from contracts.spec import codec
-from contracts.spec.errors import Refusals, Refused, refuse
+from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
 from contracts.spec.records import EXIT_CODES, Fate
 
 TRIALS = SUITE.with_name("dist_selftest_suite.py")
@@ -43,8 +44,8 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 @click.command()
 @click.option("--only", "said", multiple=True, metavar="A,B", help="Only mutants of ids that begin so; a case in "
               "brackets is left off. May be repeated.", shell_complete=complete_items)  # fmt: skip
-@click.option("--profile", type=click.Choice(["unit", "dist"]), default="unit", show_default=True,
-              help="The tier: contracts of one process, or of several ranks.")  # fmt: skip
+@click.option("--profile", type=click.Choice(["unit", "gpu", "dist"]), default="unit", show_default=True,
+              help="The tier: contracts of one process, of one GPU, or of several ranks.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True, metavar="N",
               help="For dist: ranks of this machine, which torchrun starts.")  # fmt: skip
 @click.option(
@@ -106,7 +107,7 @@ def selftest(
             operators(drawn, seed=seed or 0, only=only, seconds=seconds, ranks=several, folder=folder, likely=likely)
         )
     if sample:
-        others = {"--report": folder, "--only": only, "--profile": profile == "dist"}
+        others = {"--report": folder, "--only": only, "--profile": profile != "unit"}
         _nothing_beside("--sample", {**beside, "--with": None, **others})
         sys.exit(_sampled(seed, given, assistants))
     _nothing_drawn(seed, seconds, likely)
@@ -136,10 +137,11 @@ def _whole(
         law = self_test.part_of(LAW, [id for id in LAW.contracts if id.startswith(only or ("",))], profile)
         refused = Refusals()
         for each in only or ("",):
-            near = ", ".join(nearest(LAW, each))
             selects = any(id.startswith(each) for id in law.contracts)
-            refused.unless(selects, "--only", each, "selects no contract", f"the nearest are {near}")
+            refused.unless(selects, "--only", each, *_elsewhere(each))
         refused.raise_any()
+        if profile == "gpu" and accelerator.name() is None:
+            raise Unreachable("torch sees no CUDA device, which the contracts of tier gpu need")
         with contextlib.ExitStack() as quiet:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -164,6 +166,14 @@ def _whole(
             ended = folder is not None and not (folder / kill_matrix.FILE).exists()
             output.end(ended=ended, red=code != 0)
     return code
+
+
+def _elsewhere(beginning: str) -> tuple[str, str]:
+    """Why no contract of this tier begins so, and the remedy."""
+    for tier in ("unit", "dist", "gpu"):
+        if any(id.startswith(beginning) for id, each in LAW.contracts.items() if each.tier == tier):
+            return f"is a contract of tier {tier}", f"add `--profile {tier}`"
+    return "selects no contract", f"the nearest are {', '.join(nearest(LAW, beginning))}"
 
 
 def _beginnings(said: tuple[str, ...]) -> tuple[str, ...]:

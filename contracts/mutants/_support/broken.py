@@ -33,7 +33,8 @@ def broken(
         if isinstance(owner, type) and hasattr(owner, "offers"):
             made = type(change.__name__, (owner,), {name: changed})
         else:
-            made = type(change.__name__, (Reference,), _answers(functools.partial(_replaced, owner, name, changed)))
+            answers = _answers(functools.partial(_replaced, owner, name, changed))
+            made = type(change.__name__, (Reference,), {**answers, "replaces": (owner, name)})
         made.__doc__, made.__module__, made.__qualname__ = change.__doc__, change.__module__, change.__qualname__
         for kill in kills:
             id, _, rest = kill.partition("[")

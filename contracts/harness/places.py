@@ -1,0 +1,108 @@
+"""Where a contract stands: its check, its mutants, the functions of the reference that it guards, and the commands that
+judge it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import shlex
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import contracts
+from contracts.contract import LAW, Contract, Mutant
+from contracts.court.court import Court
+from contracts.harness import parties
+from contracts.stacks.reference.stack import Reference
+
+_ROOT = Path(contracts.__file__).parents[1]
+_MUTANTS = "contracts.mutants."
+_OURS = ("contracts.stacks.reference.", "contracts.court.")
+_BUILT = ("parts", "trainer", "parallel_trainer", "pipeline_trainer")
+"""What the reference builds itself from; a mutant may build itself from something else."""
+
+
+def place(function: Any) -> str:
+    """File and line of a function."""
+    code = inspect.unwrap(function).__code__
+    return f"{Path(code.co_filename).relative_to(_ROOT)}:{code.co_firstlineno}"
+
+
+def of_mutant(mutant: Mutant) -> str:
+    """File and line of a mutant, whether it is written as a class or as a function."""
+    file = Path(str(sys.modules[mutant.make.__module__].__file__))
+    return f"{file.relative_to(_ROOT)}:{_lines(file)[mutant.name]}"
+
+
+@functools.cache
+def _lines(file: Path) -> Mapping[str, int]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {each.name: each.lineno for each in tree.body if isinstance(each, (ast.ClassDef, ast.FunctionDef))}
+
+
+def answers(contract: Contract) -> dict[str, str]:
+    """Question → where the reference answers it, or the gate itself."""
+    answering: Any = Court if contract.of_the_court else type(parties.load("reference"))
+    return {asked: place(getattr(answering, asked)) for asked in contract.asks if hasattr(answering, asked)}
+
+
+def guarded(contract: Contract) -> dict[str, str]:
+    """The functions of the reference that the mutants of a contract change, by name: where they stand."""
+    found = {}
+    for mutant in LAW.mutants_of(contract.id):
+        for function in _changed(mutant.make):
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            if code is not None and code.co_filename.startswith(str(_ROOT)):
+                found[function.__qualname__] = place(function)
+    return {name: found[name] for name in sorted(found) if found[name] not in answers(contract).values()}
+
+
+def _changed(make: type) -> Iterator[Any]:
+    """The former functions of those that a mutant replaces."""
+    if replaces := getattr(make, "replaces", None):
+        yield _function(inspect.getattr_static(*replaces))
+        return
+    yield from _overridden(make)
+    for name in _BUILT if issubclass(make, Reference) else ():
+        built, former = getattr(make(), name)(), getattr(Reference(), name)()
+        parts = ((built,), (former,)) if isinstance(built, type) else (vars(built).values(), vars(former).values())
+        for ours, theirs in zip(*parts, strict=True):
+            if ours is not theirs:
+                yield from _overridden(ours) if isinstance(ours, type) else [theirs]
+
+
+def _overridden(made: type) -> Iterator[Any]:
+    """What a class of the mutants does not inherit from the reference, and what the classes that it holds do not."""
+    for at, base in enumerate(made.__mro__):
+        for name, value in vars(base).items() if base.__module__.startswith(_MUTANTS) else ():
+            if isinstance(value, type) and value.__module__.startswith(_MUTANTS):
+                yield from _overridden(value)
+            owners = (each for each in made.__mro__[at + 1 :] if name in vars(each))
+            owner = next((each for each in owners if each.__module__.startswith(_OURS)), None)
+            if owner is not None and name not in _BUILT and _function(value) is not None:
+                yield _function(vars(owner)[name])
+
+
+def _function(value: Any) -> Any:
+    """The function in an attribute; None where there is none."""
+    value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    return value if inspect.isfunction(value) else None
+
+
+def commands(contract: Contract, case: str = "") -> tuple[str, str]:
+    """The command line that judges the reference, and the one that tries the mutants."""
+    item = f"{contract.id}[{case}]" if case else contract.id
+    check, selftest = ["rankproof", "check", "--stack", "reference"], ["rankproof", "selftest"]
+    if contract.tier != "unit":
+        selftest += ["--profile", contract.tier]
+    if contract.tier == "dist" and not contract.of_the_court:
+        check += ["--ranks", str(_most(contract, (case,) if case else contract.asked))]
+        selftest += ["--ranks", str(_most(contract, [each.case for each in LAW.mutants_of(contract.id)]))]
+    return shlex.join([*check, "--profile", item]), shlex.join([*selftest, "--only", contract.id])
+
+
+def _most(contract: Contract, cases: Collection[str]) -> int:
+    return max(2, *(contract.ranks(each) for each in cases))
