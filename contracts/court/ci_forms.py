@@ -30,7 +30,8 @@ def junit(run: Run, verdict: Verdict) -> str:
     suites = ElementTree.Element("testsuites")
     suite = element(suites, "testsuite", name=f"rankproof {verdict.subject} {verdict.profile}")
     properties = element(suite, "properties")
-    said = {"verdict": verdict.word, "exit_code": str(verdict.exit_code), "self-test given": run.header.proof}
+    said = {"verdict": verdict.word, "exit_code": str(verdict.exit_code), "self-test given": run.header.proof,
+            "device": run.header.device}  # fmt: skip
     said |= {f"judged {number}": each for number, each in enumerate(judged_code(run), start=1)}
     for name, value in said.items():
         if value:

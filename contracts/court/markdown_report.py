@@ -14,6 +14,7 @@ from contracts.court.plain_text import cut, markdown
 from contracts.court.telling import (
     counted,
     details,
+    device_line,
     families,
     family_of,
     headline,
@@ -52,6 +53,7 @@ def _blocks(run: Run, verdict: Verdict) -> list[str]:
         rows = [f"| {markdown(name)} | {markdown(choice)} |" for name, choice in declared.items()]
         blocks += ["", "### Conventions that it declares", "", "| convention | choice |", "|---|---|", *rows]
     blocks += [line for each in judged_code(run) for line in ("", f"Judged: {markdown(each)}")]
+    blocks += ["", markdown(device_line(run))] if device_line(run) else []
     if run.header.proof:
         blocks += ["", f"Self-test given: {markdown(run.header.proof)}"]
     if (compared := change(run, verdict)) is not None:

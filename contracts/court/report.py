@@ -24,6 +24,7 @@ from contracts.court.telling import (
     by_id,
     counted,
     details,
+    device_line,
     families,
     headline,
     items,
@@ -91,6 +92,7 @@ def _terminal(run: Run, verdict: Verdict, verbose: bool, width: int) -> str:
     if run.kills:
         lines.append(kill_line(run))
     lines += [line for each in judged_code(run) for line in _wrapped(f"Judged: {each}", width, None if verbose else 2)]
+    lines += filter(None, [device_line(run)])
     if run.header.subject.conventions:
         told = ", ".join(f"{name} {choice}" for name, choice in run.header.subject.conventions.items())
         lines += _wrapped(f"Conventions that it declares: {told}", width)
@@ -203,6 +205,7 @@ def _json(run: Run, verdict: Verdict) -> str:
     }
     body |= {"outside": list(run.plan.outside), "proof": run.header.proof, "law": run.plan.law}
     body["answering"] = [codec.encode(each) for each in run.header.subject.answering]
+    body["device"] = run.header.device
     body["conventions"] = dict(run.header.subject.conventions)
     body |= {"gone": list(run.plan.gone), "reworded": list(run.plan.reworded)} if run.plan.law else {}
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"

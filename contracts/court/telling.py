@@ -45,6 +45,14 @@ def judged_code(run: Run) -> list[str]:
     return found
 
 
+def device_line(run: Run) -> str:
+    """On which device the stack was asked, and in how many items it was seen to allocate there; empty on the CPU."""
+    if run.header.device != "cuda":
+        return ""
+    seen = sum(result.device == "cuda" for result in run.results)
+    return f"Device: {run.header.device}, with memory allocated there for {seen} of {len(run.results)} results"
+
+
 def rerun(run: Run, result: Result) -> str:
     """The command that judges one item again, as it was judged; with whom it lacked, where nobody answered."""
     words = rerun_words(run)
@@ -55,7 +63,8 @@ def rerun(run: Run, result: Result) -> str:
 
 def rerun_words(run: Run) -> list[str]:
     """The beginning of every command that judges again: the stack, who assisted, which deviations."""
-    return ["rankproof", "check", "--stack", run.header.subject.origin, *_kept(run.header.command)]
+    device = ["--device", "cuda"] if run.header.device == "cuda" else []
+    return ["rankproof", "check", "--stack", run.header.subject.origin, *device, *_kept(run.header.command)]
 
 
 def ranks_words(item: Item) -> list[str]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from contracts.contract import Contract
-from contracts.court import device
+from contracts.court import device, report
 from contracts.court.judge import judge
 from contracts.court.narrowing import placed
+from contracts.court.verdict import verdict
+from contracts.harness.gate import today
 from contracts.spec.blocks import BlockCall
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.presets import resolve
 from contracts.spec.records import Result
 from contracts.spec.training import Execution, Pass, Session, Tokens
 from contracts.stacks.reference.stack import Reference
+from tests_unit.gate._reported import result, run_of
 
 pytestmark = pytest.mark.unit
 torch = pytest.importorskip("torch")
@@ -127,3 +132,18 @@ def test_ranks_compute_on_cuda_if_each_has_a_device(
     assert device.device_of("unit") == "cpu"
     monkeypatch.setenv(device.VARIABLE, "cuda")
     assert {device.device_of("dist", ranks), device.device_of("unit")} == {"cuda"}
+
+
+def test_every_form_of_a_report_says_on_which_device_a_stack_was_asked() -> None:
+    asked = run_of(result("PAT-01", "a", "holds"), result("PAR-01", "b", "violated", "it is off", device="cuda"))
+    run = replace(asked, header=replace(asked.header, device="cuda"))
+    judged = verdict(run, today())
+    words = "Device: cuda, with memory allocated there for 1 of 2 results"
+    rendered = report.files(run, judged)
+    assert words in report.render(run, judged, "terminal", verbose=False, width=200)
+    assert words in rendered["report.html"]
+    assert words in rendered["summary.md"]
+    assert json.loads(rendered["verdict.json"])["device"] == "cuda"
+    assert '<property name="device" value="cuda"' in rendered["junit.xml"]
+    assert "--stack fork.gate:Stack --device cuda" in rendered["report.html"]
+    assert "Device" not in report.render(asked, verdict(asked, today()), "terminal", verbose=False, width=200)
