@@ -2,7 +2,8 @@
 
 The collectives of the next test would meet them, and the next test would be the one that fails. So every rank says how
 often it has called each of its groups since all ranks were last even, and the counts are compared. A backend's own
-count holds messages as well, of which no two ranks have equally many: they are counted apart.
+count holds messages as well, of which no two ranks have equally many: they are counted apart. So is what each process
+counts for itself and torch pairs ranks by (`paired_counters`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from contracts.harness.ranks import paired_counters
+
 THREADS_S = 0.1  # what a thread that a test leaves behind gets to enter its collective before the ranks compare
 ANY = "any"
 
@@ -26,12 +29,14 @@ class View:
 
     `collectives`: group → how many. `sent`: channel → how many; `taken`: channel → source → how many, where a channel
     names the rank that takes, the tag and the group. `live`: the groups that it still has; None where it does not say.
+    `paired`: what else it has made that ranks make together → how many.
     """
 
     collectives: Mapping[str, int] = field(default_factory=dict)
     sent: Mapping[str, int] = field(default_factory=dict)
     taken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     live: Sequence[str] | None = None
+    paired: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +48,11 @@ class Leftover:
 
 
 def leftovers(views: Sequence[View]) -> list[Leftover]:
-    """Where the calls of the ranks do not match. `views` by rank."""
+    """Where the calls of the ranks do not match. `views` by rank, of those in the default group."""
     groups = dict.fromkeys(group for view in views for group in view.collectives)
     channels = dict.fromkeys(channel for view in views for channel in [*view.sent, *view.taken])
-    found = [each for group in groups for each in _collectives(group, views)]
+    found = [Leftover(rank=rank, words=words) for rank, words in paired_counters.uneven([v.paired for v in views])]
+    found += [each for group in groups for each in _collectives(group, views)]
     return found + [each for channel in channels for each in _messages(channel, views)]
 
 
@@ -92,6 +98,7 @@ class InFlight:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._before: dict[str, int] = {}
+        self._paired_before: dict[str, int] = {}
         self._apart: Counter[str] = Counter()  # group → of the backend's count, what is no collective
         self._sent: Counter[str] = Counter()
         self._taken: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -102,6 +109,7 @@ class InFlight:
         live = set(_groups().values())
         self._apart = Counter({name: calls for name, calls in self._apart.items() if name in live})  # names come again
         self._before = self._counts()
+        self._paired_before = paired_counters.counts()
         self._sent.clear()
         self._taken.clear()
 
@@ -114,6 +122,11 @@ class InFlight:
             sent=dict(self._sent),
             taken={channel: dict(sources) for channel, sources in self._taken.items()},
             live=list(counts) if whole else None,
+            paired={
+                what: count - self._paired_before.get(what, 0)
+                for what, count in paired_counters.counts().items()
+                if count != self._paired_before.get(what, 0)
+            },
         )
 
     def let_threads_begin(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
-from contracts.harness.ranks import diagnostics, exit, groups, rank_environment, recovery
+from contracts.harness.ranks import diagnostics, exit, groups, paired_counters, rank_environment, recovery
 from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, decide, gathering
 from contracts.harness.ranks.guard_program import LEFT
 from contracts.harness.ranks.in_flight import InFlight, View, leftovers
@@ -219,12 +219,13 @@ class Job:
 
     def _even(self, merged: Merged, views: list[View]) -> Merged:
         """The same, or a failure where the phase has left something in flight that does not land within the grace."""
-        found, until = leftovers(views), time.monotonic() + self.limits.grace
+        world = self.group.world  # beyond it a rank has no group
+        found, until = leftovers(views[:world]), time.monotonic() + self.limits.grace
         while found:
             late = time.monotonic() > until
             mine = {"view": asdict(self.in_flight.view(whole=True)), "late": late}
             said = [json.loads(text) for text in self.exchange(json.dumps(mine), limit=self.limits.end, name="even")]
-            found = leftovers([View(**each["view"]) for each in said])
+            found = leftovers([View(**each["view"]) for each in said[:world]])
             if any(each["late"] for each in said):
                 break
             time.sleep(0.02)
@@ -283,6 +284,7 @@ class Job:
             self.group.close()
             self.group.synchronize()  # a device that does not return from the abort needs a restart
             self.group.open()
+            paired_counters.make_even(self.group.generation)
 
         self._agreed(anew, "the next process group")
         self.in_flight.even()
