@@ -1,0 +1,45 @@
+"""The repository does not grow unless somebody wants it to."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests_unit import size
+
+pytestmark = pytest.mark.unit
+
+
+def test_no_sum_has_grown() -> None:
+    grown = size.grown(size.recorded(), size.measured())
+    assert not grown, f"{'; '.join(grown)}: remove as much, or `python -m tests_unit.size` with a reason in the commit"
+
+
+def test_what_is_added_in_one_area_is_paid_for_in_another() -> None:
+    before = {"statements": {"a": 5, "b": 5}}
+    assert size.grown(before, {"statements": {"a": 7, "b": 3}}) == []
+    assert size.grown(before, {"statements": {"a": 7, "b": 4}}) == ["statements: 1 more than size.toml has (a +2)"]
+    assert size.grown({}, {"prose": {"new": 1}}) == ["prose: 1 more than size.toml has (new +1)"]
+
+
+def test_statements_are_those_of_the_syntax_tree(tmp_path: Path) -> None:
+    nested = """
+def f(x):
+    '''Doc.'''
+    try:
+        if x: return 1; y = 2
+        else: pass
+    except ValueError: raise
+    finally: print()
+    match x:
+        case 1: del x
+"""
+    (tmp_path / "one.py").write_text(nested, encoding="utf-8")
+    (tmp_path / "ignored.py").write_text("x = 1\n", encoding="utf-8")
+    (tmp_path / ".gitignore").write_text("ignored.py\n", encoding="utf-8")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    wanted = sum(isinstance(each, ast.stmt) for each in ast.walk(ast.parse(nested)))
+    assert size.measured(tmp_path)["statements"] == {".": wanted}
