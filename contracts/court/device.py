@@ -83,6 +83,37 @@ def count() -> int:
     return torch.cuda.device_count()
 
 
+KEPT = 1 << 30
+"""Bytes that torch may keep of a device from one case to the next: small models ask for them again and again."""
+
+
+_lost: list[str] = []  # the case in which CUDA was lost, and what it said
+
+
+def settle() -> None:
+    """Wait for CUDA devices, so that an asynchronous error is of the case that caused it. Give back what torch keeps of
+    them, if that is much: ranks may share a card."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    torch.cuda.synchronize()
+    if torch.cuda.memory_reserved() > KEPT:
+        torch.cuda.empty_cache()
+
+
+def note_loss(item: str) -> None:
+    """After an error: remember the case if CUDA is of no use in this process any more, as after a bad address."""
+    try:
+        settle()
+    except Exception as error:
+        _lost[:] = _lost or [f"CUDA of this process was lost in {item}: {str(error).partition(chr(10))[0]}"]
+
+
+def loss() -> str:
+    """Why nothing can be asked on CUDA in this process any more; empty if it can."""
+    return "".join(_lost)
+
+
 def allocations() -> int:
     """How often this process has allocated memory on CUDA devices so far; 0 if it has not touched one."""
     torch = sys.modules.get("torch")

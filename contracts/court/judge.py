@@ -74,8 +74,8 @@ def judge(
         return lacking(f"build the {contract.layout} layout", "stack")
     if device not in devices.computes_on(subject):
         return lacking(f"compute on {device}", "device")
-    if contract.of_numbers and not importlib.util.find_spec("torch"):
-        return result("not run", NO_TORCH)
+    if lost := _unable(contract, device):
+        return result("not run", lost)
     alone = [asked for asked in stand.missing if questions()[asked].of_numbers]
     if alone:
         return unanswered(f"{', '.join(alone)}, which nobody answers for it")
@@ -87,6 +87,7 @@ def judge(
             with deadline(deadline_s, f"{contract.id}[{case}] of {subject.name}"):
                 try:
                     contract.check(stand, *contract.asked[case])
+                    devices.settle()
                 finally:
                     _end_copy(process)
         except KeyboardInterrupt:
@@ -95,12 +96,20 @@ def judge(
             return result("broken", f"no answer within {deadline_s:g} s")
         except BaseException as error:  # pytest.skip and sys.exit are no Exception
             outcome, words = ending(error, stand)
+            devices.note_loss(f"{contract.id}[{case}]")
             lack = error.lack if isinstance(error, NotOffered) else None
             found = violations_of(error, comparisons) if outcome == "violated" else ()
             return result(outcome, words, violations=found, lack=lack)
     if not stand.answered:
         return result("broken", "the check asked no question, so it judged nothing")
     return _computed_there(result("holds"), stand)
+
+
+def _unable(contract: Contract, device: str) -> str:
+    """Why nothing can be computed here; empty if it can."""
+    if contract.of_numbers and not importlib.util.find_spec("torch"):
+        return NO_TORCH
+    return "" if device == "cpu" else devices.loss()
 
 
 def _computed_there(held: Result, stand: OnTheStand) -> Result:

@@ -91,6 +91,31 @@ def test_a_stack_that_declares_no_cuda_is_not_asked_there(monkeypatch: pytest.Mo
     assert result.words == "reference does not compute on cuda"
 
 
+def test_after_a_case_that_loses_cuda_nothing_is_asked_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("CUDA error: misaligned address\nSearch for it")
+
+    monkeypatch.setattr(device, "_lost", [])
+    monkeypatch.setattr(device, "settle", fails)
+    assert _judged(_Recorded(), monkeypatch, "cuda").outcome == "broken"
+    monkeypatch.setattr(device, "settle", lambda: None)
+    stack = _Recorded()
+    result = _judged(stack, monkeypatch, "cuda")
+    lost = "CUDA of this process was lost in T-01[only]: CUDA error: misaligned address"
+    assert (result.outcome, result.words, stack.asked) == ("not run", lost, [])
+    assert _judged(stack, monkeypatch, "cpu").outcome == "holds"
+
+
+def test_an_error_that_leaves_cuda_alone_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails(_Recorded):
+        def run_model(self, *given: Any, **named: Any) -> Pass:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(device, "_lost", [])
+    assert _judged(Fails(), monkeypatch, "cuda").outcome == "broken"
+    assert device.loss() == ""
+
+
 def test_the_gpu_tier_names_its_devices_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = _Recorded()
     _judged(stack, monkeypatch, "cuda", tier="gpu")
