@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from contracts.instruments import staged_copies, staged_group
 from contracts.instruments.ranks import gathered
+from contracts.instruments.traffic import Collective, watched
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
@@ -351,6 +352,18 @@ def test_functional_and_coalesced_collectives_bring_what_gloo_brings(groups: Bot
     manager.wait()
     assert [each[0].item() for each in before] == [1.0 + staged.rank(), 3.0]
     assert [each[0].item() for each in ones] == [sum(range(1, staged.size() + 1)), 3.0 * staged.size()]
+
+
+def test_its_collectives_are_recorded_under_its_ranks(groups: Both) -> None:
+    _, staged = groups
+    with watched() as watch:
+        dist.all_reduce(torch.ones(2, 3), op=ReduceOp.MAX, group=staged)
+        functional.wait_tensor(functional.all_reduce(torch.ones(2, 3), "max", staged))
+    ranks = tuple(dist.get_process_group_ranks(staged))
+    assert watch.diverged == ""
+    assert watch.issued == 2 * [
+        Collective(op="all_reduce", members=ranks, shapes=((2, 3),), dtypes=("float32",), reduce="max")
+    ]
 
 
 def test_no_call_of_a_group_is_forgotten() -> None:

@@ -239,10 +239,12 @@ def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, 
 
 
 def _group(named: dict[str, Any]) -> Any:
-    held = named.get("process_group", named.get("group_name"))
-    if isinstance(held, str):
-        return c10d._resolve_process_group(c10d.GroupName(held))  # type: ignore[attr-defined]
-    return dist.ProcessGroup.unbox(held) if isinstance(held, torch.ScriptObject) else held
+    """The group of a call, as torch knows it: by its name, because one in Python may pass the call to one in C++."""
+    held: Any = named.get("process_group", named.get("group_name"))
+    if isinstance(held, torch.ScriptObject):
+        held = dist.ProcessGroup.unbox(held)
+    name = held if isinstance(held, str) else held.group_name
+    return c10d._resolve_process_group(c10d.GroupName(name))  # type: ignore[attr-defined]
 
 
 def _reduction(held: Any) -> str:
