@@ -48,7 +48,8 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.reorder",
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.half_precision",
     "contracts.instruments.dry_run", "contracts.instruments.traffic", "contracts.mutants.",
-    "contracts.observe.consumed", "contracts.observe.diff", "contracts.observe.placement", "contracts.observe.readers",
+    "contracts.observe.consumed", "contracts.observe.device", "contracts.observe.diff", "contracts.observe.kernels",
+    "contracts.observe.placement", "contracts.observe.readers",
     "contracts.observe.recorder",
     "contracts.observe.routing", "contracts.observe.sketch",
     "contracts.stacks.reference.training.small_script", "contracts.stacks.rewritten",
@@ -93,6 +94,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.transformers.training", "contracts.stacks.transformers.weight_mapping",
 )  # fmt: skip
 OF_A_FRAMEWORK = {
+    "contracts.observe.kernels": "triton",
     "contracts.stacks.torchtitan.checkpoints": "torchtitan",
     "contracts.stacks.torchtitan.observed_trainer": "torchtitan",
     "contracts.stacks.torchtitan.recorded_step": "torchtitan",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import hashlib
 import math
 import os
@@ -33,7 +34,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from contracts.instruments import traffic
-from contracts.observe import consumed, placement, routing
+from contracts.observe import consumed, device, placement, routing
 from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
@@ -97,12 +98,14 @@ class Recorder:
         self.buffers: dict[str, str] | None = None  # before the evaluation that is under way
         self.drops = False  # whether it applies dropout, though all of its modules are in evaluation mode
         self.evaluates = False
-        self.held: dict[str, str] | None = None  # buffers before the forward pass that is under way
+        self.held: dict[str, Any] | None = None  # buffers before the forward pass that is under way
         self.due = False  # whether they are to be written in this step
         self.epochs = consumed.Epochs()
         self.labels: list[consumed.Labels] = []  # of the backward pass that is under way
         self.updated: dict[tuple[str, str], str] = {}  # bits of the weights behind the latest step, by name and dtype
         self.failed = ""
+        self.devices: dict[torch.device, device.Device | None] = {}
+        self.waiting: list[Callable[[], None]] = []  # lines in their order, from the first that a device has to fill
         self._undo: list[Callable[[], None]] = []
 
     # the frame: hooks in, hooks out
@@ -164,6 +167,7 @@ class Recorder:
         """End the trace."""
         self.stop()
         with _Apart(self):
+            self._settle()
             self._write_collectives()
         with _Apart(self):
             self.writer.close(error or self.failed, steps=self.done, unseen=self.unseen)
@@ -192,7 +196,7 @@ class Recorder:
     def told_step(self, microbatches: int | None) -> None:
         if self.on and microbatches is not None:
             with _Apart(self):
-                self.writer.add("told", step=self.step + (self.stepped or not self.step), microbatches=microbatches)
+                self._add("told", step=self.step + (self.stepped or not self.step), microbatches=microbatches)
         elif self.on:
             self.stepped = True
 
@@ -231,7 +235,7 @@ class Recorder:
             if self.depth == 0:
                 self._write_statistics()
                 drawn = _random_state(module) != self.random
-                self.writer.add("drawn", step=self.step, microbatch=self.microbatch, drawn=drawn)
+                self._add("drawn", step=self.step, microbatch=self.microbatch, drawn=drawn)
                 self.running, self.rows = False, None
 
     def _root_begins(
@@ -239,7 +243,7 @@ class Recorder:
     ) -> None:
         if not training:
             if self.step:
-                self.writer.add("evaluation", step=self.step, after=self.stepped)
+                self._add("evaluation", step=self.step, after=self.stepped)
             if self.stepped and self.looked_at != self.step:  # the first of each step
                 self.looked_at, self.buffers = self.step, self._buffers()
                 self.drops, self.evaluates = False, not any(each.training for each in root.modules())
@@ -270,19 +274,24 @@ class Recorder:
     def _write_input(self, root: nn.Module, tensors: Mapping[str, Tensor], later: bool) -> None:
         self.microbatch += 1
         self.calls = {}
-        rows, self.rows, self.tokens = _rows(tensors)
+        rows, self.rows, self.tokens = _rows(tensors, later)
         if later and (rows is None or self.rows is rows):
             self._miss("inputs of a stage of a pipeline that is given no ids")
             self.rows = None
-        consumed, ids = ([] if each is None else each[:MOST_ROWS].tolist() for each in (rows, self.rows))
-        consumed = [] if later else consumed
         self.running, self.random = True, _random_state(root)
-        self.writer.add(
-            "input", step=self.step, microbatch=self.microbatch, rows=consumed, random=self.random,
-            **({"ids": ids} if ids != consumed else {}),
-            epoch=self.epochs.epoch, batch=self.epochs.batch, last=self.epochs.last,
-            tensors={name: [list(each.shape), _dtype(each)] for name, each in tensors.items()},
-        )  # fmt: skip
+        known = {
+            "step": self.step, "microbatch": self.microbatch, "random": self.random,
+            "epoch": self.epochs.epoch, "batch": self.epochs.batch, "last": self.epochs.last,
+            "tensors": {name: [list(each.shape), _dtype(each)] for name, each in tensors.items()},
+        }  # fmt: skip
+        kept = [[] if each is None else self._kept(each[:MOST_ROWS]) for each in (rows, self.rows)]
+
+        def write() -> None:
+            consumed, ids = ([int(one) for one in _told(each)] for each in kept)
+            consumed = [] if later else consumed
+            self.writer.add("input", rows=consumed, **({"ids": ids} if ids != consumed else {}), **known)
+
+        self._in_turn(write, waits=any(callable(each) for each in kept))
         if rows is None and not later:
             self._miss("root inputs without a tensor")
 
@@ -309,20 +318,33 @@ class Recorder:
     def _write_buffers(self) -> None:
         self.due, self.held = False, {}
         for name, mine in self._every_buffer():
-            self.held[name] = f"{fingerprint(name, mine.local.detach(), mine.pieces or ()):016x}"
-            self.writer.add(
+            self.held[name] = self._bits(name, mine)
+            self._add(
                 "buffer", step=self.step, name=name, shape=list(mine.shape), dtype=_dtype(mine.local), part=mine.part,
                 partial=mine.partial, bits=self.held[name], squares=0.0, sketch=None,
             )  # fmt: skip
+        self._launch()
 
     def _write_statistics(self) -> None:
         """Which buffers a forward pass changes, by what this rank's rows are."""
         before, self.held = self.held, None
         if before:
-            after = {name: f"{fingerprint(name, mine.local.detach(), mine.pieces or ()):016x}"
-                     for name, mine in self._every_buffer()}  # fmt: skip
-            changed = [name for name, bits in before.items() if after.get(name) != bits]
-            self.writer.add("statistics", step=self.step, names=changed)
+            after = {name: self._bits(name, mine) for name, mine in self._every_buffer()}
+            self._launch()
+            waits = any(callable(each) for each in after.values())
+
+            def changed() -> list[str]:
+                return [name for name, bits in before.items() if _told(after.get(name)) != _told(bits)]
+
+            self._add("statistics", step=self.step, names=changed if waits else changed())
+
+    def _bits(self, name: str, mine: Held) -> Any:
+        """The fingerprint of what is held; a function that reads it behind the step, if a device has to say it."""
+        there = self._there(mine.local, mine.pieces)
+        if there is None:
+            return f"{fingerprint(name, mine.local.detach(), mine.pieces or ()):016x}"
+        asked = there.ask(name, mine.local, mine.pieces or (), sketch=False)
+        return functools.cache(lambda: asked.bits)
 
     def _epoch(self, before: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def begin(loader: Any) -> Any:
@@ -339,7 +361,7 @@ class Recorder:
                 self.epochs.batch += 1
                 numbers = [found] if isinstance(found, int) else found
                 if self.epochs.epoch and isinstance(numbers, list) and all(isinstance(each, int) for each in numbers):
-                    self.writer.add("drawn-rows", step=self.step, epoch=self.epochs.epoch, numbers=numbers[:MOST_ROWS])
+                    self._add("drawn-rows", step=self.step, epoch=self.epochs.epoch, numbers=numbers[:MOST_ROWS])
             return found
 
         return drawn
@@ -350,7 +372,7 @@ class Recorder:
     def _evaluation_ends(self, before: Mapping[str, str]) -> None:
         after, self.buffers = self._buffers(), None
         changed = sorted(name for name in before if after.get(name) != before[name])
-        self.writer.add("evaluated", step=self.step, buffers=len(before), changed=changed[:1000], dropout=self.drops)
+        self._add("evaluated", step=self.step, buffers=len(before), changed=changed[:1000], dropout=self.drops)
 
     def _module_ends(self, module: nn.Module, result: Any) -> None:
         name = self.modules.get(id(module))
@@ -377,7 +399,7 @@ class Recorder:
             return None
         if any(isinstance(each, Tensor) and each.dtype == torch.bool for each in arguments):
             return self._miss("routers that are given a mask of tokens")
-        return self.writer.add(
+        return self._add(
             "routed", step=self.step, microbatch=self.microbatch, name=self._whose(module), tokens=len(choice),
             counts=choice.sum(0).tolist(), twice=int((choice > 1).sum()),
         )  # fmt: skip
@@ -391,7 +413,7 @@ class Recorder:
     def _write_routing(self, kind: str) -> None:
         for which, module, name in self.routing:
             if which == kind:
-                self.writer.add(kind, step=self.step, name=f"{self._whose(module)}.{name}",
+                self._add(kind, step=self.step, name=f"{self._whose(module)}.{name}",
                                 values=routing.values(module, name))  # fmt: skip
 
     def _counters(self) -> dict[str, list[float]]:
@@ -409,7 +431,8 @@ class Recorder:
             return (Piece(start=0, indices=tuple(indices), coarse=True),), True
         flat = count * self.tokens[1] if lead > 1 else 0
         if lead > 1 and output.dim() > 0 and output.shape[0] == flat and flat != count:
-            indices[0] = ((self.rows[:, None] + torch.arange(self.tokens[1])).reshape(-1)) & _POSITIVE
+            positions = torch.arange(self.tokens[1], device=self.rows.device)
+            indices[0] = (self.rows[:, None] + positions).reshape(-1) & _POSITIVE
             return (Piece(start=0, indices=tuple(indices), coarse=True),), True
         return (Piece(start=0, indices=tuple(indices)),), False
 
@@ -420,23 +443,23 @@ class Recorder:
         one."""
         self._write_collectives()
         for each, found in self.counted.items():
-            self.writer.add("counted", step=self.step, name=each, values=found, again=self.recounts)
+            self._add("counted", step=self.step, name=each, values=found, again=self.recounts)
         self.counted, self.recounts = {}, False
         if self.step:
             self.done = self.step
-            self.writer.add("step", step=self.step, backward=self.backward, microbatches=self.microbatch)
+            self._add("step", step=self.step, backward=self.backward, microbatches=self.microbatch)
         self.step, self.stepped, self.backward, self.microbatch = self.step + 1, False, 0, 0
         self.due = running
         if self.step == 1:
             for pair in self._tied:
-                self.writer.add("tied", names=[self._full_name(*each) for each in pair])
+                self._add("tied", names=[self._full_name(*each) for each in pair])
         self._begin_weights(*self.roots)
         self._write_untied()
         for kind in routing.BUFFERS:
             self._write_routing(kind)
         for root in self.roots if running else ():
             modes = sorted(self.modules[id(each)] for each in root.modules() if not each.training)
-            self.writer.add("modes", step=self.step, evaluating=modes[:1000], count=len(modes))
+            self._add("modes", step=self.step, evaluating=modes[:1000], count=len(modes))
         self.writer.flush()
         if self.step > self.steps:
             self._unhook()
@@ -451,6 +474,7 @@ class Recorder:
         for name, parameter in named:
             for label, mine in self._parts(name, parameter):
                 self._tensor("weight", label, mine, name=label, sketched=self.step == 1)
+        self._settle()  # the only wait of a step
 
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         """Hears of each parameter as a module gets it: one that two modules get is tied, whatever wraps them later."""
@@ -473,7 +497,7 @@ class Recorder:
             if all(id(each) in self.modules for each in modules):
                 one, other = (getattr(each, name, None) for each, (_, name) in zip(modules, pair, strict=True))
                 if isinstance(one, Tensor) and isinstance(other, Tensor) and one is not other:
-                    self.writer.add("untied", step=self.step, names=[self._full_name(*each) for each in pair])
+                    self._add("untied", step=self.step, names=[self._full_name(*each) for each in pair])
 
     def _lend(self, lent: Mapping[str, Whole], named: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Begin with the weights of another run."""
@@ -536,7 +560,7 @@ class Recorder:
             self.parameters.setdefault(each, prefix + label)
         names = {id(each): [name for name, _ in self._parts(self.parameters[id(each)], each)]
                  for each in root.parameters()}  # fmt: skip
-        self.writer.add(
+        self._add(
             "root", number=number, type=type(root).__name__, replicas=list(_replicas(root)),
             data=list(reader.data() if reader else _data(root)),
             same=list(reader.same() if reader else _same(root)),
@@ -574,23 +598,26 @@ class Recorder:
         self.backward += 1
         first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
         if isinstance(first, Tensor) and first.numel() == 1:
-            self.writer.add(
-                "loss", step=self.step, backward=self.backward, value=_number(_local(first).double().item())
-            )
+            self._add("loss", step=self.step, backward=self.backward, value=self._number(_local(first)))
 
     def _write_left(self, *, first: bool) -> None:
         """Which gradients the step before has left, when the first backward pass begins; where a schedule runs that,
         when the schedule does."""
         if first and self.step > 1 and self.scheduled == (self.microbatch == 0):
-            left = [name for name, each in self._every_parameter()
-                    if (grad := _gradient(each)) is not None and bool(_local(grad).any())]  # fmt: skip
-            self.writer.add("left", step=self.step, names=left, count=len(left))
+            kept = {name: self._kept(_local(grad).any().long()) for name, each in self._every_parameter()
+                    if (grad := _gradient(each)) is not None}  # fmt: skip
+
+            def write(step: int = self.step) -> None:
+                left = [name for name, each in kept.items() if _told(each)[0]]
+                self.writer.add("left", step=step, names=left, count=len(left))
+
+            self._in_turn(write, waits=any(callable(each) for each in kept.values()))
 
     def _write_labels(self) -> None:
         for number, each in enumerate(self.labels, start=1):
-            self.writer.add(
+            self._add(
                 "labels", step=self.step, backward=self.backward, call=number, classes=each.classes,
-                counted=int(each.counted), weight=_number(float(each.weight)), dtype=each.dtype,
+                counted=self._number(each.counted), weight=self._number(each.weight), dtype=each.dtype,
             )  # fmt: skip
         self.labels = []
 
@@ -603,10 +630,10 @@ class Recorder:
                 with _Apart(self):
                     spread = isinstance(total, DTensor)
                     partial = spread and not all(each.is_replicate() for each in total.placements)
-                    self.writer.add(
+                    self._add(
                         "clip", step=self.step, max=float(max_norm), partial=partial,
                         first=not spread or placement.held(total).first,
-                        norm=_number(float(_local(total))),
+                        norm=self._number(_local(total)),
                         names=[self.parameters.get(id(each), "") for each in listed if each.grad is not None],
                     )  # fmt: skip
             return total
@@ -659,19 +686,20 @@ class Recorder:
                     if parameter.grad is None:
                         mine = [name for name, _ in self._parts(label, parameter)]
                         for name in mine:
-                            self.writer.add("no-gradient", step=self.step, name=name)
+                            self._add("no-gradient", step=self.step, name=name)
                     else:
                         mine = []
                         for name, held in self._parts(label, parameter, parameter.grad):
                             mine.append(name)
                             self._tensor("gradient", name, held, name=name)
                     names += mine
-                self.writer.add(
+                self._add(
                     "group", step=self.step, optimizer=self._number_of(each), number=number,
                     names=names, lr=_number(float(group.get("lr", 0.0))),
                     told=next((self.rates[id(one)] for one in group["params"] if id(one) in self.rates), None),
                     decay=_number(float(group.get("weight_decay", 0.0) or 0.0)),
                 )  # fmt: skip
+            self._launch()
 
     def _group(self, number: int, group: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         for at, parameter in enumerate(group["params"]):
@@ -691,6 +719,7 @@ class Recorder:
                         if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point():
                             for name, mine in self._parts(label, parameter, value):
                                 self._tensor("moment", name, mine, name=name, moment=key, sketched=False)
+            self._launch()
             self.stepped = True
             self.writer.flush()
 
@@ -723,34 +752,106 @@ class Recorder:
         if local.is_sparse or local.is_complex() or mine.pieces is None:
             self._miss(f"{kind}s that cannot be placed: {mine.part or 'sparse or complex'}")
             squares = float(local.coalesce().values().double().square().sum()) if local.is_sparse else _squares(local)
-            return self.writer.add(kind, step=self.step, shape=list(mine.shape), dtype=_dtype(local), placed=False,
+            return self._add(kind, step=self.step, shape=list(mine.shape), dtype=_dtype(local), placed=False,
                                    squares=_number(squares), **more)  # fmt: skip
-        squares = _squares(local)
-        # a batch has its rows in another order on another layout: its bits say nothing
-        bits = "" if more.get("batched") else f"{fingerprint(label, local, mine.pieces):016x}"
+        line = {"step": self.step, "shape": list(mine.shape), "dtype": _dtype(local), "part": mine.part,
+                "partial": mine.partial, **more}  # fmt: skip
+        batched, wanted = bool(more.get("batched")), sketched and mine.first
+        pieces = mine.pieces
+        there = self._there(local, pieces, batched=batched)
+        if there is None:
+            if batched:  # its rows may be known on a device
+                pieces = tuple(each.cpu() for each in pieces)
+                mine = replace(mine, pieces=pieces)
+            # a batch has its rows in another order on another layout: its bits say nothing
+            bits = "" if batched else f"{fingerprint(label, local, pieces):016x}"
+            return self._write_tensor(kind, label, line, mine, _squares(local), bits, None, sketched)
+        asked = there.batched(label, local, pieces[0]) if batched else there.ask(label, local, pieces, sketch=wanted)
+        if kind == "forward":
+            there.launch()  # before the script overwrites it
+        elif wanted and self._keeps(kind, line):
+            line["values"] = self._values(kind, mine)
+        mine = mine if kind == "weight" else replace(mine, local=local.new_empty(0))
+
+        def write() -> None:
+            bits, told = "" if batched else asked.bits, asked.sketch if wanted else None
+            self._write_tensor(kind, label, line, mine, asked.squares, bits, told, sketched)
+
+        return self._in_turn(write, waits=True)
+
+    def _write_tensor(
+        self, kind: str, label: str, line: dict[str, Any], mine: Held, squares: float, bits: str,
+        told: Tensor | None, sketched: bool,
+    ) -> None:  # fmt: skip
+        """Write the line of a tensor, with its sketch if it is to have one; `told` is that if a device has made it."""
+        known = (label, line["dtype"])
         if kind == "updated":
-            self.updated[label, _dtype(local)] = bits
+            self.updated[known] = bits
         if kind == "weight":  # one that moved since its update is to be told from rounding
-            sketched = sketched or self.updated.get((label, _dtype(local)), bits) != bits
-        number = None
+            sketched = sketched or self.updated.get(known, bits) != bits
+        number, whole = None, line.pop("values", None)
         if sketched and mine.first and math.isfinite(squares):
-            number = self.writer.sketch(sketch(label, local, mine.pieces))
-        whole = None
-        if (
-            mine.first
-            and kind != "forward"
-            and number is not None
-            and (
-                (self.keep and kind == "weight" and self.step == 1)
-                or any(fnmatch.fnmatchcase(more["name"], each) for each in self.full)
-            )
-        ):
-            held = [(piece.start, piece.indices) for piece in mine.pieces]
-            whole = self.writer.values(local, held, limited=not (self.keep and kind == "weight" and self.step == 1))
-        return self.writer.add(
-            kind, step=self.step, shape=list(mine.shape), dtype=_dtype(local), part=mine.part, partial=mine.partial,
-            bits=bits, squares=_number(squares), sketch=number, **({"values": whole} if whole else {}), **more,
-        )  # fmt: skip
+            number = self.writer.sketch(sketch(label, mine.local, mine.pieces or ()) if told is None else told)
+            if whole is None and self._keeps(kind, line):
+                whole = self._values(kind, mine)
+        values = {"values": whole} if whole and number is not None else {}
+        self._add(kind, **line, bits=bits, squares=_number(squares), sketch=number, **values)
+
+    def _keeps(self, kind: str, line: Mapping[str, Any]) -> bool:
+        """Whether a tensor is written whole."""
+        first = self.keep and kind == "weight" and line["step"] == 1
+        named = any(fnmatch.fnmatchcase(line["name"], each) for each in self.full)
+        return kind != "forward" and (first or named)
+
+    def _values(self, kind: str, mine: Held) -> list[int] | None:
+        held = [(piece.start, piece.indices) for piece in mine.pieces or ()]
+        return self.writer.values(mine.local, held, limited=not (self.keep and kind == "weight" and self.step == 1))
+
+    # lines that a device fills
+
+    def _there(self, tensor: Tensor, pieces: Sequence[Piece] | None = None, *, batched: bool = False) -> Any:
+        """The device that sums a tensor up, or keeps its numbers; None if that is done here and now."""
+        if not device.here(tensor) or (pieces is not None and not device.sums_up(tensor, pieces, batched=batched)):
+            return None
+        if tensor.device not in self.devices:
+            self.devices[tensor.device] = device.of(tensor.device)
+        return self.devices[tensor.device]
+
+    def _kept(self, tensor: Tensor) -> Any:
+        """Numbers as a list; a function that reads them behind the step, if they are on a device."""
+        there = self._there(tensor)
+        if there is None:
+            return tensor.reshape(-1).tolist()
+        kept = there.keep(tensor)
+        return functools.cache(lambda: kept().tolist())
+
+    def _number(self, tensor: Tensor) -> Any:
+        """A number as JSON has it; a function that reads it behind the step, if it is on a device."""
+        found = self._kept(tensor.double() if tensor.is_floating_point() else tensor)
+        return (lambda: _number(found()[0])) if callable(found) else _number(found[0])
+
+    def _add(self, kind: str, /, **more: Any) -> None:
+        """Write a line, in its turn."""
+        waits = any(callable(each) for each in more.values())
+        self._in_turn(lambda: self.writer.add(kind, **{name: _told(each) for name, each in more.items()}), waits=waits)
+
+    def _in_turn(self, write: Callable[[], None], *, waits: bool = False) -> None:
+        if self.waiting or waits:
+            self.waiting.append(write)
+        else:
+            write()
+
+    def _launch(self) -> None:
+        for each in filter(None, self.devices.values()):
+            each.launch()
+
+    def _settle(self) -> None:
+        """Wait for the devices, and write what waited for them."""
+        for each in filter(None, self.devices.values()):
+            each.read()
+        waiting, self.waiting = self.waiting, []
+        for write in waiting:
+            write()
 
     def _miss(self, what: str) -> None:
         self.unseen[what] = self.unseen.get(what, 0) + 1
@@ -773,7 +874,7 @@ class Recorder:
     def _write_collectives(self) -> None:
         for group, said in self.collectives.items():
             digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
-            self.writer.add(
+            self._add(
                 "collectives", step=self.step, group=group, said=said[:MOST_COLLECTIVES], count=len(said), digest=digest
             )
         self.collectives = {}
@@ -855,7 +956,7 @@ def _tensors(given: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
             yield from _tensors(each, f"{name}.{at}" if name else str(at), depth + 1)
 
 
-def _rows(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None, tuple[int, ...]]:
+def _rows(tensors: Mapping[str, Tensor], later: bool) -> tuple[Tensor | None, Tensor | None, tuple[int, ...]]:
     """A number for each row of a batch, of its contents alone; one of its ids alone, since the first stage of a
     pipeline may be given no more; and the leading sizes of a batched output. Where there are ids alone, both are one.
 
@@ -877,18 +978,33 @@ def _rows(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None, 
     # by its name, or the first that is no mask
     whole = {name: each for name, each in held.items() if each.dtype in (torch.int64, torch.int32)}
     named = next((each for name, each in whole.items() if name.endswith("input_ids")), None)
-    ids = named if named is not None else next((each for each in whole.values() if bool((each > 1).any())), None)
-    return rows, rows if ids is None or len(local) == 1 else _numbers({"ids": ids}, count), tokens
+    if len(local) == 1:
+        return rows, rows, tokens
+    if named is None and device.here(rows) and not later:  # the device knows which is no mask; nothing waits for it
+        ids = rows
+        for each in reversed(whole.values()):
+            ids = torch.where((each > 1).any(), _numbers({"ids": each}, count), ids)
+        return rows, ids, tokens
+    found = named if named is not None else next((each for each in whole.values() if bool((each > 1).any())), None)
+    return rows, rows if found is None else _numbers({"ids": found}, count), tokens
 
 
 def _numbers(tensors: Mapping[str, Tensor], count: int) -> Tensor:
-    rows = torch.zeros(count, dtype=torch.int64)
+    """A number for each row, on the device of the tensors if that sums up what is on it, else on the CPU."""
+    places = {each.device for each in tensors.values()}
+    place = places.pop() if len(places) == 1 and all(map(device.here, tensors.values())) else torch.device("cpu")
+    rows = torch.zeros(count, dtype=torch.int64, device=place)
     for name, each in tensors.items():
-        flat = each.detach().cpu().reshape(count, -1)
+        flat = each.detach().to(place).reshape(count, -1)
         values = flat.double().view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
-        odd = hashed(key_of("rankproof input " + name, 1), torch.arange(flat.shape[1])) | 1
-        rows = rows + ((values + 1) * odd).sum(1)
+        rows = rows + ((values + 1) * _odd(name, flat.shape[1], place)).sum(1)
     return hashed(_ROW, rows) & _POSITIVE
+
+
+@functools.lru_cache(maxsize=64)
+def _odd(name: str, size: int, place: torch.device) -> Tensor:
+    """The odd numbers that the elements of an input's rows are multiplied with."""
+    return (hashed(key_of("rankproof input " + name, 1), torch.arange(size)) | 1).to(place)
 
 
 _SCHEDULED = frozenset({"forward_one_chunk"})  # of torch.distributed.pipelining's stages; torch 2.5 - 2.13
@@ -971,6 +1087,11 @@ def _gradient(parameter: Tensor) -> Tensor | None:
     """A parameter's gradient, where its stack adds it up elsewhere too."""
     kept: Tensor | None = getattr(parameter, "main_grad", None)
     return parameter.grad if kept is None else kept
+
+
+def _told(value: Any) -> Any:
+    """A value, or what a function says that reads it."""
+    return value() if callable(value) else value
 
 
 def _number(value: float) -> float | str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,9 +19,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 BUCKETS, COARSE = 1024, 64
 CHUNK = 1 << 17  # elements at a time: 1 MiB in float64
-_SIGN = 2 * BUCKETS  # in a table: what is added to a bucket where the sign is minus
+SIGN = 2 * BUCKETS  # in a table: what is added to a bucket where the sign is minus
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,9 +47,14 @@ class Piece:
     def numel(self) -> int:
         return math.prod(self.shape)
 
+    def cpu(self) -> Piece:
+        """The same piece with its indices on the CPU."""
+        return replace(self, indices=tuple(each.cpu() for each in self.indices))
 
-def whole(shape: Sequence[int]) -> tuple[Piece, ...]:
-    """The only piece of a tensor that is held whole."""
+
+@lru_cache(maxsize=4096)
+def whole(shape: tuple[int, ...]) -> tuple[Piece, ...]:
+    """The only piece of a tensor that is held whole; the same one each time."""
     return (Piece(start=0, indices=tuple(span(size) for size in shape)),)
 
 
@@ -63,14 +68,14 @@ def sketch(name: str, local: Tensor, pieces: Iterable[Piece]) -> Tensor:
         pieces: where they lie in the whole tensor.
     """
     flat = local.detach().reshape(-1)
-    found = torch.zeros(3 * _SIGN, dtype=torch.float64, device=flat.device)
+    found = torch.zeros(3 * SIGN, dtype=torch.float64, device=flat.device)
     for piece in pieces:
         values, rows, columns = _matrix(name, flat, piece)
         height = max(1, CHUNK // max(1, len(columns)))
         if piece.coarse:
             rows = rows & ~(BUCKETS - 1) | rows % COARSE
         if piece.coarse and len(rows) > 2 * COARSE:  # rows of one bucket are added up first, by whole rows
-            at = (rows % COARSE + COARSE * (rows >= _SIGN)).long()
+            at = (rows % COARSE + COARSE * (rows >= SIGN)).long()
             gathered = values.new_zeros(2 * COARSE, len(columns), dtype=torch.float64)
             for top in range(0, len(rows), height):
                 gathered.index_add_(0, at[top : top + height], values[top : top + height].double())
@@ -81,7 +86,7 @@ def sketch(name: str, local: Tensor, pieces: Iterable[Piece]) -> Tensor:
         for top in range(0, len(rows), height):
             at = rows[top : top + height, None] + columns  # neither a remainder nor a sign for each element
             found.index_add_(0, at.view(-1), values[top : top + height].double().reshape(-1))
-    plus, minus, plus_too = found.view(3, _SIGN)
+    plus, minus, plus_too = found.view(3, SIGN)
     summed: Tensor = plus - minus + plus_too
     total: Tensor = summed[:BUCKETS] + summed[BUCKETS:]
     return total.cpu()
@@ -95,7 +100,7 @@ def fingerprint(name: str, local: Tensor, pieces: Iterable[Piece]) -> int:
     change goes unseen with a probability of about 2^-64. Those of shards add up modulo 2^64 to that of the whole.
     """
     flat = local.detach().reshape(-1).contiguous()
-    bits = flat.view(_BITS[flat.element_size()])
+    bits = flat.view(BITS[flat.element_size()])
     total = 0
     for piece in pieces:
         values, row, column = _matrix(name, bits, piece, odd=True)
@@ -136,11 +141,9 @@ def key_of(name: str, axis: int) -> int:
 def _matrix(name: str, flat: Tensor, piece: Piece, *, odd: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """The values of a piece as a matrix, and the tables of its leading axes, combined, and of its last axis."""
     axes = piece.indices or (torch.zeros(1, dtype=torch.int64),)
-    *leading, last = (_table(name, axis, indices, odd).to(flat.device) for axis, indices in enumerate(axes))
-    rows = leading[0] if leading else last.new_full((1,), int(odd))
-    for more in leading[1:]:
-        both = rows[:, None] * more if odd else rows[:, None] + more
-        rows = (both if odd else both & (BUCKETS - 1 | _SIGN)).reshape(-1)  # two minus are a plus
+    leading = axes[:-1]
+    numbered = list(enumerate(axes))
+    rows, last = (combined(name, each, odd=odd).to(flat.device) for each in (numbered[:-1], numbered[-1:]))
     values = flat[piece.start : piece.start + piece.numel].view(len(rows), len(last))
     if not odd and any(_padded(each) for each in axes):  # the odd numbers of padding are 0 already
         held = [each >= 0 for each in axes]
@@ -151,13 +154,23 @@ def _matrix(name: str, flat: Tensor, piece: Piece, *, odd: bool = False) -> tupl
     return values, rows, last
 
 
+def combined(name: str, axes: Sequence[tuple[int, Tensor]], *, odd: bool) -> Tensor:
+    """The table of the product of some axes, each with its number: that of one row if there is none."""
+    tables = [_table(name, axis, indices, odd) for axis, indices in axes]
+    found = tables[0] if tables else torch.full((1,), int(odd), dtype=torch.int64 if odd else torch.int32)
+    for more in tables[1:]:
+        both = found[:, None] * more if odd else found[:, None] + more
+        found = (both if odd else both & (BUCKETS - 1 | SIGN)).reshape(-1)  # two minus are a plus
+    return found
+
+
 _TABLES: Any = WeakTensorKeyDictionary()
 """By the tensor of indices itself: tables live as long as what they are of."""
 
 
 def _table(name: str, axis: int, indices: Tensor, odd: bool) -> Tensor:
     """For each index of an axis its odd number for a fingerprint, int64, and 0 for padding; or its bucket, and
-    `_SIGN` more where its sign is minus, int32."""
+    `SIGN` more where its sign is minus, int32."""
     known = _TABLES.setdefault(indices, {})
     if (name, axis, odd) not in known:
         found = hashed(key_of(name, axis), indices)
@@ -165,7 +178,7 @@ def _table(name: str, axis: int, indices: Tensor, odd: bool) -> Tensor:
             known[name, axis, odd] = (found | 1) * (indices >= 0)
         else:
             minus = 1 - (_shifted(found, 32) & 1)
-            known[name, axis, odd] = ((found & (BUCKETS - 1)) + minus * _SIGN).int()
+            known[name, axis, odd] = ((found & (BUCKETS - 1)) + minus * SIGN).int()
     table: Tensor = known[name, axis, odd]
     return table
 

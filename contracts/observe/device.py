@@ -1,0 +1,348 @@
+"""Sketches and fingerprints of tensors on a CUDA device: many in one launch, and all read back together.
+
+Nothing here waits but `read`. What is asked for lies in an arena on the device until then. Parameters are asked for
+one by one and launched together; a module's output is launched at once, since the script may overwrite it.
+docs/sketches.md has the mathematics, `contracts.observe.kernels` the kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+
+from contracts.observe.sketch import BUCKETS, COARSE, SIGN, Piece, combined, hashed, key_of, span, whole
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_CHUNK = 1 << 18  # places of the arena that are made and read back at once: 2 MiB
+_STRIP, _STRIPS_AT_ONCE = 8, 1 << 15  # columns of a strip, elements that a program adds up
+_LOOPS, _BLOCK = 16, 1024
+_DEPTH, _WIDE, _PROGRAMS = 8, 256, 1024
+
+
+def here(tensor: Tensor) -> bool:
+    """Whether a tensor is on a device with kernels: torch's CUDA builds bring Triton with them."""
+    return tensor.is_cuda and _has_triton
+
+
+def sums_up(tensor: Tensor, pieces: Sequence[Piece], *, batched: bool) -> bool:
+    """Whether the kernels sum a tensor up that is held in these pieces."""
+    if tensor.dtype not in FLOATS or sum(each.numel for each in pieces) != tensor.numel():
+        return False
+    if batched:
+        return len(pieces) == 1 and pieces[0].coarse and len(pieces[0].indices) > 1 and tensor.numel() > 0
+    return all(each.numel < 1 << 31 and not each.coarse for each in pieces)
+
+
+_has_triton = importlib.util.find_spec("triton") is not None
+
+
+def _kernels() -> Any:
+    from contracts.observe import kernels  # Triton, which only a device needs
+
+    return kernels
+
+
+def of(place: torch.device) -> Device | None:
+    """A device; None if Triton cannot run there, as without a C compiler. What the CPU does without it is slow."""
+    try:
+        found = Device(place)
+        found.ask("first", torch.zeros(2, device=place), whole((2,)), sketch=True)
+        found.read()
+    except Exception as error:  # whatever a compiler may raise
+        print(f"rankproof: Triton does not run on {place}, so observing is slow: {error}"[:500], file=sys.stderr)  # noqa: T201
+        return None
+    return found
+
+
+class Place(NamedTuple):
+    """Where in the arena something lies: the number of a chunk, the first place and how many."""
+
+    chunk: int
+    at: int
+    size: int
+
+
+class Sums:
+    """What one launch finds of some tensors, number by number. It can be read when the device was.
+
+    Args:
+        bounds: where the parts of each tensor's squares begin; those of its fingerprint are as many.
+        sketched: where the sketches are, of those that have one.
+    """
+
+    def __init__(self, device: Device, squares: Place, bounds: Sequence[int], sketched: Place | None = None) -> None:
+        self.device, self.places, self.bounds, self.sketched = device, [squares], bounds, sketched
+        self.bases: Any = 0
+
+    @functools.cached_property
+    def squares(self) -> list[float]:
+        parts = self.device.found(self.places[0]).numpy()
+        found: list[float] = numpy.add.reduceat(parts, self.bounds).tolist()
+        return found
+
+    @functools.cached_property
+    def bits(self) -> list[int]:
+        parts = self.device.found(self.places[1], torch.int64).numpy().view(numpy.uint64)
+        found: list[int] = (numpy.add.reduceat(parts, self.bounds) + self.bases).tolist()  # modulo 2^64
+        return found
+
+    @functools.cached_property
+    def sketches(self) -> Tensor:
+        assert self.sketched is not None
+        return self.device.found(self.sketched).view(-1, BUCKETS)
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """What is asked for of a tensor: what a launch finds under its number; its sketch may have another."""
+
+    label: str
+    pieces: tuple[Piece, ...]
+    wants_sketch: bool
+    local: Tensor | None = None
+    sums: Sums | None = None
+    number: int = 0
+    sketch_number: int = 0
+
+    @property
+    def squares(self) -> float:
+        assert self.sums is not None
+        return self.sums.squares[self.number]
+
+    @property
+    def bits(self) -> str:
+        assert self.sums is not None
+        return f"{self.sums.bits[self.number]:016x}"
+
+    @property
+    def sketch(self) -> Tensor:
+        assert self.sums is not None
+        return self.sums.sketches[self.sketch_number]
+
+
+class Device:
+    """What one recorder asks of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.kernels = device, _kernels()
+        self.chunks: list[Tensor] = []
+        self.used: list[int] = []
+        self.waiting: list[Asked] = []
+        self.hosts: list[Tensor] = []
+        self.plans: dict[Any, Plan] = {}
+        self.tables: dict[Any, _Tables] = {}
+        self.orders: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
+
+    # what is asked
+
+    def keep(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Keep some numbers, int64 or as float64, until they are read."""
+        flat = tensor.detach().reshape(-1)
+        place = self.place(len(flat))
+        self.at(place, torch.float64 if flat.is_floating_point() else torch.int64).copy_(flat)
+        return lambda: self.found(place, torch.float64 if tensor.is_floating_point() else torch.int64)
+
+    def ask(self, label: str, local: Tensor, pieces: tuple[Piece, ...], *, sketch: bool) -> Asked:
+        """Ask for the squares, the fingerprint and, if that is wanted, the sketch of what is held of a tensor."""
+        asked = Asked(label=label, local=local.detach().reshape(-1), pieces=pieces, wants_sketch=sketch)
+        self.waiting.append(asked)
+        return asked
+
+    def batched(self, label: str, output: Tensor, piece: Piece) -> Asked:
+        """Ask for the squares and the sketch of a batched output, and launch that."""
+        rows, *inner, columns = piece.indices
+        count, width = len(rows), len(columns)
+        lines = output.numel() // max(1, count * width)
+        known = (label, *(id(each) for each in (*inner, columns)))
+        hashes = lines >= COARSE  # else each line is in the order, which is then of this batch
+        if not hashes or known not in self.orders:
+            self.orders[known] = self._order(label, piece, hashes)
+        order, starts, table = self.orders[known]
+        blocks = -(-width // _WIDE)
+        each = max(1, count * COARSE * blocks // _PROGRAMS) if hashes else 1
+        groups = -(-count // each) if hashes else 1
+        place, squares = self.place(BUCKETS), self.place(COARSE * blocks * groups)
+        key = key_of(label, 0)
+        self.kernels.batched[(COARSE, blocks, groups)](
+            output.contiguous(), rows.to(self.device), key - (1 << 64) if key >> 63 else key, order, starts, table,
+            self.chunks[place.chunk], place.at, squares.at, count if hashes else 1, lines, width, each,
+            HASHED=hashes, DEPTH=_DEPTH, BLOCK=_WIDE,
+        )  # fmt: skip
+        return Asked(label=label, pieces=(piece,), wants_sketch=True, sums=Sums(self, squares, [0], place))
+
+    def _order(self, label: str, piece: Piece, hashes: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """The lines of a batched output by their 64 buckets, where each bucket begins, and the table of columns."""
+        rows, *inner, columns = piece.indices
+        numbered = list(enumerate((*inner, columns), start=1))
+        lines, last = (combined(label, each, odd=False).to(self.device) for each in (numbered[:-1], numbered[-1:]))
+        if not hashes:
+            found = hashed(key_of(label, 0), rows.to(self.device))
+            own = ((found & (BUCKETS - 1)) + (1 - (found >> 32 & 1)) * SIGN).int()
+            lines = (own[:, None] + lines).reshape(-1)
+        bucket, minus = lines & (COARSE - 1), (lines & SIGN) != 0
+        by_bucket, order = torch.sort(bucket, stable=True)
+        edges = torch.arange(COARSE + 1, device=self.device, dtype=by_bucket.dtype)
+        starts = torch.searchsorted(by_bucket, edges)
+        return (order * 2 + minus[order]).int(), starts.int(), last
+
+    def launch(self) -> None:
+        """Launch what waits, by dtype."""
+        waiting, self.waiting = self.waiting, []
+        for dtype in {each.local.dtype: None for each in waiting if each.local is not None}:
+            mine = [each for each in waiting if each.local is not None and each.local.dtype == dtype]
+            key = (dtype, *((each.label, each.pieces, each.wants_sketch) for each in mine))
+            if key not in self.plans:
+                if len(self.plans) > 256:
+                    self.plans.clear()
+                self.plans[key] = Plan(self, dtype, mine)
+            sums = self.plans[key].launch([each.local.data_ptr() for each in mine if each.local is not None])
+            sketched = itertools.count()
+            for number, each in enumerate(mine):
+                each.local, each.sums, each.number = None, sums, number
+                each.sketch_number = next(sketched) if each.wants_sketch else 0
+
+    def table(self, label: str, piece: Piece) -> _Tables:
+        known = (label, piece)
+        if known not in self.tables:
+            self.tables[known] = _Tables.of(label, piece, self.device)
+        return self.tables[known]
+
+    # the arena
+
+    def place(self, count: int) -> Place:
+        if not self.chunks or self.used[-1] + count > len(self.chunks[-1]):
+            self.chunks.append(torch.zeros(max(_CHUNK, count), dtype=torch.float64, device=self.device))
+            self.used.append(0)
+        place = Place(len(self.chunks) - 1, self.used[-1], count)
+        self.used[-1] += count
+        return place
+
+    def at(self, place: Place, dtype: torch.dtype = torch.float64) -> Tensor:
+        return self.chunks[place.chunk].view(dtype)[place.at : place.at + place.size]
+
+    def read(self) -> None:
+        """Wait for all that was asked for."""
+        self.launch()
+        self.hosts = []
+        for chunk, used in zip(self.chunks, self.used, strict=True):
+            host = torch.empty(used, dtype=torch.float64, pin_memory=self.device.type == "cuda")
+            self.hosts.append(host.copy_(chunk[:used], non_blocking=True))
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        self.chunks, self.used = [], []
+
+    def found(self, place: Place, dtype: torch.dtype = torch.float64) -> Tensor:
+        return self.hosts[place.chunk].view(dtype)[place.at : place.at + place.size]
+
+
+class _Tables(NamedTuple):
+    """Of one piece as rows and columns, on the device, as `contracts.observe.kernels` has them."""
+
+    rows: int
+    width: int
+    order: Tensor
+    starts: Tensor
+    deepest: int
+    columns: Tensor
+    row_odd: Tensor
+    column_odd: Tensor
+    base: int
+
+    @classmethod
+    def of(cls, label: str, piece: Piece, device: torch.device) -> _Tables:
+        axes = list(enumerate(piece.indices or (span(1),)))
+        sizes = [len(each) for _, each in axes]
+        at = min(range(1, len(axes) + 1), key=lambda cut: math.prod(sizes[:cut]) + math.prod(sizes[cut:]))
+        rows, columns = (combined(label, each, odd=False) for each in (axes[:at], axes[at:]))
+        row_odd, column_odd = (combined(label, each, odd=True) for each in (axes[:at], axes[at:]))
+        held = (row_odd != 0).nonzero().reshape(-1)
+        bucket = rows[held] & (BUCKETS - 1)
+        order = held[torch.sort(bucket, stable=True)[1]]
+        counts = torch.bincount(bucket, minlength=BUCKETS)
+        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        coded = order * 2 + ((rows[order] & SIGN) != 0)
+        base = int(row_odd.sum()) * int(column_odd.sum())  # each element counts one more, so that a zero counts
+        return cls(
+            rows=len(rows), width=len(columns), order=coded.int().to(device), starts=starts.int().to(device),
+            deepest=int(counts.max()), columns=torch.where(column_odd != 0, columns, -1).int().to(device),
+            row_odd=row_odd.to(device), column_odd=column_odd.to(device), base=base,
+        )  # fmt: skip
+
+    def strips(self, item: int) -> list[tuple[int, int, int]]:
+        """Which strips of columns each program of an item's sketch has."""
+        blocks = -(-self.width // _STRIP)
+        several = max(1, _STRIPS_AT_ONCE // (_STRIP * max(self.rows, BUCKETS)))
+        return [(item, top, min(top + several, blocks)) for top in range(0, blocks, several)]
+
+    def item(self, at: int) -> list[int]:
+        held = (self.order, self.starts, self.columns, self.row_odd, self.column_odd)
+        order, starts, columns, row_odd, column_odd = (each.data_ptr() for each in held)
+        return [at, self.rows, self.width, order, starts, self.deepest, columns, row_odd, column_odd]
+
+
+class Plan:
+    """What a launch of some tensors of one dtype has for the kernels, but for where the tensors lie."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, asked: Sequence[Asked]) -> None:
+        self.device, self.dtype = device, dtype
+        self.owners: list[tuple[int, int]] = []  # for each item: the number of its tensor, and where in it it begins
+        self.bounds: list[int] = []
+        bases = [0] * len(asked)
+        self.sketches = sum(each.wants_sketch for each in asked)
+        self.tables: list[_Tables] = []
+        items: list[list[int]] = []
+        strips: list[tuple[int, int, int]] = []
+        parts: list[tuple[int, int]] = []
+        at = 0
+        for owner, each in enumerate(asked):
+            self.bounds.append(len(parts))
+            for piece in each.pieces:
+                table, item = device.table(each.label, piece), len(items)
+                self.tables.append(table)
+                self.owners.append((owner, piece.start * dtype.itemsize))
+                bases[owner] += table.base
+                items.append(table.item(at))
+                parts += [(item, part) for part in range(max(1, -(-piece.numel // (_LOOPS * _BLOCK))))]
+                strips += table.strips(item) if each.wants_sketch else []
+            at += BUCKETS * each.wants_sketch
+        self.bases = numpy.array([each % (1 << 64) for each in bases], dtype=numpy.uint64)
+        self.parts, self.strips = len(parts), len(strips)
+        self.held = [torch.tensor(each, dtype=of).to(device.device) for each, of in
+                     ((items, torch.int64), (parts, torch.int32), (strips, torch.int32))]  # fmt: skip
+        self.pointers: list[int] = []
+        self.there = self.held[0]
+
+    def launch(self, pointers: list[int]) -> Sums:
+        """Sum up the tensors that lie there. What is found can be read when the device was."""
+        device, kernels = self.device, self.device.kernels
+        if pointers != self.pointers:
+            begins = [pointers[owner] + start for owner, start in self.owners]
+            held = torch.tensor(begins, dtype=torch.int64, pin_memory=device.device.type == "cuda")
+            self.pointers, self.there = pointers, held.to(device.device, non_blocking=True)
+        items, parts, strips = self.held
+        value, bits = kernels.TYPES[self.dtype]
+        squares, sums = device.place(self.parts), device.place(self.parts)
+        kernels.bits[(self.parts,)](
+            items, self.there, parts, device.at(squares), device.at(sums, torch.int64), VALUE=value, BITS=bits,
+            LOOPS=_LOOPS, BLOCK=_BLOCK,
+        )  # fmt: skip
+        sketched = device.place(BUCKETS * self.sketches) if self.sketches else None
+        if sketched is not None:
+            kernels.parameters[(self.strips,)](
+                items, self.there, strips, device.at(sketched), VALUE=value, BLOCK=_STRIP, BUCKETS=BUCKETS,
+                num_warps=16,
+            )  # fmt: skip
+        found = Sums(device, squares, self.bounds, sketched)
+        found.places.append(sums)
+        found.bases = self.bases
+        return found

@@ -1,0 +1,129 @@
+"""What sums tensors up on a CUDA device, in Triton: `contracts.observe.device` starts these kernels.
+
+Rows of one bucket are added up first, in float64, and columns then. A table has for each row or column its bucket, and
+2048 more where its sign is minus, as in `contracts.observe.sketch`; -1 is padding. An order has the numbers of rows by
+bucket, doubled, and one more where the sign is minus; its starts say where the rows of each bucket begin.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+TYPES = {
+    torch.float32: (tl.float32, tl.int32), torch.float64: (tl.float64, tl.int64),
+    torch.bfloat16: (tl.bfloat16, tl.int16), torch.float16: (tl.float16, tl.int16),
+}  # fmt: skip
+"""What a kernel reads a tensor as: its values and its bits."""
+
+# An item is a row of int64: see `contracts.observe.device`.
+_FIELDS = tl.constexpr(9)
+_AT, _ROWS, _WIDTH, _ORDER, _STARTS, _DEEPEST, _COLUMNS, _ROW_ODD, _COLUMN_ODD = map(tl.constexpr, range(9))
+
+
+@triton.jit
+def _hashed(key, counters):  # type: ignore[no-untyped-def]
+    x = key.to(tl.uint64) + (counters.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit(do_not_specialize=["key", "at", "squares_at", "batch", "inner"])  # type: ignore[untyped-decorator]
+def batched(  # type: ignore[no-untyped-def]
+    x, rows, key, order, starts, columns, found, at, squares_at, batch, inner, width, each,
+    HASHED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sketch and the squares of a batched output [batch, inner, width], whose rows have 64 buckets.
+
+    A program has one of those buckets, a block of columns, and `each` of the batch's rows.
+    """
+    bucket, block, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    total = tl.zeros([BLOCK], tl.float64)
+    squares = tl.zeros([BLOCK], tl.float64)
+    for row in range(group * each, tl.minimum(group * each + each, batch)):
+        if HASHED:
+            code = _hashed(key, tl.load(rows + row))
+            wanted = (bucket - (code & 63).to(tl.int32)) & 63
+            sign = ((code >> 32) & 1).to(tl.float64) * 2 - 1
+        else:
+            wanted = bucket
+            sign = 1.0
+        begin, end = tl.load(starts + wanted), tl.load(starts + wanted + 1)
+        mine = tl.zeros([BLOCK], tl.float64)
+        for top in range(begin, end, DEPTH):
+            place = top + tl.arange(0, DEPTH)
+            coded = tl.load(order + place, mask=place < end, other=0)
+            line = ((coded >> 1).to(tl.int64) + row * inner) * width
+            held = (place < end)[:, None] & inside[None, :]
+            value = tl.load(x + line[:, None] + column[None, :], mask=held, other=0).to(tl.float64)
+            squares += tl.sum(value * value, axis=0)
+            mine += tl.sum(tl.where((coded & 1)[:, None] != 0, -value, value), axis=0)
+        total += mine * sign
+    table = tl.load(columns + column, mask=inside, other=-1)
+    total = tl.where((table & 2048) != 0, -total, total)
+    tl.atomic_add(found + at + ((bucket + table) & 1023), total, mask=inside & (table >= 0), sem="relaxed")
+    program = (group * tl.num_programs(1) + block) * 64 + bucket
+    tl.store(found + squares_at + program, tl.sum(squares))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def parameters(  # type: ignore[no-untyped-def]
+    items, pointers, work, found, VALUE: tl.constexpr, BLOCK: tl.constexpr, BUCKETS: tl.constexpr
+):
+    """The sketches of many tensors. A program has some blocks of columns of one of them."""
+    program = tl.program_id(0)
+    number = tl.load(work + 3 * program).to(tl.int64)
+    item = items + number * _FIELDS
+    x = tl.load(pointers + number).to(tl.pointer_type(VALUE))
+    width, deepest = tl.load(item + _WIDTH), tl.load(item + _DEEPEST)
+    order = tl.load(item + _ORDER).to(tl.pointer_type(tl.int32))
+    starts = tl.load(item + _STARTS).to(tl.pointer_type(tl.int32))
+    columns = tl.load(item + _COLUMNS).to(tl.pointer_type(tl.int32))
+    bucket = tl.arange(0, BUCKETS)
+    begin, end = tl.load(starts + bucket), tl.load(starts + bucket + 1)
+    total = tl.zeros([BUCKETS], tl.float64)
+    for block in range(tl.load(work + 3 * program + 1), tl.load(work + 3 * program + 2)):
+        column = block * BLOCK + tl.arange(0, BLOCK)
+        summed = tl.zeros([BUCKETS, BLOCK], tl.float64)
+        for deep in range(deepest.to(tl.int32)):
+            coded = tl.load(order + begin + deep, mask=begin + deep < end, other=0)
+            held = (begin + deep < end)[:, None] & (column < width)[None, :]
+            line = (coded >> 1).to(tl.int64) * width
+            value = tl.load(x + line[:, None] + column[None, :], mask=held, other=0).to(tl.float64)
+            summed += tl.where((coded & 1)[:, None] != 0, -value, value)
+        table = tl.load(columns + column, mask=column < width, other=-1)
+        turned = tl.gather(summed, (bucket[:, None] - table[None, :]) & (BUCKETS - 1), axis=0)
+        sign = tl.where(table < 0, 0.0, tl.where((table & 2048) != 0, -1.0, 1.0)).to(tl.float64)
+        total += tl.sum(turned * sign[None, :], axis=1)
+    tl.atomic_add(found + tl.load(item + _AT) + bucket, total, sem="relaxed")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def bits(  # type: ignore[no-untyped-def]
+    items, pointers, work, squares, sums, VALUE: tl.constexpr, BITS: tl.constexpr, LOOPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The squares and the fingerprints of many tensors, in parts: each program has LOOPS x BLOCK elements of one."""
+    program = tl.program_id(0)
+    number, part = tl.load(work + 2 * program).to(tl.int64), tl.load(work + 2 * program + 1).to(tl.int64)
+    item = items + number * _FIELDS
+    x = tl.load(pointers + number).to(tl.pointer_type(VALUE))
+    width = tl.load(item + _WIDTH)
+    numel = tl.load(item + _ROWS) * width
+    row_odd = tl.load(item + _ROW_ODD).to(tl.pointer_type(tl.int64))
+    column_odd = tl.load(item + _COLUMN_ODD).to(tl.pointer_type(tl.int64))
+    square, total = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.int64)
+    for loop in range(LOOPS):
+        at = (part * LOOPS + loop) * BLOCK + tl.arange(0, BLOCK)
+        held = at < numel
+        value = tl.load(x + at, mask=held, other=0)
+        row = (at.to(tl.uint32) // width.to(tl.uint32)).to(tl.int64)
+        odd = tl.load(row_odd + row, mask=held, other=0) * tl.load(column_odd + (at - row * width), mask=held, other=0)
+        total += value.to(BITS, bitcast=True).to(tl.int64) * odd
+        square += value.to(tl.float64) * value.to(tl.float64)
+    tl.store(squares + program, tl.sum(square))
+    tl.store(sums + program, tl.sum(total))

@@ -1,0 +1,200 @@
+"""What a device sums up in one launch is what the CPU sums up one by one, and a trace is the same either way.
+
+Triton's interpreter runs the kernels on the CPU, in a process of its own, where Triton is installed. A stand-in for
+them that adds up element by element, from the same tables, takes their place for whole traces.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
+
+from torch import nn  # noqa: E402
+
+from contracts.observe import device  # noqa: E402
+from contracts.observe.recorder import Recorder  # noqa: E402
+from contracts.observe.sketch import hashed  # noqa: E402
+from contracts.observe.trace import Writer  # noqa: E402
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).parents[2]
+KINDS = {torch.float32: "f", torch.float64: "d"}
+
+
+class _Launched:
+    """A kernel of the stand-in, started as one of Triton's is."""
+
+    def __init__(self, run: Callable[..., None], launches: list[str]) -> None:
+        self.run, self.launches = run, launches
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def start(*arguments: Any, **named: Any) -> None:
+            self.launches.append(self.run.__name__)
+            self.run(grid, *arguments, **named)
+
+        return start
+
+
+def _at(address: int, kind: Any, size: int) -> Any:
+    return numpy.ctypeslib.as_array((kind * size).from_address(address)) if size else numpy.zeros(0)
+
+
+def _signed(table: Any, values: Any) -> Any:
+    return numpy.where(table < 0, 0, numpy.where((table & 2048) != 0, -values, values))
+
+
+def bits(grid: Any, items: Any, there: Any, parts: Any, squares: Any, sums: Any, **how: Any) -> None:
+    for program, (number, part) in enumerate(parts.tolist()):
+        _, rows, width, _, _, _, _, row_odd, column_odd = items[number].tolist()
+        flat = _at(there[number].item(), how["VALUE"], rows * width)
+        mine = slice(part * how["LOOPS"] * how["BLOCK"], (part + 1) * how["LOOPS"] * how["BLOCK"])
+        odd = numpy.outer(_at(row_odd, ctypes.c_int64, rows), _at(column_odd, ctypes.c_int64, width)).reshape(-1)[mine]
+        held = flat[mine]
+        squares[program] = float((held.astype("d") ** 2).sum())
+        sums[program] = int((held.view(f"i{held.itemsize}").astype("i8") * odd).sum())
+
+
+def parameters(grid: Any, items: Any, there: Any, strips: Any, found: Any, **how: Any) -> None:
+    for number, first, last in strips.tolist():
+        at, rows, width, order, starts, deepest, columns, _, _ = items[number].tolist()
+        values = _at(there[number].item(), how["VALUE"], rows * width).reshape(rows, width).astype("d")
+        begins = _at(starts, ctypes.c_int32, 1025)
+        assert max(begins[1:] - begins[:-1]) == deepest
+        lines, table = _at(order, ctypes.c_int32, begins[-1]), _at(columns, ctypes.c_int32, width)
+        for bucket in range(1024):
+            for coded in lines[begins[bucket] : begins[bucket + 1]]:
+                for column in range(first * how["BLOCK"], min(width, last * how["BLOCK"])):
+                    value = _signed(table[column], values[coded >> 1, column])
+                    found[at + (bucket + table[column]) % 1024] += float(-value if coded & 1 else value)
+
+
+def batched(
+    grid: Any, x: Any, rows: Any, key: int, order: Any, starts: Any, columns: Any, chunk: Any, at: int, squares_at: int,
+    batch: int, inner: int, width: int, each: int, **how: Any,
+) -> None:  # fmt: skip
+    assert grid[2] * each >= batch
+    values, table = x.reshape(batch, inner, width).double().numpy(), columns.numpy()
+    codes = hashed(key % 2**64, rows).tolist() if how["HASHED"] else [1 << 32]
+    chunk[squares_at] = float((values**2).sum())
+    for row, code in enumerate(codes):
+        for bucket in range(64):
+            for coded in order[starts[bucket] : starts[bucket + 1]].tolist():
+                signed = _signed(table, values[row, coded >> 1]) * (-1 if coded & 1 else 1) * ((code >> 32 & 1) * 2 - 1)
+                where = ((bucket + code if how["HASHED"] else bucket) % 64 + table) % 1024
+                chunk[at : at + 1024].index_add_(0, torch.as_tensor(where).long(), torch.as_tensor(signed))
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every tensor is on a device now, whose kernels are the stand-in."""
+    found: list[str] = []
+    kinds = {torch.float32: (ctypes.c_float, None), torch.float64: (ctypes.c_double, None)}
+    kernels = SimpleNamespace(TYPES=kinds, **{each.__name__: _Launched(each, found)
+                                              for each in (bits, parameters, batched)})  # fmt: skip
+    monkeypatch.setattr(device, "here", lambda tensor: True)
+    monkeypatch.setattr(device, "_kernels", lambda: kernels)
+    return found
+
+
+def _trained(folder: Path, *, left: bool = False) -> Recorder:
+    torch.manual_seed(3)
+    model = runpy.run_path(str(ROOT / "docs/examples/observe_nano.py"))["GPT"](
+        vocab=40, length=64, width=16, heads=2, depth=1
+    )
+    model.register_buffer("seen", torch.zeros(3))
+    model.wte.register_forward_hook(lambda *_: setattr(model, "seen", model.seen + 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    recorder = Recorder(Writer(folder, 0, 1, ("test",), {"run": ""}), 3)
+    recorder.start()
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        text = torch.randint(40, (3, 65), generator=draw)
+        model(text[:, :-1], text[:, 1:]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if not left:
+            optimizer.zero_grad(set_to_none=False)
+    recorder.close()
+    assert (recorder.failed, recorder.done) == ("", 3)
+    return recorder
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(each) for each in (folder / "rank-00000.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_trace_is_the_same_where_a_device_sums_up(tmp_path: Path, request: pytest.FixtureRequest, left: bool) -> None:
+    _trained(tmp_path / "here", left=left)
+    started = request.getfixturevalue("launches")
+    _trained(tmp_path / "there", left=left)
+    assert {*started} == {"bits", "parameters", "batched"}
+    here, there = _lines(tmp_path / "here"), _lines(tmp_path / "there")
+    assert len(here) == len(there) > 300
+    for one, other in zip(here, there, strict=True):
+        assert float(one.pop("squares", 0)) == pytest.approx(float(other.pop("squares", 0)), rel=1e-12)
+        assert one == other
+    sketches = [numpy.fromfile(tmp_path / each / "rank-00000.sketches") for each in ("here", "there")]
+    numpy.testing.assert_allclose(*sketches, rtol=1e-11, atol=1e-12)
+    statistics = [each["names"] for each in there if each["e"] == "statistics"]
+    assert statistics == [["seen"]] * 3
+
+
+INTERPRETED = """
+import torch
+from contracts.observe import device
+from contracts.observe.placement import flat_range
+from contracts.observe.sketch import Piece, fingerprint, sketch, span, whole
+
+there, asked, torch_seed = device.Device(torch.device("cpu")), [], torch.manual_seed(0)
+def ask(name, x, pieces):
+    asked.append((name, x, pieces, there.ask(name, x, pieces, sketch=len(asked) % 4 != 3)))
+for dtype in device.FLOATS:
+    for shape in ((70, 30), (4, 5, 6), (), (0, 4), (1100,)):
+        ask(f"w{shape}", torch.randn(shape).to(dtype), whole(shape))
+x = torch.randn(90)
+ask("flat", x, flat_range(x, (40, 30), 33).pieces)
+ask("padded", torch.randn(7, 3), (Piece(start=0, indices=(torch.tensor([0, 1, 2, 3, 4, -1, -1]), span(3))),))
+outputs = []
+for dtype in device.FLOATS[:2]:
+    for shape in ((2, 70, 300), (80, 12)):
+        x = torch.randn(shape).to(dtype)
+        rows = torch.randint(1 << 62, shape[:1])
+        piece = Piece(start=0, indices=(rows, *map(span, shape[1:])), coarse=True)
+        outputs.append((str(shape), x, (piece,), there.batched(str(shape), x, piece)))
+numbers = [there.keep(torch.tensor([1 << 62, -3])), there.keep(torch.tensor(2.5))]
+there.read()
+assert [each().tolist() for each in numbers] == [[1 << 62, -3], [2.5]]
+for name, x, pieces, found in asked:
+    assert found.bits == f"{fingerprint(name, x, pieces):016x}", (name, x.dtype)
+for name, x, pieces, found in asked + outputs:
+    assert abs(found.squares - float(x.double().square().sum())) <= 1e-12 * found.squares, name
+    if found.wants_sketch:
+        torch.testing.assert_close(found.sketch, sketch(name, x, pieces), rtol=1e-12, atol=1e-11)
+print(len(asked), len(outputs))
+"""
+
+
+@pytest.mark.slow
+def test_the_kernels_say_in_tritons_interpreter_what_the_cpu_says() -> None:
+    pytest.importorskip("triton", minversion="3.7", reason="torch's CUDA builds bring Triton; before 3.7 its "
+                        "interpreter does not run on numpy 2.4")  # fmt: skip
+    env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join([str(ROOT), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=env, cwd=ROOT, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout == "22 4\n", done.stderr
