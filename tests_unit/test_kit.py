@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -10,8 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from contracts.spec.errors import NotOffered, Unreachable
+from contracts.court.judge import ending
+from contracts.court.party import OnTheStand
+from contracts.spec.errors import MOVED, Moved, NotOffered, Unreachable
+from contracts.stacks.kit.moved import there
 from contracts.stacks.kit.versions import FallingBack, falls_back, fitted, labels
+from contracts.stacks.protocol import PROTOCOL
+from contracts.stacks.reference.stack import Reference
+from contracts.stacks.serve import reply
 from tests_unit._parties.running import ROOT, environment
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="links are of tensors")
@@ -359,3 +366,31 @@ def test_the_adapter_of_the_guide_is_short_and_computes_nothing() -> None:
     assert len(text.splitlines()) < 150
     assert "autograd" not in text
     assert "cross_entropy" not in text
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("touch", "told"), [
+    ("given.codecz", "looked for codecz in json, which has codecs"),
+    ("__import__('json.decoders')", "looked for decoders in json, which has decoder"),
+    ("given.JSONDecoder(hook=1)", "looked for hook in json.decoder.JSONDecoder, which has object_hook"),
+])  # fmt: skip
+def test_what_has_moved_is_told_with_where_it_was_looked_for_and_what_is_there(touch: str, told: str) -> None:
+    """And a case of it is not run: a fork that renames what is asked of it is not conformant for that."""
+    answer = falls_back(_of_the_suite(touch), "stack 2.0", TRIED)  # type: ignore[arg-type]
+    with pytest.raises(Moved, match=re.escape(told)) as caught:
+        answer(json)
+    stand = OnTheStand(Reference(), (), ("blocks",))
+    assert ending(caught.value, stand) == ("not run", str(caught.value))
+    assert ending(NotOffered("of another kind"), stand)[0] == "not offered"
+    error = ImportError("cannot import name 'loader' from 'json' (there.py)")
+    assert there(error).startswith("looked for loader in json, which has load")
+
+
+@pytest.mark.unit
+def test_that_a_name_has_moved_is_told_over_the_wire_too() -> None:
+    class Fork(Reference):
+        def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
+            raise Moved("looked for build in forked, which has made")
+
+    line = json.dumps({"protocol": PROTOCOL, "id": 1, "question": "blocks", "arguments": {"pattern": "AE", "depth": 2}})
+    assert reply(Fork(), line)["lack"] == MOVED

@@ -23,7 +23,7 @@ from contracts.court import party as asking
 from contracts.court.deadline import Overdue, deadline
 from contracts.court.party import Broken, OnTheStand, words_of
 from contracts.spec import interpreter
-from contracts.spec.errors import MOST_REFUSALS, NotOffered, Refused, Unreachable
+from contracts.spec.errors import MOST_REFUSALS, Moved, NotOffered, Refused, Unreachable
 from contracts.spec.lacks import Lack
 from contracts.spec.records import EXIT_CODES, Fate, Kill, Outcome, Result, Violation
 from contracts.spec.stack import Party, questions
@@ -152,6 +152,8 @@ def ending(error: BaseException, stand: OnTheStand) -> tuple[Outcome, str]:
             return "violated", f"a legal input was refused: {words_of(error)}"
         case Refused():
             return "broken", f"the check itself could not be carried out: {words_of(error)}"
+        case Moved():
+            return "not run", words_of(error)
         case NotOffered():
             return "not offered", words_of(error) or f"{stand.name} declined this case"
         case Unreachable():  # the check's own: a party's has become Broken

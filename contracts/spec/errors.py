@@ -56,6 +56,16 @@ class NotOffered(Exception):
         self.lack: Lack = lack
 
 
+class Moved(NotOffered):
+    """The adapter looked for a name in the stack that is not there. Whether the stack keeps the contract is not known,
+    so the case is not run: a fork that renames what is asked of it is not conformant for that.
+    """
+
+
+MOVED = "moved"
+"""How the protocol tells it, among the kinds of reason."""
+
+
 def decline(who: str, reasons: Mapping[Lack, Mapping[str, object]]) -> None:
     """Decline for the first reason that applies, kind by kind in the order given.
 

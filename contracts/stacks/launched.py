@@ -19,7 +19,7 @@ from typing import Any, NoReturn, cast
 from contracts.spec import codec
 from contracts.spec.abilities import Abilities
 from contracts.spec.conventions import declared_by
-from contracts.spec.errors import MOST_REFUSALS, NotOffered, Refusal, Refused, Unreachable, shown
+from contracts.spec.errors import MOST_REFUSALS, MOVED, Moved, NotOffered, Refusal, Refused, Unreachable, shown
 from contracts.spec.lacks import LACKS, Lack
 from contracts.spec.records import Answering
 from contracts.spec.stack import Question, questions
@@ -228,6 +228,8 @@ class Launched:
         if not isinstance(body, str) or not body:
             self._fail(f"gave {shown(body)} as the reason of {outcome}")
         if outcome == "not_offered":
+            if lack == MOVED:
+                raise Moved(body)
             if lack not in LACKS:
                 self._fail(f"gave {shown(lack)} as the kind of not_offered; the kinds are {', '.join(LACKS)}")
             raise NotOffered(body, cast(Lack, lack))

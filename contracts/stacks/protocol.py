@@ -18,7 +18,7 @@ from typing import Any
 
 from contracts.spec import codec
 from contracts.spec.abilities import Abilities
-from contracts.spec.errors import Refusal
+from contracts.spec.errors import MOVED, Refusal
 from contracts.spec.lacks import LACKS
 from contracts.spec.records import Answering
 from contracts.spec.stack import questions
@@ -79,7 +79,7 @@ def schema() -> dict[str, Any]:
         outcomes = (_reaching(answer, definitions), {**refusals, "minItems": 1}, text, text)
         bodies = [_line(**{outcome: body}) for outcome, body in zip(OUTCOMES, outcomes, strict=True)]
         bodies[OUTCOMES.index("not_offered")]["properties"]["lack"] = {
-            "enum": list(LACKS)
+            "enum": [*LACKS, MOVED]
         }  # "adapter" where it is left out
         definitions[f"reply.{name}"] = {"oneOf": bodies}
         lines += [{"$ref": f"#/$defs/ask.{name}"}, {"$ref": f"#/$defs/reply.{name}"}]

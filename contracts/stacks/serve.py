@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from contracts.spec import codec, interpreter
 from contracts.spec.conventions import declared_by
-from contracts.spec.errors import NotOffered, Refused, shown
+from contracts.spec.errors import MOVED, Moved, NotOffered, Refused, shown
 from contracts.spec.party import abilities_of
 from contracts.spec.records import USAGE_ERROR
 from contracts.spec.stack import Party, questions
@@ -52,7 +52,8 @@ def reply(party: Party, line: str) -> dict[str, Any]:
         return head | {"refused": [codec.encode(refusal) for refusal in refused.refusals]}
     except NotOffered as declined:
         words = str(declined) or "the party declined without a reason"
-        return head | {"not_offered": words} | ({} if declined.lack == "adapter" else {"lack": declined.lack})
+        lack = MOVED if isinstance(declined, Moved) else declined.lack
+        return head | {"not_offered": words} | ({} if lack == "adapter" else {"lack": lack})
     except Exception as error:
         return head | {"error": f"{type(error).__name__}: {error}"}
 

@@ -15,10 +15,11 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from contracts.spec.abilities import Abilities
-from contracts.spec.errors import NotOffered, Refused, Unreachable
+from contracts.spec.errors import Moved, NotOffered, Refused, Unreachable
 from contracts.spec.records import Answering
 from contracts.spec.topology import Layout
 from contracts.stacks.kit.answering import JUDGE, answering, version_of
+from contracts.stacks.kit.moved import there
 
 _SUITE = str(Path(__file__).parents[2])
 _IMPORTS = ("<frozen importlib", str(importlib.__file__))
@@ -62,7 +63,7 @@ class Package:
     """A stack that is a package of this interpreter, answered by functions with the names of the questions.
 
     A version that is in no list of `tried` says so in every label and claims nothing; what the adapter does not
-    find in it is not offered, case by case.
+    find in it is not run, in one cause for each name.
 
     Raises:
         Unreachable: when the package, or the requested version, is not installed in this interpreter.
@@ -133,7 +134,7 @@ def fitted(what: str) -> Iterator[None]:
 
 
 def falls_back(answer: Callable[..., Any], who: str, tried: Iterable[str]) -> Callable[..., Any]:
-    """An answer of an untried version. What the adapter does not find there is not offered, in words.
+    """An answer of an untried version. What the adapter does not find there has moved: not run, in words.
 
     What the package itself raises is told as on every version; only where the adapter touches it does it fall back.
     """
@@ -146,9 +147,9 @@ def falls_back(answer: Callable[..., Any], who: str, tried: Iterable[str]) -> Ca
             if not isinstance(error, Unreachable) and not _of_the_adapter(error.__traceback__):
                 raise
             words = " ".join(str(error).split())
-            raise NotOffered(
-                f"{who} was never tried, {', '.join(tried)} were, and the adapter does not find its way in it: "
-                f"{type(error).__name__}: {words}"
+            place = "; ".join(filter(None, (f"{type(error).__name__}: {words}", there(error))))
+            raise Moved(
+                f"{who} was never tried, {', '.join(tried)} were, and the adapter does not find its way in it: {place}"
             ) from error
 
     return guarded
