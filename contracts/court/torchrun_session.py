@@ -10,6 +10,7 @@ from pathlib import Path
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase
 
+from contracts.spec import launchers
 from contracts.spec.interpreter import python
 from contracts.spec.world import RanksRun, Told
 
@@ -18,21 +19,13 @@ PLUGIN = ("-p", "contracts.harness.ranks.plugin")
 PATIENCE_S = 240.0  # for a whole file; 200 s were seen beside some twenty busy processes on two cores
 LAST_CHARACTERS = 6000
 
-# What a launcher gives its ranks. A command that a rank starts must not inherit them.
-_PLACE = (
-    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
-    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-)  # fmt: skip
-
 
 def environment() -> dict[str, str]:
     """The environment of this process without its rank and without options or plugins for another pytest, with one
     thread."""
-    outside = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in (*_PLACE, "PYTEST_ADDOPTS", "PYTEST_PLUGINS") and not name.startswith("TORCHELASTIC_")
-    }
+    outside = launchers.without(os.environ)
+    for inherited in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        outside.pop(inherited, None)
     return {"OMP_NUM_THREADS": "1", **outside, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from contracts.spec import launchers
 from contracts.spec.errors import shown
 
 STDERR_KEPT_BYTES = 16 * 2**10
@@ -18,13 +19,9 @@ STDERR_QUOTED = 600  # characters of it in an error
 POLL_S = 0.05  # delay in noticing that a command ended, if a child of it holds its pipes open
 
 
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "RANKPROOF_")
-"""What the variables begin with that a launcher gives its ranks, or the gate the stack."""
-
-
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a process has which no launcher has started."""
-    return {name: value for name, value in environment.items() if not name.startswith(LAUNCHERS)}
+    """The variables that a process has which no launcher and no gate has started."""
+    return {name: value for name, value in launchers.without(environment).items() if not name.startswith("RANKPROOF_")}
 
 
 class Failed(Exception):

@@ -37,6 +37,7 @@ from contracts.harness.gate import device_of, today
 from contracts.harness.output import Output
 from contracts.harness.progress import Progress
 from contracts.harness.supervisor import Ended, supervised
+from contracts.spec import launchers
 from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
 from contracts.spec.interpreter import python
 from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Form, Header
@@ -90,6 +91,7 @@ def check(
     """Put a stack under test and print the verdict."""
     if python is not None:
         checkout.in_interpreter(python, sys.argv[1:])
+    launchers.leave(os.environ)  # inside a job, too, this command starts what it judges by itself
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # on tensors as small as these a second thread only waits
     form = "json" if as_json else form
     profile = profile or ("dist" if ranks else profiles.DEFAULT)

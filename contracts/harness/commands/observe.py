@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from contextlib import ExitStack
@@ -26,6 +27,7 @@ from contracts.harness.commands._errors import (
 from contracts.harness.families import read_checks
 from contracts.harness.gate import Gate
 from contracts.observe.entry import Script
+from contracts.spec import launchers
 from contracts.spec.errors import Refusal, Refused, refuse
 from contracts.spec.records import EXIT_CODES, FORMS, Form
 
@@ -131,6 +133,7 @@ def judge(
     from contracts.observe.party import Observed
     from contracts.observe.trace import read
 
+    launchers.leave(os.environ)
     form = "json" if as_json else form
     read_checks(*profiles.beginnings(PROFILE))
     refusals: list[Refusal] = []

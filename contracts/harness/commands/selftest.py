@@ -31,7 +31,7 @@ from contracts.harness.output import Output
 from contracts.harness.progress import WATCHED, Told
 from contracts.harness.supervisor import Ended, Stopped, supervised
 from contracts.instruments import accelerator
-from contracts.spec import codec
+from contracts.spec import codec, launchers
 from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
 from contracts.spec.records import EXIT_CODES, Fate
 
@@ -85,6 +85,7 @@ def selftest(
     seed: int | None, given: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge every mutant and print the kill matrix: each contract must catch its own, in the declared words."""
+    launchers.leave(os.environ)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as for `check`
     refuse_absent()
     only = _beginnings(said)
