@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from contracts.instruments import allreduce
-from contracts.instruments.ranks import held_groups, here, torch_distributed
+from contracts.instruments.ranks import backend_of, held_groups, here, torch_distributed
 from contracts.spec.receipt import Provenance
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, Layout, topology
@@ -73,9 +73,9 @@ class WorldAnswers:
 
     def devices(self) -> SeenDevices:
         torch, _ = torch_distributed()
-        seen = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
+        there = torch.cuda.device_count()
         return SeenDevices(
             visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-            names=tuple(str(each.uuid) for each in seen),
-            uses=here().local_rank,
+            names=tuple(str(torch.cuda.get_device_properties(index).uuid) for index in range(there)),
+            uses=here().local_rank % there if backend_of("cuda") == "staged" and there else here().local_rank,
         )
