@@ -1,12 +1,12 @@
 """Frozen sets of contracts: what the law was at a release, by id, case, rung and statement.
 
-A file per release stands in `contracts/law/`. It is written, with what changed since the release before in
-`contracts/law/CHANGELOG.md`, by
+A file per release stands in `contracts/law/`: the first has every contract on a line, the others have only what changed
+since the release before. It is written, with the changes in words in `contracts/law/CHANGELOG.md`, by
 
     python -m contracts.harness.law_release 2026.11
     python -m contracts.harness.law_release --check     # whether the latest one is the law of today
 
-and it is never edited: it holds the digest of what it says. A verdict about a release counts what stands in it. What
+and it is never edited: it holds the digest of the whole set. A verdict about a release counts what stands in it. What
 was added later is judged and told; what a release names and the law has no more is told as well.
 """
 
@@ -55,6 +55,28 @@ class Release:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Written:
+    """A release as its file has it: the contracts that the release before (`since`) lacks or has otherwise, and the ids
+    that are gone."""
+
+    name: str
+    digest: str
+    since: str | None
+    removed: tuple[str, ...]
+    contracts: Mapping[str, Frozen]
+
+    @property
+    def text(self) -> str:
+        """Its JSON, a contract on a line."""
+        body = codec.encode(self)
+        rows = [
+            f"{json.dumps(id)}: {json.dumps(each, ensure_ascii=False)}" for id, each in body.pop("contracts").items()
+        ]
+        head = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in body.items())
+        return f'{{\n{head},\n"contracts": {{\n' + ",\n".join(rows) + "\n}\n}\n"
+
+
 def names(folder: Path = FOLDER) -> list[str]:
     """The releases that there are, oldest first."""
     return sorted(path.stem for path in folder.glob("*.json"))
@@ -70,8 +92,15 @@ def load(name: str, folder: Path = FOLDER) -> Release:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
         raise refuse("law", name, "is not a release", f"use one of {', '.join(known)}" if near else "none is frozen")
-    release = codec.loads(Release, (folder / f"{name}.json").read_text(encoding="utf-8"), name=f"{name}.json")
+    written = codec.loads(_Written, (folder / f"{name}.json").read_text(encoding="utf-8"), name=f"{name}.json")
     found = Refusals()
+    earlier = written.since is None or written.since in known[: known.index(name)]
+    found.unless(earlier, f"{name}.since", written.since, "is no earlier release", "take it from the tag again")
+    found.raise_any()
+    before = {} if written.since is None else load(written.since, folder).contracts
+    whole = {**before, **written.contracts}
+    contracts = {id: whole[id] for id in sorted(whole) if id not in written.removed}
+    release = Release(name=written.name, digest=written.digest, contracts=contracts)
     found.unless(release.digest == _digest(release.contracts), f"{name}.digest", release.digest,
                  "belongs to other contracts", "a release is never edited: take it from the tag again")  # fmt: skip
     found.unless(release.name == name, f"{name}.name", release.name, "is not the file's", "do not rename a release")
@@ -156,15 +185,23 @@ def freeze(law: Law, name: str, folder: Path = FOLDER) -> Release:
         raise refuse("law", name, f"is not later than {known[-1]}", "a release is never written again")
     release = frozen(law, name)
     folder.mkdir(exist_ok=True)
-    lines = differences(load(known[-1], folder) if known else None, release)
-    (folder / f"{name}.json").write_text(
-        json.dumps(codec.encode(release), indent=0, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    before = load(known[-1], folder) if known else None
+    lines = differences(before, release)
+    (folder / f"{name}.json").write_text(_changes(before, release).text, encoding="utf-8")
     log = folder / CHANGELOG
     title, _, rest = (log.read_text(encoding="utf-8") if log.exists() else "# Releases of the law\n").partition("\n")
     log.write_text("\n".join([title, "", f"## {name}", "", *lines, rest.rstrip("\n")]).rstrip("\n") + "\n",
                    encoding="utf-8")  # fmt: skip
     return release
+
+
+def _changes(before: Release | None, release: Release) -> _Written:
+    old = {} if before is None else before.contracts
+    return _Written(
+        name=release.name, digest=release.digest, since=None if before is None else before.name,
+        removed=tuple(id for id in old if id not in release.contracts),
+        contracts={id: each for id, each in release.contracts.items() if old.get(id) != each},
+    )  # fmt: skip
 
 
 def _digest(contracts: Mapping[str, Frozen]) -> str:

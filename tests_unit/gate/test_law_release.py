@@ -63,6 +63,20 @@ def test_a_release_is_written_once_and_in_order(name: str, words: str, tmp_path:
     assert "Nothing changed." in said
 
 
+def test_a_release_keeps_only_what_changed(tmp_path: Path) -> None:
+    other = Law()
+    other.contracts, other.untested = {**LAW.contracts}, LAW.untested
+    del other.contracts["PAT-01"]
+    other.contracts["PAT-02"] = replace(other.contracts["PAT-02"], tier="gpu")
+    written = [freeze(law, name, tmp_path) for law, name in ((LAW, "2026.11"), (other, "2026.12"), (LAW, "2027.01"))]
+    assert [load(each.name, tmp_path) for each in written] == written
+    body = json.loads((tmp_path / "2026.12.json").read_text())
+    assert (body["since"], body["removed"], [*body["contracts"]]) == ("2026.11", ["PAT-01"], ["PAT-02"])
+    (tmp_path / "2026.11.json").write_text(json.dumps(body | {"name": "2026.11", "since": "2026.12"}))
+    with pytest.raises(Refused, match=r"2026.11.since = '2026.12': is no earlier release"):
+        load("2027.01", tmp_path)
+
+
 def test_what_changed_between_two_releases_is_told() -> None:
     now = frozen(LAW, "2026.12")
     before = {**now.contracts}
