@@ -117,6 +117,24 @@ def test_the_schema_is_a_schema_and_knows_every_question() -> None:
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize(
+    "change",
+    [{"arguments": {"pattern": "A"}}, {"arguments": {"pattern": "A", "depth": "1"}}, {"question": "block"}, {"more": 1},
+     {"arguments": {"pattern": "A", "depth": 1, "more": 1}}, {"arguments": []}, {"protocol": "rankproof/2"}],
+    ids=str,
+)  # fmt: skip
+def test_the_schema_refuses_a_line_that_the_protocol_does_not_have(change: dict[str, Any]) -> None:
+    asked = {"protocol": PROTOCOL, "id": 7, "question": "blocks", "arguments": {"pattern": "A", "depth": 1}}
+    answered = {"protocol": PROTOCOL, "id": 7, "answer": ["ablock"]}
+    valid = Draft202012Validator(schema()).is_valid
+    assert valid(asked)
+    assert valid(answered)
+    assert not valid(asked | change)
+    assert not valid(answered | change)
+    assert not valid(answered | {"refused": [{}]})
+
+
+@pytest.mark.unit
 def test_a_served_stack_answers_as_it_does_at_home(served: Launched) -> None:
     home = Reference()
     assert (served.name, served.version) == (home.name, home.version)

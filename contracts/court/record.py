@@ -335,7 +335,7 @@ def schema() -> dict[str, Any]:
 
 def schema_text() -> str:
     """The schema as the checked-in file holds it."""
-    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+    return codec.laid_out(schema()) + "\n"
 
 
 def _read_line(text: str, number: int) -> Any:

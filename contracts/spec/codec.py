@@ -102,6 +102,24 @@ def schema(kind: Any) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body, "$defs": definitions}
 
 
+def laid_out(body: Any, width: int = 120, taken: int = 2) -> str:
+    """JSON text for a reader: lines filled up to a width, of which the first has `taken` characters more."""
+    line = json.dumps(body, ensure_ascii=False)
+    if len(line) + taken <= width or not isinstance(body, (dict, list)):
+        return line
+    names = [""] * len(body) if isinstance(body, list) else [f"{json.dumps(name)}: " for name in body]
+    values = body if isinstance(body, list) else body.values()
+    lines = [""]
+    for row in (name + laid_out(each, width - 1, len(name) + 1) for name, each in zip(names, values, strict=True)):
+        room = width - 4 - len(lines[-1].rpartition("\n")[2]) - len(row.partition("\n")[0])
+        if lines[-1] and room > 0 and not ("\n" in row and "\n" in lines[-1]):
+            lines[-1] += f", {row}"
+        else:
+            lines.append(row)
+    inside = ",\n".join(lines[1:]).replace("\n", "\n ")
+    return f"[\n {inside}\n]" if isinstance(body, list) else f"{{\n {inside}\n}}"
+
+
 @functools.cache
 def hints(kind: type) -> dict[str, Any]:
     """The resolved annotations of a class or function, computed once."""

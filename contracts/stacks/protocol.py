@@ -9,7 +9,6 @@ The schema under `docs/schema/` is written by `python -m contracts.stacks.protoc
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,30 +57,29 @@ def schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of the protocol.
 
     `$defs` holds, for each question Q, `ask.Q` (the line that asks) and `reply.Q` (the line that answers), and every
-    type they reach. The schema itself accepts any of these lines.
+    type they reach. `question`, `answer` and `no_answer` are what those lines have in common. The schema itself accepts
+    any of these lines.
     """
     definitions: dict[str, Any] = {}
-    refusals = _reaching(tuple[Refusal, ...], definitions)
+    bodies = {**_reaching(tuple[Refusal, ...], definitions), "minItems": 1}, {"type": "string"}, {"type": "string"}
+    others = [_line(**{outcome: body}) for outcome, body in zip(OUTCOMES[1:], bodies, strict=True)]
+    others[OUTCOMES.index("not_offered") - 1]["properties"]["lack"] = {"enum": [*LACKS, MOVED]}  # "adapter" if left out
+    definitions["no_answer"] = {"oneOf": others}
+    definitions["answer"] = _line(answer={})
+    definitions["question"] = _line(question={"type": "string"}, arguments={"type": "object"})
     asked: dict[str, tuple[Mapping[str, Any], Any]] = {HELLO: ({}, Introduction)}
     asked |= {name: (question.parameters, question.answer) for name, question in questions().items()}
     lines = []
     for name, (parameters, answer) in asked.items():
-        definitions[f"ask.{name}"] = _line(
-            question={"const": name},
-            arguments={
-                "type": "object",
-                "properties": {key: _reaching(kind, definitions) for key, kind in parameters.items()},
-                "required": list(parameters),
-                "additionalProperties": False,
-            },
-        )
-        text = {"type": "string"}
-        outcomes = (_reaching(answer, definitions), {**refusals, "minItems": 1}, text, text)
-        bodies = [_line(**{outcome: body}) for outcome, body in zip(OUTCOMES, outcomes, strict=True)]
-        bodies[OUTCOMES.index("not_offered")]["properties"]["lack"] = {
-            "enum": [*LACKS, MOVED]
-        }  # "adapter" where it is left out
-        definitions[f"reply.{name}"] = {"oneOf": bodies}
+        arguments = {
+            "properties": {key: _reaching(kind, definitions) for key, kind in parameters.items()},
+            "required": list(parameters),
+            "additionalProperties": False,
+        }
+        asks = {"question": {"const": name}, "arguments": arguments}
+        definitions[f"ask.{name}"] = {"$ref": "#/$defs/question", "properties": asks}
+        answered = {"$ref": "#/$defs/answer", "properties": {"answer": _reaching(answer, definitions)}}
+        definitions[f"reply.{name}"] = {"oneOf": [answered, {"$ref": "#/$defs/no_answer"}]}
         lines += [{"$ref": f"#/$defs/ask.{name}"}, {"$ref": f"#/$defs/reply.{name}"}]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -112,7 +110,7 @@ def _reaching(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 def schema_text() -> str:
     """The text of the schema file."""
-    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+    return codec.laid_out(schema()) + "\n"
 
 
 if __name__ == "__main__":

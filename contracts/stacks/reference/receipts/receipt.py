@@ -289,7 +289,7 @@ def _figure(number: float) -> Any:
 
 def schema_text() -> str:
     """The JSON Schema of a receipt, as the checked-in file holds it."""
-    return json.dumps({"title": f"A {SCHEMA} receipt", **codec.schema(Receipt)}, indent=1, ensure_ascii=False) + "\n"
+    return codec.laid_out({"title": f"A {SCHEMA} receipt", **codec.schema(Receipt)}) + "\n"
 
 
 if __name__ == "__main__":
