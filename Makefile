@@ -234,9 +234,9 @@ kernels:  ## the environment in which mamba-ssm's own kernels run on a CPU: .ven
 	@$(need-python)
 	PYTHON="$(PYTHON)" .ci/kernels-env .venv-kernels || { rm -rf .venv-kernels; exit 1; }
 
-# Installs nothing: where torch with CUDA is another environment's, BIN=DIR/bin names that.
-gpu:  ## the GPU tier, its counterexamples, the benchmarks and a receipt, into reports/gpu; needs one CUDA device
-	@$(BIN)/python -m benchmarks.gpu --out reports/gpu
+# Installs nothing: where torch with CUDA is another environment's, BIN=DIR/bin names that; .ci/gpu-env makes one.
+gpu:  ## the GPU tier, its counterexamples, the benchmarks and a receipt, into reports/gpu; one CUDA device, ten minutes
+	@$(BIN)/python -m benchmarks.gpu --out reports/gpu $(GPU)
 
 torch:  ## environments with other versions of torch, for make machines: .venv-torch-VERSION (5 GB each)
 	@$(need-python)

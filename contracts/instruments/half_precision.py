@@ -61,6 +61,7 @@ def excess_error(
     words = numerics.difference(what, left, want, _FINITE)
     if words:
         return words
+    left, want, control = numerics.brought_together(left, want, control)
     errors = numerics.distances(left.double(), want.double())
     controls = numerics.distances(control.double(), want.double())
     least = numerics.floor(left.dtype, scale)

@@ -104,6 +104,8 @@ def test_a_broken_stack_is_caught_for_its_words(
         if key not in judged:
             judged[key] = judge(contract, mutant.case, Court() if contract.of_the_court else reference, assistants)
         sound = judged[key]
+        if contract.tier == "gpu" and sound.outcome == "not run":
+            pytest.skip(sound.words)  # a package is not installed
         # A promise about a launcher's own parser is not asked of the reference; its mutants bring the parser along.
         assert sound.outcome in ("holds", "not offered"), f"without the mutation: {sound.outcome}: {sound.words}"
     presets = repr(PRESETS)

@@ -134,12 +134,28 @@ def route_tokens(recipe: Recipe, weights: dict[str, Tensor], x_BTD: Tensor, rout
     import torch
 
     assert recipe.moe is not None
-    every, slots = recipe.moe.experts, recipe.moe.top_k
+    every = recipe.moe.experts
     router_ED = torch.zeros_like(weights["mixer.router.weight"])
     router_ED[:, :every] = torch.eye(every)
     weights["mixer.router.weight"] = router_ED
     weights["norm.weight"][:every] = 1
-    scores_NE = -2 - 0.25 * torch.arange(every, dtype=x_BTD.dtype).repeat(len(routes), 1)
-    wanted_NK = torch.tensor(routes)
-    levels_NK = (2 + 0.25 * torch.arange(slots, dtype=x_BTD.dtype)).expand(len(routes), slots)
-    x_BTD.view(-1, x_BTD.shape[-1])[:, :every] = scores_NE.scatter(1, wanted_NK, levels_NK)
+    _steer(x_BTD, recipe.moe, routes)
+
+
+def _steer(x_BTD: Tensor, moe: Moe, routes: Routes) -> None:
+    import torch
+
+    scores_NE = -2 - 0.25 * torch.arange(moe.experts, dtype=x_BTD.dtype).repeat(len(routes), 1)
+    levels_NK = (2 + 0.25 * torch.arange(moe.top_k, dtype=x_BTD.dtype)).expand(len(routes), moe.top_k)
+    x_BTD.view(-1, x_BTD.shape[-1])[:, : moe.experts] = scores_NE.scatter(1, torch.tensor(routes), levels_NK)
+
+
+def rerouted(call: BlockCall, spread: str) -> BlockCall:
+    """A call of `call_of` with its tokens sent otherwise: what `call_of` makes of that spread, and nothing drawn again.
+
+    At true size the weights alone are 110 million numbers.
+    """
+    assert call.recipe.moe is not None
+    x_BTD = instruments.numerics.tensor(call.x).clone()
+    _steer(x_BTD, call.recipe.moe, routings(call.recipe.moe, x_BTD.shape[0] * x_BTD.shape[1])[spread])
+    return replace(call, x=instruments.numerics.array(x_BTD))

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from contracts import instruments
-from contracts.checks._support.device_calls import WIDE, BlockCase, call_of, routings
+from contracts.checks._support.device_calls import WIDE, BlockCase, call_of, rerouted, routings
 from contracts.checks._support.recipes import A_LAYER, E_LAYER, SMALL_MLA
 from contracts.contract import contract
 from contracts.spec.array import Array
@@ -94,21 +94,20 @@ def ten_distributions_are_one_compilation(stack: Stack, asked: BlockCase, backen
     Routing changes at every step of a run. A count that became a constant costs a compilation at every step, then a
     silent fallback to eager.
     """
-    ways = [replace(asked, spread=name) for name in routings(_moe(asked), 64)]
-    first = call_of(stack, ways[0])
-    calls = (first, *(replace(call_of(stack, way), weights=first.weights) for way in ways[1:]))
-    found = stack.run_compiled(calls, backend)
+    spreads = [*routings(_moe(asked), 64)]
+    first = call_of(stack, replace(asked, spread=spreads[0]))
+    found = stack.run_compiled((first, *(rerouted(first, each) for each in spreads[1:])), backend)
     assert found.graphs[0].graphs, "nothing was compiled"
-    again = [way.spread for way, (one, two) in zip(ways[1:], pairwise(found.graphs), strict=True)
+    again = [spread for spread, (one, two) in zip(spreads[1:], pairwise(found.graphs), strict=True)
              if two.graphs > one.graphs]  # fmt: skip
     assert not again, f"recompiled for {', '.join(again)}"
     allowed = {each.site for each in stack.allowed_breaks(asked.recipe, Execution(compile="blocks", backend=backend))}
     for each in found.graphs[-1].breaks:
         place = f"{each.site} {each.reason}"
         assert any(site in place for site in allowed), f"an undeclared graph break: {place[:240]}"
-    for way, run in zip(ways, found.runs, strict=True):
+    for spread, run in zip(spreads, found.runs, strict=True):
         bad = [name for name, each in {"y": run.y, **run.gradients}.items() if not _finite(each)]
-        assert not bad, f"{way.spread}: {', '.join(bad)} is not finite"
+        assert not bad, f"{spread}: {', '.join(bad)} is not finite"
 
 
 FROM_COLD = {"bfloat16": (replace(HOST, device="cuda", lengths=((40,), (40,))),)}

@@ -1,0 +1,25 @@
+"""What the checks on devices ask."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from contracts.checks._support.device_calls import call_of, rerouted, routings
+from contracts.checks.compile.compiled_experts import HOST
+from contracts.harness import parties
+
+pytestmark = pytest.mark.unit
+
+
+def test_tokens_sent_otherwise_are_those_that_would_be_drawn() -> None:
+    stack = parties.load("reference")
+    first = call_of(stack, replace(HOST, spread="even"))
+    assert HOST.recipe.moe is not None
+    for spread in routings(HOST.recipe.moe, 64):
+        drawn = call_of(stack, replace(HOST, spread=spread))
+        assert rerouted(first, spread) == drawn
+        assert (drawn.x == first.x) == (spread == "even")
