@@ -31,6 +31,7 @@ from contracts.observe import device
 from contracts.observe.diff import compare
 from contracts.observe.merged import Merged
 from contracts.observe.recorder import Recorder
+from contracts.observe.sketch import Piece, span, whole
 from contracts.observe.trace import Writer, read
 
 NANO = Path(__file__).parents[1] / "docs/examples/observe_nano.py"
@@ -172,6 +173,48 @@ def measured(name: str, folder: Path, pairs: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def tuned(deadline: float) -> Iterator[dict[str, Any]]:
+    """Microseconds of each kernel by its sizes, as `contracts.observe.device` names them."""
+    sizes = ("_DEPTH", "_WIDE", "_PROGRAMS", "_STRIP", "_STRIPS_AT_ONCE", "_LOOPS", "_BLOCK")
+    usual = {each: getattr(device, each) for each in sizes}
+    rows = torch.randint(1 << 62, (32,), device="cuda")
+    tries: dict[str, list[dict[str, int]]] = {
+        "batched": [{}, {"_PROGRAMS": 4096}, {"_DEPTH": 16, "_WIDE": 128}, {"_DEPTH": 16}, {"_DEPTH": 4, "_WIDE": 512}],
+        "parameters": [{}, {"_STRIPS_AT_ONCE": 1 << 13}, {"_STRIP": 4}, {"_STRIP": 16}],
+        "bits": [{}, {"_LOOPS": 4}, {"_LOOPS": 64}, {"_BLOCK": 2048}],
+    }
+    for kind, several in tries.items():
+        for changed in several:
+            if time.perf_counter() > deadline:
+                return
+            for name, value in (usual | changed).items():
+                setattr(device, name, value)
+            there = device.Device(torch.device("cuda"))
+            found = {}
+            for shape in (
+                ((8, 512, 256), (32, 512, 1024), (32, 512, 32768)) if kind == "batched" else ((16, 1024, 4096),)
+            ):
+                x = torch.randn(shape, device="cuda", dtype=torch.bfloat16 if shape[-1] > 5000 else torch.float32)
+                piece = Piece(start=0, indices=(rows[: shape[0]], *map(span, shape[1:])), coarse=True)
+
+                def once(x: torch.Tensor = x, piece: Piece = piece, there: Any = there, kind: str = kind) -> None:
+                    if kind == "batched":
+                        there.batched(f"o{tuple(x.shape)}", x, piece)
+                        return
+                    for number, each in enumerate(x):
+                        there.ask(f"w{number}", each, whole(tuple(each.shape)), sketch=kind == "parameters")
+                    there.launch()
+
+                once()
+                once()
+                _, spent = given(lambda once=once: [once() for _ in range(5)])  # type: ignore[misc]
+                there.read()
+                found[str(shape)] = spent[kind] / 5
+            yield {"kernel": kind, "sizes": changed, "us": found}
+    for name, value in usual.items():
+        setattr(device, name, value)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5)
@@ -180,7 +223,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("torch sees no CUDA device", file=sys.stderr)  # noqa: T201
         return 3
-    failed = False
+    failed, begin = False, time.perf_counter()
     with tempfile.TemporaryDirectory() as held:
         said = equal(Path(held, "equal"))
         said |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
@@ -192,6 +235,8 @@ def main() -> int:
             print(json.dumps(said), flush=True)  # noqa: T201
             failed = failed or said["more_pct"] > 100 * MOST
             torch.cuda.empty_cache()
+        for each in tuned(begin + 58):
+            print(json.dumps(each), flush=True)  # noqa: T201
     return int(failed)
 
 

@@ -7,6 +7,7 @@ docs/sketches.md has the mathematics, `contracts.observe.kernels` the kernels.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import itertools
@@ -36,11 +37,18 @@ def here(tensor: Tensor) -> bool:
 
 def sums_up(tensor: Tensor, pieces: Sequence[Piece], *, batched: bool) -> bool:
     """Whether the kernels sum a tensor up that is held in these pieces."""
-    if tensor.dtype not in FLOATS or sum(each.numel for each in pieces) != tensor.numel():
+    if tensor.dtype not in FLOATS:
         return False
     if batched:
         return len(pieces) == 1 and pieces[0].coarse and len(pieces[0].indices) > 1 and tensor.numel() > 0
-    return all(each.numel < 1 << 31 and not each.coarse for each in pieces)
+    return tensor.numel() == _summable(tuple(pieces))
+
+
+@functools.lru_cache(maxsize=4096)
+def _summable(pieces: tuple[Piece, ...]) -> int:
+    """How many elements pieces have; -1 if one of them has too many, or few buckets."""
+    sizes = [each.numel for each in pieces]
+    return -1 if any(each.coarse or size >> 31 for each, size in zip(pieces, sizes, strict=True)) else sum(sizes)
 
 
 _has_triton = importlib.util.find_spec("triton") is not None
@@ -160,10 +168,9 @@ class Device:
 
     def batched(self, label: str, output: Tensor, piece: Piece) -> Asked:
         """Ask for the squares and the sketch of a batched output, and launch that."""
-        rows, *inner, columns = piece.indices
-        count, width = len(rows), len(columns)
+        rows, count, width = piece.indices[0], piece.shape[0], piece.shape[-1]
         lines = output.numel() // max(1, count * width)
-        known = (label, *(id(each) for each in (*inner, columns)))
+        known = (label, piece.shape[1:])
         hashes = lines >= COARSE  # else each line is in the order, which is then of this batch
         if not hashes or known not in self.orders:
             self.orders[known] = self._order(label, piece, hashes)
@@ -171,14 +178,18 @@ class Device:
         blocks = -(-width // _WIDE)
         each = max(1, count * COARSE * blocks // _PROGRAMS) if hashes else 1
         groups = -(-count // each) if hashes else 1
-        place, squares = self.place(BUCKETS), self.place(COARSE * blocks * groups)
+        place = self.place(BUCKETS + COARSE * blocks * groups)
+        squares = Place(place.chunk, place.at + BUCKETS, place.size - BUCKETS)
         key = key_of(label, 0)
-        self.kernels.batched[(COARSE, blocks, groups)](
-            output.contiguous(), rows.to(self.device), key - (1 << 64) if key >> 63 else key, order, starts, table,
-            self.chunks[place.chunk], place.at, squares.at, count if hashes else 1, lines, width, each,
-            HASHED=hashes, DEPTH=_DEPTH, BLOCK=_WIDE,
-        )  # fmt: skip
-        return Asked(label=label, pieces=(piece,), wants_sketch=True, sums=Sums(self, squares, [0], place))
+        with self.current():
+            self.kernels.batched[(COARSE, blocks, groups)](
+                output.contiguous(), rows.to(self.device), key - (1 << 64) if key >> 63 else key, order, starts, table,
+                self.chunks[place.chunk], place.at, squares.at, count if hashes else 1, lines, width, each,
+                HASHED=hashes, DEPTH=_DEPTH, BLOCK=_WIDE,
+            )  # fmt: skip
+        return Asked(
+            label=label, pieces=(piece,), wants_sketch=True, sums=Sums(self, squares, [0], place._replace(size=BUCKETS))
+        )
 
     def _order(self, label: str, piece: Piece, hashes: bool) -> tuple[Tensor, Tensor, Tensor]:
         """The lines of a batched output by their 64 buckets, where each bucket begins, and the table of columns."""
@@ -216,6 +227,10 @@ class Device:
         if known not in self.tables:
             self.tables[known] = _Tables.of(label, piece, self.device)
         return self.tables[known]
+
+    def current(self) -> contextlib.AbstractContextManager[object]:
+        """Kernels are launched on the current device."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
 
     # the arena
 
@@ -332,16 +347,17 @@ class Plan:
         items, parts, strips = self.held
         value, bits = kernels.TYPES[self.dtype]
         squares, sums = device.place(self.parts), device.place(self.parts)
-        kernels.bits[(self.parts,)](
-            items, self.there, parts, device.at(squares), device.at(sums, torch.int64), VALUE=value, BITS=bits,
-            LOOPS=_LOOPS, BLOCK=_BLOCK,
-        )  # fmt: skip
         sketched = device.place(BUCKETS * self.sketches) if self.sketches else None
-        if sketched is not None:
-            kernels.parameters[(self.strips,)](
-                items, self.there, strips, device.at(sketched), VALUE=value, BLOCK=_STRIP, BUCKETS=BUCKETS,
-                num_warps=16,
+        with device.current():
+            kernels.bits[(self.parts,)](
+                items, self.there, parts, device.at(squares), device.at(sums, torch.int64), VALUE=value, BITS=bits,
+                LOOPS=_LOOPS, BLOCK=_BLOCK,
             )  # fmt: skip
+            if sketched is not None:
+                kernels.parameters[(self.strips,)](
+                    items, self.there, strips, device.at(sketched), VALUE=value, BLOCK=_STRIP, BUCKETS=BUCKETS,
+                    num_warps=16,
+                )  # fmt: skip
         found = Sums(device, squares, self.bounds, sketched)
         found.places.append(sums)
         found.bases = self.bases

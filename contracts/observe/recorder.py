@@ -771,7 +771,7 @@ class Recorder:
             there.launch()  # before the script overwrites it
         elif wanted and self._keeps(kind, line):
             line["values"] = self._values(kind, mine)
-        mine = mine if kind == "weight" else replace(mine, local=local.new_empty(0))
+        mine = mine if kind == "weight" else replace(mine, local=_NOTHING)  # which must not live on with its line
 
         def write() -> None:
             bits, told = "" if batched else asked.bits, asked.sketch if wanted else None
@@ -938,6 +938,7 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
 
 _POSITIVE = (1 << 63) - 1
+_NOTHING = torch.empty(0)
 
 
 def _recomputed() -> bool:

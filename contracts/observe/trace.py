@@ -124,10 +124,7 @@ class Writer:
         if self.written + SKETCH_BYTES > LIMIT:
             self.full = True
             return None
-        values = array.array("d", held.tolist())
-        if sys.byteorder == "big":
-            values.byteswap()
-        self._sketches.write(values.tobytes())
+        self._sketches.write(held.contiguous().numpy().astype("<f8", copy=False).tobytes())
         self.written += SKETCH_BYTES
         self.sketches += 1
         return self.sketches - 1
