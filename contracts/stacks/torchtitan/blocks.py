@@ -26,7 +26,7 @@ from contracts.spec.training import Execution
 from contracts.stacks.kit.links import to_canonical, to_theirs
 from contracts.stacks.kit.runs import gradients_of
 from contracts.stacks.kit.versions import Misfit
-from contracts.stacks.torchtitan import shims, weight_mapping
+from contracts.stacks.torchtitan import shims, symbols, weight_mapping
 from contracts.stacks.torchtitan.model import config_of
 
 FEW = Moe(experts=2, top_k=2, expert_hidden=8, shared_hidden=0, aux_loss=0.0)
@@ -152,9 +152,7 @@ class _Block(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         normed_BTD = getattr(self, self.before)(x_BTD)
-        branch = getattr(self, self.branch)
-        y_BTD: Tensor = branch(normed_BTD, None) if self.letter == "A" else branch(normed_BTD)
-        return y_BTD
+        return symbols.of_rows(getattr(self, self.branch), normed_BTD, attends=self.letter == "A")
 
     def run(self, call: BlockCall, x_BTD: Tensor) -> BlockRun:
         links = list(weight_mapping.block(self.letter, self.recipe))
@@ -176,7 +174,7 @@ class _Block(nn.Module):
         return BlockRun(
             y=numerics.array(y_BTD.detach()),
             gradients=numerics.arrays(gradients),
-            seen=numerics.arrays(_seen(self.routed, counts_E)),
+            seen=numerics.arrays(_seen(self.routed, counts_E, x_BTD.shape[:2])),
             strided=not x_BTD.is_contiguous(),
         )
 
@@ -191,10 +189,10 @@ def _branch(recipe: Recipe) -> str:
     return "feed_forward" if recipe.moe is None else "moe"
 
 
-def _seen(routed: list[Any], counts_E: Tensor) -> dict[str, Tensor]:
+def _seen(routed: list[Any], counts_E: Tensor, rows: tuple[int, ...]) -> dict[str, Tensor]:
     """What the router returned, and what the layer added to its own counter."""
     if not routed:
         return {}
-    gates_BTK, experts_BTK, _ = routed[0]
+    gates_BTK, experts_BTK = (each.view(*rows, each.shape[-1]) for each in routed[0][:2])
     dropped_BTK = torch.zeros_like(experts_BTK, dtype=torch.bool)  # its dispatcher has no capacity
     return {"experts": experts_BTK, "gates": gates_BTK.detach(), "counts": counts_E.long(), "dropped": dropped_BTK}

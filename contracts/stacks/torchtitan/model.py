@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from contracts.spec.recipe import Recipe
+from contracts.stacks.torchtitan import symbols
 
 DRAWN = {"weight": partial(nn.init.trunc_normal_, std=0.02), "bias": nn.init.zeros_}
 ONES = {"weight": nn.init.ones_}
@@ -86,7 +87,7 @@ def _grouped(recipe: Recipe) -> list[Any]:
     from torchtitan.models.common.nn_modules import RMSNorm
     from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 
-    rope = CosSinRoPE.Config(dim=recipe.head_dim, max_seq_len=recipe.seq_length, theta=float(recipe.rope_theta))
+    rope = symbols.rope(CosSinRoPE, dim=recipe.head_dim, length=recipe.seq_length, theta=float(recipe.rope_theta))
     norm = partial(RMSNorm.Config, param_init=ONES)
     return [
         Qwen3TransformerBlock.Config(
@@ -112,7 +113,7 @@ def _latent(recipe: Recipe) -> list[Any]:
 
     mla = recipe.mla
     assert mla is not None
-    rope = ComplexRoPE.Config(dim=mla.qk_rope, max_seq_len=recipe.seq_length, theta=float(recipe.rope_theta))
+    rope = symbols.rope(ComplexRoPE, dim=mla.qk_rope, length=recipe.seq_length, theta=float(recipe.rope_theta))
     norm = partial(RMSNorm.Config, normalized_shape=recipe.hidden, param_init=ONES)
     return [
         DeepSeekV3TransformerBlock.Config(

@@ -33,7 +33,8 @@ SHIMS = {
     "experts": "experts' products in the dtype of their input; GroupedExperts.forward rounds to bfloat16",
     "sums": "fully_shard adds and does not scale: gloo has no PREMUL_SUM, and the factor is 1",
     "stages": "microbatches are joined before torch's pipeline schedules cut them: step() of torch 2.13 takes no list",
-    "attention": "its ScaledDotProductAttention in place of flex_attention, which wants a compiler",
+    "attention": "its ScaledDotProductAttention in place of flex_attention, which wants a compiler, one row at a time "
+    "where its layers take all rows as one",
     "wide": "in float64, experts' products one expert at a time, for torch._grouped_mm has no float64, and gates and "
     "outputs multiplied, rope's angles and turns and the loss in float64, which it rounds to float32",
     "compiled": "under a compiler, torch's meta kernel of the grouped product takes float32, where it takes bfloat16 "
