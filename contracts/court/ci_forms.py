@@ -31,7 +31,7 @@ def junit(run: Run, verdict: Verdict) -> str:
     suite = element(suites, "testsuite", name=f"rankproof {verdict.subject} {verdict.profile}")
     properties = element(suite, "properties")
     said = {"verdict": verdict.word, "exit_code": str(verdict.exit_code), "self-test given": run.header.proof,
-            "device": run.header.device}  # fmt: skip
+            "device": run.header.device, "backend": run.header.backend}  # fmt: skip
     said |= {f"judged {number}": each for number, each in enumerate(judged_code(run), start=1)}
     for name, value in said.items():
         if value:

@@ -205,7 +205,7 @@ def _json(run: Run, verdict: Verdict) -> str:
     }
     body |= {"outside": list(run.plan.outside), "proof": run.header.proof, "law": run.plan.law}
     body["answering"] = [codec.encode(each) for each in run.header.subject.answering]
-    body["device"] = run.header.device
+    body |= {"device": run.header.device, "backend": run.header.backend}
     body["conventions"] = dict(run.header.subject.conventions)
     body |= {"gone": list(run.plan.gone), "reworded": list(run.plan.reworded)} if run.plan.law else {}
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"

@@ -50,7 +50,9 @@ def device_line(run: Run) -> str:
     if run.header.device != "cuda":
         return ""
     seen = sum(result.device == "cuda" for result in run.results)
-    return f"Device: {run.header.device}, with memory allocated there for {seen} of {len(run.results)} results"
+    ranks = f"; {run.header.ranks} ranks over {run.header.backend}" if run.header.backend else ""
+    ranks += ", through host memory: NCCL is not judged" if run.header.backend == "staged" else ""
+    return f"Device: {run.header.device}, with memory allocated there for {seen} of {len(run.results)} results{ranks}"
 
 
 def rerun(run: Run, result: Result) -> str:

@@ -77,6 +77,7 @@ class Gate:
     unfit: Mapping[str, str] = field(default_factory=dict)
     baseline: Baseline | None = None
     changed: str = ""
+    backend: str = ""
 
     def __post_init__(self) -> None:
         interpreter.refuse_without_assertions()
@@ -236,6 +237,7 @@ class Gate:
             proof=self.proof,
             device=device_of(self.plan),
             ranks=here().world,
+            backend=self.backend,
             changed=self.changed,
         )
         return fit(header, self.known)

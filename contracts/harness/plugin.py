@@ -321,7 +321,9 @@ def _gate(config: pytest.Config) -> Gate:
             places = {} if earlier is None else earlier.header.subject.places
             plan, words = touched.first(plan, subject, touched.changed(of), places)
         proved = None if given is None else kill_matrix.load(given)
+        ranks = config.pluginmanager.getplugin("ranks")
         gate = Gate(
+            backend="" if ranks is None else ranks.backend.name,
             subject=subject,
             origin=name,
             assistants=assistants_of(config, subject, quick=quick),

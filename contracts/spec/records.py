@@ -201,6 +201,8 @@ class Header:
     device: Literal["", "cpu", "cuda"] = ""
     """The device on which the stack was asked to compute; empty in a record of an older suite."""
     ranks: int = 1
+    backend: str = ""
+    """What carried tensors between the ranks: gloo, nccl beside it, or staged, through host memory; empty for one."""
     interpreter: tuple[str, ...] = ()
     """Options and PYTHON… variables by which the judging interpreter was started."""
     changed: str = ""

@@ -161,14 +161,17 @@ def test_ranks_compute_on_cuda_if_each_has_a_device(
 
 def test_every_form_of_a_report_says_on_which_device_a_stack_was_asked() -> None:
     asked = run_of(result("PAT-01", "a", "holds"), result("PAR-01", "b", "violated", "it is off", device="cuda"))
-    run = replace(asked, header=replace(asked.header, device="cuda"))
+    run = replace(asked, header=replace(asked.header, device="cuda", ranks=4, backend="staged"))
     judged = verdict(run, today())
-    words = "Device: cuda, with memory allocated there for 1 of 2 results"
+    words = "Device: cuda, with memory allocated there for 1 of 2 results; 4 ranks over staged, through host memory: "
+    words += "NCCL is not judged"
     rendered = report.files(run, judged)
     assert words in report.render(run, judged, "terminal", verbose=False, width=200)
     assert words in rendered["report.html"]
     assert words in rendered["summary.md"]
     assert json.loads(rendered["verdict.json"])["device"] == "cuda"
+    assert json.loads(rendered["verdict.json"])["backend"] == "staged"
+    assert '<property name="backend" value="staged"' in rendered["junit.xml"]
     assert '<property name="device" value="cuda"' in rendered["junit.xml"]
     assert "--stack fork.gate:Stack --device cuda" in rendered["report.html"]
     assert "Device" not in report.render(asked, verdict(asked, today()), "terminal", verbose=False, width=200)

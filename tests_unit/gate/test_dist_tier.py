@@ -262,7 +262,8 @@ class TestUnderTorchrun:
         words = ("check", "--ranks", "2", "--dist-backend", "staged", *profile, "--report", "out", "--form", "json")
         done = _rankproof(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
-        assert {each["outcome"] for each in json.loads(done.stdout)["results"]} == {"holds"}
+        said = json.loads(done.stdout)
+        assert ({each["outcome"] for each in said["results"]}, said["backend"]) == ({"holds"}, "staged")
         assert "staged through host memory; NCCL is not judged" in done.stderr
         assert "ranks: 2 over staged" in (tmp_path / "out/ranks.log").read_text()
 
