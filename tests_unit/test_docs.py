@@ -60,6 +60,20 @@ def test_the_page_of_conventions_is_current() -> None:
     )
 
 
+def test_each_promise_under_attack_has_tests() -> None:
+    rows = re.findall(
+        r"^\| .* \| ([^|]+) \|$", _text("docs/gate.md").partition("## Promises under attack")[2], re.MULTILINE
+    )[1:]
+    tests = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests_unit").rglob("*.py")}
+    everything = "\n".join(tests.values())
+    assert len(rows) > 30
+    for row in rows:
+        for named in re.findall(r"`([^`]+)`|(GATE-\w+)", row):
+            name = "".join(named)
+            known = name in LAW.contracts or re.search(rf"\b{re.escape(name)}\b", everything)
+            assert any(path.name == Path(name).name for path in tests) if name.endswith(".py") else known, name
+
+
 def test_every_page_can_be_reached_from_the_index() -> None:
     told = _text("docs/index.md")
     assert not [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "index.md" and path.name not in told]

@@ -91,24 +91,21 @@ def test_a_current_figure_leaves_out_what_is_of_another_source(tmp_path: Path) -
         assert detection.detection([tmp_path]).noticed.planted == 1
 
 
-def test_what_catches_each_survivor_has_a_mutant_with_its_bug_or_is_argued() -> None:
+SURVIVORS = """ACK-06 ARG-07 ARG-11 ARG-22 AUX-13 AUX-16 AUX-17 CLP-12 CMP-02 DAT-12 DAT-13 DAT-28 DPS-15 DPS-26
+DPS-41 DSP-14 DSP-17 DSP-20 DSP-21 EXB-05 EXB-07 FSD-07 FSD-09 HYB-25 INI-09 INS-04 MXP-02 MXP-04 OPT-34 PG-08 PG-10
+PG-20 PG-23 PPS-02 PPS-13 PRV-07 RSM-12 RSM-21 RSM-34 RSM-37 RSM-47 RSM-54 SSM-24 TIE-02 TST-06 TST-13"""
+"""Planted bugs that stayed green, or ended without a verdict."""
+
+
+def test_each_survivor_is_a_mutant_or_is_argued() -> None:
     pytest.importorskip("torch")
     read_checks()
     read_mutants()
-    page = (ROOT / "docs/detection.md").read_text(encoding="utf-8")
-    table, argued = page.partition("## Families")[0].split("## Argued")
+    argued = (ROOT / "docs/detection.md").read_text(encoding="utf-8").partition("## Argued")[2]
     reasoned = " ".join(re.findall(r"^- \*\*(.*?)\*\*", argued, re.MULTILINE))
-    known = {(id, case) for id, each in LAW.contracts.items() for case in ("", *each.asked)}
-    rows = re.findall(r"^\| ([A-Z]+-\d+) \| .* \| (.*) \|$", table, re.MULTILINE)
-    assert len(rows) == len(dict(rows)) == 46
-    wrong = []
-    for bug, told in rows:
-        named = re.findall(r"\b([A-Z]+-\d+[a-z]?)\b(?:\[([^\]]+)\])?", told)
-        items = {(id, case) for id, cases in named for case in cases.split(", ")}
-        embodied = {(each.of, case) for each in LAW.mutants if bug in each.bugs for case in ("", each.case)}
-        if items - known or not (items & embodied or bug in reasoned):
-            wrong.append((bug, told, sorted(embodied)))
-    assert wrong == []
+    embodied = {bug for each in LAW.mutants for bug in each.bugs}
+    assert len(SURVIVORS.split()) == 46
+    assert [bug for bug in SURVIVORS.split() if bug not in embodied and bug not in reasoned] == []
 
 
 def test_the_badge_is_of_all_that_was_planted_and_red_for_a_false_alarm() -> None:
