@@ -46,6 +46,7 @@ PACKAGES = {"scans": "mamba_ssm", "scan": "mamba_ssm", "modules": "transformer_e
 """Parts that are about a package, which is not installed everywhere."""
 MUTANTS = "tests_unit/gate/test_every_contract_can_fail.py"
 GRACE_S = 10.0
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,7 @@ def _shared() -> tuple[str, ...]:
 
 def main(argv: list[str]) -> int:
     asked = _asked(argv)
+    asked.out = asked.out.absolute()
     asked.out.mkdir(parents=True, exist_ok=True)
     every = groups(asked.out, asked.device)
     names = [part.name for group in every for part in group]
@@ -171,7 +173,9 @@ class Run:
             raise
 
     def stop(self) -> None:
-        """Cut off what runs."""
+        """Cut off what runs. Who stops it may say so more than once, as `timeout` does."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         self.until = 0.0
         for running, late in [*self._running.items()]:
             _end(running, late)
@@ -211,7 +215,7 @@ class Run:
         """Its exit code; None where it was cut off. Its children go with it."""
         command = python(*part.words)
         with (self.out / f"{part.name}.txt").open("w") as log, subprocess.Popen(
-            command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            command, cwd=ROOT, env=self._environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         ) as running:  # fmt: skip
             late = threading.Event()
@@ -236,10 +240,11 @@ class Run:
 
     def _environment(self) -> dict[str, str]:
         """Kernels that one process tunes or compiles are there for the next; COMP-02g starts without them anyway."""
-        cache = self.out.absolute() / "cache"
+        cache = self.out / "cache"
         ours = {"TRITON_CACHE_AUTOTUNING": "1", "TRITON_CACHE_DIR": str(cache / "triton"),
                 "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "PYTHONUNBUFFERED": "1"}  # fmt: skip
-        return {**ours, **os.environ}
+        path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # the benchmarks are no installed package
+        return {**ours, **os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _end(running: subprocess.Popen[str], late: threading.Event) -> None:

@@ -122,3 +122,9 @@ def test_the_rehearsal_runs_the_same_commands_and_a_stop_ends_them(tmp_path: Pat
         said = running.stderr.read()
         assert running.wait() == gpu.INCOMPLETE, said
         assert "3  moe: cut off" in said
+
+
+def test_the_benchmarks_are_found_where_the_environment_does_not_have_them(tmp_path: Path) -> None:
+    found = Part(name="found", words=("-S", "-c", "import benchmarks; print(benchmarks.__path__)"), limit_s=60.0)
+    _run(tmp_path, found)
+    assert str(ROOT / "benchmarks") in (tmp_path / "found.txt").read_text()
