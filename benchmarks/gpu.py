@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,18 +160,15 @@ class Run:
         self._lock, self._running = threading.Lock(), dict[subprocess.Popen[str], threading.Event]()
 
     def beside_each_other(self, parts: Sequence[Part]) -> None:
-        threads = [threading.Thread(target=self._run, args=(part,)) for part in parts if self._is_to_run(part)]
-        try:
-            for each in threads:
-                each.start()
-            for each in threads:
-                each.join()
-        except KeyboardInterrupt:
-            self.stop()
-            for each in threads:
-                if each.ident is not None:  # it was started
-                    each.join()
-            raise
+        with ThreadPoolExecutor(len(parts) or 1) as pool:
+            running = [pool.submit(self._run, part) for part in parts if self._is_to_run(part)]
+            try:
+                for each in running:
+                    each.result()
+            except KeyboardInterrupt:
+                self.stop()
+                wait(running)
+                raise
 
     def stop(self) -> None:
         """Cut off what runs. Who stops it may say so more than once, as `timeout` does."""

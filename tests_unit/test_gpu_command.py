@@ -119,6 +119,7 @@ def test_the_rehearsal_runs_the_same_commands_and_a_stop_ends_them(tmp_path: Pat
         assert running.stderr is not None
         assert "== moe: python -m benchmarks" in running.stderr.readline()
         running.send_signal(signal.SIGTERM)
+        running.send_signal(signal.SIGTERM)  # `timeout` says so twice
         said = running.stderr.read()
         assert running.wait() == gpu.INCOMPLETE, said
         assert "3  moe: cut off" in said
