@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,10 +20,11 @@ _PACKAGES = {"megatron": "megatron/core", "torchtitan": "torchtitan", "transform
 """Stack → the folder of its package, below the folder that is put on the path."""
 ROOT = "RANKPROOF_AT"  # what a path or a revision has become, for the processes that judge
 _BOOTSTRAP = """
-import sys
-sys.path[:] = [path for path in sys.path if path]
-sys.path.append(sys.argv.pop(1))
-sys.argv[0] = "rankproof"
+import importlib.util, os, sys
+suite, sys.argv[0] = sys.argv.pop(1), "rankproof"
+if importlib.util.find_spec("contracts") is None and not suite.endswith("site-packages"):
+    sys.path.append(suite)  # a checkout of the suite; other packages come from here
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), suite]))
 try:
     from contracts.harness.cli import main
 except ImportError as error:
@@ -31,6 +33,29 @@ except ImportError as error:
     sys.exit(3)
 main()
 """
+
+
+def sides(at: str) -> tuple[str, str] | None:
+    """The two checkouts of `PATH@BASE..HEAD`, of `BASE..HEAD` in the working directory, or of `PATH..PATH`; without
+    HEAD the working tree. None for one checkout.
+
+    Raises:
+        Refused: for `BASE...HEAD`, which would be a third one.
+    """
+    if Path(at).is_dir() or ".." not in at:
+        return None
+    for cut in (found.start() for found in re.finditer(r"\.\.", at)):
+        if at[:cut] and Path(at[:cut]).is_dir() and Path(at[cut + 2 :]).is_dir() and at[cut + 2 :]:
+            return at[:cut], at[cut + 2 :]
+    path, _, revisions = at.rpartition("@")
+    base, dots, head = revisions.partition("..")
+    if not dots or not base:
+        return None
+    if head.startswith("."):
+        problem = "has three dots: which base that is stands in no commit"
+        raise refuse("--at", at, problem, "name the base, such as `$(git merge-base BASE HEAD)..HEAD`")
+    path = path or "."
+    return f"{path}@{base}", f"{path}@{head}" if head else path
 
 
 @contextlib.contextmanager
@@ -111,7 +136,7 @@ def refuse_other(subject: Party, root: Path, at: str) -> None:
 def in_interpreter(python: str, words: Sequence[str]) -> None:
     """Go on in another interpreter with these words of a command; returns where this one is it already.
 
-    Its own packages come first and this suite last, so that nothing of the suite's environment replaces any of them.
+    Its own packages come first; the suite is its own too, or a checkout of the suite that comes last.
 
     Raises:
         Refused: where there is no such interpreter.

@@ -21,6 +21,7 @@ from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
 from contracts.harness import checkout, kill_matrix, law_release, parties, power, torchrun, touched
 from contracts.harness import output as output_of
+from contracts.harness.commands import _change
 from contracts.harness.commands._backend_option import over_backend, settle
 from contracts.harness.commands._completion import complete_items, complete_stacks
 from contracts.harness.commands._device_option import on_device
@@ -49,7 +50,8 @@ SUITE = Path(__file__).parents[1] / "suite.py"
 @click.option("--stack", default="reference", show_default=True, help="A name, or package.module:Name.",
               shell_complete=complete_stacks)  # fmt: skip
 @click.option("--at", metavar="PATH[@REV]",
-              help="The checkout whose code answers: its folder, or a revision of it in a worktree.")  # fmt: skip
+              help="The checkout whose code answers: its folder, or a revision of it in a worktree. Of "
+                   "[PATH@]BASE..HEAD or PATH..PATH both are judged; the verdict is about the change.")  # fmt: skip
 @click.option("--python", metavar="PATH", help="The interpreter that judges, with the packages that the stack needs.")
 @click.option("--isolated", is_flag=True,
               help="Run package.module:Name in a process of its own, apart from the one that judges it.")  # fmt: skip
@@ -92,6 +94,8 @@ def check(
     if python is not None:
         checkout.in_interpreter(python, sys.argv[1:])
     launchers.leave(os.environ)  # inside a job, too, this command starts what it judges by itself
+    if at is not None and (sides := checkout.sides(at)) is not None:
+        sys.exit(_change.judged(sides, folder, "json" if as_json else form, baseline))
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # on tensors as small as these a second thread only waits
     form = "json" if as_json else form
     profile = profile or ("dist" if ranks else profiles.DEFAULT)

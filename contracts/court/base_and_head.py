@@ -1,0 +1,207 @@
+"""What a change does: the records of its base and of its head, judged by the same plan.
+
+The verdict is about the change. What both sides violate is counted, so that nothing of it hides the news, and needs no
+declaration. What cannot be judged at the head, or could not at the base where the head is violated, leaves the verdict
+incomplete: an adapter that does not find its way proves nothing about the change.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from contracts.court.causes import Cause, causes
+from contracts.court.deviations import masked
+from contracts.court.telling import counted, items, rerun
+from contracts.court.verdict import told
+from contracts.spec.errors import refuse
+from contracts.spec.records import EXIT_CODES, Result, Run, Violation, Word
+
+Kind = Literal["new", "worse", "lost", "unknown", "both", "better", "hold", "neither"]
+KINDS: Mapping[Kind, str] = {
+    "new": "Violated at the head and not at the base",
+    "worse": "Violated on both sides, and further off at the head",
+    "lost": "Judged at the base, and no longer offered at the head",
+    "unknown": "Not judged on one side",
+    "better": "Violated at the base, and holds at the head",
+    "both": "Violated on both sides",
+    "hold": "Holds at the head",
+    "neither": "Judged on neither side",
+}
+"""What an item says about a change, in reading order."""
+_TOLD: tuple[Kind, ...] = ("new", "worse", "lost", "unknown", "better")
+_JUDGED = ("holds", "violated")
+_ERROR = re.compile(r"error ([\d.]+(?:e[-+]?\d+)?|inf|nan)")
+_FURTHER = 2.0  # times as far off: the order of additions moves the last digits of an error, and no more
+_CAUSES, _ITEMS = 8, 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One item on both sides; None where a side has not planned it."""
+
+    base: Result | None
+    head: Result | None
+
+    @property
+    def kind(self) -> Kind:
+        was, now = (each.outcome if each is not None else "not run" for each in (self.base, self.head))
+        if now == "violated" and was == "violated":
+            return self._both()
+        if now == "violated":
+            return "new" if was == "holds" else "unknown"
+        if now == "holds":
+            return "better" if was == "violated" else "hold"
+        if was not in _JUDGED:
+            return "neither"
+        return "lost" if now == "not offered" else "unknown"
+
+    def _both(self) -> Kind:
+        assert self.base is not None
+        assert self.head is not None
+        alike = [[each for each in self.base.parts if _said(each) == _said(part)] for part in self.head.parts]
+        if not all(alike):
+            return "new"
+        further = (all(_further(each, part) for each in was) for was, part in zip(alike, self.head.parts, strict=True))
+        return "worse" if any(further) else "both"
+
+    @property
+    def shown(self) -> Result:
+        """The side that is told: the head's words, or the base's where the head has none."""
+        found = self.head if self.head is not None else self.base
+        assert found is not None
+        return found
+
+
+def pairs(base: Run, head: Run) -> list[Pair]:
+    """Every item that either side has planned, in the order of the head's plan.
+
+    Raises:
+        Refused: for two records that are not of one stack, profile, device and number of ranks.
+    """
+    for field in ("profile", "ranks", "device"):
+        was, now = getattr(base.header, field), getattr(head.header, field)
+        if was != now:
+            raise refuse(f"head.{field}", now, f"is not the base's, {was}", "judge both sides by the same options")
+    was, now = ({each.item: each for each in run.results} for run in (base, head))
+    planned = dict.fromkeys([*head.plan.items, *base.plan.items])
+    missing = {item: Result(id=item.id, case=item.case, outcome="not run", words="no result came") for item in planned}
+    sides = ({**{i: missing[i] for i in run.plan.items}, **came} for run, came in ((base, was), (head, now)))
+    of_base, of_head = sides
+    return [Pair(base=of_base.get(item), head=of_head.get(item)) for item in planned]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """What a change does, item by item."""
+
+    base: Run
+    head: Run
+    of: Mapping[Kind, tuple[Pair, ...]]
+
+    @property
+    def word(self) -> Word:
+        if self.of["new"] or self.of["worse"] or self.of["lost"]:
+            return "violated"
+        if self.of["unknown"]:
+            return "incomplete"
+        return "conformant" if self.of["hold"] or self.of["both"] or self.of["better"] else "nothing ran"
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.word]
+
+    @property
+    def headline(self) -> str:
+        counts = ", ".join(f"{len(found)} {_SHORT[kind]}" for kind, found in self.of.items() if found)
+        sides = " → ".join(told(run.header.subject) for run in (self.base, self.head))
+        return f"{self.word.upper()}: the change {sides}, profile {self.head.header.profile} ({counts or 'no result'})"
+
+
+_SHORT: Mapping[Kind, str] = {
+    "new": "new", "worse": "worse", "lost": "lost", "unknown": "not judged on one side", "better": "better",
+    "both": "violated on both sides", "hold": "hold", "neither": "judged on neither side",
+}  # fmt: skip
+
+
+def difference(base: Run, head: Run) -> Difference:
+    """What is different between the records of two sides."""
+    found: dict[Kind, list[Pair]] = {kind: [] for kind in KINDS}
+    for pair in pairs(base, head):
+        found[pair.kind].append(pair)
+    return Difference(base=base, head=head, of={kind: tuple(each) for kind, each in found.items()})
+
+
+def lines(change: Difference) -> list[str]:
+    """The difference in words: what is new first, with the numbers of both sides; what both violate is a count."""
+    found = []
+    for kind in _TOLD:
+        if change.of[kind]:
+            found += [f"{KINDS[kind]}: {counted(len(change.of[kind]), 'item')}", *_told(change, change.of[kind])]
+    for kind in ("both", "neither"):
+        if change.of[kind]:
+            number = len(_causes(change, change.of[kind]))
+            found.append(f"{KINDS[kind]}: {counted(len(change.of[kind]), 'item')}, {counted(number, 'cause')}")
+    return [*found, change.headline]
+
+
+def as_json(change: Difference) -> dict[str, object]:
+    """The difference for a script: every item that is told, with the outcome and the words of both sides."""
+    sides = {"base": change.base.header, "head": change.head.header}
+    return {
+        "word": change.word, "exit_code": change.exit_code, "headline": change.headline,
+        **{name: told(header.subject) for name, header in sides.items()},
+        "counts": {kind: len(found) for kind, found in change.of.items()},
+        "items": [{"item": str(pair.shown.item), "kind": kind, "base": _side(pair.base), "head": _side(pair.head)}
+                  for kind in (*_TOLD, "both") for pair in change.of[kind]],
+    }  # fmt: skip
+
+
+def _side(result: Result | None) -> dict[str, str] | None:
+    return None if result is None else {"outcome": result.outcome, "words": result.words}
+
+
+def _told(change: Difference, found: Iterable[Pair]) -> list[str]:
+    by_item = {pair.shown.item: pair for pair in found}
+    told = []
+    grouped = _causes(change, by_item.values())
+    for cause in grouped[:_CAUSES]:
+        first = by_item[cause.results[0].item]
+        told.append(f"  {items(cause, _ITEMS)}")
+        told += [f"    {name}  {_words(each)}" for name, each in (("base", first.base), ("head", first.head))]
+        told.append(f"    rerun {rerun(change.head, first.shown)}")
+    left = len(grouped) - _CAUSES
+    return [*told, *([f"  … and {counted(left, 'cause')} more"] if left > 0 else [])]
+
+
+def _causes(change: Difference, found: Iterable[Pair]) -> list[Cause]:
+    """By what the head says; what holds there by what the base said."""
+    shown = [pair.base if pair.head is not None and pair.head.outcome == "holds" else pair.shown for pair in found]
+    return causes(change.head, [each for each in shown if each is not None])
+
+
+def _words(result: Result | None) -> str:
+    if result is None:
+        return "not planned"
+    return result.outcome if not result.words else f"{result.outcome}: {' '.join(result.words.split())}"
+
+
+def _said(part: Violation) -> Violation:
+    """What is wrong, whatever its numbers are."""
+    return replace(part, words=masked(part.words))
+
+
+def _further(base: Violation, head: Violation) -> bool:
+    """Whether an error is much larger, or no number any more. Without one it is enough that the numbers differ: an
+    answer that is counted, and not computed, has no last digits."""
+    was, now = (_ERROR.findall(each.words) for each in (base, head))
+    if not now or len(was) != len(now):
+        return base.words != head.words
+    return any(_beyond(float(one), float(other)) for one, other in zip(was, now, strict=True))
+
+
+def _beyond(was: float, now: float) -> bool:
+    return (math.isnan(now) and not math.isnan(was)) or now > _FURTHER * was
