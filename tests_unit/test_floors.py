@@ -49,7 +49,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.half_precision",
     "contracts.instruments.dry_run", "contracts.instruments.traffic", "contracts.mutants.",
     "contracts.observe.consumed", "contracts.observe.device", "contracts.observe.diff", "contracts.observe.kernels",
-    "contracts.observe.placement", "contracts.observe.readers",
+    "contracts.observe.phases", "contracts.observe.placement", "contracts.observe.readers",
     "contracts.observe.recorder",
     "contracts.observe.routing", "contracts.observe.sketch",
     "contracts.stacks.reference.training.small_script", "contracts.stacks.rewritten",

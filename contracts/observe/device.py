@@ -99,10 +99,10 @@ class Sums:
         return found
 
     @functools.cached_property
-    def bits(self) -> list[int]:
+    def bits(self) -> list[str]:
         parts = self.device.found(self.places[1], torch.int64).numpy().view(numpy.uint64)
-        found: list[int] = (numpy.add.reduceat(parts, self.bounds) + self.bases).tolist()  # modulo 2^64
-        return found
+        found = numpy.add.reduceat(parts, self.bounds) + self.bases  # modulo 2^64
+        return [f"{each:016x}" for each in found.tolist()]
 
     @functools.cached_property
     def sketches(self) -> Tensor:
@@ -130,7 +130,7 @@ class Asked:
     @property
     def bits(self) -> str:
         assert self.sums is not None
-        return f"{self.sums.bits[self.number]:016x}"
+        return self.sums.bits[self.number]
 
     @property
     def sketch(self) -> Tensor:

@@ -10,6 +10,7 @@ import contextlib
 import fnmatch
 import functools
 import hashlib
+import itertools
 import math
 import os
 import re
@@ -34,7 +35,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from contracts.instruments import traffic
-from contracts.observe import consumed, device, placement, routing
+from contracts.observe import consumed, device, phases, placement, routing
 from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
@@ -105,6 +106,7 @@ class Recorder:
         self.updated: dict[tuple[str, str], str] = {}  # bits of the weights behind the latest step, by name and dtype
         self.failed = ""
         self.devices: dict[torch.device, device.Device | None] = {}
+        self.phases: dict[Any, phases.Phase] = {}
         self.waiting: list[Callable[[], None]] = []  # lines in their order, from the first that a device has to fill
         self._undo: list[Callable[[], None]] = []
 
@@ -154,6 +156,7 @@ class Recorder:
             undo()
         self._undo.clear()
         self.roots, self.optimizers, self.readers, self.routing = [], [], [], []
+        self.phases = {}
 
     def fails(self, error: Exception) -> None:
         """What the recorder cannot do ends the observing, and not the script."""
@@ -471,9 +474,7 @@ class Recorder:
             self._lend(self.lent, named)
         if self.step == 1 and self.perturb is not None:
             self._perturb(self.perturb, named)
-        for name, parameter in named:
-            for label, mine in self._parts(name, parameter):
-                self._tensor("weight", label, mine, name=label, sketched=self.step == 1)
+        self._every("weight", tuple(map(id, roots)), [(*each, each[1]) for each in named], sketched=self.step == 1)
         self._settle()  # the only wait of a step
 
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -538,6 +539,7 @@ class Recorder:
 
     def _name(self, root: nn.Module, later: bool = False) -> None:
         number, inside = len(self.roots), _wraps(root)
+        self.phases.clear()  # what this rank holds first may be others' now
         self.roots.append(root)
         reader = reader_of(root)
         self.readers += [reader] if reader else []
@@ -681,17 +683,17 @@ class Recorder:
             for _ in self._every_parameter():
                 pass  # FSDP2 exchanges parameters; their names are those of now
             for each, number, group in _groups(optimizer):
+                held = list(self._group(number, group))
+                shown = [(label, one, one.grad) for label, one in held if one.grad is not None]
+                written = iter(self._every("gradient", (id(each), number), shown))
                 names = []
-                for label, parameter in self._group(number, group):
-                    if parameter.grad is None:
-                        mine = [name for name, _ in self._parts(label, parameter)]
-                        for name in mine:
-                            self._add("no-gradient", step=self.step, name=name)
-                    else:
-                        mine = []
-                        for name, held in self._parts(label, parameter, parameter.grad):
-                            mine.append(name)
-                            self._tensor("gradient", name, held, name=name)
+                for label, parameter in held:
+                    if parameter.grad is not None:
+                        names += next(written)
+                        continue
+                    mine = [name for name, _ in self._parts(label, parameter)]
+                    for name in mine:
+                        self._add("no-gradient", step=self.step, name=name)
                     names += mine
                 self._add(
                     "group", step=self.step, optimizer=self._number_of(each), number=number,
@@ -711,14 +713,15 @@ class Recorder:
             return
         with _Apart(self):
             for each, number, group in _groups(optimizer):
-                for label, parameter in self._group(number, group):
-                    for name, mine in self._parts(label, parameter):
-                        self._tensor("updated", name, mine, name=name)
-                    state = each.state.get(parameter, {}) if hasattr(each, "state") else {}
-                    for key, value in state.items():
-                        if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point():
-                            for name, mine in self._parts(label, parameter, value):
-                                self._tensor("moment", name, mine, name=name, moment=key, sketched=False)
+                held = list(self._group(number, group))
+                self._every("updated", (id(each), number), [(label, one, one) for label, one in held])
+                moments: dict[str, list[tuple[str, Tensor, Tensor]]] = {}
+                for label, one in held if hasattr(each, "state") else ():
+                    for key, value in each.state.get(one, {}).items():
+                        if isinstance(value, Tensor) and value.shape == one.shape and value.is_floating_point():
+                            moments.setdefault(key, []).append((label, one, value))
+                for key, shown in moments.items():
+                    self._every("moment", (id(each), number, key), shown, sketched=False, moment=key)
             self._launch()
             self.stepped = True
             self.writer.flush()
@@ -747,6 +750,52 @@ class Recorder:
             found = replace(found, first=self.rank == self.replicas[0])
         return [(name, found)]
 
+    def _every(
+        self, kind: str, key: Any, shown: phases.Shown, *, sketched: bool = True, **more: Any
+    ) -> list[list[str]]:
+        """Write what each parameter shows, in one go if a device sums them up; the names that it has in the trace."""
+        phase = self._phase((kind, sketched, key), shown, more)
+        if phase is None:
+            return [self._each(kind, self._parts(*each), sketched=sketched, **more) for each in shown]
+        locals_ = [tensor.detach() for _, _, tensor in shown] if kind == "weight" else []
+        write = functools.partial(self._write_phase, kind, phase, self.step, phase.launch(shown), locals_)
+        self._in_turn(write, waits=True)
+        return [[name] for name, _ in phase.held]
+
+    def _each(self, kind: str, parts: Sequence[tuple[str, Held]], **more: Any) -> list[str]:
+        for name, mine in parts:
+            self._tensor(kind, name, mine, name=name, **more)
+        return [name for name, _ in parts]
+
+    def _phase(self, key: tuple[str, bool, Any], shown: phases.Shown, more: Mapping[str, Any]) -> phases.Phase | None:
+        """What writes such tensors in one go; None if they are written one by one."""
+        of = None if self.readers or self.flat or self.keep or self.full else phases.signature(shown)
+        there = self._there(shown[0][2]) if of else None
+        if of is None or there is None:
+            return None
+        known = self.phases.get(key)
+        if known is None or known.signature != of:
+            known = phases.made(there, key[0], of, [self._parts(*each) for each in shown], key[1], more)
+            if known is not None:
+                self.phases[key] = known
+        return known
+
+    def _write_phase(
+        self, kind: str, phase: phases.Phase, step: int, sums: device.Sums, kept: Sequence[Tensor]
+    ) -> None:  # fmt: skip
+        dtype = str(phase.plan.dtype).removeprefix("torch.")
+        known = {(name, dtype): bits for (name, _), bits in zip(phase.held, sums.bits, strict=True)}
+        if kind == "updated":
+            self.updated.update(known)
+        moved = kind == "weight" and any(self.updated.get(name, bits) != bits for name, bits in known.items())
+        if not moved and phase.write(self.writer, step, sums):
+            return
+        numbers = itertools.count()
+        for at, ((name, mine), line) in enumerate(zip(phase.held, phase.lines(step), strict=True)):
+            told = sums.sketches[next(numbers)] if phase.sketched[at] else None
+            held = replace(mine, local=kept[at]) if kept else mine
+            self._write_tensor(kind, name, line, held, sums.squares[at], sums.bits[at], told, phase.sketched[at])
+
     def _tensor(self, kind: str, label: str, mine: Held, *, sketched: bool = True, **more: Any) -> None:
         local = mine.local.detach()
         if local.is_sparse or local.is_complex() or mine.pieces is None:
@@ -771,7 +820,7 @@ class Recorder:
             there.launch()  # before the script overwrites it
         elif wanted and self._keeps(kind, line):
             line["values"] = self._values(kind, mine)
-        mine = mine if kind == "weight" else replace(mine, local=_NOTHING)  # which must not live on with its line
+        mine = mine if kind == "weight" else replace(mine, local=phases.NOTHING)  # which must not live on with its line
 
         def write() -> None:
             bits, told = "" if batched else asked.bits, asked.sketch if wanted else None
@@ -938,7 +987,6 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
 
 _POSITIVE = (1 << 63) - 1
-_NOTHING = torch.empty(0)
 
 
 def _recomputed() -> bool:

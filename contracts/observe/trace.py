@@ -119,15 +119,28 @@ class Writer:
         self.written += len(text) + 1
         self._lines.write(text + "\n")
 
+    def lines(self, texts: Sequence[str]) -> None:
+        """Write lines that are JSON already."""
+        together = "\n".join([*texts, ""])
+        if self.written + len(together) <= LIMIT and not any(each in together for each in self.known):
+            self.written += len(together)
+            self._lines.write(together)
+            return
+        for each in texts:
+            held = json.loads(each)
+            self.add(held.pop("e"), **held)
+
     def sketch(self, held: Any) -> int | None:
-        """Write a sketch, a tensor [1024] of float64 on the CPU, and give its number; None beyond the limit."""
-        if self.written + SKETCH_BYTES > LIMIT:
+        """Write a sketch, a tensor [1024] of float64 on the CPU, or several; give the number of the first, None if that
+        is beyond the limit."""
+        data = held.contiguous().numpy().astype("<f8", copy=False).tobytes()
+        if self.written + len(data) > LIMIT:
             self.full = True
             return None
-        self._sketches.write(held.contiguous().numpy().astype("<f8", copy=False).tobytes())
-        self.written += SKETCH_BYTES
-        self.sketches += 1
-        return self.sketches - 1
+        self._sketches.write(data)
+        self.written += len(data)
+        first, self.sketches = self.sketches, self.sketches + len(data) // SKETCH_BYTES
+        return first
 
     def values(self, local: Any, pieces: Sequence[tuple[int, tuple[Any, ...]]], *, limited: bool) -> list[int] | None:
         """Write what is held of a tensor, with where it lies, and give its place in the file; None beyond the limit."""
