@@ -95,6 +95,11 @@ def hide() -> None:
         sys.modules["torch"].cuda._cached_device_count = 0
 
 
+def used() -> bool:
+    """Whether this process has a context on a device."""
+    return "torch" in sys.modules and bool(sys.modules["torch"].cuda.is_initialized())
+
+
 def lost() -> bool:
     """Whether this process is a fork of one that had asked CUDA for a device: it can use none.
 

@@ -16,6 +16,7 @@ from contracts.spec.checkpointing import Loaded, Naming, Overtaken, Snapshot, Wr
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.installation import Disks, StorageMap
 from contracts.stacks.reference.answers.base import BuiltOfParts
+from contracts.stacks.reference.answers.without_cuda import without_cuda
 
 if TYPE_CHECKING:  # torch is loaded when a checkpoint is asked for, not when the stack is introduced
     from multiprocessing.connection import Connection
@@ -38,6 +39,7 @@ class CheckpointAnswers(BuiltOfParts):
         }
     )  # fmt: skip
 
+    @without_cuda
     def write_checkpoint(self, folder: str, state: Snapshot, file_bytes: int, fault: WriteFault | None) -> Written:
         held = _held(state)
 
@@ -46,6 +48,7 @@ class CheckpointAnswers(BuiltOfParts):
 
         return _upset(write, fault)
 
+    @without_cuda
     def write_on_ranks(
         self, folder: str, state: Snapshot, ranks: int, faults: Mapping[int, WriteFault]
     ) -> tuple[Written, ...]:
@@ -54,6 +57,7 @@ class CheckpointAnswers(BuiltOfParts):
         held = _held(state)
         return save_with_faults(lambda disk: self.parts().checkpoints(folder, disk=disk), held, ranks, faults)
 
+    @without_cuda
     def retire_checkpoints(self, folder: str, keep: int, durable: frozenset[int], fault: WriteFault | None) -> Written:
         def retire(disk: Disk) -> None:
             self.parts().checkpoints(folder, disk=disk).retire(keep, durable)
@@ -85,6 +89,7 @@ class CheckpointAnswers(BuiltOfParts):
             kept.wait()
         return Overtaken(published=tuple(int(name.removeprefix("step-")) for name in disk.named), loaded=loaded)
 
+    @without_cuda
     def write_in_background_on_ranks(
         self, folder: str, states: tuple[Snapshot, ...], ranks: int, late: int
     ) -> tuple[Overtaken, ...]:

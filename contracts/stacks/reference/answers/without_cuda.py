@@ -1,0 +1,34 @@
+"""Answers that fork. In a process that has used CUDA a fork is of no use, so a process without a device gives them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from contracts.instruments import accelerator
+from contracts.spec.interpreter import python
+from contracts.stacks.launched import Launched
+
+Answer = TypeVar("Answer", bound=Callable[..., Any])
+
+
+def without_cuda(answer: Answer) -> Answer:
+    """An answer of a stack that comes from another process of the same stack once this one has used CUDA."""
+
+    @functools.wraps(answer)
+    def asked(self: object, *given: Any, **named: Any) -> Any:
+        if not accelerator.used():
+            return answer(self, *given, **named)
+        other = _other(os.getpid(), f"{type(self).__module__}:{type(self).__qualname__}")
+        return getattr(other, answer.__name__)(*given, **named)
+
+    return cast(Answer, asked)
+
+
+@functools.cache
+def _other(process: int, stack: str) -> Launched:
+    """The stack in a process that sees no device, for one process and not for its forks."""
+    command = python("-m", "contracts.stacks.serve", stack)
+    return Launched(command, env={accelerator.VISIBLE: "", "OMP_NUM_THREADS": "1"}, persistent=True)

@@ -1,0 +1,29 @@
+"""What forks is answered by another process once this one has used CUDA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contracts.instruments import accelerator, numerics
+from contracts.spec.checkpointing import Snapshot, WriteFault
+from contracts.stacks.reference.answers import without_cuda
+from contracts.stacks.reference.stack import Reference
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_write_that_dies_is_the_same_from_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    state = Snapshot(step=3, tensors=numerics.arrays({"w": torch.arange(64.0)}), recipe="a")
+    fault = WriteFault(dies_after=2)
+    here = Reference().write_checkpoint(str(tmp_path / "here"), state, 64, fault)
+    assert (here.ending, without_cuda._other.cache_info().currsize) == ("died", 0)
+    monkeypatch.setattr(accelerator, "used", lambda: True)
+    there = Reference().write_checkpoint(str(tmp_path / "there"), state, 64, fault)
+    assert there == here
+    assert without_cuda._other.cache_info().currsize == 1
+    assert Reference().write_on_ranks(str(tmp_path / "ranks"), state, 2, {})[1].ending == "done"
+    assert Reference().latest_checkpoint(str(tmp_path / "ranks")) == 3
