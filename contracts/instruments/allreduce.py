@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from contracts.instruments.ranks import device, here, torch_distributed
+from contracts.instruments.ranks import backend_of, device, here, torch_distributed
 
 WARMUPS = 3
 
@@ -114,7 +114,7 @@ def reduce_over(group: Any, *, message: int, rounds: int, offset: float = 0.0) -
     dist.all_reduce(wrong, op=dist.ReduceOp.MAX, group=group)
     return Pass(
         ranks=ranks,
-        backend=dist.get_backend(group),
+        backend=backend_of(where.type),
         message=source_N.numel() * source_N.element_size(),
         seconds=tuple(float(each) for each in kept_R.tolist()),
         right=not wrong.item(),
