@@ -102,6 +102,11 @@ class MambaBlock(Block):
         """The state that inference keeps of a prompt. The mixer has no public access to it except a full engine's
         context."""
         mixer = self.layer.mixer
+        if not hasattr(mixer, "_ssm_prefill") and hasattr(
+            mixer, "ssm_prefill"
+        ):  # since 0.20, with an engine's metadata
+            words = "from 0.20 on kernels of triton alone write the state of a prompt, which a CPU has not"
+            raise NotOffered(f"Megatron-Core: {words}", "device")
         conv, ssm = (x_T1D.new_zeros(1, *shape) for shape in mixer.mamba_state_shapes_per_request())
         mixer._ssm_prefill(mixer.in_proj(self.layer.norm(x_T1D))[0], conv_state=conv, ssm_state=ssm)
         return conv, ssm

@@ -60,12 +60,14 @@ class Shim:
         put: the replacement, while a question is answered.
         why: what this machine lacks.
         optional: whether a version may lack the name, in which case nothing calls it.
+        later: whether versions before the one that is named in `why` lack it, and are left as they are.
     """
 
     at: str
     put: Any
     why: str
     optional: bool = False
+    later: bool = False
 
     def owner(self) -> tuple[Any, str]:
         """The object that holds the name, and the name.
@@ -81,7 +83,7 @@ class Shim:
                 found = getattr(found, parent)
         except (ImportError, AttributeError) as error:
             raise Unreachable(f"{self.at}, which is replaced for {self.why}, cannot be reached: {error}") from None
-        if not hasattr(found, name) and not self.optional:
+        if not hasattr(found, name) and not (self.optional or self.later):
             raise Unreachable(
                 f"{module} has no {path}, which is replaced for {self.why}; tried on {', '.join(VERSIONS)}"
             )
@@ -220,6 +222,12 @@ SHIMS: tuple[Shim, ...] = (
         why="Transformer Engine: 0.16.1 takes it for installed there",
     ),
     Shim(
+        at="megatron.core.transformer.multi_token_prediction:is_inference_column_parallel_linear",
+        put=lambda _: False,
+        why="Transformer Engine: 0.20 asks for two classes that there are with it alone",
+        later=True,
+    ),
+    Shim(
         at="megatron.core.dist_checkpointing.strategies.filesystem_async:_results_queue",
         put=queue.SimpleQueue(),
         why="a queue in a process of its own, which outlives a run that is ended: writers tell of their files here",
@@ -227,8 +235,8 @@ SHIMS: tuple[Shim, ...] = (
 )
 LABEL = (
     "shimmed: CUDA's device, streams and generators are the CPU's, norms are torch's (marked for sequence parallel), "
-    "splits of the dispatcher are on the host, nothing is compiled, te_general_gemm is none, writers of a checkpoint "
-    "tell of their files in the same process"
+    "splits of the dispatcher are on the host, nothing is compiled, te_general_gemm is none, no layer is one of "
+    "Transformer Engine for inference, writers of a checkpoint tell of their files in the same process"
 )
 WIDE = "; in float64 what asks for float32 by name is given float64"
 
@@ -256,7 +264,7 @@ def on_the_host(*, wide: bool = False, besides: tuple[Shim, ...] = ()) -> Iterat
 def _put(shim: Shim, undone: contextlib.ExitStack) -> None:
     owner, name = shim.owner()
     there = hasattr(owner, name)
-    if shim.optional and there:
+    if (shim.optional and there) or (shim.later and not there):
         return
     if name in vars(owner):
         undone.callback(setattr, owner, name, vars(owner)[name])  # from vars(), so that a descriptor stays one
