@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate gate-all proof release test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers deepspeed gate-of gpu torch machines operators fuzz mutate clean
+.PHONY: help gate gate-all proof release test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers deepspeed gpu torch machines operators fuzz mutate clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -51,61 +51,9 @@ help:  ## these lines
 gate: $(READY)  ## a quick verdict on STACK=reference, or on any other: one process, then RANKS=4
 gate-all: $(READY) megatron-if-possible  ## test the gate, then judge all stacks and versions by everything that runs here
 gate gate-all:
-	@PATH="$(CURDIR)/$(BIN):$$PATH"
-	mkdir -p reports
-	# Who stops make stops what judges. A shell hears of a signal once its command is over, unless it waits for it so.
-	trap 'kill $$(jobs -p) 2> /dev/null; wait; exit 143' TERM INT HUP
-	trap 'kill $$(jobs -p) 2> /dev/null || :' EXIT
-	run() { "$$@" & wait $$!; }
-	(while kill -0 $$PPID 2> /dev/null; do sleep 1; done; kill $$$$) > /dev/null 2>&1 &  # make itself was killed
-	tested=0 unfit= proof=()
-	echo "== $@ STACK=\"$(STACK)\" PROFILE=$(PROFILE) RANKS_PROFILE=$(RANKS_PROFILE) RANKS=$(RANKS)"
-	if [ $@ = gate ]; then
-	  run rankproof selftest --sample || tested=$$?
-	else
-	  run rankproof selftest --once --jobs $(JOBS) --report reports/selftest > reports/selftest.txt || tested=$$?
-	  if [ ! -f reports/selftest/kills.json ]; then
-	    echo "the self-test did not finish, and without it nobody is judged; see reports/selftest.txt" >&2
-	    exit $$tested
-	  fi
-	  echo "selftest: $$(tail -n 1 reports/selftest.txt) (matrix: reports/selftest.txt)"
-	  unfit=$$(sed -n 's/^unfit, [^:]*: //p' reports/selftest.txt)
-	  proof=(--proof reports/selftest)
-	fi
-	code=0
-	# What is worst of all that was said: violated, usage, broken, incomplete, nothing ran.
-	worst() { for each in 1 2 4 3 5; do case " $$* " in *" $$each "*) echo $$each; return;; esac; done; echo 0; }
-	judge() {  # a stack, the folder of its report, further options
-	  local stack=$$1 folder=$$2 deviations=docs/deviations/$${1%%==*}.toml judged=0 gate
-	  local options=(--stack "$$stack" --report "$$folder" "$${proof[@]}" "$${@:3}")
-	  if [ -f "$$deviations" ]; then options+=(--deviations "$$deviations"); fi
-	  echo; echo "== rankproof check $${options[*]}"
-	  gate=$$($(SELF) gate-of STACK="$$stack")
-	  run "$$gate" check "$${options[@]}" || judged=$$?
-	  code=$$(worst $$code $$judged)
-	}
-	for stack in $(STACK); do
-	  folder=reports/$$(tr -c '[:alnum:].=\n-' '_' <<< "$$stack")
-	  judge "$$stack" "$$folder" --profile $(PROFILE) --jobs $(JOBS)
-	  gate=$$($(SELF) gate-of STACK="$$stack")
-	  many=$$("$$(dirname "$$(command -v "$$gate")")/python" -m contracts.harness.contract_count "$$stack" $(RANKS_PROFILE)) \
-	    || many=unknown
-	  if [ "$$many" != 0 ]; then
-	    judge "$$stack" "$$folder-ranks" --profile $(RANKS_PROFILE) --ranks $(RANKS)
-	  else
-	    echo "$$stack answers nothing that $(RANKS_PROFILE) asks: no ranks are started for it"
-	  fi
-	done
-	echo
-	# A self-test that is not green leaves the gate incomplete at best: something is unfit, or could not be tried.
-	if [ $$tested != 0 ]; then code=$$(worst $$code 3); fi
-	if [ -n "$$unfit" ]; then echo "unfit here, so that they judged nobody: $$unfit" >&2; fi
-	if [ $$code != 0 ]; then echo "not conformant: the worst exit code is $$code" >&2; fi
-	if [ $@ = gate ]; then
-	  echo "this was quick: what PROFILE=$(PROFILE) and RANKS_PROFILE=$(RANKS_PROFILE) leave outside is listed above;"
-	  echo "make gate-all judges everything that runs here, on all stacks and versions, after every mutant"
-	fi
-	exit $$code
+	@export PATH="$(CURDIR)/$(BIN):$$PATH" MEGATRON="$(MEGATRON)" TITAN="$(TITAN)" TRANSFORMERS="$(TRANSFORMERS)"
+	exec rankproof gate $(if $(filter gate-all,$@),--all) $(STACK:%=--stack '%') --profile '$(PROFILE)' \
+	  --ranks-profile '$(RANKS_PROFILE)' --ranks $(RANKS) --jobs $(JOBS)
 
 # A release and a cache of CI carry it beside the content that it is of; git ignores it.
 proof: $(READY)  ## put every mutant before the law, and 40 drawn changes, and leave the proof in contracts/proof
@@ -142,7 +90,7 @@ snapshots: $(READY)  ## write snapshots/, docs/schema/ and docs/questions.md ane
 coverage: $(READY)  ## write how much each shipped stack answers: snapshots/coverage/STACK.txt
 	@mkdir -p snapshots/coverage
 	for stack in $(COVERED); do
-	  gate=$$($(SELF) gate-of STACK="$$stack")
+	  gate=$$($(BIN)/python -m contracts.harness.environments "$$stack")
 	  file=snapshots/coverage/$${stack/==/-}.txt
 	  if [ -n "$(FROM)" ]; then
 	    one=$(FROM)/$$stack
@@ -208,27 +156,6 @@ transformers:  ## environments with transformers 5.23.0, accelerate and the suit
 deepspeed:  ## the environment in which scripts of DeepSpeed are observed: .venv-deepspeed-VERSION (two minutes)
 	@$(need-python)
 	PYTHON="$(PYTHON)" .ci/deepspeed-env $(DEEPSPEED) .venv-deepspeed-$(DEEPSPEED) || { rm -rf .venv-deepspeed-$(DEEPSPEED); exit 1; }
-
-# torchtitan and transformers are asked in their own interpreters, so the gate that judges one is its own; its environment is made if need be.
-gate-of:
-	@case "$(STACK)" in
-	  torchtitan*)
-	    version="$(STACK)"; version=$${version#torchtitan}; version=$${version#==}; version=$${version:-$(firstword $(TITAN))}
-	    $(SELF) titan TITAN=$$version >&2
-	    echo "$(CURDIR)/.venv-torchtitan-$$version/bin/rankproof";;
-	  transformers*)
-	    version="$(STACK)"; version=$${version#transformers}; version=$${version#==}
-	    version=$${version:-$(firstword $(TRANSFORMERS))}
-	    $(SELF) transformers TRANSFORMERS=$$version >&2
-	    echo "$(CURDIR)/.venv-transformers-$$version/bin/rankproof";;
-	  megatron*)  # about numbers and ranks it is asked in the interpreter that has it
-	    version="$(STACK)"; version=$${version#megatron}; version=$${version#-distributed-optimizer}
-	    version=$${version#==}; version=$${version:-$(firstword $(MEGATRON))}
-	    own="$(CURDIR)/.venv-megatron-$$version/bin/rankproof"
-	    [ -x "$$own" ] || $(SELF) megatron-if-possible MEGATRON=$$version >&2
-	    if [ -x "$$own" ]; then echo "$$own"; else echo rankproof; fi;;
-	  *) echo rankproof;;
-	esac
 
 kernels:  ## the environment in which mamba-ssm's own kernels run on a CPU: .venv-kernels (a minute and a half)
 	@$(need-python)

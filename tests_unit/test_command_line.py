@@ -61,7 +61,7 @@ def test_an_item_of_a_report_can_be_pasted(tmp_path: Path) -> None:
     code, text = said("explain", ITEM)
     assert code == 0
     assert text.splitlines()[0] == ITEM
-    assert f"rankproof check --stack reference --profile '{ITEM}'" in text
+    assert f"rankproof check --stack reference --ranks 2 --profile '{ITEM}'" in text
     assert [line.split(":")[0].strip() for line in text.split("\ncases\n")[1].split("\n\n")[0].splitlines()] == [
         "tp2-sp@pairs"
     ]
@@ -97,7 +97,7 @@ def test_json_is_what_the_text_says() -> None:
         for name, command in main.commands.items()
         if not {"--json"} & {each for parameter in command.params for each in parameter.opts}
     }
-    assert without == {"observe", "deviations", "launch", "completion", "sample"}, "they print no results"
+    assert without == {"observe", "deviations", "launch", "completion", "sample", "gate"}, "they print no results"
 
 
 def test_a_probe_tells_in_json_what_holds_and_what_to_answer_next(tmp_path: Path) -> None:

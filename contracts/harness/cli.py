@@ -19,6 +19,7 @@ from contracts.harness.commands import (
     coverage,
     deviations,
     emit,
+    gate,
     init,
     installation,
     launch,
@@ -82,7 +83,7 @@ def completion(shell: str) -> None:
 
 
 GROUPS: dict[str, tuple[click.Command, ...]] = {
-    "Judge a stack": (check.check, init.init, deviations.deviations, coverage.coverage),
+    "Judge a stack": (check.check, gate.gate, init.init, deviations.deviations, coverage.coverage),
     "Read records": (runs.report, runs.replay),
     "Look at the contracts": (law.list_, law.explain, selftest.selftest),
     "Plan a run": (emit.emit, capacity.budget, capacity.kernels, traffic.traffic),

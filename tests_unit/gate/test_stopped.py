@@ -161,11 +161,12 @@ def test_the_log_of_ranks_holds_no_secret_while_they_run(tmp_path: Path, monkeyp
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_make_gate_takes_what_it_has_started_with_it(tmp_path: Path, number: signal.Signals) -> None:
-    """With a command that never ends in the place of rankproof."""
+    """With a command that never ends in the place of what the gate starts."""
     for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).touch()
     (tmp_path / ".venv/bin").mkdir(parents=True)
-    (tmp_path / ".venv/bin/rankproof").write_text("#!/bin/bash\ntouch asked\nexec sleep 600\n")
+    ours = f'[ "$1" != gate ] || PYTHONPATH={ROOT} exec {sys.executable} -m rankproof "$@"'
+    (tmp_path / ".venv/bin/rankproof").write_text(f"#!/bin/bash\n{ours}\ntouch asked\nexec sleep 600\n")
     (tmp_path / ".venv/bin/rankproof").chmod(0o755)
     (tmp_path / ".venv/.ready").touch()
     run = Started(tmp_path, "make", "-f", ROOT / "Makefile", "gate", "MEGATRON=", f"PYTHON={sys.executable}")
