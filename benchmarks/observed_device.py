@@ -175,12 +175,12 @@ def measured(name: str, folder: Path, pairs: int) -> dict[str, Any]:
 
 def tuned(deadline: float) -> Iterator[dict[str, Any]]:
     """Microseconds of each kernel by its sizes, as `contracts.observe.device` names them."""
-    sizes = ("_DEPTH", "_WIDE", "_PROGRAMS", "_STRIP", "_STRIPS_AT_ONCE", "_LOOPS", "_BLOCK")
+    sizes = ("_DEPTH", "_WIDE", "_PROGRAMS", "_STRIP", "_LOOPS", "_BLOCK")
     usual = {each: getattr(device, each) for each in sizes}
     rows = torch.randint(1 << 62, (32,), device="cuda")
     tries: dict[str, list[dict[str, int]]] = {
         "batched": [{}, {"_PROGRAMS": 4096}, {"_DEPTH": 16, "_WIDE": 128}, {"_DEPTH": 16}, {"_DEPTH": 4, "_WIDE": 512}],
-        "parameters": [{}, {"_STRIPS_AT_ONCE": 1 << 13}, {"_STRIP": 4}, {"_STRIP": 16}],
+        "parameters": [{}, {"_STRIP": 4}, {"_STRIP": 16}],
         "bits": [{}, {"_LOOPS": 4}, {"_LOOPS": 64}, {"_BLOCK": 2048}],
     }
     for kind, several in tries.items():

@@ -25,7 +25,7 @@ from contracts.observe.sketch import BUCKETS, COARSE, SIGN, Piece, combined, has
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _CHUNK = 1 << 18  # places of the arena that are made and read back at once: 2 MiB
-_STRIP, _STRIPS_AT_ONCE = 8, 1 << 15  # columns of a strip, elements that a program adds up
+_STRIP = 8  # columns that a program adds up
 _LOOPS, _BLOCK = 16, 1024
 _DEPTH, _WIDE, _PROGRAMS = 8, 256, 1024
 
@@ -266,7 +266,6 @@ class _Tables(NamedTuple):
     rows: int
     width: int
     order: Tensor
-    starts: Tensor
     deepest: int
     columns: Tensor
     row_odd: Tensor
@@ -281,28 +280,24 @@ class _Tables(NamedTuple):
         rows, columns = (combined(label, each, odd=False) for each in (axes[:at], axes[at:]))
         row_odd, column_odd = (combined(label, each, odd=True) for each in (axes[:at], axes[at:]))
         held = (row_odd != 0).nonzero().reshape(-1)
-        bucket = rows[held] & (BUCKETS - 1)
-        order = held[torch.sort(bucket, stable=True)[1]]
+        order = held[torch.sort(rows[held] & (BUCKETS - 1), stable=True)[1]]
+        bucket = (rows[order] & (BUCKETS - 1)).long()
         counts = torch.bincount(bucket, minlength=BUCKETS)
-        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        coded = order * 2 + ((rows[order] & SIGN) != 0)
+        deepest = int(counts.max())
+        lines = torch.full((deepest, BUCKETS), -1, dtype=torch.int32)
+        deep = torch.arange(len(order)) - (counts.cumsum(0) - counts)[bucket]
+        lines[deep, bucket] = (order * 2 + ((rows[order] & SIGN) != 0)).int()
         base = int(row_odd.sum()) * int(column_odd.sum())  # each element counts one more, so that a zero counts
         return cls(
-            rows=len(rows), width=len(columns), order=coded.int().to(device), starts=starts.int().to(device),
-            deepest=int(counts.max()), columns=torch.where(column_odd != 0, columns, -1).int().to(device),
+            rows=len(rows), width=len(columns), order=lines.to(device), deepest=deepest,
+            columns=torch.where(column_odd != 0, columns, -1).int().to(device),
             row_odd=row_odd.to(device), column_odd=column_odd.to(device), base=base,
         )  # fmt: skip
 
-    def strips(self, item: int) -> list[tuple[int, int, int]]:
-        """Which strips of columns each program of an item's sketch has."""
-        blocks = -(-self.width // _STRIP)
-        several = max(1, _STRIPS_AT_ONCE // (_STRIP * max(self.rows, BUCKETS)))
-        return [(item, top, min(top + several, blocks)) for top in range(0, blocks, several)]
-
     def item(self, at: int) -> list[int]:
-        held = (self.order, self.starts, self.columns, self.row_odd, self.column_odd)
-        order, starts, columns, row_odd, column_odd = (each.data_ptr() for each in held)
-        return [at, self.rows, self.width, order, starts, self.deepest, columns, row_odd, column_odd]
+        held = (self.order, self.columns, self.row_odd, self.column_odd)
+        order, columns, row_odd, column_odd = (each.data_ptr() for each in held)
+        return [at, self.rows, self.width, order, self.deepest, columns, row_odd, column_odd]
 
 
 class Plan:
@@ -316,7 +311,7 @@ class Plan:
         self.sketches = sum(each.wants_sketch for each in asked)
         self.tables: list[_Tables] = []
         items: list[list[int]] = []
-        strips: list[tuple[int, int, int]] = []
+        strips: list[tuple[int, int]] = []
         parts: list[tuple[int, int]] = []
         at = 0
         for owner, each in enumerate(asked):
@@ -328,7 +323,7 @@ class Plan:
                 bases[owner] += table.base
                 items.append(table.item(at))
                 parts += [(item, part) for part in range(max(1, -(-piece.numel // (_LOOPS * _BLOCK))))]
-                strips += table.strips(item) if each.wants_sketch else []
+                strips += [(item, strip) for strip in range(-(-table.width // _STRIP)) if each.wants_sketch]
             at += BUCKETS * each.wants_sketch
         self.bases = numpy.array([each % (1 << 64) for each in bases], dtype=numpy.uint64)
         self.parts, self.strips = len(parts), len(strips)

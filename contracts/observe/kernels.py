@@ -2,7 +2,8 @@
 
 Rows of one bucket are added up first, in float64, and columns then. A table has for each row or column its bucket, and
 2048 more where its sign is minus, as in `contracts.observe.sketch`; -1 is padding. An order has the numbers of rows by
-bucket, doubled, and one more where the sign is minus; its starts say where the rows of each bucket begin.
+bucket, doubled, and one more where the sign is minus: those of an output one bucket after the other, and its starts say
+where each begins; those of a parameter by lines, the first row of each bucket, then the second, with -1 for none.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ TYPES = {
 """What a kernel reads a tensor as: its values and its bits."""
 
 # An item is a row of int64: see `contracts.observe.device`.
-_FIELDS = tl.constexpr(9)
-_AT, _ROWS, _WIDTH, _ORDER, _STARTS, _DEEPEST, _COLUMNS, _ROW_ODD, _COLUMN_ODD = map(tl.constexpr, range(9))
+_FIELDS = tl.constexpr(8)
+_AT, _ROWS, _WIDTH, _ORDER, _DEEPEST, _COLUMNS, _ROW_ODD, _COLUMN_ODD = map(tl.constexpr, range(8))
 
 
 @triton.jit
@@ -42,63 +43,58 @@ def batched(  # type: ignore[no-untyped-def]
     bucket, block, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     column = block * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    total = tl.zeros([BLOCK], tl.float64)
-    squares = tl.zeros([BLOCK], tl.float64)
+    total = tl.zeros([DEPTH, BLOCK], tl.float64)
+    squares = tl.zeros([DEPTH, BLOCK], tl.float64)
     for row in range(group * each, tl.minimum(group * each + each, batch)):
         if HASHED:
             code = _hashed(key, tl.load(rows + row))
             wanted = (bucket - (code & 63).to(tl.int32)) & 63
-            sign = ((code >> 32) & 1).to(tl.float64) * 2 - 1
+            minus = 1 - ((code >> 32) & 1).to(tl.int32)
         else:
             wanted = bucket
-            sign = 1.0
+            minus = 0
         begin, end = tl.load(starts + wanted), tl.load(starts + wanted + 1)
-        mine = tl.zeros([BLOCK], tl.float64)
+        lines = x + (row * inner).to(tl.int64) * width
         for top in range(begin, end, DEPTH):
             place = top + tl.arange(0, DEPTH)
-            coded = tl.load(order + place, mask=place < end, other=0)
-            line = ((coded >> 1).to(tl.int64) + row * inner) * width
+            coded = tl.load(order + place, mask=place < end, other=0) ^ minus
             held = (place < end)[:, None] & inside[None, :]
-            value = tl.load(x + line[:, None] + column[None, :], mask=held, other=0).to(tl.float64)
-            squares += tl.sum(value * value, axis=0)
-            mine += tl.sum(tl.where((coded & 1)[:, None] != 0, -value, value), axis=0)
-        total += mine * sign
+            at_once = ((coded >> 1) * width)[:, None] + column[None, :]
+            value = tl.load(lines + at_once, mask=held, other=0).to(tl.float64)
+            squares += value * value
+            total += tl.where((coded & 1)[:, None] != 0, -value, value)
+    signed = tl.sum(total, axis=0)
     table = tl.load(columns + column, mask=inside, other=-1)
-    total = tl.where((table & 2048) != 0, -total, total)
-    tl.atomic_add(found + at + ((bucket + table) & 1023), total, mask=inside & (table >= 0), sem="relaxed")
+    signed = tl.where((table & 2048) != 0, -signed, signed)
+    tl.atomic_add(found + at + ((bucket + table) & 1023), signed, mask=inside & (table >= 0), sem="relaxed")
     program = (group * tl.num_programs(1) + block) * 64 + bucket
-    tl.store(found + squares_at + program, tl.sum(squares))
+    tl.store(found + squares_at + program, tl.sum(tl.sum(squares, axis=0)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def parameters(  # type: ignore[no-untyped-def]
     items, pointers, work, found, VALUE: tl.constexpr, BLOCK: tl.constexpr, BUCKETS: tl.constexpr
 ):
-    """The sketches of many tensors. A program has some blocks of columns of one of them."""
+    """The sketches of many tensors. A program has a strip of columns of one of them."""
     program = tl.program_id(0)
-    number = tl.load(work + 3 * program).to(tl.int64)
+    number = tl.load(work + 2 * program).to(tl.int64)
     item = items + number * _FIELDS
     x = tl.load(pointers + number).to(tl.pointer_type(VALUE))
-    width, deepest = tl.load(item + _WIDTH), tl.load(item + _DEEPEST)
+    width, deepest = tl.load(item + _WIDTH).to(tl.int32), tl.load(item + _DEEPEST).to(tl.int32)
     order = tl.load(item + _ORDER).to(tl.pointer_type(tl.int32))
-    starts = tl.load(item + _STARTS).to(tl.pointer_type(tl.int32))
     columns = tl.load(item + _COLUMNS).to(tl.pointer_type(tl.int32))
     bucket = tl.arange(0, BUCKETS)
-    begin, end = tl.load(starts + bucket), tl.load(starts + bucket + 1)
-    total = tl.zeros([BUCKETS], tl.float64)
-    for block in range(tl.load(work + 3 * program + 1), tl.load(work + 3 * program + 2)):
-        column = block * BLOCK + tl.arange(0, BLOCK)
-        summed = tl.zeros([BUCKETS, BLOCK], tl.float64)
-        for deep in range(deepest.to(tl.int32)):
-            coded = tl.load(order + begin + deep, mask=begin + deep < end, other=0)
-            held = (begin + deep < end)[:, None] & (column < width)[None, :]
-            line = (coded >> 1).to(tl.int64) * width
-            value = tl.load(x + line[:, None] + column[None, :], mask=held, other=0).to(tl.float64)
-            summed += tl.where((coded & 1)[:, None] != 0, -value, value)
-        table = tl.load(columns + column, mask=column < width, other=-1)
-        turned = tl.gather(summed, (bucket[:, None] - table[None, :]) & (BUCKETS - 1), axis=0)
-        sign = tl.where(table < 0, 0.0, tl.where((table & 2048) != 0, -1.0, 1.0)).to(tl.float64)
-        total += tl.sum(turned * sign[None, :], axis=1)
+    column = tl.load(work + 2 * program + 1) * BLOCK + tl.arange(0, BLOCK)
+    summed = tl.zeros([BUCKETS, BLOCK], tl.float64)
+    for deep in range(deepest):
+        coded = tl.load(order + deep * BUCKETS + bucket)
+        held = (coded >= 0)[:, None] & (column < width)[None, :]
+        value = tl.load(x + (((coded >> 1) * width)[:, None] + column[None, :]), mask=held, other=0).to(tl.float64)
+        summed += tl.where((coded & 1)[:, None] != 0, -value, value)
+    table = tl.load(columns + column, mask=column < width, other=-1)
+    turned = tl.gather(summed, (bucket[:, None] - table[None, :]) & (BUCKETS - 1), axis=0)
+    sign = tl.where(table < 0, 0.0, tl.where((table & 2048) != 0, -1.0, 1.0)).to(tl.float64)
+    total = tl.sum(turned * sign[None, :], axis=1)
     tl.atomic_add(found + tl.load(item + _AT) + bucket, total, sem="relaxed")
 
 

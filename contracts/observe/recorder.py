@@ -40,7 +40,7 @@ from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
 from contracts.observe.readers import Reader, reader_of
-from contracts.observe.sketch import CHUNK, Piece, fingerprint, hashed, key_of, sketch, span
+from contracts.observe.sketch import CHUNK, Piece, fingerprint, hashed, key_of, sketch, span, whole
 from contracts.observe.trace import Writer
 
 _Place = tuple[Any, str]
@@ -437,7 +437,7 @@ class Recorder:
             positions = torch.arange(self.tokens[1], device=self.rows.device)
             indices[0] = (self.rows[:, None] + positions).reshape(-1) & _POSITIVE
             return (Piece(start=0, indices=tuple(indices), coarse=True),), True
-        return (Piece(start=0, indices=tuple(indices)),), False
+        return whole(output.shape), False
 
     # steps
 
@@ -838,12 +838,12 @@ class Recorder:
             self.updated[known] = bits
         if kind == "weight":  # one that moved since its update is to be told from rounding
             sketched = sketched or self.updated.get(known, bits) != bits
-        number, whole = None, line.pop("values", None)
+        number, kept = None, line.pop("values", None)
         if sketched and mine.first and math.isfinite(squares):
             number = self.writer.sketch(sketch(label, mine.local, mine.pieces or ()) if told is None else told)
-            if whole is None and self._keeps(kind, line):
-                whole = self._values(kind, mine)
-        values = {"values": whole} if whole and number is not None else {}
+            if kept is None and self._keeps(kind, line):
+                kept = self._values(kind, mine)
+        values = {"values": kept} if kept and number is not None else {}
         self._add(kind, **line, bits=bits, squares=_number(squares), sketch=number, **values)
 
     def _keeps(self, kind: str, line: Mapping[str, Any]) -> bool:

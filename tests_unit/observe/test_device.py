@@ -58,7 +58,7 @@ def _signed(table: Any, values: Any) -> Any:
 
 def bits(grid: Any, items: Any, there: Any, parts: Any, squares: Any, sums: Any, **how: Any) -> None:
     for program, (number, part) in enumerate(parts.tolist()):
-        _, rows, width, _, _, _, _, row_odd, column_odd = items[number].tolist()
+        _, rows, width, _, _, _, row_odd, column_odd = items[number].tolist()
         flat = _at(there[number].item(), how["VALUE"], rows * width)
         mine = slice(part * how["LOOPS"] * how["BLOCK"], (part + 1) * how["LOOPS"] * how["BLOCK"])
         odd = numpy.outer(_at(row_odd, ctypes.c_int64, rows), _at(column_odd, ctypes.c_int64, width)).reshape(-1)[mine]
@@ -68,15 +68,14 @@ def bits(grid: Any, items: Any, there: Any, parts: Any, squares: Any, sums: Any,
 
 
 def parameters(grid: Any, items: Any, there: Any, strips: Any, found: Any, **how: Any) -> None:
-    for number, first, last in strips.tolist():
-        at, rows, width, order, starts, deepest, columns, _, _ = items[number].tolist()
+    for number, strip in strips.tolist():
+        at, rows, width, order, deepest, columns, _, _ = items[number].tolist()
         values = _at(there[number].item(), how["VALUE"], rows * width).reshape(rows, width).astype("d")
-        begins = _at(starts, ctypes.c_int32, 1025)
-        assert max(begins[1:] - begins[:-1]) == deepest
-        lines, table = _at(order, ctypes.c_int32, begins[-1]), _at(columns, ctypes.c_int32, width)
+        lines = _at(order, ctypes.c_int32, 1024 * deepest).reshape(deepest, 1024)
+        table = _at(columns, ctypes.c_int32, width)
         for bucket in range(1024):
-            for coded in lines[begins[bucket] : begins[bucket + 1]]:
-                for column in range(first * how["BLOCK"], min(width, last * how["BLOCK"])):
+            for coded in (each for each in lines[:, bucket] if each >= 0):
+                for column in range(strip * how["BLOCK"], min(width, strip * how["BLOCK"] + how["BLOCK"])):
                     value = _signed(table[column], values[coded >> 1, column])
                     found[at + (bucket + table[column]) % 1024] += float(-value if coded & 1 else value)
 
