@@ -16,7 +16,6 @@ import contracts
 from contracts.contract import LAW, Contract, Mutant
 from contracts.court.court import Court
 from contracts.harness import parties
-from contracts.stacks.reference.stack import Reference
 
 _ROOT = Path(contracts.__file__).parents[1]
 _MUTANTS = "contracts.mutants."
@@ -66,8 +65,9 @@ def _changed(make: type) -> Iterator[Any]:
         yield _function(inspect.getattr_static(*replaces))
         return
     yield from _overridden(make)
-    for name in _BUILT if issubclass(make, Reference) else ():
-        built, former = getattr(make(), name)(), getattr(Reference(), name)()
+    reference: Any = parties.load("reference")
+    for name in _BUILT if issubclass(make, type(reference)) else ():
+        built, former = getattr(make(), name)(), getattr(reference, name)()
         parts = ((built,), (former,)) if isinstance(built, type) else (vars(built).values(), vars(former).values())
         for ours, theirs in zip(*parts, strict=True):
             if ours is not theirs:
