@@ -25,6 +25,10 @@ Sharding = Literal["none", "optimizer", "full"]
 """What data parallelism shards: nothing (DDP), optimizer state (a distributed optimizer), or weights, gradients and
 optimizer state (FSDP2)."""
 
+Kernels = Literal["fused", "eager"]
+"""What computes the layers: fused kernels (flash attention, a fused scan, fused norms), or eager torch, operation by
+operation."""
+
 FitWord = Literal["fits", "tight", "too large"]
 ProofKind = Literal["planned", "observed", "validated", "executed"]
 Need = Literal["causal", "no_doc_ids", "no_sliding_window", "no_valid_token_counts"]
@@ -41,12 +45,14 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How a recipe is parallelised: the degrees, the number of ranks, and what data parallelism shards."""
+    """How a recipe is parallelised: the degrees, the number of ranks, and what data parallelism shards; and by which
+    kernels it runs."""
 
     degrees: Degrees
     world: int
     layout: Layout
     sharding: Sharding = "full"
+    kernels: Kernels = "fused"
 
 
 @dataclass(frozen=True, kw_only=True)

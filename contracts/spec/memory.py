@@ -13,9 +13,9 @@ experts at capacity factor 1.25.
 With full recomputation every layer keeps its input (2 bytes per token and element at 16 bits; SP shards it), and one
 layer at a time has its 34 bytes and its routing.
 
-Assumptions: each letter of the pattern counts as one layer of 34 bytes, which is more than E, M and R need; FP8 changes
-matmuls and not stored tensors; a pipeline runs 1F1B, interleaved if stages are virtual, with equal chunks; 1.5 GB for
-context, libraries and workspaces.
+Assumptions: each letter of the pattern counts as one layer of 34 bytes, which is more than E, M and R need with fused
+kernels (`eager_activations.py` has what layers keep without); FP8 changes matmuls and not stored tensors; a pipeline
+runs 1F1B, interleaved if stages are virtual, with equal chunks; 1.5 GB for context, libraries and workspaces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from contracts.spec import parameters
+from contracts.spec import eager_activations, parameters
 from contracts.spec import pattern as patterns
 from contracts.spec.capacity import PARTS, Budget, Card, Line, Share, Spread, StageBudget
 from contracts.spec.cards import positive, word
@@ -61,6 +61,8 @@ def budget(recipe: Recipe, spread: Spread, card: Card) -> Budget:
     dp = len(both.dense.groups("dp")[0])
     found = refusals_on(recipe, spread.degrees, dp)
     positive("usable_bytes", card.usable_bytes, found)
+    if spread.kernels == "eager":
+        eager_activations.refusals(recipe, spread, found)
     found.raise_any()
     microbatches = recipe.batch.total // (recipe.batch.micro * dp)
     stages = tuple(
@@ -200,13 +202,17 @@ def _activations(rank: _Rank) -> Iterator[Line]:
             formula=f"{rank.tokens} tokens * {recipe.hidden} * {wide} B * {layers} layers / {cut} * {held}",
         )
         layers, passes, chunks, held = 1, 1, 1, "being recomputed"
-    yield Line(
-        part="activations",
-        share=share,
-        what="blocks",
-        bytes=_ceil(rank.tokens * recipe.hidden * kept * wide * layers * passes, 2 * degrees.tp * chunks),
-        formula=f"{rank.tokens} tokens * {recipe.hidden} * {kept}/{degrees.tp} * {wide}/2 B * {layers} layers * {held}",
-    )
+    if rank.spread.kernels == "eager":
+        yield from _written_out(rank)
+    else:
+        yield Line(
+            part="activations",
+            share=share,
+            what="blocks",
+            bytes=_ceil(rank.tokens * recipe.hidden * kept * wide * layers * passes, 2 * degrees.tp * chunks),
+            formula=f"{rank.tokens} tokens * {recipe.hidden} * {kept}/{degrees.tp} * {wide}/2 B * {layers} layers"
+            f" * {held}",
+        )
     if recipe.mhc is not None:
         more, cut = recipe.mhc.streams - 1, degrees.tp if degrees.sp else 1
         attention = rank.letters.count("A")
@@ -220,12 +226,32 @@ def _activations(rank: _Rank) -> Iterator[Line]:
         )
     if rank.last:
         heads = 1 + (recipe.mtp.depth if recipe.mtp else 0)
+        softmax = 12 if rank.spread.kernels == "eager" else 4  # the logarithms and two gradients: the peak of the step
         yield Line(
             part="activations",
             share=share,
             what="logits",
-            bytes=_ceil(rank.tokens * recipe.vocab * (wide + 4) * heads, degrees.tp),
-            formula=f"{rank.tokens} tokens * {recipe.vocab} / tp {degrees.tp} * ({wide} + 4) B * {heads} heads",
+            bytes=_ceil(rank.tokens * recipe.vocab * (wide + softmax) * heads, degrees.tp),
+            formula=f"{rank.tokens} tokens * {recipe.vocab} / tp {degrees.tp} * ({wide} + {softmax}) B * {heads} heads",
+        )
+
+
+def _written_out(rank: _Rank) -> Iterator[Line]:
+    """The blocks of each kind in eager torch; with full recomputation the largest alone."""
+    kinds = {
+        letter: eager_activations.kept(rank.recipe, letter, rank.element_bytes) for letter in sorted(set(rank.letters))
+    }
+    times = {letter: rank.letters.count(letter) for letter in kinds}
+    if rank.recipe.recompute == "full":
+        times = {max(kinds, key=lambda letter: sum(kinds[letter].values())): 1}
+    for letter, layers in times.items():
+        yield Line(
+            part="activations",
+            share="replicated",
+            what=f"{letter} blocks: {', '.join(name for name, size in kinds[letter].items() if size)}",
+            bytes=rank.tokens * sum(kinds[letter].values()) * layers,
+            formula=f"{rank.tokens} tokens * ({' + '.join(f'{size}' for size in kinds[letter].values() if size)}) B"
+            f" * {layers} layers",
         )
 
 
@@ -253,6 +279,11 @@ def _routing(rank: _Rank) -> Iterator[Line]:
         bytes=_ceil(local * moe.experts * 4 * layers * passes, chunks),
         formula=f"{local} tokens * {moe.experts} experts * 4 B * {held}",
     )
+    if rank.spread.kernels == "eager":
+        row = moe.top_k * recipe.hidden * (rank.element_bytes + 4)
+        what, formula = "rows of experts, and weighed in float32", f"{local} tokens * {row} B * {held}"
+        yield Line(part="routing", share="ep", what=what, bytes=local * row * layers, formula=formula)
+        return
     yield Line(
         part="routing",
         share="ep",

@@ -77,6 +77,39 @@ def test_each_depth_of_prediction_keeps_the_activations_of_two_blocks(depths: in
     assert blocks == layers * 8 * 16 * 34  # tokens · hidden · bytes an element of a bf16 block
 
 
+def test_eager_layers_are_counted_by_hand() -> None:
+    """8 tokens of bf16. Norm of D 16: its input and its result in float32, and the layer's input: 10 · 16 = 160."""
+    spread = Spread(degrees=Degrees(), world=1, layout="borrowed", kernels="eager")
+    recipe = replace(TINY, pattern="AEM", depth=3)
+    (stage,) = memory.budget(recipe, spread, ROOMY).stages
+    found = {line.what[0]: line.bytes for line in stage.lines if " blocks: " in line.what}
+    assert found == {
+        # QK norms 8 · (16 + 8), rope 8 · 4, q k v 12 · 16, softmax 4 · 4 · 8, mask 8, wo's input 2 · 16
+        "A": 8 * (160 + 192 + 32 + 192 + 128 + 8 + 32),
+        # router's input 4 · 16, experts 2 · 2 · 3 · 6, shared 2 · 2 · 10
+        "E": 8 * (160 + 64 + 72 + 40),
+        # I 12, B and C of one group 5 each, of three heads 15: 6 · 22, 16 · 12, 10 · 12, 20 · 15, 12 · 64 · 3, 12 · 12,
+        # 4 · 12 · 5 / 64
+        "M": 8 * (160 + 132 + 192 + 120 + 300 + 2304 + 144 + 3),
+    }
+    assert _part(memory.budget(recipe, spread, ROOMY), 0, "routing") == 8 * (12 * 4 + 3 * 16 * 6)
+
+
+def test_eager_layers_that_nobody_counted_are_refused_at_once() -> None:
+    recipe = replace(TINY, mtp=Mtp(depth=1))
+    with pytest.raises(Refused) as caught:
+        memory.budget(recipe, Spread(degrees=Degrees(tp=2), world=2, layout="borrowed", kernels="eager"), ROOMY)
+    for words in ("is not counted for mtp", "is not counted for R, and the pattern is AEMR", "no axis cuts"):
+        assert words in str(caught.value)
+
+
+def test_eager_layers_that_are_recomputed_are_there_one_at_a_time() -> None:
+    spread = Spread(degrees=Degrees(), world=1, layout="borrowed", kernels="eager")
+    recipe = replace(TINY, pattern="AEM", depth=3, recompute="full")
+    (stage,) = memory.budget(recipe, spread, ROOMY).stages
+    assert [line.what[0] for line in stage.lines if " blocks: " in line.what] == ["M"]
+
+
 def test_what_is_sharded_over_one_rank_is_not_gathered() -> None:
     spread = Spread(degrees=Degrees(), world=1, layout="borrowed", sharding="full")
     (stage,) = memory.budget(TINY, spread, ROOMY).stages

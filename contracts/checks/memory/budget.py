@@ -7,7 +7,7 @@ from dataclasses import replace
 from contracts.checks._support.layouts import needs_layout
 from contracts.checks._support.refusals import refusal_of
 from contracts.checks._support.small_model import ROOMY, SMALL, bytes_of
-from contracts.contract import contract, untested
+from contracts.contract import contract
 from contracts.spec.capacity import Capacity, Card, Measured, Spread
 from contracts.spec.recipe import Mhc, Mtp, Recipe
 from contracts.spec.topology import Degrees
@@ -170,12 +170,3 @@ def only_a_measured_receipt_proves_a_fit(
     assert claim.proved == proved, f"proved is {claim.proved}, expected {proved}: {claim.reason}"
     assert claim.word == word, f"{needed} bytes on {card.name} is called {claim.word!r}, expected {word!r}"
     assert claim.reason, "the claim gives no reason"
-
-
-untested(
-    "MEM-02m",
-    "The peak of a settled step lies within 5 % of the budget, or the budget is mended.",
-    why="needs a settled step of true size on a GPU, by the fused kernels whose activations the budget counts; MEM-01f "
-    "and MEM-01g hold a small one to four times them",
-    tier="gpu",
-)

@@ -35,6 +35,8 @@ _DEGREES = ("pp", "tp", "cp", "ep", "etp", "sp")
 @click.option("--layout", type=click.Choice(["own-axis", "borrowed"]), help="Default: own-axis where the stack has it.")
 @click.option("--sharding", type=click.Choice(["none", "optimizer", "full"]), default="full", show_default=True,
               help="What data parallelism shards.")  # fmt: skip
+@click.option("--kernels", type=click.Choice(["fused", "eager"]), default="fused", show_default=True,
+              help="What computes the layers: fused kernels, or eager torch, operation by operation.")  # fmt: skip
 @click.option("--micro", type=int, help="Sequences in a microbatch, instead of the recipe's.")
 @click.option("--card", "card_name", metavar="NAME|GIB", default="h200", show_default=True,
               help="A card by name, or the GiB that a process may use.")  # fmt: skip
@@ -42,8 +44,8 @@ _DEGREES = ("pp", "tp", "cp", "ep", "etp", "sp")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @one_clear_error
 def budget(
-    recipe: str, stack: str, changes: str | None, world: int, layout: Layout | None, sharding: Any, micro: int | None,
-    card_name: str, acknowledge: tuple[str, ...], as_json: bool,
+    recipe: str, stack: str, changes: str | None, world: int, layout: Layout | None, sharding: Any, kernels: Any,
+    micro: int | None, card_name: str, acknowledge: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Estimate the memory that RECIPE needs on one rank of each pipeline stage, and compare it with a card.
 
@@ -55,7 +57,9 @@ def budget(
     if micro is not None:
         settled = replace(settled, batch=replace(settled.batch, micro=micro))
     degrees = changed(settled.degrees, changes or "")
-    spread = Spread(degrees=degrees, world=world, layout=layout or layout_of(party), sharding=sharding)
+    spread = Spread(
+        degrees=degrees, world=world, layout=layout or layout_of(party), sharding=sharding, kernels=kernels
+    )  # fmt: skip
     card = _card(party, card_name)
     answer = party.budget(settled, spread, card)
     fit = party.fit(answer.total_bytes, card, None)
