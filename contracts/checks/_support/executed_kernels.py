@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from contracts import instruments
 from contracts.spec.blocks import BlockCall, Blocks
@@ -28,3 +29,18 @@ def call_of(
         recipe=recipe, layer=layer, mode=mode, weights=fixtures.as_arrays(weights, torch.float32),
         x=numerics.array(x_BTD), dy=numerics.array(dy_BTD), kernels=wishes, device=facts.device,
     )  # fmt: skip
+
+
+Answer = TypeVar("Answer")
+
+
+def launches_of(run: Callable[[], Answer], device: str, tell: Callable[[frozenset[str]], object]) -> Answer:
+    """Run under a profiler, and tell the names of operations and kernels: on CUDA of those that took time there."""
+    from torch.profiler import ProfilerActivity, profile
+
+    on_cuda = device == "cuda"
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]) as seen:
+        answer = run()
+    events = seen.key_averages()
+    tell(frozenset(each.key for each in events if not on_cuda or each.device_time_total > 0))
+    return answer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.contract import contract, untested
+from contracts.contract import contract
 from contracts.spec.capacity import Capacity, KernelChoice, KernelRequest, KernelRule, Proof
 from contracts.spec.errors import NotOffered, Refused
 
@@ -252,14 +252,6 @@ def proofs_are_weighed_together(stack: Capacity, proofs: tuple[Proof, ...], allo
     """
     answer = stack.promotion("fa4", "sm_90", proofs)
     assert answer.allowed == allowed, f"promotion is {answer.allowed}, expected {allowed}: {answer.reason}"
-
-
-untested(
-    "KRN-03c",
-    "The kernel that a receipt names is the one whose launches a profiler sees on the device.",
-    why="needs a GPU and the installed kernels",
-    tier="gpu",
-)
 
 
 def _fast_rules(stack: Capacity) -> list[KernelRule]:

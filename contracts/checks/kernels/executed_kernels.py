@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
-from contracts.checks._support.executed_kernels import Offers, call_of
+from contracts.checks._support.executed_kernels import Offers, call_of, launches_of
 from contracts.checks._support.fp8_calls import BF16, FP8
 from contracts.checks._support.recipes import A_LAYER, E_LAYER, M_LAYER, R_LAYER
 from contracts.checks.kernels.kernel_selection import NARROW, SSM, TE
 from contracts.contract import contract
-from contracts.spec.kernel_selection import Site, Wish
+from contracts.spec.kernel_selection import Kernel, Site, Wish
 from contracts.spec.recipe import Mode, Recipe
 
 RAN: dict[str, tuple[Recipe, int, Mode]] = {
@@ -50,3 +51,36 @@ def what_runs_is_what_is_said(stack: Offers, recipe: Recipe, layer: int, mode: M
         assert ran.keys() == said.keys(), f"sites that ran are {sorted(ran)}, expected {sorted(said)}"
         for site, kernel in said.items():
             assert ran[site] == kernel, f"{site} ran as {ran[site]}, but its row says {kernel}"
+
+
+LAUNCHED: Mapping[Kernel, str] = {"torch-grouped": "_grouped_mm", "mamba-ssm": "_chunk_scan_fwd"}
+"""A part of the name of what these kernels launch in a forward pass; native code launches none of them."""
+
+SEEN = {name: RAN[name] for name in ("attention", "experts", "experts-fp32", "scan")}
+ON_A_HOST = {name: (*case, "cpu") for name, case in SEEN.items()}
+ON_A_GPU = {name: (*case, "cuda") for name, case in SEEN.items()}
+_ASKS = ("kernel_facts", "block_weights", "run_block")
+
+
+@contract("KRN-03c", asks=_ASKS, cases=ON_A_GPU, source="hub", tier="gpu")
+@contract("KRN-03d", asks=_ASKS, cases=ON_A_HOST, source="hub")
+def a_profiler_sees_the_kernels_that_are_named(
+    stack: Offers, recipe: Recipe, layer: int, mode: Mode, device: Literal["cpu", "cuda"]
+) -> None:
+    """A block launches the kernels that it names as run, and no other: a profiler sees them, on the device if there is
+    one.
+
+    What ran is noted by the code that ran it. A fallback below that place, inside a library, keeps the fast kernel's
+    name in the receipt.
+    """
+    facts = replace(stack.kernel_facts(), device=device)
+    call = call_of(stack, recipe, layer, mode, {}, facts)
+    seen: list[frozenset[str]] = []
+    ran = launches_of(lambda: stack.run_block(call), device, seen.append).kernels
+    for kernel, mark in LAUNCHED.items():
+        found = sorted(name for name in seen[0] if mark in name)
+        said = sorted(site for site, each in ran.items() if each == kernel)
+        assert bool(found) == bool(said), (
+            f"{kernel} is named at {', '.join(said) or 'no site'}, and of its launches on {device} a profiler saw "
+            f"{', '.join(found) or 'none'}"
+        )

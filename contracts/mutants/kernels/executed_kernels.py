@@ -52,3 +52,29 @@ def notes_the_wish(run_block, self, call):
     run = run_block(self, call)
     wished = {site: wish.kernel for site, wish in call.kernels.items() if site in run.kernels}
     return replace(run, kernels={**run.kernels, **wished})
+
+
+@broken(
+    Reference,
+    "run_block",
+    "KRN-03d[experts-fp32]: torch-grouped is named at experts, and of its launches on cpu a profiler saw none",
+    "KRN-03c[experts-fp32]: torch-grouped is named at experts, and of its launches on cuda a profiler saw none",
+)
+def notes_the_default(run_block, self, call):
+    """Experts are grouped by default, so the note is a constant."""
+    run = run_block(self, call)
+    return replace(
+        run, kernels={site: "torch-grouped" if site == "experts" else ran for site, ran in run.kernels.items()}
+    )
+
+
+@broken(
+    Reference,
+    "run_block",
+    "KRN-03d[experts]: torch-grouped is named at no site, and of its launches on cpu a profiler saw aten::_grouped_mm",
+    "KRN-03c[experts]: torch-grouped is named at no site, and of its launches on cuda a profiler saw",
+)
+def calls_everything_native(run_block, self, call):
+    """Whatever torch has built in counts as the stack's own code."""
+    run = run_block(self, call)
+    return replace(run, kernels=dict.fromkeys(run.kernels, "native"))
