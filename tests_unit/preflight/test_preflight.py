@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.checks.preflight._captures import H200, OTHER_CABLING, WITHOUT_NICS, ranks_of, said, with_cells
+from contracts.checks.preflight.node import is_fit_for_its_gpus
 from contracts.harness.cli import main
 from contracts.instruments.allreduce import Pass, reasons
 from contracts.instruments.allreduce import main as allreduce
 from contracts.instruments.node import read_node
+from contracts.mutants.preflight.node import asks_for_a_row_of_nics, trusts_the_node
 from contracts.spec import codec
 from contracts.spec.errors import Refused
 from contracts.spec.fabric import read_fabric
@@ -331,3 +333,17 @@ def test_a_pass_without_bounds_or_ranks_is_a_wrong_question(words: list[str], mo
     with pytest.raises(SystemExit) as ended:
         allreduce(words)
     assert ended.value.code == 2
+
+
+@pytest.mark.unit
+def test_the_check_of_this_node_is_tried_on_a_captured_one() -> None:
+    """PREF-01d captures where it runs; without a GPU there is nothing to capture."""
+    is_fit_for_its_gpus(Reference(), H200)
+    for mutant, words in (
+        (trusts_the_node, "no finding says that 9 are not there"),
+        (asks_for_a_row_of_nics, "is not fit for its 8"),
+    ):
+        with pytest.raises(AssertionError, match=words):
+            is_fit_for_its_gpus(mutant(), H200)
+    with pytest.raises(AssertionError, match="names no GPU"):
+        is_fit_for_its_gpus(Reference(), replace(H200, devices=None))

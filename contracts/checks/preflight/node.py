@@ -21,7 +21,8 @@ from contracts.checks.preflight._captures import (
     with_cells,
     without_gpu,
 )
-from contracts.contract import contract, untested
+from contracts.contract import contract
+from contracts.instruments.node import read_node
 from contracts.spec.machine import Machine, Need, NodeCapture
 
 EIGHT = Need()
@@ -197,7 +198,21 @@ def every_gpu_has_the_memory_the_recipe_was_planned_for(
         assert line is not None, f"{gpu} is too small for {hbm_gb} GB and no finding says so; said: {text or 'nothing'}"
 
 
-untested(
-    "PREF-01d", "The node that this suite runs on, captured by the suite's own tool, is fit for its GPUs.",
-    why="needs a GPU node; `rankproof preflight` judges one by hand", tier="gpu",
-)  # fmt: skip
+@contract("PREF-01d", asks="preflight", cases={"this-node": ()}, source="playbook", tier="gpu")
+def this_nodeis_fit_for_its_gpus(stack: Machine) -> None:
+    """The node that this suite runs on, captured by the suite's own tool, is fit for its GPUs, and for one more it is
+    not.
+
+    Judged by captures of other nodes alone, a preflight may refuse what the tools of this one print, or read nothing.
+    """
+    is_fit_for_its_gpus(stack, read_node())
+
+
+def is_fit_for_its_gpus(stack: Machine, node: NodeCapture) -> None:
+    there = len(re.findall(r"^GPU \d+:", node.devices or "", re.MULTILINE))
+    why = node.failures.get("devices", "it prints no GPU")
+    assert there, f"`nvidia-smi -L` names no GPU of a node where torch sees one: {why}"
+    refused = said(stack.preflight(node, Need(gpus=there)))
+    assert not refused, f"{node.host} is not fit for its {there} GPUs: {refused}"
+    more = said(stack.preflight(node, Need(gpus=there + 1)))
+    assert more, f"{node.host} has {there} GPUs, and no finding says that {there + 1} are not there"

@@ -9,8 +9,10 @@ from contracts.stacks.reference.stack import Reference
 
 
 @broken(
-    Reference, "preflight", "PREF-01[one-sys]: GPU3–GPU5 is SYS and no finding of PREF-01 says so", bugs=("PRV-24",)
-)
+    Reference, "preflight",
+    "PREF-01[one-sys]: GPU3–GPU5 is SYS and no finding of PREF-01 says so",
+    "PREF-01d[this-node]: and no finding says that", bugs=("PRV-24",),
+)  # fmt: skip
 def trusts_the_node(preflight, self, capture, need):
     """Runs no preflight, because the node was fine last week."""
     return ()
@@ -131,3 +133,10 @@ def compares_with_the_name_of_the_card(preflight, self, capture, need):
 def asks_the_first_card(preflight, self, capture, need):
     """Reads only the memory of GPU0."""
     return tuple(each for each in preflight(self, capture, need) if each.promise != "PREF-06" or each.field == "GPU0")
+
+
+@broken(Reference, "preflight", "PREF-01d[this-node]: is not fit for its")
+def asks_for_a_row_of_nics(preflight, self, capture, need):
+    """Needs a NIC for each GPU on every node, also on one that has a single GPU and is nobody's neighbour."""
+    wanting = Finding(promise="PREF-01", field="nics", value="0", problem="a NIC a GPU is needed", remedy="add some")
+    return (*preflight(self, capture, need), wanting)
