@@ -21,7 +21,7 @@ from contracts.checks._support.launches import (
     rank_environment,
     with_inherited,
 )
-from contracts.contract import contract, untested
+from contracts.contract import contract
 from contracts.spec.launch import Lane
 from contracts.spec.stack import Stack
 
@@ -112,14 +112,6 @@ def the_allocator_may_expand_its_segments(stack: Stack, lane: Lane) -> None:
     _reaches_as(stack, lane, "PYTORCH_ALLOC_CONF", ALLOCATOR)
     alias = rank_environment(stack.launch(NAM56R, lane), lane).get("PYTORCH_CUDA_ALLOC_CONF", ALLOCATOR)
     assert alias == ALLOCATOR, f"PYTORCH_CUDA_ALLOC_CONF reaches the ranks as {alias!r}, the lane says {ALLOCATOR}"
-
-
-untested(
-    "ENV-03a",
-    "The allocator configuration that reached the CUDA context is the one in the receipt.",
-    why="only a process with a CUDA context knows what its allocator read",
-    tier="gpu",
-)
 
 
 @contract("ENV-04", asks="launch", cases=LANES, source="playbook")
