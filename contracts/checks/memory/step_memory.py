@@ -64,8 +64,10 @@ SETTLED = {
 SETTLED_ON_A_GPU = {"bfloat16": (replace(ONE_CARD, dtype="bf16"), "cuda")}
 
 
-@contract("MEM-02m", asks=("step_memory", "budget"), cases=SETTLED_ON_A_GPU, source="first run on an H200", tier="gpu")
-@contract("MEM-02o", asks=("step_memory", "budget"), cases=SETTLED, source="first run on an H200", slow=True)
+@contract(
+    "MEM-02m", asks=("step_memory", "budget"), cases=SETTLED_ON_A_GPU, source="hub: memory budget anatomy", tier="gpu"
+)
+@contract("MEM-02o", asks=("step_memory", "budget"), cases=SETTLED, source="hub: memory budget anatomy", slow=True)
 def a_settled_step_peaks_where_the_budget_said(stack: Stack, recipe: Recipe, device: str) -> None:
     """The peak of a settled step lies within 5 % of the budget of eager kernels: of its total without the reserve,
     which no allocator counts, with the gradients or without, which a stack may free before the next forward pass.
