@@ -147,17 +147,22 @@ def test_the_letters_of_every_bug_id_are_known() -> None:
     assert {bug.partition("-")[0] for mutant in LAW.mutants for bug in mutant.bugs} <= BUGS.keys()
 
 
-def test_a_bug_of_the_readme_is_declared_with_its_script() -> None:
+def test_a_bug_that_was_found_is_declared_with_its_script() -> None:
     rows = re.findall(
-        r"^\| (Megatron-Core|torchtitan|transformers) ([\d., ]+) \|.*\((docs/confirmed/\w+\.py)\) \| ([A-Z]+-\w+) \|$",
-        _text("README.md"), re.MULTILINE,
+        r"^\| (Megatron-Core|torchtitan|transformers) ([\d., ]+) \|.*\((confirmed/\w+\.py)\) \| ([A-Z]+-\w+) \|$",
+        _text("docs/findings.md"), re.MULTILINE,
     )  # fmt: skip
-    assert len(rows) == _text("README.md").count("](docs/confirmed/")
+    assert len(rows) == _text("docs/findings.md").count("](confirmed/")
+    shown = re.findall(r"\]\(docs/(confirmed/\w+\.py)\)", _text("README.md"))
+    assert shown
+    assert {*shown} <= {script for *_, script, _ in rows}
     stacks = {"Megatron-Core": "megatron", "torchtitan": "torchtitan", "transformers": "transformers"}
     undeclared = []
     for package, versions, script, id in rows:
         files = (ROOT / "docs/deviations").glob(f"{stacks[package]}*.toml")
-        declared = [each for file in files for each in load(file) if each.id == id and each.issue.startswith(script)]
+        declared = [
+            each for file in files for each in load(file) if each.id == id and each.issue.startswith(f"docs/{script}")
+        ]
         undeclared += [
             (package, version, id, script) for version in versions.split(", ")
             if not any(not each.versions or any(fnmatch(version, one) for one in each.versions) for each in declared)

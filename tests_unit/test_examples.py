@@ -90,7 +90,9 @@ def _put_back(folder: Path, mistake: str) -> None:
 def _done(command: str, folder: Path, slow: bool) -> tuple[int, str]:
     """The exit code of a command, and what it printed. A slow one needs torch."""
     name, *words = shlex.split(command, comments=True)
-    assert name in (COMMAND, "python"), f"the page runs {name}"
+    assert name in (COMMAND, "python", "torchrun"), f"the page runs {name}"
+    if name == "torchrun":
+        words = ["-m", "torch.distributed.run", "--standalone", *(str(RANKPROOF) if w == COMMAND else w for w in words)]
     if name == COMMAND:
         done = rankproof(*words, cwd=folder, limit_s=280, numbers=slow, OMP_NUM_THREADS="1")
     else:
@@ -148,9 +150,9 @@ def test_every_console_block_of_the_readme_is_run_or_says_why_not() -> None:
 
 
 @pytest.mark.unit
-def test_the_stack_of_the_readme_is_the_one_that_it_runs() -> None:
-    (shown,) = re.findall(r"(?<!-->\n)```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert shown == (ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8")
+def test_the_readme_is_short_and_its_trainer_is_the_example() -> None:
+    assert len(README.read_bytes()) <= 8 * 1024
+    assert FILES["train.py"] == (ROOT / "docs/examples/first_minute/train.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.unit
