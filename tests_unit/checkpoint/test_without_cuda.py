@@ -27,3 +27,6 @@ def test_a_write_that_dies_is_the_same_from_another_process(tmp_path: Path, monk
     assert without_cuda._other.cache_info().currsize == 1
     assert Reference().write_on_ranks(str(tmp_path / "ranks"), state, 2, {})[1].ending == "done"
     assert Reference().latest_checkpoint(str(tmp_path / "ranks")) == 3
+    monkeypatch.setenv(without_cuda.SERVED, "1")
+    monkeypatch.setattr(without_cuda, "_other", None)
+    assert Reference().write_checkpoint(str(tmp_path / "served"), state, 64, fault) == here

@@ -12,6 +12,8 @@ from contracts.spec.interpreter import python
 from contracts.stacks.launched import Launched
 
 Answer = TypeVar("Answer", bound=Callable[..., Any])
+SERVED = "RANKPROOF_WITHOUT_CUDA"
+"""Set in the other process: a stack whose own import uses CUDA would ask for a third."""
 
 
 def without_cuda(answer: Answer) -> Answer:
@@ -19,7 +21,7 @@ def without_cuda(answer: Answer) -> Answer:
 
     @functools.wraps(answer)
     def asked(self: object, *given: Any, **named: Any) -> Any:
-        if not accelerator.used():
+        if not accelerator.used() or SERVED in os.environ:
             return answer(self, *given, **named)
         other = _other(os.getpid(), f"{type(self).__module__}:{type(self).__qualname__}")
         return getattr(other, answer.__name__)(*given, **named)
@@ -31,4 +33,4 @@ def without_cuda(answer: Answer) -> Answer:
 def _other(process: int, stack: str) -> Launched:
     """The stack in a process that sees no device, for one process and not for its forks."""
     command = python("-m", "contracts.stacks.serve", stack)
-    return Launched(command, env={accelerator.VISIBLE: "", "OMP_NUM_THREADS": "1"}, persistent=True)
+    return Launched(command, env={accelerator.VISIBLE: "", SERVED: "1", "OMP_NUM_THREADS": "1"}, persistent=True)
