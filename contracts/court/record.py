@@ -209,12 +209,20 @@ def load(path: Path) -> tuple[Run, Footer]:
         ) from None
 
 
+LOG = "output.log"
+"""The output of a run, also of one that ended before it had a record."""
+
+
 def make_folder(folder: Path, renderings: Iterable[str] = ()) -> None:
     """Make a report folder, or empty it of an older run.
 
     Raises:
-        Refused: when it cannot be made or written to.
+        Refused: when it cannot be made or written to, and where files of these names lie beside no record of ours.
     """
+    ours = any((folder / name).exists() for name in ("run.jsonl", "run.jsonl.part"))
+    if theirs := [name for name in renderings if not ours and name != LOG and (folder / name).exists()]:
+        problem = f"has {', '.join(theirs)}, which no run of rankproof left there"
+        raise refuse("report", str(folder), problem, "give another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("run.jsonl", "run.jsonl.part", *renderings):

@@ -17,9 +17,10 @@ from pathlib import Path
 from types import TracebackType
 
 from contracts.court.plain_text import cut, terminal
+from contracts.court.record import LOG
 from contracts.spec.redaction import LineRedactor, secrets_here
 
-FILE = "output.log"
+FILE = LOG
 HEAD, TAIL = 1 << 20, 1 << 20  # bytes that are kept of the beginning and of the end
 LAST_LINES = 20
 DRAIN_S = 1.0  # what a process that outlives the run may still print

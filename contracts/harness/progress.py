@@ -55,6 +55,7 @@ class Progress:
         self._stream = stream if stream is not None else sys.stderr
         self._in_place = self._stream.isatty() and os.environ.get("TERM", "") != "dumb"
         self._over = threading.Event()
+        self._lines = _Lines(file)
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._count = _Count()
 
@@ -75,7 +76,7 @@ class Progress:
             self._say("\r\x1b[K")  # the line has done its duty, and the verdict follows
 
     def _watch(self) -> None:
-        told, due, lines = "", FIRST_S, _Lines(self._file)
+        told, due, lines = "", FIRST_S, self._lines
         while not self._over.wait(LOOK_S):
             further, anew = lines.further()
             if anew:
@@ -145,10 +146,11 @@ class _Count:
 
 
 class _Lines:
-    """The lines of a file as they are written. An older run's file may stand there at first: it is another file."""
+    """The lines of a file as they are written. What an older run left there is another file, and tells nothing."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._known = file, (-1, -1)
+        self._older = _identity(file.stat()) if file.exists() else None
         self._position, self._rest = 0, b""
 
     def further(self) -> tuple[list[str], bool]:
@@ -157,6 +159,8 @@ class _Lines:
         try:
             with self._file.open("rb") as opened:
                 at = os.fstat(opened.fileno())
+                if _identity(at) == self._older:
+                    return [], False
                 if (at.st_dev, at.st_ino) != self._known or at.st_size < self._position:
                     self._known, self._position, self._rest = (at.st_dev, at.st_ino), 0, b""
                     anew = True
@@ -167,6 +171,11 @@ class _Lines:
         self._position += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [line.decode("utf-8", "replace") for line in lines], anew
+
+
+def _identity(at: os.stat_result) -> tuple[int, int, int]:
+    """Of a file as it is; its number alone may be a new file's."""
+    return at.st_dev, at.st_ino, at.st_mtime_ns
 
 
 def _time(seconds: float) -> str:

@@ -230,10 +230,12 @@ def _only_texts(values: Iterable[object]) -> bool:
 
 def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """For `json.loads`: an object without repeated keys. Raises ValueError."""
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) != len(keys):
-        raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} is given twice")
-    return dict(pairs)
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} is given twice")
+        found[key] = value
+    return found
 
 
 def _no_constant(text: str) -> float:

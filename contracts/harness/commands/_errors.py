@@ -26,6 +26,7 @@ from contracts.spec.redaction import redact, redact_words, secrets_here
 P = ParamSpec("P")
 VERBOSE = "List every cause, item and id that the profile leaves outside, instead of counting them."
 AS_JSON = "The same as --form json."
+INTERRUPTED = 130
 COLOURS: dict[Word, str] = {"conformant": "green", "incomplete": "yellow", "broken": "magenta"}
 
 
@@ -35,7 +36,12 @@ def one_clear_error(command: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(command)
     def guarded(*arguments: P.args, **named: P.kwargs) -> None:
-        sys.exit(told(lambda: command(*arguments, **named)))
+        try:
+            code = told(lambda: command(*arguments, **named))
+        except KeyboardInterrupt:  # click would end with 1, which means violated
+            _say("interrupted")
+            code = INTERRUPTED
+        sys.exit(code)
 
     return guarded
 
@@ -105,15 +111,26 @@ def _say(text: str) -> None:
         click.echo(terminal(clean), err=True)
 
 
+@contextlib.contextmanager
+def whoever_listens() -> Iterator[None]:
+    """Print; that nobody reads on (`| head`) has no say in the exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still held would fail again at the end
+
+
 def print_report(text: str, word: Word, form: Form) -> None:
     """Print a rendering; on a terminal its last line, the verdict, is coloured."""
-    if form != "terminal":
-        click.echo(text, nl=False)
-        return
-    body, _, last = text.rstrip("\n").rpartition("\n")
-    if body:
-        click.echo(body)
-    click.secho(last, fg=COLOURS.get(word, "red"), bold=True)
+    with whoever_listens():
+        if form != "terminal":
+            click.echo(text, nl=False)
+            return
+        body, _, last = text.rstrip("\n").rpartition("\n")
+        if body:
+            click.echo(body)
+        click.secho(last, fg=COLOURS.get(word, "red"), bold=True)
 
 
 def written_to(file: Path, text: str, option: str) -> None:

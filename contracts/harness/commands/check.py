@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 import shlex
 import sys
@@ -32,6 +33,7 @@ from contracts.harness.commands._errors import (
     print_report,
     terminal_width,
     told,
+    whoever_listens,
 )
 from contracts.harness.families import read_checks
 from contracts.harness.gate import device_of, today
@@ -42,6 +44,23 @@ from contracts.spec import launchers
 from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
 from contracts.spec.interpreter import python
 from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Form, Header
+
+LONGEST_S = 1e6
+
+
+def a_time(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """An option's seconds; `nan` is within every range."""
+    if math.isnan(value):
+        raise click.BadParameter("nan is not a time", context, parameter)
+    return value
+
+
+def not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """An option's words. An empty one comes from a variable that CI has not set, and would mean the default."""
+    if value is not None and not value.strip(" ,"):
+        raise click.BadParameter(f"{value!r} names nothing; leave the option out for the default", context, parameter)
+    return value
+
 
 SUITE = Path(__file__).parents[1] / "suite.py"
 
@@ -57,7 +76,7 @@ SUITE = Path(__file__).parents[1] / "suite.py"
               help="Run package.module:Name in a process of its own, apart from the one that judges it.")  # fmt: skip
 @click.option("--with", "assistants", multiple=True, metavar="NAME",
               help="Who answers what the stack does not, such as a launcher's parser; `none` for nobody.")  # fmt: skip
-@click.option("--profile", show_default=f"{profiles.DEFAULT}; with --ranks: dist",
+@click.option("--profile", show_default=f"{profiles.DEFAULT}; with --ranks: dist", callback=not_empty,
               help=f"A comma-separated list of {', '.join(profiles.NAMED)}, ids, prefixes, single cases.",
               shell_complete=complete_items)  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=2), metavar="N",
@@ -74,8 +93,9 @@ SUITE = Path(__file__).parents[1] / "suite.py"
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
               show_default=True, help="Folder for the record and its renderings.")  # fmt: skip
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
-@click.option("--deadline", type=click.FloatRange(min=0, min_open=True), default=DEADLINE_S, show_default=True,
-              metavar="SECONDS", help="Time limit of one case, and of loading the stack.")  # fmt: skip
+@click.option("--deadline", type=click.FloatRange(min=0, min_open=True, max=LONGEST_S), callback=a_time,
+              default=DEADLINE_S, show_default=True, metavar="SECONDS",
+              help="Time limit of one case, and of loading the stack.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="Processes that share the contracts of one process; more than one needs pytest-xdist.")  # fmt: skip
 @click.option("--proof", "given", type=click.Path(path_type=Path), metavar="FILE",
@@ -138,13 +158,15 @@ def check(
             how = _run_in_one_process(arguments, output)
         else:
             how = torchrun.run(ranks, [*arguments, f"--dist-backend={carried}", *APART], folder)
-        return _verdict(folder, form, how, verbose)
+        return _verdict(folder, how)
 
-    output, code = Output(folder), EXIT_CODES["broken"]
+    output, code, older = Output(folder), EXIT_CODES["broken"], _record_there(folder)
     try:
         with record.only_writer(folder), checkout.put_first(named, at) as root:
             code = supervised(lambda: told(work), watched(output, folder / "run.jsonl.part"), deadline_s=deadline)
             _confirm(folder, code)
+            if _record_there(folder) not in (None, older):
+                _show(folder, form, verbose)
     except Ended:
         code = EXIT_CODES["broken"]
         raise
@@ -170,6 +192,7 @@ def _refuse_beside_ranks(jobs: int, *, prove: bool) -> None:
 
 def _refuse_unreadable(deviations: Path | None, given: Path | None, law: str | None, changed: str | None) -> None:
     """Refuse what cannot be read before anything is written."""
+    record.key()
     if deviations is not None:
         deviations_file.load(deviations)
     if given is not None:
@@ -258,19 +281,33 @@ def _run_in_one_process(arguments: list[str], output: Output) -> str:
     return f"pytest said {status!r}"
 
 
-def _verdict(folder: Path, form: Form, how: str, verbose: bool) -> int:
-    """Read the record of a run, render and print it; `how` is how the run ended, for where there is none."""
+def _verdict(folder: Path, how: str) -> int:
+    """Read the record of a run and render it; `how` is how the run ended, for where there is none."""
     if not (folder / "run.jsonl").exists():
         raise Ended(f"the run ended early ({how}); {folder} holds what came in")
     try:
-        run, closing = record.load(folder)
+        run, _ = record.load(folder)
     except Refused as error:  # no bad input: this run has written it
         raise Ended(f"its own record cannot be read: {error}") from None
     judged = verdict(run, today())
     for name, text in report.files(run, judged).items():
         (folder / name).write_text(text, encoding="utf-8")
+    return judged.exit_code
+
+
+def _record_there(folder: Path) -> tuple[int, int] | None:
+    """Which record a folder has; None for none."""
+    with contextlib.suppress(OSError):
+        at = (folder / "run.jsonl").stat()
+        return at.st_ino, at.st_mtime_ns
+    return None
+
+
+def _show(folder: Path, form: Form, verbose: bool) -> None:
+    """Print what a run found. The process that judged has ended, and with it the line of progress."""
+    run, closing = record.load(folder)
     if form == "terminal":  # the verdict is the last line
         beside = ", ".join(["run.jsonl", *(name for name in report.FILES if name != "report.html")])
-        click.echo(f"report: {folder / 'report.html'} ({beside} beside it)")
-    print_report(report.render(run, judged, form, verbose, terminal_width()), closing.word, form)
-    return judged.exit_code
+        with whoever_listens():
+            click.echo(f"report: {folder / 'report.html'} ({beside} beside it)")
+    print_report(report.render(run, verdict(run, today()), form, verbose, terminal_width()), closing.word, form)

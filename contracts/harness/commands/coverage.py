@@ -14,6 +14,7 @@ from contracts.court import coverage as share_of
 from contracts.court import pairs, profiles, record
 from contracts.court.verdict import verdict
 from contracts.harness.commands._errors import one_clear_error
+from contracts.harness.commands.check import not_empty
 from contracts.harness.commands.runs import day_of
 from contracts.harness.families import read_checks
 from contracts.harness.supervisor import Ended
@@ -25,8 +26,8 @@ from contracts.spec.interpreter import python
 @click.option("--stack", help="A name, or package.module:Name: judge it now. It may take as long as `check`.")
 @click.option("--record", "records", multiple=True, type=click.Path(path_type=Path), metavar="RUN",
               help="A recorded run or its folder, in place of --stack; may be repeated.")  # fmt: skip
-@click.option("--profile", show_default=f"{profiles.ONE_PROCESS}; with --ranks: dist", help="As for `check`. With "
-              "--record: count only this part of it.")  # fmt: skip
+@click.option("--profile", callback=not_empty, show_default=f"{profiles.ONE_PROCESS}; with --ranks: dist",
+              help="As for `check`. With --record: count only this part of it.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=2), metavar="N", help="As for `check`.")
 @click.option("--pairs", "together", is_flag=True, help="In place of a stack: which features the contracts ask for "
               "together, two by two, and the axes of parallelism three by three.")  # fmt: skip

@@ -1,0 +1,150 @@
+"""How the command ends where its surroundings fail: never as if a stack were violated, and with nobody's files gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from contracts.spec.records import EXIT_CODES
+from tests_unit._parties.running import ROOT, environment
+
+pytestmark = pytest.mark.unit
+VIOLATED, BROKEN, USAGE = EXIT_CODES["violated"], EXIT_CODES["broken"], 2
+WORDS = ("check", "--profile", "PAT-01", "--with", "none", "--report", "out")
+WRONG = """
+class Wrong:
+    name, version, offers, layouts, labels = "wrong", "1", frozenset({"blocks"}), frozenset(), {}
+
+    def blocks(self, pattern, depth):
+        return ("ablock",) * depth
+"""
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "rankproof", *words]
+
+
+def shell(folder: Path, line: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A line of bash in which `rp` is the command."""
+    rp = f'rp() {{ {sys.executable} -P -m rankproof "$@"; }}'
+    (folder / "wrong.py").write_text(WRONG)
+    return subprocess.run(["bash", "-c", f"{rp}\n{line}"], cwd=folder, env=environment(**variables), text=True,
+                          capture_output=True, check=False, timeout=120)  # fmt: skip
+
+
+def limited(folder: Path, of: int, most: int) -> subprocess.CompletedProcess[str]:
+    """The command where the system gives it no more than so much of something."""
+    return subprocess.run(command(*WORDS), cwd=folder, capture_output=True, text=True, check=False, timeout=120,
+                          env=environment(PYTHONDONTWRITEBYTECODE="1"),
+                          preexec_fn=lambda: resource.setrlimit(of, (most, most)))  # fmt: skip
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_has_no_say_in_the_verdict(closed: str, tmp_path: Path) -> None:
+    for stack, code in (("reference", 0), ("wrong:Wrong", VIOLATED)):
+        done = shell(tmp_path, f"rp {' '.join(WORDS)} --stack {stack} {closed}; echo code $? >> codes")
+        assert (tmp_path / "codes").read_text().splitlines()[-1] == f"code {code}", done.stdout + done.stderr
+        assert json.loads((tmp_path / "out/verdict.json").read_text())["exit_code"] == code
+        assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_goes_away_leaves_the_verdict_its_code(tmp_path: Path) -> None:
+    for stack, code in (("reference", 0), ("wrong:Wrong", VIOLATED)):
+        line = f"rp {' '.join(WORDS)} --form json --verbose --stack {stack} | head -c 1 > /dev/null"
+        done = shell(tmp_path, f"{line}; echo ${{PIPESTATUS[0]}}")
+        assert done.stdout == f"{code}\n", done.stderr
+        assert "before there was a verdict" not in done.stderr
+    again = shell(tmp_path, "rp report out --form html | head -c 1 > /dev/null; echo ${PIPESTATUS[0]}")
+    assert again.stdout == f"{VIOLATED}\n", again.stderr
+
+
+def test_no_temporary_folder_is_broken_and_one_line(tmp_path: Path) -> None:
+    done = limited(tmp_path, resource.RLIMIT_FSIZE, 0)
+    assert done.returncode in (BROKEN, USAGE), done.stderr
+    assert done.stderr.splitlines()[-1].startswith("rankproof: ")
+
+
+@pytest.mark.parametrize("files", [8, 12, 20])
+def test_too_few_descriptors_are_never_a_violation(files: int, tmp_path: Path) -> None:
+    done = limited(tmp_path, resource.RLIMIT_NOFILE, files)
+    assert done.returncode in (0, BROKEN, USAGE), done.stderr
+    assert done.returncode == 0 or done.stderr.splitlines()[-1].startswith("rankproof: ")
+
+
+@pytest.mark.parametrize(
+    "words", ["--deadline nan", "--deadline inf", "--deadline 1e300", "--profile ''", "--profile ' , '"]
+)
+def test_what_names_nothing_is_bad_input(words: str, tmp_path: Path) -> None:
+    done = shell(tmp_path, f"rp check --with none --report out {words}")
+    assert done.returncode == USAGE, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_key_that_is_not_there_is_bad_input_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "short").write_text("x")
+    for file in ("nowhere", "short"):
+        done = shell(tmp_path, f"rp {' '.join(WORDS)}", RANKPROOF_RECORD_KEY_FILE=str(tmp_path / file))
+        assert done.returncode == USAGE, done.stdout + done.stderr
+        assert "RANKPROOF_RECORD_KEY_FILE" in done.stderr
+
+
+def test_files_of_somebody_else_stay_where_they_are(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for name in ("summary.md", "junit.xml", "report.html"):
+        (tmp_path / "out" / name).write_text("mine")
+    for stack in ("nosuch:X", "reference"):
+        done = shell(tmp_path, f"rp {' '.join(WORDS)} --stack {stack}")
+        assert done.returncode == USAGE, done.stdout + done.stderr
+        assert {each.name: each.read_text() for each in (tmp_path / "out").iterdir()} == dict.fromkeys(
+            ("summary.md", "junit.xml", "report.html"), "mine"
+        )
+    assert (
+        "has junit.xml, report.html, summary.md, which no run of rankproof left there"
+        in " ".join(sorted(done.stderr.replace(",", "").split()))
+        or "which no run of rankproof left there" in done.stderr
+    )
+    own = shell(
+        tmp_path,
+        "rp check --profile PAT-01 --with none --report own; rp check --profile PAT-01 --with none --report own",
+    )
+    assert own.returncode == 0, own.stderr
+
+
+def on_a_terminal(folder: Path, *words: str) -> str:
+    """What a terminal is written."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execve(sys.executable, command(*words), environment(RANKPROOF_PROGRESS="1", TERM="xterm", COLUMNS="100"))
+    said = b""
+    read: Callable[[], bytes] = lambda: os.read(terminal, 1 << 16)  # noqa: E731
+    try:
+        while more := read():
+            said += more
+    except OSError:  # the other end is closed
+        pass
+    os.waitpid(pid, 0)
+    return said.decode()
+
+
+def test_the_report_begins_in_a_line_of_its_own_and_no_older_run_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    lines = [{"plan": {"items": [{"id": "A-01", "case": str(n)} for n in range(1755)]}},
+             *({"result": {"id": "A-01", "case": str(n), "outcome": "holds"}} for n in range(220))]  # fmt: skip
+    (tmp_path / "out/run.jsonl.part").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    (tmp_path / "wrong.py").write_text(WRONG)
+    said = on_a_terminal(tmp_path, *WORDS, "--stack", "wrong:Wrong")
+    assert "of 1755" not in said
+    before, report, _ = said.partition("report: ")
+    assert report
+    assert before.endswith(("\r\x1b[K", "\n")), repr(before[-80:])
+    assert str(ROOT) not in before
