@@ -10,7 +10,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 from contracts.contract import LAW
-from contracts.court import sources
+from contracts.court import repository, sources
 from contracts.court.causes import Cause
 from contracts.spec.records import OUTCOMES, Item, Result, Run, Verdict
 
@@ -65,6 +65,8 @@ def rerun(run: Run, result: Result) -> str:
 
 def rerun_words(run: Run) -> list[str]:
     """The beginning of every command that judges again: the stack, who assisted, which deviations."""
+    if run.header.command[1:2] == ("judge",):
+        return ["rankproof", "judge", run.header.subject.origin, *_liked(run.header.command)]
     device = ["--device", "cuda"] if run.header.device == "cuda" else []
     return ["rankproof", "check", "--stack", run.header.subject.origin, *device, *_kept(run.header.command)]
 
@@ -75,6 +77,13 @@ def ranks_words(item: Item) -> list[str]:
     if contract is None or contract.tier != "dist" or item.case not in contract.asked:
         return []
     return ["--ranks", str(max(2, contract.ranks(item.case)))]
+
+
+def _liked(command: Sequence[str]) -> Iterator[str]:
+    """The traces that a judged one is compared with, and its deviations."""
+    for at, word in enumerate(command):
+        if word in ("--like", "--deviations"):
+            yield from command[at : at + 2 + (word == "--like")]
 
 
 def _kept(command: Sequence[str]) -> Iterator[str]:
@@ -134,11 +143,11 @@ def _own_place(run: Run, question: str, answer: str, own: str) -> str:
 
 
 def place(run: Run, result: Result) -> tuple[str, int] | None:
-    """The file and the line of the stack's code that raised or answered, where the record knows; a file below the
-    working directory is relative to it, as CI wants it."""
+    """The file and the line of the stack's code that raised or answered, where the record knows; a file of the
+    repository is relative to its root, as CI wants it."""
     raised = _RAISED_AT.search(result.words)
-    if raised and (file := Path(raised["file"])).is_relative_to(Path.cwd()):
-        return str(file.relative_to(Path.cwd())), int(raised["line"])
+    if raised and (file := Path(raised["file"])).is_relative_to(repository.root()):
+        return repository.told(file), int(raised["line"])
     statement = run.plan.promises.get(result.id)
     asked = [raised["question"]] if raised else [*result.answered, *(statement.asks if statement else ())]
     for question in reversed(asked):

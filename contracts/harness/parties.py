@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from contracts.court import repository
 from contracts.court.deadline import Overdue, deadline
 from contracts.court.judge import DEADLINE_S
 from contracts.spec.codec import conforms
@@ -88,6 +89,22 @@ def load(name: str, *, deadline_s: float = DEADLINE_S) -> Party:
             return _load(name)
     except Overdue:
         raise Unreachable(f"{name} could not be loaded within {deadline_s:g} s") from None
+    except (Refused, Unreachable, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # as of a package that is installed and fails at import
+        raise Unreachable(f"{name} raised {type(error).__name__} while it was loaded: {error}") from error
+
+
+class Absent:
+    """Stands in a record for a stack that could not be loaded. It answers nothing."""
+
+    version = "not loaded"
+    offers: frozenset[str] = frozenset()
+    layouts: frozenset[Layout] = frozenset()
+    labels: Mapping[str, str] = {}
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 def _load(name: str) -> Party:
@@ -179,7 +196,7 @@ def _code(each: Answering) -> str:
 def places(party: Party) -> dict[str, str]:
     """Where the code of each question stands, as `file:line`; a question that is passed on to another process or
     that our own package answers elsewhere has no place."""
-    here, ours = Path.cwd(), Path(__file__).parents[1]
+    here, ours = repository.root(), Path(__file__).parents[1]
     found = {}
     for question in sorted(party.offers):
         code = getattr(inspect.unwrap(getattr(type(party), question, None) or _nothing), "__code__", None)
@@ -187,7 +204,7 @@ def places(party: Party) -> dict[str, str]:
             continue
         file = Path(code.co_filename)
         if file.is_relative_to(here):
-            found[question] = f"{file.relative_to(here)}:{code.co_firstlineno}"
+            found[question] = f"{repository.told(file)}:{code.co_firstlineno}"
         elif not file.is_relative_to(ours):
             found[question] = f"{file}:{code.co_firstlineno}"
     return found
@@ -203,6 +220,8 @@ def _imported(name: str, module: str, attribute: str) -> Party:
     try:
         found = importlib.import_module(module)
     except ImportError as error:
+        if not (error.name and f"{module}.".startswith(f"{error.name}.")):  # of what the stack imports, not of its name
+            raise Unreachable(f"{module} raised {type(error).__name__} at import: {error}") from error
         raise refuse(
             "stack", name, f"cannot be imported: {error}", "check the module's path and its imports"
         ) from error

@@ -57,6 +57,7 @@ NEEDS = {
     "gpu": "no contract of this profile is judged on a GPU",
     "dist": "no contract of this profile is judged by several ranks",
 }
+GPU = "gpu"  # a tier, its marker and its profile
 SLOW_S = 240.0  # for a contract whose compiler starts cold on every rank
 OWN_RANKS_S = 290.0  # for a GATE contract, which starts ranks of its own, one torchrun after the other
 
@@ -126,6 +127,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     tier = metafunc.function.__name__.removeprefix("test_")
     gate = _gate(metafunc.config)
     items = [i for i in gate.plan.items if i.id in LAW.contracts and LAW.contracts[i.id].tier == tier]
+    if tier == GPU and items and _asks_for_a_device(metafunc.config) and (missing := gate.missing_device(items[0])):
+        raise pytest.UsageError(f"-m {GPU}: {missing}")  # skipped, it would be green
     if not items:
         nothing = (getattr(pytest.mark, tier), pytest.mark.skip(reason=NEEDS[tier]))
         metafunc.parametrize(options.CASE, [pytest.param(None, marks=nothing, id="nothing")])
@@ -136,6 +139,11 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         marks = (*_marks(gate, item), *(unjudged if LAW.contracts[item.id].of_numbers else ()))
         each.append(pytest.param(item, marks=marks, id=f"{item.id}-{item.case}"))
     metafunc.parametrize(options.CASE, each, indirect=True)
+
+
+def _asks_for_a_device(config: pytest.Config) -> bool:
+    """Whether tests of the gpu tier are wanted, and no others: `-m gpu`."""
+    return str(config.getoption("markexpr", "")).strip() == GPU
 
 
 def without_torch() -> tuple[pytest.MarkDecorator, ...]:
@@ -298,7 +306,8 @@ def _gate(config: pytest.Config) -> Gate:
     collect_seldom()
     if options.setting(config, "device"):
         os.environ[device.VARIABLE] = options.setting(config, "device")
-    profile = options.setting(config, "profile") or ("dist" if here().world > 1 else ONE_PROCESS)
+    alone = GPU if _asks_for_a_device(config) else ONE_PROCESS
+    profile = options.setting(config, "profile") or ("dist" if here().world > 1 else alone)
     name = options.setting(config, "stack") or "reference"
     given, compared = options.setting(config, "proof"), options.setting(config, "baseline")
     try:

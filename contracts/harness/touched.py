@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from contracts.contract import LAW
+from contracts.court import repository
 from contracts.court.telling import counted
 from contracts.spec.errors import refuse
 from contracts.spec.records import Item, Plan
@@ -92,7 +93,7 @@ def _others(party: Party, question: str) -> tuple[range, ...]:
 
 
 def _file(place: str) -> Path | None:
-    return Path(place.rpartition(":")[0]).resolve() if place else None
+    return (repository.root() / place.rpartition(":")[0]).resolve() if place else None
 
 
 def _distance(file: Path, own: range, others: tuple[range, ...], change: Changed) -> int | None:

@@ -177,7 +177,7 @@ class Subject:
     abilities: Abilities | None = None
     conventions: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
-    """Question → `file:line` of the code that answers it, where that is Python; relative to the working directory."""
+    """Question → `file:line` of the code that answers it, where that is Python; relative to the repository's root."""
     answering: tuple[Answering, ...] = ()
     """What each process that answers has under the stack's name; empty where it is no Python that could be found."""
 

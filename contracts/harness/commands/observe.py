@@ -24,6 +24,7 @@ from contracts.harness.commands._errors import (
     terminal_width,
     told,
 )
+from contracts.harness.commands.check import not_empty
 from contracts.harness.families import read_checks
 from contracts.harness.gate import Gate
 from contracts.observe.entry import Script
@@ -122,11 +123,13 @@ def diff(reference: Path, other: Path, repeats: tuple[Path, ...], behind: int, a
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
 @click.option("--json", "as_json", is_flag=True, help=AS_JSON)
 @click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
+@click.option("--profile", default=PROFILE, show_default=True, callback=not_empty,
+              help="Ids, prefixes and single cases of OBS, as for `check`.")  # fmt: skip
 @click.option("--like", multiple=True, type=(click.Choice(LIKE), click.Path(path_type=Path)), metavar="KIND DIR",
               help="A trace that TRACE must equal: one-rank, whole (which it resumes) or plain.")  # fmt: skip
 @one_clear_error
 def judge(
-    trace: Path, deviations: Path | None, folder: Path, form: Form, as_json: bool, verbose: bool,
+    trace: Path, deviations: Path | None, folder: Path, form: Form, as_json: bool, verbose: bool, profile: str,
     like: tuple[tuple[str, Path], ...],
 ) -> None:  # fmt: skip
     """Judge one trace: what every healthy training run keeps. Exit codes as of `check`."""
@@ -149,10 +152,13 @@ def judge(
         raise Refused(refusals)
     found = read(trace)
     declared = deviations_file.load(deviations) if deviations is not None else ()
+    plan = profiles.plan(LAW, profile)
+    if other := [str(item) for item in plan.items if not item.id.startswith(PROFILE)]:
+        raise refuse("profile", profile, f"is not about a trace: {other[0]}", "name contracts of OBS")
     record.make_folder(folder, (*report.FILES, output.FILE))
     gate = Gate(
-        subject=Observed(found, dict(like)), origin=str(trace), assistants=(), profile=PROFILE,
-        plan=profiles.plan(LAW, PROFILE), deviations=declared,
+        subject=Observed(found, dict(like)), origin=str(trace), assistants=(), profile=profile, plan=plan,
+        deviations=declared,
     )  # fmt: skip
     gate.open(folder)
     for item in gate.plan.items:
