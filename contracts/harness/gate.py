@@ -177,7 +177,8 @@ class Gate:
             Broken: where this process, after all that the stack did in it, no longer finds the known bug.
         """
         power.refuse_without(numbers=self._numbers)
-        self.unclaimed = tuple(_unclaimed(self.subject, self.deadline_s, numbers=of_numbers(self.plan)))
+        if not isinstance(self.subject, parties.Absent):
+            self.unclaimed = tuple(_unclaimed(self.subject, self.deadline_s, numbers=of_numbers(self.plan)))
         run = self.run()
         judged = verdict(run, today())
         if self.recorder is not None:

@@ -148,3 +148,31 @@ def test_the_report_begins_in_a_line_of_its_own_and_no_older_run_is_told_of(tmp_
     assert report
     assert before.endswith(("\r\x1b[K", "\n")), repr(before[-80:])
     assert str(ROOT) not in before
+
+
+ADAPTERS = {
+    "raises": "raise RuntimeError('the fork was imported')\n",
+    "lacks": "import there_is_no_such_package\n",
+    "leaves": "import sys\nsys.exit(0)\n",
+    "unbuilt": "class Ours:\n    def __init__(self):\n        raise OSError('no driver')\n",
+}
+
+
+@pytest.mark.parametrize("how", ADAPTERS)
+def test_a_stack_that_cannot_be_loaded_leaves_a_whole_report(how: str, tmp_path: Path) -> None:
+    """The commonest red of a pull request."""
+    (tmp_path / "ours.py").write_text(ADAPTERS[how])
+    done = shell(tmp_path, f"rp {' '.join(WORDS)} --stack ours:Ours")
+    assert done.returncode == EXIT_CODES["incomplete"], done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout.splitlines()[-1].startswith("INCOMPLETE: ours:Ours not loaded, profile PAT-01 (")
+    said = {"raises": "the fork was imported", "lacks": "there_is_no_such_package", "leaves": "SystemExit",
+            "unbuilt": "no driver"}[how]  # fmt: skip
+    for name in ("junit.xml", "summary.md", "annotations.txt", "report.html", "results.sarif", "run.jsonl"):
+        text = (tmp_path / "out" / name).read_text()
+        assert text
+        assert said in text or name == "results.sarif", name
+    assert "9 not run" in done.stdout
+    nowhere = shell(tmp_path, f"rp {' '.join(WORDS)} --stack nosuch.ours:Ours --report other")
+    assert nowhere.returncode == USAGE
+    assert not (tmp_path / "other").exists()

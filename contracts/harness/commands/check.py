@@ -36,14 +36,15 @@ from contracts.harness.commands._errors import (
     whoever_listens,
 )
 from contracts.harness.families import read_checks
-from contracts.harness.gate import device_of, today
+from contracts.harness.gate import Gate, device_of, today
 from contracts.harness.output import Output
 from contracts.harness.progress import Progress
 from contracts.harness.supervisor import Ended, supervised
 from contracts.spec import launchers
 from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
 from contracts.spec.interpreter import python
-from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Form, Header
+from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Form, Header, Plan, Result
+from contracts.spec.stack import Party
 
 LONGEST_S = 1e6
 
@@ -146,7 +147,9 @@ def check(
         if folder.exists():  # an older run must not be read as this one, whatever happens now
             record.make_folder(folder, (*report.FILES, output_of.FILE))
         with output.taken():
-            subject = parties.load(stack, deadline_s=deadline)
+            subject = _loaded(stack, profile, plan, deadline, folder)
+            if subject is None:
+                return _verdict(folder, "the stack was not loaded")
             if root is not None:
                 checkout.refuse_other(subject, root, str(at))
             parties.assistants(subject, assistants, quick=False)
@@ -217,6 +220,22 @@ def _apart(stack: str, ranks: int | None) -> str:
         found.add("--isolated", ranks, "does not go with --ranks: the ranks hold the stack", "leave one of them out")
     found.raise_any()
     return f"launched:{shlex.join(python('-m', 'contracts.stacks.serve', stack))}" if served else stack
+
+
+def _loaded(stack: str, profile: str, plan: Plan, deadline: float, folder: Path) -> Party | None:
+    """The stack; None where it cannot be loaded, and the record says so: everything was planned, and nothing asked."""
+    try:
+        return parties.load(stack, deadline_s=deadline)
+    except Unreachable as error:
+        why = str(error)
+    record.make_folder(folder)
+    gate = Gate(subject=parties.Absent(stack), origin=stack, assistants=(), profile=profile, plan=plan)
+    gate.open(folder)
+    for item in plan.items:
+        if item.id not in LAW.untested:
+            gate.add(Result(id=item.id, case=item.case, outcome="not run", words=why))
+    gate.close()
+    return None
 
 
 def _confirm(folder: Path, code: int) -> None:
