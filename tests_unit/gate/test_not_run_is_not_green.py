@@ -223,4 +223,6 @@ def test_an_older_green_record_is_not_read_as_this_run(tmp_path: Path) -> None:
     one = f"rankproof check --with none --profile '{ONE}' --report out"
     assert _in_a_shell(one, tmp_path).returncode == 0
     assert _in_a_shell(f"{one} --stack {BAD}:CannotBeBuilt", tmp_path).returncode == INCOMPLETE
-    assert list((tmp_path / "out").iterdir()) == []
+    told = json.loads((tmp_path / "out/verdict.json").read_text())
+    assert (told["exit_code"], told["counts"]["holds"]) == (INCOMPLETE, 0)
+    assert "CannotBeBuilt not loaded, profile" in (tmp_path / "out/summary.md").read_text()

@@ -87,10 +87,11 @@ def test_an_older_record_in_the_same_place_is_not_counted(tmp_path: Path) -> Non
         Told(file)(result)
     Told(file).planned(7)
     with Progress(file, terminal):
-        _until(terminal.getvalue, "2 of 7")
+        _until(terminal.getvalue, "preparing")
         (tmp_path / "newer").write_text(f'{{"planned": 5}}\n{record.line(HELD)}\n', encoding="utf-8")
         (tmp_path / "newer").replace(file)
         _until(terminal.getvalue, "1 of 5")
+    assert "of 7" not in terminal.getvalue()
 
 
 @pytest.mark.parametrize("words", [("check", "--jobs", "2"), ("selftest", "--only", "TOPO-02b", "--jobs", "2")])

@@ -138,10 +138,7 @@ def check(
         refuse_absent()
         carried = settle(backend, ranks)
         read_checks(*profiles.beginnings(profile))
-        plan = profiles.plan(LAW, profile)  # refuse bad input before anything is written
-        if ranks is not None:
-            plan = profiles.of_several_ranks(LAW, plan)
-            _refuse_beside_ranks(jobs, prove=prove)
+        plan = _planned(profile, ranks, jobs, prove=prove)
         _refuse_unreadable(deviations, given, law, changed)
         earlier = None if baseline is None else _earlier(baseline, folder)
         if folder.exists():  # an older run must not be read as this one, whatever happens now
@@ -186,11 +183,16 @@ def watched(output: Output, written: Path) -> Iterator[None]:
         yield
 
 
-def _refuse_beside_ranks(jobs: int, *, prove: bool) -> None:
+def _planned(profile: str, ranks: int | None, jobs: int, *, prove: bool) -> Plan:
+    """What is judged. Bad input is refused before anything is written."""
+    plan = profiles.plan(LAW, profile)
+    if ranks is None:
+        return plan
     found, beside = Refusals(), "does not go with --ranks"
     found.unless(jobs == 1, "jobs", jobs, beside, "leave it out: the ranks are processes")
     found.unless(not prove, "selftest", prove, beside, "run `rankproof selftest --profile dist`")
     found.raise_any()
+    return profiles.of_several_ranks(LAW, plan)
 
 
 def _refuse_unreadable(deviations: Path | None, given: Path | None, law: str | None, changed: str | None) -> None:
