@@ -168,9 +168,9 @@ class Device:
 
     def batched(self, label: str, output: Tensor, piece: Piece) -> Asked:
         """Ask for the squares and the sketch of a batched output, and launch that."""
-        rows, count, width = piece.indices[0], piece.shape[0], piece.shape[-1]
+        rows, count, width = piece.indices[0], output.shape[0], output.shape[-1]
         lines = output.numel() // max(1, count * width)
-        known = (label, piece.shape[1:])
+        known = (label, output.shape[1:])
         hashes = lines >= COARSE  # else each line is in the order, which is then of this batch
         if not hashes or known not in self.orders:
             self.orders[known] = self._order(label, piece, hashes)

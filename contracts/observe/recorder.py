@@ -11,6 +11,7 @@ import fnmatch
 import functools
 import hashlib
 import itertools
+import json
 import math
 import os
 import re
@@ -534,7 +535,8 @@ class Recorder:
             for name, parameter in root.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
-                    self.parameters.setdefault(id(parameter), self._called(name, parameter, root))
+                    if id(parameter) not in self.parameters:
+                        self.parameters[id(parameter)] = self._called(name, parameter, root)
                     yield self.parameters[id(parameter)], parameter
 
     def _name(self, root: nn.Module, later: bool = False) -> None:
@@ -680,9 +682,11 @@ class Recorder:
         if not self.on or not self.step or _skips(optimizer):
             return
         with _Apart(self):
-            for _ in self._every_parameter():
-                pass  # FSDP2 exchanges parameters; their names are those of now
-            for each, number, group in _groups(optimizer):
+            groups = list(_groups(optimizer))
+            if any(id(one) not in self.parameters for _, _, group in groups for one in group["params"]):
+                for _ in self._every_parameter():
+                    pass  # FSDP2 exchanges parameters; their names are those of now
+            for each, number, group in groups:
                 held = list(self._group(number, group))
                 shown = [(label, one, one.grad) for label, one in held if one.grad is not None]
                 written = iter(self._every("gradient", (id(each), number), shown))
@@ -815,7 +819,9 @@ class Recorder:
             # a batch has its rows in another order on another layout: its bits say nothing
             bits = "" if batched else f"{fingerprint(label, local, pieces):016x}"
             return self._write_tensor(kind, label, line, mine, _squares(local), bits, None, sketched)
-        asked = there.batched(label, local, pieces[0]) if batched else there.ask(label, local, pieces, sketch=wanted)
+        if batched:
+            return self._in_turn(self._output(there, label, local, pieces[0], line), waits=True)
+        asked = there.ask(label, local, pieces, sketch=wanted)
         if kind == "forward":
             there.launch()  # before the script overwrites it
         elif wanted and self._keeps(kind, line):
@@ -823,10 +829,25 @@ class Recorder:
         mine = mine if kind == "weight" else replace(mine, local=phases.NOTHING)  # which must not live on with its line
 
         def write() -> None:
-            bits, told = "" if batched else asked.bits, asked.sketch if wanted else None
-            self._write_tensor(kind, label, line, mine, asked.squares, bits, told, sketched)
+            told = asked.sketch if wanted else None
+            self._write_tensor(kind, label, line, mine, asked.squares, asked.bits, told, sketched)
 
         return self._in_turn(write, waits=True)
+
+    def _output(
+        self, there: device.Device, label: str, output: Tensor, piece: Piece, line: dict[str, Any]
+    ) -> Callable[[], None]:
+        """What writes the line of a batched output when the device was read."""
+        asked = there.batched(label, output, piece)
+        begin = json.dumps({"e": "forward", **line}, separators=(",", ":"))[:-1]
+
+        def write() -> None:
+            squares = asked.squares
+            number = self.writer.sketch(asked.sketch) if math.isfinite(squares) else None
+            end = json.dumps({"bits": "", "squares": _number(squares), "sketch": number}, separators=(",", ":"))
+            self.writer.lines([f"{begin},{end[1:]}"])
+
+        return write
 
     def _write_tensor(
         self, kind: str, label: str, line: dict[str, Any], mine: Held, squares: float, bits: str,
@@ -933,16 +954,19 @@ class _Apart:
     """What the recorder itself does is not observed, leaves no graph, and does not end the script."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.entered = recorder, contextlib.ExitStack()
+        self.recorder, self.graph = recorder, torch.is_grad_enabled()
+        self.elsewhere = torch.device("cpu") if torch.get_default_device().type != "cpu" else None
 
     def __enter__(self) -> None:
         self.recorder.busy = True
-        self.entered.enter_context(torch.no_grad())
-        if torch.get_default_device().type != "cpu":  # the tables of sketches are made on the CPU
-            self.entered.enter_context(torch.device("cpu"))
+        torch.set_grad_enabled(False)
+        if self.elsewhere is not None:  # the tables of sketches are made on the CPU
+            self.elsewhere.__enter__()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        self.entered.close()
+        if self.elsewhere is not None:
+            self.elsewhere.__exit__(None, None, None)
+        torch.set_grad_enabled(self.graph)
         self.recorder.busy = False
         if isinstance(error, Exception):
             self.recorder.fails(error)

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -39,11 +39,11 @@ class Piece:
     indices: tuple[Tensor, ...]
     coarse: bool = False
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple(len(each) for each in self.indices)
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return math.prod(self.shape)
 
