@@ -26,7 +26,9 @@ def forked(work: Callable[[], Iterable[Any]], *, seconds: float) -> list[Any]:
 
     It must not be called where the reference has been imported.
     """
-    assert not any(name.startswith("contracts.stacks") for name in sys.modules), "the reference is imported already"
+    assert not any(name.startswith("contracts.stacks.reference") for name in sys.modules), (
+        "the reference is imported already"
+    )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "rows.jsonl")
         sys.stdout.flush()

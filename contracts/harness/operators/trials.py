@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -135,6 +136,8 @@ def _affordable(items: Sequence[Item], reach: Reach, budget_s: float) -> list[It
 def _judged(folder: Path, items: Sequence[Item], reach: Reach) -> Iterator[dict[str, Any]]:
     """In a fork: the outcome of one case after the other, until one is violated."""
     contracts.__path__.insert(0, str(folder / "contracts"))
+    for name in [each for each in sys.modules if each.startswith("contracts.stacks")]:
+        del sys.modules[name]  # what records need of it is imported; the folder has the rest
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     os.chdir(folder)
     importlib.invalidate_caches()
