@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,3 +65,36 @@ def test_rows_see_no_other_row_in_either_layout(folded: bool, monkeypatch: pytes
     y_BTD = symbols.of_rows(Branch(), x_BTD, attends=True)
     assert torch.equal(y_BTD, x_BTD.cumsum(1) * torch.arange(3.0)[:, None])
     assert torch.equal(symbols.of_rows(nn.Identity(), x_BTD, attends=False), x_BTD)
+
+
+def _configs(monkeypatch: pytest.MonkeyPatch, **kinds: list[str]) -> None:
+    """A torchtitan whose configurations have these fields."""
+    made = {kind: dataclasses.make_dataclass(kind, names) for kind, names in kinds.items()}
+    for name in ("torchtitan", "torchtitan.config", "torchtitan.config.configs"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**made))  # type: ignore[arg-type]
+
+
+def test_the_size_of_a_batch_is_told_in_rows_or_in_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    from contracts.stacks.torchtitan import symbols
+
+    _configs(monkeypatch, TrainingConfig=["seq_len"], ParallelismConfig=["pipeline_parallel_microbatch_size"])
+    told = symbols.batch_sizes(rows=2, total=8, length=16)
+    assert told == {"local_batch_size": 2, "global_batch_size": 8, "seq_len": 16}
+    assert symbols.microbatches(rows=2, number=4) == {"pipeline_parallel_microbatch_size": 2}
+    _configs(monkeypatch, TrainingConfig=["max_context_length"], ParallelismConfig=["num_pp_microbatches"])
+    assert [*symbols.batch_sizes(rows=2, total=8, length=16).values()] == [32, 128, 16]
+    assert symbols.microbatches(rows=2, number=4) == {"num_pp_microbatches": 4}
+
+
+def test_a_folded_batch_has_the_place_of_each_token_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from contracts.stacks.torchtitan import symbols
+
+    tokens_BT, labels_BT = torch.arange(6).view(2, 3), torch.arange(6, 12).view(2, 3)
+    monkeypatch.setattr(symbols, "folded", lambda: True)
+    given, labels_N = symbols.batch_of(tokens_BT, labels_BT)
+    assert {name: each.tolist() for name, each in given.items()} == {"input": [*range(6)], "positions": [0, 1, 2] * 2}
+    assert labels_N.tolist() == [*range(6, 12)]
+    monkeypatch.setattr(symbols, "folded", lambda: False)
+    assert symbols.batch_of(tokens_BT, labels_BT)[0]["input"] is tokens_BT

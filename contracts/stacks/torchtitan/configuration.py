@@ -17,7 +17,7 @@ from contracts.spec.errors import decline
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session
 from contracts.stacks.kit import declining
-from contracts.stacks.torchtitan import shims, weight_mapping
+from contracts.stacks.torchtitan import shims, symbols, weight_mapping
 from contracts.stacks.torchtitan.model import config_of
 
 
@@ -51,6 +51,13 @@ def is_bare(session: Session) -> bool:
     return execution.world == 1 and not is_half(recipe, execution) and recipe.optim.rule != "muon"
 
 
+def rows_of(session: Session) -> int:
+    """The rows of one microbatch on one rank."""
+    execution = session.execution
+    total = len(numerics.tensor(session.batches[0].tokens)) if session.batches else session.recipe.batch.total
+    return max(total // (execution.world // (execution.degrees.pp * execution.degrees.tp) * execution.microbatches), 1)
+
+
 def configuration(session: Session, folder: str) -> Any:
     """The session as a `Trainer.Config`."""
     from torchtitan.components.checkpointer import CheckpointManager
@@ -80,19 +87,19 @@ def configuration(session: Session, folder: str) -> Any:
         optimizer=_optimizer(recipe),
         lr_scheduler=_schedule(recipe),
         training=TrainingConfig(
-            local_batch_size=rows, global_batch_size=total, seq_len=recipe.seq_length,
+            **symbols.batch_sizes(rows=rows, total=total, length=recipe.seq_length),
             max_norm=recipe.optim.clip or math.inf, steps=max(recipe.optim.steps, session.steps),
             dtype="float32", mixed_precision_param="bfloat16" if is_half(recipe, execution) else "float32",
             mixed_precision_reduce="float32", disable_cuda_graphs=True, gc_freq=1000,
         ),
-        parallelism=_parallelism(recipe, execution, max(total // dp // execution.microbatches, 1)),
+        parallelism=_parallelism(recipe, execution, rows_of(session)),
         checkpoint=CheckpointManager.Config(
             enable=kept, folder=session.load or session.save or "checkpoint", interval=1, keep_latest_k=0,
             last_save_model_only=False,
         ),
         activation_checkpoint=FullAC.Config() if execution.recompute or recipe.recompute == "full" else None,
         validator=Validator.Config(
-            enable=bool(given), freq=1, steps=passes or -1, dataloader=Rows.Config(given=given)
+            enable=bool(given), freq=1, steps=passes or -1, dataloader=Rows.Config(given=given, size=rows)
         ),
         compile=CompileConfig(enable=execution.compile != "none", components=["model"], backend=execution.backend),
         debug=DebugConfig(seed=recipe.seed, enable_structured_logging=False),
@@ -208,7 +215,7 @@ def _parallelism(recipe: Recipe, execution: Execution, micro: int) -> Any:
         expert_parallel_degree=degrees.ep,
         pipeline_parallel_degree=degrees.pp,
         pipeline_parallel_schedule="Interleaved1F1B" if execution.schedule == "interleaved" else "1F1B",
-        pipeline_parallel_microbatch_size=micro,
+        **symbols.microbatches(rows=micro, number=execution.microbatches),
         module_fqns_per_model_part=_parts(segments) if degrees.pp > 1 and len(segments) > 1 else None,
         spmd_backend="partial_dtensor",
     )

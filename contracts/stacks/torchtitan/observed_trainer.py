@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.config import Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.trainer import Trainer
 
+from contracts.stacks.torchtitan import symbols
 from contracts.stacks.torchtitan.recorded_step import Alone, Logged, RecordsGradients
 
 
@@ -30,24 +30,25 @@ class Nothing(Configurable):  # type: ignore[misc]  # torchtitan is not installe
         self.config = config
 
 
-class Rows(BaseDataLoader):  # type: ignore[misc]
+class Rows(symbols.data_loader()):  # type: ignore[misc]
     """Replaces the data set: this rank's rows of what it is `given` for validation. Batches of steps come from the
     session itself.
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):  # type: ignore[misc]
+    class Config(symbols.data_loader().Config):  # type: ignore[misc]
         given: tuple[tuple[Tensor, Tensor], ...] = ()
+        size: int = 1
         infinite: bool = False
 
-    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **_: Any) -> None:
-        self.config, self.ranks, self.rank, self.size = config, dp_world_size, dp_rank, local_batch_size
+    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, **_: Any) -> None:
+        self.config, self.ranks, self.rank = config, dp_world_size, dp_rank
 
     def __iter__(self) -> Iterator[Any]:
         for tokens_BT, labels_BT in self.config.given:
             own = tokens_BT.chunk(self.ranks)[self.rank], labels_BT.chunk(self.ranks)[self.rank]
-            for tokens, labels in zip(*(torch.split(each, self.size) for each in own), strict=True):
-                yield {"input": tokens}, labels
+            for tokens, labels in zip(*(torch.split(each, self.config.size) for each in own), strict=True):
+                yield symbols.batch_of(tokens, labels)
 
     def state_dict(self) -> dict[str, Any]:
         return {}

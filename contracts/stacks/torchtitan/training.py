@@ -27,9 +27,9 @@ from contracts.stacks.kit import dry_runs, runs, worlds
 from contracts.stacks.kit.links import Link
 from contracts.stacks.kit.messages import watched
 from contracts.stacks.kit.roles import role_of
-from contracts.stacks.torchtitan import shims, weight_mapping
+from contracts.stacks.torchtitan import shims, symbols, weight_mapping
 from contracts.stacks.torchtitan.abilities import ABILITIES, DRAWS
-from contracts.stacks.torchtitan.configuration import configuration, declined, is_bare, is_half
+from contracts.stacks.torchtitan.configuration import configuration, declined, is_bare, is_half, rows_of
 
 
 class Run(runs.Run):
@@ -47,7 +47,7 @@ class Run(runs.Run):
 
     def __init__(self, session: Session, *, even: bool = False) -> None:
         super().__init__(session, self.links_of(session.recipe))
-        self.alone, self.even = is_bare(session), even
+        self.alone, self.even, self.length = is_bare(session), even, session.recipe.seq_length
         os.environ.setdefault("LOCAL_RANK", "0")  # the trainer reads it even without a launcher
         self.folder = tempfile.TemporaryDirectory(prefix="titan-")
         _reset()
@@ -58,6 +58,8 @@ class Run(runs.Run):
         }
         self.trainer.before_clip = lambda trainer: self.note(trainer.step)
         shims.sums_alone(self.trainer.model_parts)
+        for part in self.trainer.model_parts:
+            symbols.rows_apart(part, lambda: self.length)
         if self.trainer.parallel_dims.pp_enabled:
             shims.whole_batches(self.trainer.pp_schedule)
 
@@ -101,15 +103,11 @@ class Run(runs.Run):
         mesh = dims.get_optional_mesh("batch")
         ranks, rank = (1, 0) if mesh is None else (mesh.size(), mesh.get_local_rank())
         for first in range(rank * len(tokens_BT) // ranks, (rank + 1) * len(tokens_BT) // ranks, size):
-            yield {"input": tokens_BT[first : first + size]}, labels_BT[first : first + size]
+            self.length = tokens_BT.shape[1]
+            yield symbols.batch_of(tokens_BT[first : first + size], labels_BT[first : first + size])
 
     def size(self) -> int:
-        config = self.trainer.config
-        staged = self.trainer.parallel_dims.pp_enabled
-        found: int = (
-            config.parallelism.pipeline_parallel_microbatch_size if staged else config.training.local_batch_size
-        )
-        return found
+        return rows_of(self.session)
 
     def step(self, batch: Tokens) -> Step:
         trainer = self.trainer
@@ -153,7 +151,9 @@ class Run(runs.Run):
         hook.remove()
         told = dict.fromkeys(("lm", "total"), sum(losses))
         found = self.canonical(runs.gradients(self.parameters()))
-        return Pass(logits=numerics.array(torch.cat(logits)), losses=told, gradients=found)
+        return Pass(
+            logits=numerics.array(torch.cat(logits).view(*batch.tokens.shape, -1)), losses=told, gradients=found
+        )
 
     def loss(self) -> float:
         """The loss that the trainer would have logged; in a pipeline, on the rank of the last stage."""
