@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts.checks._support.findings import assert_no_findings, finding_on
-from contracts.contract import contract, untested
+from contracts.contract import contract
 from contracts.spec.installation import (
     Extension,
     Installation,
@@ -226,11 +226,3 @@ def binaries_fit_the_torch_that_is_there(
         assert_no_findings(findings)
     else:
         finding_on(findings, extension.name, *words)
-
-
-untested(
-    "INST-03b",
-    "The pre-built kernels run on the device beside the installed torch: each computes one small case.",
-    why="needs the pre-built wheels and a GPU of the capability they were compiled for",
-    tier="gpu",
-)
