@@ -34,8 +34,10 @@ KINDS: Mapping[Kind, str] = {
 """What an item says about a change, in reading order."""
 _TOLD: tuple[Kind, ...] = ("new", "worse", "lost", "unknown", "better")
 _JUDGED = ("holds", "violated")
-_ERROR = re.compile(r"error ([\d.]+(?:e[-+]?\d+)?|inf|nan)")
-_FURTHER = 2.0  # times as far off: the order of additions moves the last digits of an error, and no more
+_NUMBER = r"[-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|inf|nan)"
+_ERROR = re.compile(rf"error (?P<error>{_NUMBER}) over (?P<tolerance>{_NUMBER})(?: \([^)]*\); (?P<got>{_NUMBER}) at )?")
+_ROUNDINGS = 10.0  # times the tolerance: what another order of additions can move, and more
+_PRINTED = 1e-5  # of a value: it is told with six digits
 _CAUSES, _ITEMS = 8, 6
 
 
@@ -195,13 +197,18 @@ def _said(part: Violation) -> Violation:
 
 
 def _further(base: Violation, head: Violation) -> bool:
-    """Whether an error is much larger, or no number any more. Without one it is enough that the numbers differ: an
-    answer that is counted, and not computed, has no last digits."""
-    was, now = (_ERROR.findall(each.words) for each in (base, head))
+    """Whether an answer is further off, by more than another order of additions can move it, or no number any more.
+    Without an error it is enough that the numbers differ: what is counted, and not computed, has no last digits."""
+    was, now = ([*_ERROR.finditer(each.words)] for each in (base, head))
     if not now or len(was) != len(now):
         return base.words != head.words
-    return any(_beyond(float(one), float(other)) for one, other in zip(was, now, strict=True))
+    return any(_grown(one, other) for one, other in zip(was, now, strict=True))
 
 
-def _beyond(was: float, now: float) -> bool:
-    return (math.isnan(now) and not math.isnan(was)) or now > _FURTHER * was
+def _grown(was: re.Match[str], now: re.Match[str]) -> bool:
+    """An error of two digits can go up by a rounding: then the value that is told is the same."""
+    before, after = float(was["error"]), float(now["error"])
+    if math.isnan(after) or math.isnan(before):
+        return math.isnan(after) and not math.isnan(before)
+    same = was["got"] and now["got"] and math.isclose(float(was["got"]), float(now["got"]), rel_tol=_PRINTED)
+    return after - before > _ROUNDINGS * float(now["tolerance"]) and not same

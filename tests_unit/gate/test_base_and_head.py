@@ -21,6 +21,12 @@ pytestmark = pytest.mark.unit
 FAR, FURTHER, NEAR = (f"y differs: L2 error {error} over 1e-06" for error in ("1.2e-5", "3.9e-3", "1.4e-5"))
 
 
+EPSILON, TWO, EDGE = (
+    f"y differs: L2 error {error} over 1e-12 (float64); {got} at [1, 2, 9], expected -0.66369"
+    for error, got in (("2.4e+00", "-3.00519"), ("2.5e+00", "-3.00764"), ("2.5e+00", "-3.00519"))
+)
+
+
 def said(outcome: Outcome, *words: str) -> Result:
     parts = tuple(Violation(words=each) for each in words) if outcome == "violated" else ()
     return Result(id="BLK-03a", case="one", outcome=outcome, words="; ".join(words), violations=parts)
@@ -31,6 +37,9 @@ KIND = {
     "another thing beside a known one": (said("violated", FAR), said("violated", FAR, "z differs"), "new"),
     "the same with other last digits": (said("violated", FAR), said("violated", NEAR), "both"),
     "the same and further off": (said("violated", FAR), said("violated", FURTHER), "worse"),
+    "a second fault that moves the same answer": (said("violated", EPSILON), said("violated", TWO), "worse"),
+    "one of two faults mended": (said("violated", TWO), said("violated", EPSILON), "both"),
+    "an error at the edge of its digits": (said("violated", EPSILON), said("violated", EDGE), "both"),
     "the same and nearer": (said("violated", FURTHER), said("violated", FAR), "both"),
     "no number any more": (said("violated", FAR), said("violated", FAR.replace("1.2e-5", "nan")), "worse"),
     "another count": (said("violated", "dp is 4, expected 2"), said("violated", "dp is 8, expected 2"), "worse"),
