@@ -111,3 +111,25 @@ def test_a_module_has_an_interpreter_of_its_own_where_a_fork_would_have_lost_the
     (tmp_path / "told.py").write_text(TOLD)
     done = _run(ASKED, cards=1, nvml=nvml, at=tmp_path)
     assert f"['argument'] standard input False {forked}" in done.stdout, done.stdout + done.stderr
+
+
+TOUCHING = """
+import torch
+from contracts.stacks.reference.stack import Reference
+
+if torch.cuda.is_available():
+    torch.cuda.init()
+
+
+class Touching(Reference):
+    name = "touching"
+"""
+
+
+def test_a_stack_that_touches_cuda_when_it_is_imported_is_judged(tmp_path: Path) -> None:
+    (tmp_path / "touching.py").write_text(TOUCHING)
+    words = ["check", "--with", "none", "--stack", "touching:Touching", "--device", "cpu", "--report", str(tmp_path),
+             "--profile", "CKPT-03a[first],CKPT-03d[the-first-of-two],CKPT-01l,ENV-09b"]  # fmt: skip
+    done = _run(f"import sys; from contracts.harness.cli import main; main({words})", cards=1, nvml="1", at=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "CONFORMANT: touching" in done.stdout

@@ -26,6 +26,8 @@ class _Card:
     toucher = 0
 
     def touch(self, *_: Any, **__: Any) -> None:
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+            raise RuntimeError("No CUDA GPUs are available (benchmarks/card)")
         if self.toucher not in (0, os.getpid()):
             raise RuntimeError("Cannot re-initialize CUDA in forked subprocess (a card that benchmarks/card imitates)")
         self.toucher = os.getpid()
@@ -43,7 +45,8 @@ class _Card:
         """The function, which touches CUDA first where this process can; where not, that is no error yet."""
 
         def touching(*given: Any, **named: Any) -> Any:
-            self.toucher = self.toucher or os.getpid()
+            if os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+                self.toucher = self.toucher or os.getpid()
             return work(*given, **named)
 
         return touching
