@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from contracts import checks
 from contracts.contract import LAW
+from contracts.harness.families import read_checks
 from contracts.observe.party import Observed
 from contracts.observe.trace import read
 from contracts.spec.errors import NotOffered
@@ -33,7 +33,7 @@ from contracts.stacks.reference.answers.observing import SCRIPT, observe
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES, REAL = ROOT / "docs/examples", ROOT / "contracts/stacks/scripts"
-assert checks
+read_checks()
 
 SCRIPTS = {"nano": EXAMPLES / "observe_nano.py", "small": SCRIPT, "trainer": REAL / "train_transformers.py",
            "megatron": REAL / "train_megatron.py", "pipeline": EXAMPLES / "observe_pipeline.py"}  # fmt: skip
