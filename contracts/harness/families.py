@@ -28,7 +28,7 @@ FAMILIES: Mapping[str, str] = {
 """In reading order: the beginning of its ids → its folder."""
 _ROOT = Path(contracts.__file__).parent
 _CHECKED = re.compile(r'^(?:@contract|untested)\(\s*"([A-Z]+-\d\d[a-z]?)"', re.MULTILINE)
-_NAMED = re.compile(r'"([A-Z]+-\d\d[a-z]?)["\[]')
+_NAMED = re.compile(r"[\"']([A-Z]+-\d\d[a-z]?)[\"'\[]")
 
 
 @functools.cache

@@ -281,7 +281,7 @@ def test_several_processes_share_the_promises_and_draw_one_verdict(tmp_path: Pat
     done = rankproof("selftest", "--only", "GATE-02")
     assert done.returncode == CONFORMANT, done.stdout + done.stderr
     kills = json.loads((tmp_path / "out/kills.json").read_text())["kills"]
-    assert {"PlanIsWhatCame", "CutsWithoutAWord"} <= {kill["mutant"] for kill in kills}
+    assert {"plan_is_what_came", "cuts_without_a_word"} <= {kill["mutant"] for kill in kills}
     assert {kill["fate"] for kill in kills} == {"killed"}
     assert list(dict.fromkeys(kill["of"] for kill in kills)) == ["GATE-02", "GATE-02a", "GATE-02b"]
 

@@ -1,71 +1,56 @@
 """Plans that choose other recipes than the abilities say, and verdicts that let a stack decline what it declares."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from contracts.contract import mutant
 from contracts.court.court import Court
+from contracts.mutants._support.broken import broken
 from contracts.spec.abilities import FEATURES, Abilities
-from contracts.spec.records import Plan, Run, Verdict
 
 
-@mutant(of="GATE-12a", case="no-recurrent-block", says="is asked as muon, muon@dense, expected muon@hybrid, muon@dense")
-class AsksWhatTheReferenceBuilds(Court):
+@broken(
+    Court, "plan_for", "GATE-12a[no-recurrent-block]: is asked as muon, muon@dense, expected muon@hybrid, muon@dense"
+)
+def asks_what_the_reference_builds(plan_for, self, profile, abilities):
     """Plans as for a stack with every feature, so that others decline nearly everything."""
-
-    def plan_for(self, profile: str, abilities: Abilities) -> Plan:
-        return super().plan_for(profile, Abilities(has=frozenset(FEATURES)))
+    return plan_for(self, profile, Abilities(has=frozenset(FEATURES)))
 
 
-@mutant(of="GATE-12a", case="nor-mamba", says="is asked as muon@dense, expected muon@pairs, muon@dense")
-class AsksTheLeanestAlone(Court):
+@broken(Court, "plan_for", "GATE-12a[nor-mamba]: is asked as muon@dense, expected muon@pairs, muon@dense")
+def asks_the_leanest_alone(plan_for, self, profile, abilities):
     """Over-correction: everybody is asked about a dense transformer, and experts are judged nowhere."""
-
-    def plan_for(self, profile: str, abilities: Abilities) -> Plan:
-        plan = super().plan_for(profile, abilities)
-        return replace(plan, items=tuple(each for each in plan.items if each.case.endswith("@dense")))
+    plan = plan_for(self, profile, abilities)
+    return replace(plan, items=tuple(each for each in plan.items if each.case.endswith("@dense")))
 
 
-@mutant(of="GATE-12a", case="every-feature", says="is asked as muon, expected muon, muon@dense")
-class AsksTheRichestAlone(Court):
+@broken(Court, "plan_for", "GATE-12a[every-feature]: is asked as muon, expected muon, muon@dense")
+def asks_the_richest_alone(plan_for, self, profile, abilities):
     """A stack that gains an ability is no longer asked on the recipe that it was asked on before."""
-
-    def plan_for(self, profile: str, abilities: Abilities) -> Plan:
-        plan = super().plan_for(profile, abilities)
-        richest = {each.above: each for each in reversed(plan.items)}
-        return replace(plan, items=tuple(each for each in plan.items if richest[each.above] == each))
+    plan = plan_for(self, profile, abilities)
+    richest = {each.above: each for each in reversed(plan.items)}
+    return replace(plan, items=tuple(each for each in plan.items if richest[each.above] == each))
 
 
-@mutant(of="GATE-12a", case="no-experts-either", says="0 reasons are given for not asking OPT-01b[muon]")
-class ChoosesWithoutAWord(Court):
+@broken(Court, "plan_for", "GATE-12a[no-experts-either]: 0 reasons are given for not asking OPT-01b[muon]")
+def chooses_without_a_word(plan_for, self, profile, abilities):
     """Asks leaner recipes and does not say so, so that nobody misses the others."""
-
-    def plan_for(self, profile: str, abilities: Abilities) -> Plan:
-        return replace(super().plan_for(profile, abilities), choices=())
+    return replace(plan_for(self, profile, abilities), choices=())
 
 
-@mutant(of="GATE-12a", case="nothing-declared", says="is claimed: True, ruled out: True")
-class ClaimsWhatItRulesOut(Court):
+@broken(Court, "plan_for", "GATE-12a[nothing-declared]: is claimed: True, ruled out: True")
+def claims_what_it_rules_out(plan_for, self, profile, abilities):
     """Every planned item counts as claimed."""
-
-    def plan_for(self, profile: str, abilities: Abilities) -> Plan:
-        plan = super().plan_for(profile, abilities)
-        return replace(plan, claimed=tuple(str(item) for item in plan.items))
+    plan = plan_for(self, profile, abilities)
+    return replace(plan, claimed=tuple(str(item) for item in plan.items))
 
 
-@mutant(of="GATE-12b", case="declines-what-it-declares", says="verdict is conformant, expected violated")
-class BelievesTheDecline(Court):
+@broken(Court, "verdict", "GATE-12b[declines-what-it-declares]: verdict is conformant, expected violated")
+def believes_the_decline(verdict, self, run, today):
     """An item that is not offered is no fault, whatever was declared."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        return super().verdict(replace(run, plan=replace(run.plan, claimed=())), today)
+    return verdict(self, replace(run, plan=replace(run.plan, claimed=())), today)
 
 
-@mutant(of="GATE-12b", case="declines-something-else", says="verdict is violated, expected conformant")
-class ForbidsEveryDecline(Court):
+@broken(Court, "verdict", "GATE-12b[declines-something-else]: verdict is violated, expected conformant")
+def forbids_every_decline(verdict, self, run, today):
     """Over-correction: a stack with abilities may decline nothing, not even what it declares to lack."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        every = tuple(str(item) for item in run.plan.items)
-        return super().verdict(replace(run, plan=replace(run.plan, claimed=every)), today)
+    every = tuple(str(item) for item in run.plan.items)
+    return verdict(self, replace(run, plan=replace(run.plan, claimed=every)), today)

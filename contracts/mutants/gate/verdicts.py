@@ -7,137 +7,110 @@ from dataclasses import replace
 from contracts.contract import mutant
 from contracts.court import record
 from contracts.court.court import Court
-from contracts.spec.records import Fate, Footer, Result, Run, Verdict
+from contracts.mutants._support.broken import broken
+from contracts.spec.records import Footer, Run, Verdict
 
 
-@mutant(of="GATE-01", case="all-skipped", says="verdict is conformant, expected incomplete")
-class NoViolationIsAPass(Court):
+@broken(Court, "verdict", "GATE-01[all-skipped]: verdict is conformant, expected incomplete")
+def no_violation_is_a_pass(verdict, self, run, today):
     """The verdict is green unless something is violated: the runner's exit 5 mapped to 0."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        judged = super().verdict(run, today)
-        return judged if judged.word == "violated" else replace(judged, word="conformant")
+    judged = verdict(self, run, today)
+    return judged if judged.word == "violated" else replace(judged, word="conformant")
 
 
-@mutant(of="GATE-01", case="one-untested", says="verdict is conformant, expected incomplete")
-class UntestedIsForgiven(Court):
+@broken(Court, "verdict", "GATE-01[one-untested]: verdict is conformant, expected incomplete")
+def untested_is_forgiven(verdict, self, run, today):
     """Contracts without a check do not count."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        known = tuple(result for result in run.results if result.outcome != "untested")
-        items = tuple(item for item in run.plan.items if item in {result.item for result in known})
-        return super().verdict(replace(run, results=known, plan=replace(run.plan, items=items)), today)
+    known = tuple(result for result in run.results if result.outcome != "untested")
+    items = tuple(item for item in run.plan.items if item in {result.item for result in known})
+    return verdict(self, replace(run, results=known, plan=replace(run.plan, items=items)), today)
 
 
-@mutant(of="GATE-01", case="one-not-run", says="verdict is conformant, expected incomplete")
-class AbsenceIsADecline(Court):
+@broken(Court, "verdict", "GATE-01[one-not-run]: verdict is conformant, expected incomplete")
+def absence_is_a_decline(verdict, self, run, today):
     """A package that is not installed counts as something that the stack does not offer, and the rest is a pass."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        declined = tuple(replace(r, outcome="not offered") if r.outcome == "not run" else r for r in run.results)
-        return super().verdict(replace(run, results=declined), today)
+    declined = tuple(replace(r, outcome="not offered") if r.outcome == "not run" else r for r in run.results)
+    return verdict(self, replace(run, results=declined), today)
 
 
-@mutant(of="GATE-01", case="one-not-offered", says="verdict is incomplete, expected conformant")
-class NotOfferedIsHeldAgainstIt(Court):
+@broken(Court, "verdict", "GATE-01[one-not-offered]: verdict is incomplete, expected conformant")
+def not_offered_is_held_against_it(verdict, self, run, today):
     """Over-correction: a stack is blamed for what it never claimed."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        judged = super().verdict(run, today)
-        return replace(judged, word="incomplete") if judged.counts["not offered"] else judged
+    judged = verdict(self, run, today)
+    return replace(judged, word="incomplete") if judged.counts["not offered"] else judged
 
 
-@mutant(of="GATE-02", case="one-absent", says="verdict is conformant, expected incomplete")
-class PlanIsWhatCame(Court):
+@broken(Court, "verdict", "GATE-02[one-absent]: verdict is conformant, expected incomplete")
+def plan_is_what_came(verdict, self, run, today):
     """The plan is computed from the results, so it shrinks with them."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        came = tuple(result.item for result in run.results)
-        return super().verdict(replace(run, plan=replace(run.plan, items=came)), today)
+    came = tuple(result.item for result in run.results)
+    return verdict(self, replace(run, plan=replace(run.plan, items=came)), today)
 
 
-@mutant(of="GATE-02", case="came-twice", says="verdict is broken, expected violated")
-class FirstResultWins(Court):
+@broken(Court, "verdict", "GATE-02[came-twice]: verdict is broken, expected violated")
+def first_result_wins(verdict, self, run, today):
     """Keeps the first of two results for one item, so a retry hides a failure."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        first = {result.item: result for result in reversed(run.results)}
-        judged = super().verdict(replace(run, results=tuple(first.values())), today)
-        return replace(judged, word="broken")
+    first = {result.item: result for result in reversed(run.results)}
+    judged = verdict(self, replace(run, results=tuple(first.values())), today)
+    return replace(judged, word="broken")
 
 
-@mutant(of="GATE-02a", case="no-footer", says="was accepted, expected a refusal")
-class FooterIsOptional(Court):
+@broken(Court, "read_run", "GATE-02a[no-footer]: was accepted, expected a refusal")
+def footer_is_optional(read_run, self, text):
     """Reads a truncated record as a smaller one."""
-
-    def read_run(self, text: str) -> Run:
-        lines = text.splitlines()
-        if lines and not lines[-1].startswith('{"footer"'):
-            results = sum(line.startswith('{"result"') for line in lines)
-            above, finished = record.digest(text), "2026-06-15T00:00:00+00:00"
-            closing = Footer(digest="", results=results, word="conformant", exit_code=0, finished=finished)
-            text += f"{record.line(record.sealed(closing, above))}\n"
-        return super().read_run(text)
+    lines = text.splitlines()
+    if lines and not lines[-1].startswith('{"footer"'):
+        results = sum(line.startswith('{"result"') for line in lines)
+        above, finished = record.digest(text), "2026-06-15T00:00:00+00:00"
+        closing = Footer(digest="", results=results, word="conformant", exit_code=0, finished=finished)
+        text += f"{record.line(record.sealed(closing, above))}\n"
+    return read_run(self, text)
 
 
-@mutant(of="GATE-02a", case="outcome-edited", says="was accepted, expected a refusal")
-class FooterVouchesForThePlanAlone(Court):
+@broken(Court, "read_run", "GATE-02a[outcome-edited]: was accepted, expected a refusal")
+def footer_vouches_for_the_plan_alone(read_run, self, text):
     """The hash in the footer covers only the plan, so a result can be edited."""
-
-    def read_run(self, text: str) -> Run:
-        return super().read_run(record.sealed_anew(text))
+    return read_run(self, record.sealed_anew(text))
 
 
-@mutant(of="GATE-02a", case="footer-edited", says="was accepted, expected a refusal")
-class FooterVouchesForTheLinesAbove(Court):
+@broken(Court, "read_run", "GATE-02a[footer-edited]: was accepted, expected a refusal")
+def footer_vouches_for_the_lines_above(read_run, self, text):
     """The hash covers all lines but its own, so the verdict that a record closes with can be edited."""
-
-    def read_run(self, text: str) -> Run:
-        return super().read_run(record.sealed_anew(text) if text.count('"footer"') == 1 else text)
+    return read_run(self, record.sealed_anew(text) if text.count('"footer"') == 1 else text)
 
 
-@mutant(of="GATE-03", case="stale", says="verdict is conformant, expected violated")
-class StaleDeviationsStay(Court):
+@broken(Court, "verdict", "GATE-03[stale]: verdict is conformant, expected violated")
+def stale_deviations_stay(verdict, self, run, today):
     """Keeps a deviation whose contract holds again."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        judged = super().verdict(run, today)
-        faults = tuple(fault for fault in judged.faults if "stale" not in fault.words)
-        return replace(judged, faults=faults, word=judged.word if faults else "conformant")
+    judged = verdict(self, run, today)
+    faults = tuple(fault for fault in judged.faults if "stale" not in fault.words)
+    return replace(judged, faults=faults, word=judged.word if faults else "conformant")
 
 
-@mutant(of="GATE-03", case="expired", says="verdict is conformant, expected violated")
-class DeviationsNeverExpire(Court):
+@broken(Court, "verdict", "GATE-03[expired]: verdict is conformant, expected violated")
+def deviations_never_expire(verdict, self, run, today):
     """Ignores the expiry date."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        return super().verdict(run, "2000-01-01")
+    return verdict(self, run, "2000-01-01")
 
 
-@mutant(of="GATE-03", case="last-day", says="verdict is violated, expected conformant")
-class LastDayIsTooLate(Court):
+@broken(Court, "verdict", "GATE-03[last-day]: verdict is violated, expected conformant")
+def last_day_is_too_late(verdict, self, run, today):
     """Over-correction: an entry is red on its expiry date."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        return super().verdict(run, "2026-06-16")
+    return verdict(self, run, "2026-06-16")
 
 
-@mutant(of="GATE-03", case="does-not-cover-broken", says="verdict is conformant, expected broken")
-class DeviationCoversErrors(Court):
+@broken(Court, "verdict", "GATE-03[does-not-cover-broken]: verdict is conformant, expected broken")
+def deviation_covers_errors(verdict, self, run, today):
     """A deviation also forgives an adapter that crashes."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        forgiven = tuple(replace(r, outcome="violated") if r.outcome == "broken" else r for r in run.results)
-        return super().verdict(replace(run, results=forgiven), today)
+    forgiven = tuple(replace(r, outcome="violated") if r.outcome == "broken" else r for r in run.results)
+    return verdict(self, replace(run, results=forgiven), today)
 
 
-@mutant(of="GATE-04", case="claimed-and-always-declined", says="verdict is nothing ran, expected violated")
-class ClaimsAreBelieved(Court):
+@broken(Court, "verdict", "GATE-04[claimed-and-always-declined]: verdict is nothing ran, expected violated")
+def claims_are_believed(verdict, self, run, today):
     """Believes a stack's claims without checking them."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        subject = replace(run.header.subject, offers=frozenset())
-        return super().verdict(replace(run, header=replace(run.header, subject=subject)), today)
+    subject = replace(run.header.subject, offers=frozenset())
+    return verdict(self, replace(run, header=replace(run.header, subject=subject)), today)
 
 
 class _Believed(Court):
@@ -152,44 +125,34 @@ class WhoDeclaresAbilitiesIsBelieved(_Believed):
     """Asks no claim of a stack that declares abilities, whatever it then declines."""
 
 
-@mutant(of="GATE-04", case="declined-for-a-declared-lack", says="verdict is violated, expected nothing ran")
-class AbilitiesAreForgotten(Court):
+@broken(Court, "verdict", "GATE-04[declined-for-a-declared-lack]: verdict is violated, expected nothing ran")
+def abilities_are_forgotten(verdict, self, run, today):
     """Over-correction: a profile of what a stack has said that it lacks makes its claim a false one."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        subject = replace(run.header.subject, abilities=None)
-        return super().verdict(replace(run, header=replace(run.header, subject=subject)), today)
+    subject = replace(run.header.subject, abilities=None)
+    return verdict(self, replace(run, header=replace(run.header, subject=subject)), today)
 
 
-@mutant(of="GATE-07", case="by-a-crash", says="fate is 'killed', expected 'crashed'", bugs=("TST-03",))
-class CrashIsAKill(Court):
+@broken(Court, "fate", "GATE-07[by-a-crash]: fate is 'killed', expected 'crashed'", bugs=("TST-03",))
+def crash_is_a_kill(fate, self, result, says):
     """Counts every outcome except a pass as a kill."""
-
-    def fate(self, result: Result, says: str) -> Fate:
-        return "survived" if result.outcome == "holds" else "killed"
+    return "survived" if result.outcome == "holds" else "killed"
 
 
-@mutant(of="GATE-07", case="for-other-words", says="fate is 'killed', expected 'wrong words'")
-class AnyViolationIsAKill(Court):
+@broken(Court, "fate", "GATE-07[for-other-words]: fate is 'killed', expected 'wrong words'")
+def any_violation_is_a_kill(former, self, result, says):
     """Counts a violation for another reason as a kill."""
-
-    def fate(self, result: Result, says: str) -> Fate:
-        fate = super().fate(result, says)
-        return "killed" if fate == "wrong words" else fate
+    fate = former(self, result, says)
+    return "killed" if fate == "wrong words" else fate
 
 
-@mutant(of="GATE-07a", case="one-survived", says="verdict is conformant, expected broken")
-class MatrixIsDecoration(Court):
+@broken(Court, "verdict", "GATE-07a[one-survived]: verdict is conformant, expected broken")
+def matrix_is_decoration(verdict, self, run, today):
     """Prints the kill matrix and never uses it."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        return super().verdict(replace(run, kills=()), today)
+    return verdict(self, replace(run, kills=()), today)
 
 
-@mutant(of="GATE-03", case="a-case-outside", says="verdict is violated, expected conformant")
-class DeviationsNameWhatIsPlanned(Court):
+@broken(Court, "verdict", "GATE-03[a-case-outside]: verdict is violated, expected conformant")
+def deviations_name_what_is_planned(verdict, self, run, today):
     """A deviation for a case outside the profile counts as unmatched."""
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        whole = tuple(each for each in run.plan.outside if "[" not in each)
-        return super().verdict(replace(run, plan=replace(run.plan, outside=whole)), today)
+    whole = tuple(each for each in run.plan.outside if "[" not in each)
+    return verdict(self, replace(run, plan=replace(run.plan, outside=whole)), today)
