@@ -309,7 +309,7 @@ def test_explain_tells_promise_story_cases_mutants_and_how_to_see_it_fail(runs: 
                   "check      contracts/checks/topology/", "    contracts/mutants/topology/mesh_sizes.py:",
                   "reference  topology: contracts/stacks/reference/stack.py:", "pp13-on-52: ",
                   "(docs/sources.md#bringup): effective DP under PP", "mutants it must catch",
-                  "ForgetsPipeline (DPS-01)", "rankproof selftest --only TOPO-02"):  # fmt: skip
+                  "forgets_pipeline (DPS-01)", "rankproof selftest --only TOPO-02"):  # fmt: skip
         assert words in said
     assert "Not judged yet: " in runs["explain-untested"].stdout
 

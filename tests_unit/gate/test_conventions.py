@@ -23,8 +23,8 @@ from contracts.mutants.optimizer.schedule import StartsAtZero
 from contracts.mutants.optimizer.updates import OrthogonalizesInBfloat16
 from contracts.mutants.optimizer.validation import TakesTheMeanOfBatches
 from contracts.mutants.parallel.gradient_accumulation import TakesTheMeanOfMeans
-from contracts.mutants.topology.group_creation import OneCallForEachAxis
-from contracts.mutants.topology.mesh_sizes import StopsAtTheFirstRefusal
+from contracts.mutants.topology.group_creation import one_call_for_each_axis
+from contracts.mutants.topology.mesh_sizes import stops_at_the_first_refusal
 from contracts.spec.conventions import CONVENTIONS, conventions_of
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Mode, Recipe
@@ -97,8 +97,8 @@ KEPT = {
     "PAR-05b[four]": (TakesTheMeanOfMeans, {"window-divides-by": "microbatch-means"}),
     "OPT-05b[cosine]": (StartsAtZero, {"first-rate": "step-0"}),
     "OPT-05c[more-sequences]": (StartsAtZero, {"first-rate": "step-0"}),
-    "TOPO-07[borrowed-pp2-tp2-ep6-etp1]": (OneCallForEachAxis, {"communicators": "purpose"}),
-    "TOPO-01b[pp2-tp3-ep5-on-8]": (StopsAtTheFirstRefusal, {"misfits": "first"}),
+    "TOPO-07[borrowed-pp2-tp2-ep6-etp1]": (one_call_for_each_axis, {"communicators": "purpose"}),
+    "TOPO-01b[pp2-tp3-ep5-on-8]": (stops_at_the_first_refusal, {"misfits": "first"}),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts.contract import mutant
-from contracts.spec.topology import Degrees, GradientReduction, GroupCall, Kind, Layout, Mesh, Topology
+from contracts.mutants._support.broken import broken
+from contracts.spec.topology import Degrees, GroupCall, Layout, Mesh
 from contracts.stacks.reference.stack import Reference
 
 
@@ -14,78 +15,74 @@ def _local(call: GroupCall) -> bool:
     return len({member // 8 for member in call.members}) == 1
 
 
-@mutant(of="TOPO-11", case="own-axis-512", says="dp is 16, expected 4", bugs=("DPS-01",))
-class ForgetsPipelineAtSize(Reference):
+@broken(Reference, "topology", "TOPO-11[own-axis-512]: dp is 16, expected 4", bugs=("DPS-01",))
+def forgets_pipeline_at_size(topology, self, degrees, world, layout):
     """DP is not divided by pp: nobody ran a pipeline on eight ranks, so nobody saw it."""
-
-    def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
-        answer = super().topology(degrees, world, layout)
-        return replace(answer, dp=answer.dp * degrees.pp)
+    answer = topology(self, degrees, world, layout)
+    return replace(answer, dp=answer.dp * degrees.pp)
 
 
-@mutant(of="TOPO-11", case="borrowed-4096", says="are no grid: a pp and a tp group share ranks")
-class TruncatesStrides(Reference):
+@broken(Reference, "topology", "TOPO-11[borrowed-4096]: are no grid: a pp and a tp group share ranks")
+def truncates_strides(topology, self, degrees, world, layout):
     """Strides are kept in one byte: above 256 ranks the stage wraps around onto its neighbours."""
-
-    def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
-        answer = super().topology(degrees, world, layout)
-        stride = world // degrees.pp
-        if stride < 256:
-            return answer
-        chunks = tuple(tuple(range(first, first + degrees.pp)) for first in range(0, world, degrees.pp))
-        return replace(answer, groups={**answer.groups, "pp": chunks})
+    answer = topology(self, degrees, world, layout)
+    stride = world // degrees.pp
+    if stride < 256:
+        return answer
+    chunks = tuple(tuple(range(first, first + degrees.pp)) for first in range(0, world, degrees.pp))
+    return replace(answer, groups={**answer.groups, "pp": chunks})
 
 
-@mutant(of="TOPO-11", case="own-axis-4096", says="tp group 0 … 448 spans nodes 0 and 56")
-class ZipsDataInnermost(Reference):
+@broken(Reference, "topology", "TOPO-11[own-axis-4096]: tp group 0 … 448 spans nodes 0 and 56")
+def zips_data_innermost(topology, self, degrees, world, layout):
     """Builds the mesh in the order pp, tp, ep, dp: each axis has its size, and on one node every stride fits."""
-
-    def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
-        answer = super().topology(degrees, world, layout)
-        axes = ("pp", "tp", "ep", "dp")
-        mesh = Mesh(axes=axes, sizes=(degrees.pp, degrees.tp, degrees.ep, answer.dp))
-        groups = {axis: mesh.groups(axis) for axis in axes}
-        return replace(answer, groups={**groups, "etp": groups["tp"], "edp": groups["dp"]})
+    answer = topology(self, degrees, world, layout)
+    axes = ("pp", "tp", "ep", "dp")
+    mesh = Mesh(axes=axes, sizes=(degrees.pp, degrees.tp, degrees.ep, answer.dp))
+    groups = {axis: mesh.groups(axis) for axis in axes}
+    return replace(answer, groups={**groups, "etp": groups["tp"], "edp": groups["dp"]})
 
 
-@mutant(of="TOPO-11a", case="borrowed-512", says="on rank 0, [504, 505, 506, 507, 508, 509, 510, 511] on rank 511")
-class NodeLocalCalls(Reference):
+@broken(
+    Reference, "group_calls", "TOPO-11a[borrowed-512]: on rank 0, [504, 505, 506, 507, 508, 509, 510, 511] on rank 511"
+)
+def node_local_calls(group_calls, self, degrees, world, layout, rank):
     """Only a node's own ranks create a group inside it: on a single node all ranks agree."""
-
-    def group_calls(self, degrees: Degrees, world: int, layout: Layout, rank: int) -> tuple[GroupCall, ...]:
-        calls = super().group_calls(degrees, world, layout, rank)
-        return tuple(call for call in calls if not _local(call) or call.members[0] // 8 == rank // 8)
+    calls = group_calls(self, degrees, world, layout, rank)
+    return tuple(call for call in calls if not _local(call) or call.members[0] // 8 == rank // 8)
 
 
-@mutant(of="TOPO-11c", case="own-axis-4096", says="calls create a group that an earlier call created", bugs=("PG-09",))
-class FreshGroupsForStages(Reference):
+@broken(
+    Reference,
+    "group_calls",
+    "TOPO-11c[own-axis-4096]: calls create a group that an earlier call created",
+    bugs=("PG-09",),
+)
+def fresh_groups_for_stages(group_calls, self, degrees, world, layout, rank):
     """Creates the PP groups again after the mesh is built, one call per pipeline."""
-
-    def group_calls(self, degrees: Degrees, world: int, layout: Layout, rank: int) -> tuple[GroupCall, ...]:
-        calls = super().group_calls(degrees, world, layout, rank)
-        return calls + tuple(call for call in calls if "pp" in call.axes)
+    calls = group_calls(self, degrees, world, layout, rank)
+    return calls + tuple(call for call in calls if "pp" in call.axes)
 
 
-@mutant(of="TOPO-11b", case="expert-4096", says="divided by 16, expected 64", bugs=("DPS-02", "DPS-03", "DPS-04"))
-class DividesByHoldersAtSize(Reference):
+@broken(
+    Reference,
+    "gradient_reduction",
+    "TOPO-11b[expert-4096]: divided by 16, expected 64",
+    bugs=("DPS-02", "DPS-03", "DPS-04"),
+)
+def divides_by_holders_at_size(gradient_reduction, self, degrees, world, layout, rank, kind):
     """Expert gradients are averaged over the holders of the shard, 1/edp."""
-
-    def gradient_reduction(
-        self, degrees: Degrees, world: int, layout: Layout, rank: int, kind: Kind
-    ) -> GradientReduction:
-        right = super().gradient_reduction(degrees, world, layout, rank, kind)
-        return replace(right, divisor=len(right.ranks)) if kind == "expert" else right
+    right = gradient_reduction(self, degrees, world, layout, rank, kind)
+    return replace(right, divisor=len(right.ranks)) if kind == "expert" else right
 
 
-@mutant(of="TOPO-11b", case="dense-65536", says="rank 61447 is missing from the dense sum of rank 65535")
-class CapsTheGroup(Reference):
+@broken(
+    Reference, "gradient_reduction", "TOPO-11b[dense-65536]: rank 61447 is missing from the dense sum of rank 65535"
+)
+def caps_the_group(gradient_reduction, self, degrees, world, layout, rank, kind):
     """Over-correction for slow rings: a sum takes at most the last 256 ranks of its group and leaves the rest."""
-
-    def gradient_reduction(
-        self, degrees: Degrees, world: int, layout: Layout, rank: int, kind: Kind
-    ) -> GradientReduction:
-        right = super().gradient_reduction(degrees, world, layout, rank, kind)
-        return replace(right, ranks=right.ranks[-256:])
+    right = gradient_reduction(self, degrees, world, layout, rank, kind)
+    return replace(right, ranks=right.ranks[-256:])
 
 
 @mutant(of="TOPO-11c", case="own-axis-4096", says="calls create a group for several purposes")
