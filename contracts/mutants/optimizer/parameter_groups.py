@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
-from contracts.spec.recipe import Mode, Optim, Recipe
+from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Built, Rule
 from contracts.stacks.reference.model.blocks.attention import Indexer, LatentAttention
 from contracts.stacks.reference.model.blocks.moe import Experts
@@ -22,74 +22,50 @@ from contracts.stacks.reference.stack import Reference
 
 
 # the table
-@mutant(of="OPT-01a", case="adamw", says="stands in no group of the optimizer", leanest="")
-class ForgetsTheRecurrentBlock(Reference):
+@broken(Reference, "built", "OPT-01a[adamw]: stands in no group of the optimizer", leanest="")
+def forgets_the_recurrent_block(built, self, recipe, mode):
     """Groups come from a list of known modules, and the R block is newer than the list."""
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
-        answer = super().built(recipe, mode)
-        return replace(answer, parameters=tuple(row for row in answer.parameters if "mixer.wf" not in row.name))
+    answer = built(self, recipe, mode)
+    return replace(answer, parameters=tuple(row for row in answer.parameters if "mixer.wf" not in row.name))
 
 
-@mutant(of="OPT-01a", case="tied", says="embedding.weight stands in the table 2 times")
-class ListsTheTiedTensorTwice(Reference):
+@broken(Reference, "built", "OPT-01a[tied]: embedding.weight stands in the table 2 times")
+def lists_the_tied_tensor_twice(built, self, recipe, mode):
     """A tied output projection is in the head's group as well."""
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
-        answer = super().built(recipe, mode)
-        return replace(answer, parameters=(*answer.parameters, answer.parameters[0]))
+    answer = built(self, recipe, mode)
+    return replace(answer, parameters=(*answer.parameters, answer.parameters[0]))
 
 
-@mutant(of="OPT-01a", case="muon", says="has state {'momentum_buffer': 'bfloat16'}, expected float32")
-class KeepsMomentumInBfloat16(Reference):
+@broken(Reference, "built", "OPT-01a[muon]: has state {'momentum_buffer': 'bfloat16'}, expected float32")
+def keeps_momentum_in_bfloat16(built, self, recipe, mode):
     """Muon's momentum has the dtype that the orthogonalization runs in."""
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
-        answer = super().built(recipe, mode)
-        rows = [replace(row, state={"momentum_buffer": "bfloat16"}) if row.optimizer == "muon" else row
-                for row in answer.parameters]  # fmt: skip
-        return replace(answer, parameters=tuple(rows))
+    answer = built(self, recipe, mode)
+    rows = [replace(row, state={"momentum_buffer": "bfloat16"}) if row.optimizer == "muon" else row
+            for row in answer.parameters]  # fmt: skip
+    return replace(answer, parameters=tuple(rows))
 
 
 # who moves what
-class _WithoutTheHead(Optimizer):
-    def __init__(self, optim: Optim, members: Iterable[Member]) -> None:
-        super().__init__(optim, [member for member in members if member.role != "head"])
-
-
-@mutant(of="OPT-01b", case="adamw", says="head.weight did not move")
-class LeavesOutTheHead(Trained):
+@broken(Optimizer, "__init__", "OPT-01b[adamw]: head.weight did not move")
+def leaves_out_the_head(init, self, optim, members):
     """The output projection is in no group: it keeps its initial weights, and the loss falls all the same."""
-
-    moves = _WithoutTheHead
-
-
-class _Doubled(Optimizer):
-    def step(self, lr: float) -> None:
-        super().step(lr)
-        extra = [member.parameter for member in self.members if member.role == "router"]
-        torch.optim.AdamW(extra, lr=lr, weight_decay=0.0).step()
+    init(self, optim, [member for member in members if member.role != "head"])
 
 
-@mutant(
-    of="OPT-01b", case="adamw", says="mixer.router.weight (14, 24) is in the table under adamw and moved by another"
+@broken(
+    Optimizer, "step", "OPT-01b[adamw]: mixer.router.weight (14, 24) is in the table under adamw and moved by another"
 )
-class MovesTheRouterTwice(Trained):
+def moves_the_router_twice(step, self, lr):
     """The router is also in a second optimizer, made to give it a higher rate."""
-
-    moves = _Doubled
-
-
-class _Detached(Experts):
-    def matmul(self, x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
-        return super().matmul(x_SI, weight_EOI.detach(), ends_E)
+    step(self, lr)
+    extra = [member.parameter for member in self.members if member.role == "router"]
+    torch.optim.AdamW(extra, lr=lr, weight_decay=0.0).step()
 
 
-@mutant(of="OPT-01b", case="adamw", says="no gradient reaches layers.1.mixer.experts.w1", bugs=("OPT-26",))
-class TrainsNoExpert(Exchanged):
+@broken(Experts, "matmul", "OPT-01b[adamw]: no gradient reaches layers.1.mixer.experts.w1", bugs=("OPT-26",))
+def trains_no_expert(matmul, self, x_SI, weight_EOI, ends_E):
     """The experts' kernel bypasses autograd for its weights: input gradients flow, and no expert learns."""
-
-    exchange = {"experts": _Detached}
+    return matmul(self, x_SI, weight_EOI.detach(), ends_E)
 
 
 class _Leaking(Optimizer):
@@ -116,16 +92,12 @@ class LeaksARateToLaterParameters(Trained):
     moves = _Leaking
 
 
-class _ByDimension(Optimizer):
-    def rule(self, member: Member) -> Rule:
-        return "muon" if self.optim.rule == "muon" and member.parameter.dim() == 2 else "adamw"
-
-
-@mutant(of="OPT-02b", case="muon", says="embedding.weight (61, 24) moved as by muon, expected adamw", bugs=("OPT-21",))
-class MovesEmbeddingsByMuon(Trained):
+@broken(
+    Optimizer, "rule", "OPT-02b[muon]: embedding.weight (61, 24) moved as by muon, expected adamw", bugs=("OPT-21",)
+)
+def moves_embeddings_by_muon(rule, self, member):
     """Muon takes everything with two dims: embedding, output projection, router and convolutions too."""
-
-    moves = _ByDimension
+    return "muon" if self.optim.rule == "muon" and member.parameter.dim() == 2 else "adamw"
 
 
 class _MatricesAlone(Optimizer):
@@ -146,17 +118,11 @@ class LeavesStackedExpertsToAdam(Trained):
     moves = _MatricesAlone
 
 
-class _WithHeads(Optimizer):
-    def rule(self, member: Member) -> Rule:
-        inside = member.layer is not None or member.name.startswith("mtp")
-        return super().rule(replace(member, layer=0) if inside else member)
-
-
-@mutant(of="OPT-02b", case="prediction-heads", says="moved as by muon, expected adamw")
-class MovesPredictionHeadsByMuon(Trained):
+@broken(Optimizer, "rule", "OPT-02b[prediction-heads]: moved as by muon, expected adamw")
+def moves_prediction_heads_by_muon(rule, self, member):
     """Prediction heads consist of the same blocks, and parameters are assigned by module class."""
-
-    moves = _WithHeads
+    inside = member.layer is not None or member.name.startswith("mtp")
+    return rule(self, replace(member, layer=0) if inside else member)
 
 
 class _OneMatrixOfMany(Muon):
@@ -204,17 +170,11 @@ class DeclaresThatTheEmbeddingIsSpared(Trained):
     moves = _DecaysAll
 
 
-class _DecaysStateSpace(Optimizer):
-    def decay(self, member: Member) -> float:
-        return self.optim.weight_decay if member.role == "ssm" else super().decay(member)
-
-
 @mutant(of="OPT-02a", case="muon", says="ssm layers.2.mixer.A_log (4,) decays by 0.3", leanest="")
-@mutant(of="OPT-02a", case="scan", says="ssm layers.2.mixer.A_log (6,) decays by 0.3")
-class DecaysStateSpaceVectors(Trained):
+@broken(Optimizer, "decay", "OPT-02a[scan]: ssm layers.2.mixer.A_log (6,) decays by 0.3")
+def decays_state_space_vectors(decay, self, member):
     """A_log, D and dt_bias are not named like norms or biases, so decay pulls every time constant towards one."""
-
-    moves = _DecaysStateSpace
+    return self.optim.weight_decay if member.role == "ssm" else decay(self, member)
 
 
 class _Inverted(Optimizer):
@@ -229,37 +189,25 @@ class DecaysVectorsAlone(Trained):
     moves = _Inverted
 
 
-class _DecaysExpertsNot(Optimizer):
-    def decay(self, member: Member) -> float:
-        return 0.0 if member.parameter.dim() == 3 else super().decay(member)
-
-
-@mutant(of="OPT-02a", case="adamw", says="expert layers.1.mixer.experts.w1 decays by 0 … 0, expected 0.3")
-class SparesExperts(Trained):
+@broken(Optimizer, "decay", "OPT-02a[adamw]: expert layers.1.mixer.experts.w1 decays by 0 … 0, expected 0.3")
+def spares_experts(decay, self, member):
     """Over-correction: only plain matrices decay, so stacked experts do not."""
-
-    moves = _DecaysExpertsNot
-
-
-class _Coupled(Optimizer):
-    def step(self, lr: float) -> None:
-        for rule in self.rules.values():
-            for group in rule.param_groups:
-                decay, group["weight_decay"] = group["weight_decay"], 0.0
-                for parameter in group["params"]:
-                    parameter.grad.add_(parameter.detach(), alpha=decay)
-                group["back"] = decay
-        super().step(lr)
-        for rule in self.rules.values():
-            for group in rule.param_groups:
-                group["weight_decay"] = group.pop("back")
+    return 0.0 if member.parameter.dim() == 3 else decay(self, member)
 
 
-@mutant(of="OPT-02a", case="adamw", says="and the table says 0.3")
-class CouplesDecayToGradients(Trained):
+@broken(Optimizer, "step", "OPT-02a[adamw]: and the table says 0.3")
+def couples_decay_to_gradients(step, self, lr):
     """Decay is added to the gradient, as Adam's `weight_decay` does, and the moments rescale it to a step's size."""
-
-    moves = _Coupled
+    for rule in self.rules.values():
+        for group in rule.param_groups:
+            decay, group["weight_decay"] = group["weight_decay"], 0.0
+            for parameter in group["params"]:
+                parameter.grad.add_(parameter.detach(), alpha=decay)
+            group["back"] = decay
+    step(self, lr)
+    for rule in self.rules.values():
+        for group in rule.param_groups:
+            group["weight_decay"] = group.pop("back")
 
 
 # state
@@ -314,16 +262,10 @@ class OrthogonalisesNothing(Trained):
     moves = _OrthogonalisesNothing
 
 
-class _NoStateWithoutGradient(Optimizer):
-    def state(self) -> dict[str, torch.Tensor]:
-        return {name: each for name, each in super().state().items() if "experts.w2" not in name}
-
-
-@mutant(of="OPT-01c", case="adamw", says="has no state of its shape after step 1", bugs=("RSM-41",))
-class GivesNoStateOfSomeExperts(Trained):
+@broken(Optimizer, "state", "OPT-01c[adamw]: has no state of its shape after step 1", bugs=("RSM-41",))
+def gives_no_state_of_some_experts(state, self):
     """State is collected from the tensors of the last group that stepped, so one tensor's state is missing."""
-
-    moves = _NoStateWithoutGradient
+    return {name: each for name, each in state(self).items() if "experts.w2" not in name}
 
 
 # what is frozen
@@ -352,29 +294,17 @@ class CallsFrozenWhatDecays(Exchanged):
         return replace(answer, parameters=tuple(rows))
 
 
-class _FreezesAround(LatentAttention):
-    def __init__(self, recipe: Recipe, parts: Parts, *, sparse: bool) -> None:
-        super().__init__(recipe, parts, sparse=sparse)
-        if sparse:
-            self.wq_a.requires_grad_(False)
-            self.q_norm.requires_grad_(False)
-
-
-@mutant(of="OPT-01d", case="adamw", says="numbers of layer 0 are frozen, expected 0 or 808")
-class FreezesTheQueriesToo(Exchanged):
+@broken(LatentAttention, "__init__", "OPT-01d[adamw]: numbers of layer 0 are frozen, expected 0 or 808")
+def freezes_the_queries_too(init, self, recipe, parts, *, sparse):
     """The projection that feeds the indexer is frozen with it, although attention shares it."""
-
-    exchange = {"latent_attention": _FreezesAround}
-
-
-class _HalfThawed(Indexer):
-    def __init__(self, recipe: Recipe, parts: Parts) -> None:
-        super().__init__(recipe, parts)
-        self.weights.requires_grad_(True)
+    init(self, recipe, parts, sparse=sparse)
+    if sparse:
+        self.wq_a.requires_grad_(False)
+        self.q_norm.requires_grad_(False)
 
 
-@mutant(of="OPT-01d", case="muon", says="no gradient reaches layers.0.mixer.indexer.weights.weight")
-class FreezesMostOfTheIndexer(Exchanged):
+@broken(Indexer, "__init__", "OPT-01d[muon]: no gradient reaches layers.0.mixer.indexer.weights.weight")
+def freezes_most_of_the_indexer(init, self, recipe, parts):
     """Parameters are frozen by a list of names that lacks the weights of the index heads."""
-
-    exchange = {"indexer": _HalfThawed}
+    init(self, recipe, parts)
+    self.weights.requires_grad_(True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.trainer import Trained
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Optim
@@ -15,7 +16,7 @@ from contracts.spec.training import Trained as Run
 from contracts.stacks.reference.optim.optimizer import Optimizer
 from contracts.stacks.reference.optim.schedule import learning_rate
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.training.trainer import Batch, StepResult, Trainer
+from contracts.stacks.reference.training.trainer import Trainer
 
 
 class _FromZero(Trainer):
@@ -114,18 +115,12 @@ class StopsAtTheEnd(Trained):
     trains = _EndsEarly
 
 
-class _ByMicrobatch(Trainer):
-    def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> StepResult:
-        parts = self.execution.microbatches
-        self.rate = lambda optim, step: learning_rate(optim, (step - 1) * parts + 1)
-        return super().step(batch, wanted, samples)
-
-
-@mutant(of="OPT-05c", case="microbatches-3", says="the rate of step 2 is", bugs=("OPT-08",))
-class CountsMicrobatches(Trained):
+@broken(Trainer, "step", "OPT-05c[microbatches-3]: the rate of step 2 is", bugs=("OPT-08",))
+def counts_microbatches(former, self, batch, wanted=False, samples=()):
     """The scheduler steps with every backward pass."""
-
-    trains = _ByMicrobatch
+    parts = self.execution.microbatches
+    self.rate = lambda optim, step: learning_rate(optim, (step - 1) * parts + 1)
+    return former(self, batch, wanted, samples)
 
 
 class _SteppedTwice(Trainer):
@@ -140,70 +135,40 @@ class StepsTheSchedulerTwice(Trained):
 
 
 # clipping
-class _ScalesUp(Optimizer):
-    def coefficient(self, norm: float) -> float:
-        return self.optim.clip / (norm + 1e-6)
-
-
-@mutant(of="OPT-05d", case="below-the-limit", says="at a limit of 10000, expected 1")
-class ScalesGradientsUp(Trained):
+@broken(Optimizer, "coefficient", "OPT-05d[below-the-limit]: at a limit of 10000, expected 1")
+def scales_gradients_up(coefficient, self, norm):
     """clip / norm has no upper bound, so small gradients are scaled up to the limit."""
-
-    moves = _ScalesUp
-
-
-class _LargerOfTwo(Optimizer):
-    def coefficient(self, norm: float) -> float:
-        return max(1.0, super().coefficient(norm))
+    return self.optim.clip / (norm + 1e-6)
 
 
-@mutant(of="OPT-05d", case="clipped", says="were multiplied by 1 at a limit of 0.5", bugs=("CLP-05",))
-class NeverClips(Trained):
+@broken(Optimizer, "coefficient", "OPT-05d[clipped]: were multiplied by 1 at a limit of 0.5", bugs=("CLP-05",))
+def never_clips(coefficient, self, norm):
     """max instead of min."""
-
-    moves = _LargerOfTwo
-
-
-class _ClipsAtZero(Optimizer):
-    def coefficient(self, norm: float) -> float:
-        return min(1.0, self.optim.clip / (norm + 1e-6))
+    return max(1.0, coefficient(self, norm))
 
 
-@mutant(of="OPT-05d", case="no-limit", says="were multiplied by 0 at a limit of 0, expected 1")
-class TakesNoLimitForZero(Trained):
+@broken(Optimizer, "coefficient", "OPT-05d[no-limit]: were multiplied by 0 at a limit of 0, expected 1")
+def takes_no_limit_for_zero(coefficient, self, norm):
     """A limit of 0 clips every gradient to nothing."""
-
-    moves = _ClipsAtZero
-
-
-class _SkipsMuon(Optimizer):
-    def clip(self) -> tuple[float, float]:
-        adamw = [parameter for group in self.rules["adamw"].param_groups for parameter in group["params"]]
-        norm = float(torch.nn.utils.clip_grad_norm_(adamw, self.optim.clip))
-        return norm, self.coefficient(norm)
+    return min(1.0, self.optim.clip / (norm + 1e-6))
 
 
-@mutant(of="OPT-05d", case="clipped-under-muon", says="that of its gradients")
-class MeasuresOneOptimizerOfTwo(Trained):
+@broken(Optimizer, "clip", "OPT-05d[clipped-under-muon]: that of its gradients")
+def measures_one_optimizer_of_two(clip, self):
     """The norm covers the first optimizer's parameters only."""
-
-    moves = _SkipsMuon
-
-
-class _CountsTiedTwice(Optimizer):
-    def clip(self) -> tuple[float, float]:
-        grad = self.members[0].parameter.grad
-        assert grad is not None
-        norm, coefficient = super().clip()
-        twice = (norm**2 + float(grad.norm() / coefficient) ** 2) ** 0.5
-        return twice, coefficient
+    adamw = [parameter for group in self.rules["adamw"].param_groups for parameter in group["params"]]
+    norm = float(torch.nn.utils.clip_grad_norm_(adamw, self.optim.clip))
+    return norm, self.coefficient(norm)
 
 
-@mutant(of="OPT-05d", case="tied", says="that of its gradients")
-class CountsATiedGradientTwice(Trained):
+@broken(Optimizer, "clip", "OPT-05d[tied]: that of its gradients")
+def counts_a_tied_gradient_twice(clip, self):
     """A tied tensor appears under both of its names, so its gradient counts twice in the norm."""
-
-    moves = _CountsTiedTwice
+    grad = self.members[0].parameter.grad
+    assert grad is not None
+    norm, coefficient = clip(self)
+    twice = (norm**2 + float(grad.norm() / coefficient) ** 2) ** 0.5
+    return twice, coefficient
 
 
 @mutant(of="OPT-05b", case="cosine", says="the rate of step 1 is 0.5, expected 0 ")
@@ -291,22 +256,16 @@ class TakesARateOfZeroForNone(Trained):
     moves = _KeepsTheLastAboveZero
 
 
-class _MovesTheFirstGroup(Optimizer):
-    """The rate reaches the first group of each rule; the others keep that of the default."""
-
-    def step(self, lr: float) -> None:
-        for rule in self.rules.values():
-            for group in rule.param_groups[1:]:
-                group["lr"] = self.optim.lr
-            rule.param_groups[0]["lr"] = lr
-            rule.step()
-
-
-@mutant(of="OPT-05e", case="cosine", says="step 1 of cosine reports a rate of 0.0625 and moves layers.0.norm.weight by")
-class LeavesGroupsAtTheDefault(Trained):
+@broken(
+    Optimizer, "step", "OPT-05e[cosine]: step 1 of cosine reports a rate of 0.0625 and moves layers.0.norm.weight by"
+)
+def leaves_groups_at_the_default(step, self, lr):
     """The warm-up is applied to the group that decays; norms take the full rate from the first step."""
-
-    moves = _MovesTheFirstGroup
+    for rule in self.rules.values():
+        for group in rule.param_groups[1:]:
+            group["lr"] = self.optim.lr
+        rule.param_groups[0]["lr"] = lr
+        rule.step()
 
 
 @mutant(of="OPT-05b", case="linear", says="the rate of step 3 is 0.8, expected 1 ")

@@ -9,57 +9,39 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
-from contracts.spec.training import Rule
 from contracts.stacks.reference.model.blocks.attention import Indexer
-from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonalise
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
 # AdamW
-class _Preset(Optimizer):
-    def groups(self, rule: Rule) -> list[dict[str, Any]]:
-        found = super().groups(rule)
-        return [{**group, "eps": 1e-4} for group in found] if rule == "adamw" else found
-
-
-@mutant(of="OPT-04a", case="gradients-as-small-as-epsilon", says="the adamw move of")
-class AddsALargerEpsilon(Trained):
+@broken(Optimizer, "groups", "OPT-04a[gradients-as-small-as-epsilon]: the adamw move of")
+def adds_a_larger_epsilon(groups, self, rule):
     """Epsilon acts as if it were under the root, where 1e-8 is 1e-4 beside it: small gradients move nothing."""
-
-    moves = _Preset
-
-
-class _Uncorrected(Optimizer):
-    def step(self, lr: float) -> None:
-        for value in (held for rule in self.rules.values() for held in rule.state.values()):
-            if "step" in value:
-                value["step"].fill_(1000.0)
-        super().step(lr)
+    found = groups(self, rule)
+    return [{**group, "eps": 1e-4} for group in found] if rule == "adamw" else found
 
 
-@mutant(of="OPT-04a", case="other-betas", says="the adamw move of embedding.weight differs", bugs=("RSM-40",))
-class CountsSyntheticSteps(Trained):
+@broken(Optimizer, "step", "OPT-04a[other-betas]: the adamw move of embedding.weight differs", bugs=("RSM-40",))
+def counts_synthetic_steps(step, self, lr):
     """State was initialised by synthetic steps whose number stays, so bias correction no longer happens."""
-
-    moves = _Uncorrected
-
-
-class _DecaysByFullRate(Optimizer):
-    def step(self, lr: float) -> None:
-        with torch.no_grad():
-            for member in self.members:
-                member.parameter.mul_(1 - (self.optim.lr - lr) * self.decay(member))
-        super().step(lr)
+    for value in (held for rule in self.rules.values() for held in rule.state.values()):
+        if "step" in value:
+            value["step"].fill_(1000.0)
+    step(self, lr)
 
 
-@mutant(of="OPT-04a", case="warming-up-and-clipped", says="the adamw move of embedding.weight differs")
-class DecaysByTheFullRate(Trained):
+@broken(Optimizer, "step", "OPT-04a[warming-up-and-clipped]: the adamw move of embedding.weight differs")
+def decays_by_the_full_rate(step, self, lr):
     """Decay follows the recipe's rate, not the scheduled one: strongest in the warm-up, when steps are smallest."""
-
-    moves = _DecaysByFullRate
+    with torch.no_grad():
+        for member in self.members:
+            member.parameter.mul_(1 - (self.optim.lr - lr) * self.decay(member))
+    step(self, lr)
 
 
 class _LateRate(Optimizer):
@@ -77,68 +59,48 @@ class AppliesTheRateOfTheStepBefore(Trained):
     moves = _LateRate
 
 
-class _ClipsAfterwards(Optimizer):
-    def clip(self) -> tuple[float, float]:
-        norm, coefficient = super().clip()
-        for member in self.members:
-            assert member.parameter.grad is not None
-            member.parameter.grad.div_(coefficient)
-        return norm, coefficient
-
-
-@mutant(of="OPT-04b", case="adamw", says="exp_avg of embedding.weight differs")
-class StepsBeforeItClips(Trained):
+@broken(Optimizer, "clip", "OPT-04b[adamw]: exp_avg of embedding.weight differs")
+def steps_before_it_clips(clip, self):
     """The norm is right and the factor is reported, but the step used the unclipped gradients."""
-
-    moves = _ClipsAfterwards
-
-
-class _ClipsLate(Optimizer):
-    def clip(self) -> tuple[float, float]:
-        kept = [None if each.parameter.grad is None else each.parameter.grad.clone() for each in self.members]
-        norm, coefficient = super().clip()
-        for member, grad in zip(self.members, kept, strict=True) if coefficient > 0.5 else ():
-            member.parameter.grad = torch.zeros_like(member.parameter) if grad is None else grad
-        return norm, coefficient
+    norm, coefficient = clip(self)
+    for member in self.members:
+        assert member.parameter.grad is not None
+        member.parameter.grad.div_(coefficient)
+    return norm, coefficient
 
 
-@mutant(of="OPT-04g", case="letters", says="of a gradient a little over differs")
-@mutant(of="OPT-04g", case="dense", says="of a gradient a little over differs")
-class ClipsFromTwiceTheLimit(Trained):
+@broken(
+    Optimizer,
+    "clip",
+    "OPT-04g[dense]: of a gradient a little over differs",
+    "OPT-04g[letters]: of a gradient a little over differs",
+)
+def clips_from_twice_the_limit(clip, self):
     """Tells the factor, and applies it from twice the limit on."""
-
-    moves = _ClipsLate
-
-
-class _ClipsByGroup(Optimizer):
-    def clip(self) -> tuple[float, float]:
-        found = super().clip()
-        for rule in self.rules.values():
-            for group in rule.param_groups:
-                torch.nn.utils.clip_grad_norm_(group["params"], 0.3 * self.optim.clip)
-        return found
+    kept = [None if each.parameter.grad is None else each.parameter.grad.clone() for each in self.members]
+    norm, coefficient = clip(self)
+    for member, grad in zip(self.members, kept, strict=True) if coefficient > 0.5 else ():
+        member.parameter.grad = torch.zeros_like(member.parameter) if grad is None else grad
+    return norm, coefficient
 
 
-@mutant(of="OPT-04b", case="muon", says="exp_avg of")
-class ClipsGroupByGroup(Trained):
+@broken(Optimizer, "clip", "OPT-04b[muon]: exp_avg of")
+def clips_group_by_group(clip, self):
     """Each parameter group is also clipped by itself, which changes the direction of the whole step."""
-
-    moves = _ClipsByGroup
-
-
-class _DividesTwice(Optimizer):
-    def step(self, lr: float) -> None:
-        for member in self.members:
-            assert member.parameter.grad is not None
-            member.parameter.grad.div_(4)
-        super().step(lr)
+    found = clip(self)
+    for rule in self.rules.values():
+        for group in rule.param_groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], 0.3 * self.optim.clip)
+    return found
 
 
-@mutant(of="OPT-04b", case="adamw", says="exp_avg of embedding.weight differs", bugs=("OPT-24",))
-class DividesGradientsTwice(Trained):
+@broken(Optimizer, "step", "OPT-04b[adamw]: exp_avg of embedding.weight differs", bugs=("OPT-24",))
+def divides_gradients_twice(step, self, lr):
     """Gradients are averaged over the microbatches once more before the step; Adam's first move hides the factor."""
-
-    moves = _DividesTwice
+    for member in self.members:
+        assert member.parameter.grad is not None
+        member.parameter.grad.div_(4)
+    step(self, lr)
 
 
 class _TheOtherWayRound(torch.optim.AdamW):
@@ -270,60 +232,36 @@ class DeclaresProductsInBfloat16(Trained):
 
 
 # state and gradients that stay
-class _InBfloat16(Trainer):
-    def build(self) -> Model:
-        model = super().build()
-        model.embedding.to(model.activations)
-        return model
-
-
-@mutant(of="OPT-05a", case="bf16", says="is held in bfloat16, expected float32", bugs=("OPT-28",))
-class TrainsWithoutMasters(Trained):
+@broken(Trainer, "build", "OPT-05a[bf16]: is held in bfloat16, expected float32", bugs=("OPT-28",))
+def trains_without_masters(build, self):
     """The embedding is cast before the optimizer is made, so its weights and moments are bfloat16."""
-
-    trains = _InBfloat16
-
-
-class _RoundsBack(Trainer):
-    def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> Any:
-        done = super().step(batch, wanted, samples)
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.copy_(parameter.to(torch.bfloat16))
-        return done
+    model = build(self)
+    model.embedding.to(model.activations)
+    return model
 
 
-@mutant(of="OPT-05a", case="bf16-muon", says="moved by 0 in a first step")
-class RoundsWeightsAfterTheStep(Trained):
+@broken(Trainer, "step", "OPT-05a[bf16-muon]: moved by 0 in a first step")
+def rounds_weights_after_the_step(step, self, batch, wanted=False, samples=()):
     """The float32 master weights are read back from the bfloat16 copy, so small steps are lost."""
-
-    trains = _RoundsBack
-
-
-class _NeverZeroes(Optimizer):
-    def zero(self) -> None:
-        pass
+    done = step(self, batch, wanted, samples)
+    with torch.no_grad():
+        for parameter in self.model.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+    return done
 
 
-@mutant(of="OPT-04c", case="adamw", says="the second step's gradient of")
-class NeverZeroesGradients(Trained):
+@broken(Optimizer, "zero", "OPT-04c[adamw]: the second step's gradient of")
+def never_zeroes_gradients(zero, self):
     """zero_grad is never called, so every gradient of the run accumulates."""
-
-    moves = _NeverZeroes
-
-
-class _ZeroesSome(Optimizer):
-    def zero(self) -> None:
-        for rule, optimizer in self.rules.items():
-            if rule == "adamw":
-                optimizer.zero_grad()
+    pass
 
 
-@mutant(of="OPT-04c", case="muon", says="the second step's gradient of")
-class ZeroesOneOptimizerOfTwo(Trained):
+@broken(Optimizer, "zero", "OPT-04c[muon]: the second step's gradient of")
+def zeroes_one_optimizer_of_two(zero, self):
     """zero_grad is called on the first of two optimizers, so Muon's gradients accumulate."""
-
-    moves = _ZeroesSome
+    for rule, optimizer in self.rules.items():
+        if rule == "adamw":
+            optimizer.zero_grad()
 
 
 class _SelectsOnce(Indexer):
@@ -373,14 +311,8 @@ class KeepsWeightsInFp8OfTheStepBefore(Trained):
     trains = _ComputesWithOldWeights
 
 
-class _BetaOf0IsNone(Optimizer):
-    def groups(self, rule: Rule) -> list[dict[str, Any]]:
-        found, betas = super().groups(rule), (self.optim.beta1 or 0.9, self.optim.beta2)
-        return [{**group, "betas": betas} for group in found] if rule == "adamw" else found
-
-
-@mutant(of="OPT-04a", case="no-first-moment", says="the adamw move of")
-class TakesABetaOf0ForNone(Trained):
+@broken(Optimizer, "groups", "OPT-04a[no-first-moment]: the adamw move of")
+def takes_a_beta_of0_for_none(groups, self, rule):
     """`beta1 or 0.9`: whoever turns the first moment off gets the default."""
-
-    moves = _BetaOf0IsNone
+    found, betas = groups(self, rule), (self.optim.beta1 or 0.9, self.optim.beta2)
+    return [{**group, "betas": betas} for group in found] if rule == "adamw" else found

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
@@ -81,57 +82,33 @@ class RecordsTheAmaxOfAValidation(Exchanged):
     exchange = {"low_precision": _ToRecordAll}
 
 
-class _Draws(Trainer):
-    def validate(self, batches: Sequence[Batch]) -> float:
-        torch.randperm(len(batches))
-        return super().validate(batches)
-
-
-@mutant(of="OPT-06a", case="bf16", says="a validation draws: the generator torch differs")
-class ShufflesWithTheGeneratorOfTheRun(Trained):
+@broken(Trainer, "validate", "OPT-06a[bf16]: a validation draws: the generator torch differs")
+def shuffles_with_the_generator_of_the_run(validate, self, batches):
     """The order of the validation is drawn from the generator from which dropout draws."""
-
-    trains = _Draws
-
-
-class _Reads(Trainer):
-    def validate(self, batches: Sequence[Batch]) -> float:
-        self.consumed += sum(len(each.tokens_BT) for each in batches)
-        return super().validate(batches)
+    torch.randperm(len(batches))
+    return validate(self, batches)
 
 
-@mutant(of="OPT-06a", case="own-data", says="step 2: losses is")
-class ReadsTheDataOfTheRun(Trained):
+@broken(Trainer, "validate", "OPT-06a[own-data]: step 2: losses is")
+def reads_the_data_of_the_run(validate, self, batches):
     """One loader serves both: the sequences that a validation read are never trained on."""
-
-    trains = _Reads
-
-
-class _Trains(Trainer):
-    def validate(self, batches: Sequence[Batch]) -> float:
-        loss = super().validate(batches)
-        self.optimizer.step(0.0)
-        return loss
+    self.consumed += sum(len(each.tokens_BT) for each in batches)
+    return validate(self, batches)
 
 
-@mutant(of="OPT-06a", case="letters", says="step 1: the optimizer state")
-class StepsTheOptimizer(Trained):
+@broken(Trainer, "validate", "OPT-06a[letters]: step 1: the optimizer state")
+def steps_the_optimizer(validate, self, batches):
     """The loop steps the optimizer behind every pass; at a rate of 0 no weight moves, and the moments do."""
-
-    trains = _Trains
-
-
-class _LetsGo(Trainer):
-    def validate(self, batches: Sequence[Batch]) -> float:
-        self.model.layers["0"].requires_grad_(False)
-        return super().validate(batches)
+    loss = validate(self, batches)
+    self.optimizer.step(0.0)
+    return loss
 
 
-@mutant(of="OPT-06a", case="recomputed", says="step 2: grad_norm is")
-class FreezesTheFirstLayer(Trained):
+@broken(Trainer, "validate", "OPT-06a[recomputed]: step 2: grad_norm is")
+def freezes_the_first_layer(validate, self, batches):
     """A validation that turns off gradients by module does not turn all of them on again."""
-
-    trains = _LetsGo
+    self.model.layers["0"].requires_grad_(False)
+    return validate(self, batches)
 
 
 class _MasksInPlace(Trainer):
@@ -181,31 +158,19 @@ class TakesTheMeanOverNoLabels(Trained):
     trains = _WeighsItsMeans
 
 
-class _CountsEveryPosition(Trainer):
-    def validate(self, batches: Sequence[Batch]) -> float:
-        counted = sum(int((each.labels_BT != IGNORED).sum()) for each in batches)
-        return super().validate(batches) * counted / sum(each.labels_BT.numel() for each in batches)
-
-
-@mutant(of="OPT-06b", case="one-batch", says="the loss of a validation over 1 batches is")
-class DividesByEveryPosition(Trained):
+@broken(Trainer, "validate", "OPT-06b[one-batch]: the loss of a validation over 1 batches is")
+def divides_by_every_position(validate, self, batches):
     """The sum over labels is divided by all positions, masked ones included."""
-
-    trains = _CountsEveryPosition
-
-
-class _ChoosesByScores(Router):
-    def choose(self, scores_BTE: Tensor) -> Tensor:
-        if self.training:
-            return super().choose(scores_BTE)
-        return scores_BTE.topk(self.moe.top_k, dim=-1).indices
+    counted = sum(int((each.labels_BT != IGNORED).sum()) for each in batches)
+    return validate(self, batches) * counted / sum(each.labels_BT.numel() for each in batches)
 
 
-@mutant(of="OPT-06b", case="selection-bias", says="the loss of a validation over 2 batches is", leanest="")
-class BiasesTheChoiceInTrainingAlone(Exchanged):
+@broken(Router, "choose", "OPT-06b[selection-bias]: the loss of a validation over 2 batches is", leanest="")
+def biases_the_choice_in_training_alone(choose, self, scores_BTE):
     """The bias is part of the balancing, and that is for training: a validation goes to other experts."""
-
-    exchange = {"router": _ChoosesByScores}
+    if self.training:
+        return choose(self, scores_BTE)
+    return scores_BTE.topk(self.moe.top_k, dim=-1).indices
 
 
 @mutant(of="OPT-06b", case="few-labels", says="the loss of a validation over 2 batches is")
