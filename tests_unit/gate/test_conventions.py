@@ -11,9 +11,9 @@ from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.parties import subject_of
-from contracts.mutants.blocks.loss import HandsOverBfloat16Logits
+from contracts.mutants.blocks.loss import hands_over_bfloat16_logits
 from contracts.mutants.blocks.multi_token_prediction import ReadsBehindTheNorms
-from contracts.mutants.blocks.rope import AnglesAreFloat32
+from contracts.mutants.blocks.rope import angles_are_float32
 from contracts.mutants.moe.balance_losses import BalancesTheBatch
 from contracts.mutants.moe.padding import GivesSlotsToPadding
 from contracts.mutants.moe.routing import RoundsTheRoutersWeight
@@ -78,13 +78,13 @@ class DecaysEverything(DecaysNorms):
 
 
 KEPT = {
-    "BLK-03j[1027-tokens-theta-10]": (AnglesAreFloat32, {"rope-angles": "float32"}),
+    "BLK-03j[1027-tokens-theta-10]": (angles_are_float32, {"rope-angles": "float32"}),
     "MOE-01e[sigmoid]": (RoundsTheRoutersWeight, {"sigmoid-router": "bfloat16-weight"}),
     "MOE-01e[softmax]": (RoundsTheRoutersWeight, {"softmax-router": "bfloat16-weight"}),
     "MOE-02a[mixed-bfloat16]": (RoundsTheRoutersWeight, {"softmax-router": "bfloat16-weight"}),
     "MOE-06a[large]": (CentresEachMove, {"bias-moves": "centred"}),
     "MOE-06h[from-one]": (CentresEachMove, {"bias-moves": "centred"}),
-    "BLK-06t[bf16]": (HandsOverBfloat16Logits, {"logits-dtype": "activations"}),
+    "BLK-06t[bf16]": (hands_over_bfloat16_logits, {"logits-dtype": "activations"}),
     "MOE-06a[full]": (MovesByWhatWasKept, {"capacity-counts": "kept"}),
     "MOE-05a[sequences-apart]": (BalancesTheBatch, {"balance-over": "microbatch"}),
     "MOE-09b[a-row-of-padding]": (GivesSlotsToPadding, {"padding-slots": "as-others"}),

@@ -7,22 +7,16 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 from contracts.stacks.reference.model.blocks.moe import MoE, Router
 
 
-class _ExpertChoice(Router):
-    def choose(self, scores_BTE: Tensor) -> Tensor:
-        """Each expert prefers tokens that stand out for it in their sequence."""
-        return super().choose(scores_BTE - scores_BTE.mean(1, keepdim=True))
-
-
-@mutant(of="BLK-01b", case="dropless", says="y before it differs")
-class ComparesTokens(Exchanged):
+@broken(Router, "choose", "BLK-01b[dropless]: y before it differs")
+def compares_tokens(choose, self, scores_BTE):
     """Router scores are centred over the sequence, so later tokens change the routing of earlier ones."""
-
-    exchange = {"router": _ExpertChoice}
+    return choose(self, scores_BTE - scores_BTE.mean(1, keepdim=True))
 
 
 class _BestFirst(MoE):
@@ -47,13 +41,7 @@ class GivesSlotsToTheLargestGates(Exchanged):
     exchange = {"moe": _BestFirst}
 
 
-class _LastFirst(MoE):
-    def drop(self, experts_BTK: Tensor) -> Tensor:
-        return super().drop(experts_BTK.flip(0, 1)).flip(0, 1)
-
-
-@mutant(of="BLK-01b", case="full-softmax", says="y before it differs")
-class KeepsTheLastTokens(Exchanged):
+@broken(MoE, "drop", "BLK-01b[full-softmax]: y before it differs")
+def keeps_the_last_tokens(drop, self, experts_BTK):
     """Slots are filled from the end of the batch."""
-
-    exchange = {"moe": _LastFirst}
+    return drop(self, experts_BTK.flip(0, 1)).flip(0, 1)

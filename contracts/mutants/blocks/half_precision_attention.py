@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.stacks.reference.model.blocks.attention import Attention
 from contracts.stacks.reference.model.blocks.common import RMSNorm
@@ -54,26 +55,13 @@ class SoftmaxAddsUpInHalf(Exchanged):
     exchange = {"attention": _HalfSum}
 
 
-class _HalfAngles(Attention):
-    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
-        return super().angles(positions_BT, size).bfloat16()
-
-
-@mutant(of="BLK-03k", case="far", says="far in bfloat16: y of the last three tokens differs")
-class AnglesAreHalf(Exchanged):
+@broken(Attention, "angles", "BLK-03k[far]: far in bfloat16: y of the last three tokens differs")
+def angles_are_half(angles, self, positions_BT, size):
     """Rope angles are computed in the dtype of the activations."""
-
-    exchange = {"attention": _HalfAngles}
-
-
-class _HalfNorm(RMSNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        scaled: Tensor = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.to(x.dtype)
-        return scaled
+    return angles(self, positions_BT, size).bfloat16()
 
 
-@mutant(of="BLK-03k", case="loud-float16", says="loud in float16: ")
-class NormsInHalf(Exchanged):
+@broken(RMSNorm, "forward", "BLK-03k[loud-float16]: loud in float16: ")
+def norms_in_half(forward, self, x):
     """The norm squares in the dtype of the activations: 256² is infinite in float16, so the block outputs zero."""
-
-    exchange = {"norm": _HalfNorm}
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.to(x.dtype)

@@ -13,168 +13,91 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support import written_out
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.mamba_parts import GRADIENT, Convolved, Normed, Y
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants.blocks.mamba_scan import ChunkByChunk, ForgetsThePastAfterAShortCall
+from contracts.mutants.blocks.mamba_scan import ChunkByChunk
 from contracts.stacks.reference.model.blocks.common import Packing, RMSNorm
 from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, GatedNorm, Mamba2, wide
 
 
-class _Grows(Mamba2):
-    def decay_rate(self) -> Tensor:
-        return torch.exp(self.A_log)
-
-
-@mutant(of="BLK-04a", case="plain", says=Y)
-class TurnsTheSignOfA(Exchanged):
+@broken(Mamba2, "decay_rate", "BLK-04a[plain]: y differs: ")
+def turns_the_sign_of_a(decay_rate, self):
     """A is exp(A_log) instead of -exp(A_log), so the state grows."""
-
-    exchange = {"mamba2": _Grows}
-
-
-class _TakesA(Mamba2):
-    def decay_rate(self) -> Tensor:
-        return -self.A_log
+    return torch.exp(self.A_log)
 
 
-@mutant(of="BLK-04a", case="plain", says=Y)
-class TakesTheLogarithmForA(Exchanged):
+@broken(Mamba2, "decay_rate", "BLK-04a[plain]: y differs: ")
+def takes_the_logarithm_for_a(decay_rate, self):
     """A is -A_log instead of -exp(A_log)."""
-
-    exchange = {"mamba2": _TakesA}
-
-
-class _ExponentiatesTwice(Mamba2):
-    def decay_rate(self) -> Tensor:
-        return -torch.exp(torch.exp(self.A_log))
+    return -self.A_log
 
 
-@mutant(of="BLK-04a", case="plain", says=Y)
-class ExponentiatesATwice(Exchanged):
+@broken(Mamba2, "decay_rate", "BLK-04a[plain]: y differs: ")
+def exponentiates_a_twice(decay_rate, self):
     """A_log is exponentiated at loading and again in the forward pass."""
-
-    exchange = {"mamba2": _ExponentiatesTwice}
-
-
-class _NeverForgets(Mamba2):
-    def decay_rate(self) -> Tensor:
-        return super().decay_rate().clamp(min=-16)
+    return -torch.exp(torch.exp(self.A_log))
 
 
-@mutant(of="BLK-04e", case="memoryless", says="each token should see itself alone")
-class ClampsTheDecay(Exchanged):
+@broken(Mamba2, "decay_rate", "BLK-04e[memoryless]: each token should see itself alone")
+def clamps_the_decay(decay_rate, self):
     """A is clamped to at least -16, the bound of its initial values, so a faster decay is ignored."""
-
-    exchange = {"mamba2": _NeverForgets}
-
-
-class _AlwaysForgets(Mamba2):
-    def decay_rate(self) -> Tensor:
-        return super().decay_rate().clamp(max=-1e-4)
+    return decay_rate(self).clamp(min=-16)
 
 
-@mutant(of="BLK-04e", case="everything-kept", says="nothing should be forgotten")
-class AlwaysForgetsALittle(Exchanged):
+@broken(Mamba2, "decay_rate", "BLK-04e[everything-kept]: nothing should be forgotten")
+def always_forgets_a_little(decay_rate, self):
     """A is clamped to at most -1e-4, which is Mamba-3's rule."""
-
-    exchange = {"mamba2": _AlwaysForgets}
-
-
-class _StepsUnbiased(Mamba2):
-    def time_step(self, dt_BTh: Tensor) -> Tensor:
-        return F.softplus(wide(dt_BTh)) + 0 * self.dt_bias
+    return decay_rate(self).clamp(max=-1e-4)
 
 
-@mutant(of="BLK-04a", case="plain", says=Y)
-class LeavesOutTheBiasOfTheStep(Exchanged):
+@broken(Mamba2, "time_step", "BLK-04a[plain]: y differs: ")
+def leaves_out_the_bias_of_the_step(time_step, self, dt_BTh):
     """dt is the softplus of its projection, without dt_bias."""
-
-    exchange = {"mamba2": _StepsUnbiased}
-
-
-class _BiasesTheStep(Mamba2):
-    def time_step(self, dt_BTh: Tensor) -> Tensor:
-        return F.softplus(wide(dt_BTh)) + self.dt_bias
+    return F.softplus(wide(dt_BTh)) + 0 * self.dt_bias
 
 
-@mutant(of="BLK-04a", case="one-token", says=Y)
-class AddsTheBiasBehindSoftplus(Exchanged):
+@broken(Mamba2, "time_step", "BLK-04a[one-token]: y differs: ")
+def adds_the_bias_behind_softplus(time_step, self, dt_BTh):
     """dt is softplus(projection) + bias, which may be below 0."""
-
-    exchange = {"mamba2": _BiasesTheStep}
-
-
-class _StepsLinearly(Mamba2):
-    def time_step(self, dt_BTh: Tensor) -> Tensor:
-        return wide(dt_BTh) + self.dt_bias
+    return F.softplus(wide(dt_BTh)) + self.dt_bias
 
 
-@mutant(of="BLK-04a", case="one-token", says=Y)
-class LeavesOutSoftplus(Exchanged):
+@broken(Mamba2, "time_step", "BLK-04a[one-token]: y differs: ")
+def leaves_out_softplus(time_step, self, dt_BTh):
     """dt is its projection plus bias, without softplus."""
-
-    exchange = {"mamba2": _StepsLinearly}
-
-
-class _StepsTwice(Mamba2):
-    def time_step(self, dt_BTh: Tensor) -> Tensor:
-        return F.softplus(super().time_step(dt_BTh))
+    return wide(dt_BTh) + self.dt_bias
 
 
-@mutant(of="BLK-04a", case="plain", says=Y)
-class TakesSoftplusTwice(Exchanged):
+@broken(Mamba2, "time_step", "BLK-04a[plain]: y differs: ")
+def takes_softplus_twice(time_step, self, dt_BTh):
     """The block applies softplus to dt, and so does the kernel."""
-
-    exchange = {"mamba2": _StepsTwice}
-
-
-class _StepsNaively(Mamba2):
-    def time_step(self, dt_BTh: Tensor) -> Tensor:
-        return torch.log(1 + torch.exp(wide(dt_BTh) + self.dt_bias))
+    return F.softplus(time_step(self, dt_BTh))
 
 
-@mutant(of="BLK-04h", case="long-and-short", says="y is not finite", bugs=("SSM-01",))
-class TakesSoftplusLiterally(Exchanged):
+@broken(Mamba2, "time_step", "BLK-04h[long-and-short]: y is not finite", bugs=("SSM-01",))
+def takes_softplus_literally(time_step, self, dt_BTh):
     """log(1 + exp(x)) overflows float32 at 89."""
-
-    exchange = {"mamba2": _StepsNaively}
-
-
-class _StepsOverTwenty(Mamba2):
-    def time_step(self, dt_BTh: Tensor) -> Tensor:
-        dt_BTh = wide(dt_BTh) + self.dt_bias
-        return torch.where(dt_BTh > 20, dt_BTh, torch.log1p(torch.exp(dt_BTh)))
+    return torch.log(1 + torch.exp(wide(dt_BTh) + self.dt_bias))
 
 
-@mutant(of="BLK-04h", case="long-and-short", says=GRADIENT, bugs=("SSM-01",))
-class SwitchesAfterTheOverflow(Exchanged):
+@broken(Mamba2, "time_step", "BLK-04h[long-and-short]: the gradient of ", bugs=("SSM-01",))
+def switches_after_the_overflow(time_step, self, dt_BTh):
     """The forward pass avoids the overflow; the gradient is still 0 times infinity."""
-
-    exchange = {"mamba2": _StepsOverTwenty}
-
-
-class _StepsStraight(Mamba2):
-    def time_step(self, dt_BTh: Tensor) -> Tensor:
-        return F.softplus(wide(dt_BTh) + self.dt_bias, threshold=6)
+    dt_BTh = wide(dt_BTh) + self.dt_bias
+    return torch.where(dt_BTh > 20, dt_BTh, torch.log1p(torch.exp(dt_BTh)))
 
 
-@mutant(of="BLK-04h", case="below-the-switch", says=Y)
-class StepsStraightFromSixOn(Exchanged):
+@broken(Mamba2, "time_step", "BLK-04h[below-the-switch]: y differs: ")
+def steps_straight_from_six_on(time_step, self, dt_BTh):
     """The softplus is its input from 6 on, where it still differs from it by a quarter of a thousandth."""
-
-    exchange = {"mamba2": _StepsStraight}
-
-
-class _StepsLate(Mamba2):
-    def time_step(self, dt_BTh: Tensor) -> Tensor:
-        return super().time_step(dt_BTh).roll(1, dims=1)
+    return F.softplus(wide(dt_BTh) + self.dt_bias, threshold=6)
 
 
-@mutant(of="BLK-04a", case="plain", says=Y)
-class TakesTheStepOfTheTokenBefore(Exchanged):
+@broken(Mamba2, "time_step", "BLK-04a[plain]: y differs: ")
+def takes_the_step_of_the_token_before(time_step, self, dt_BTh):
     """Each token uses the dt of the token before."""
-
-    exchange = {"mamba2": _StepsLate}
+    return time_step(self, dt_BTh).roll(1, dims=1)
 
 
 class _ScansOtherwise(Mamba2):
@@ -238,17 +161,11 @@ class LeavesTheDecayOutOfAPackedGradient(Exchanged):
     exchange = {"mamba2": _LosesDecayWhenPacked}
 
 
-class _LeavesOutD(Mamba2):
-    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
-        y, last = super().scan(x, dt, b, c, packing, state)
-        return y - self.D[:, None] * x, last
-
-
-@mutant(of="BLK-04a", case="plain", says=Y)
-class LeavesOutD(Exchanged):
+@broken(Mamba2, "scan", "BLK-04a[plain]: y differs: ")
+def leaves_out_d(scan, self, x, dt, b, c, packing, state):
     """D x is not added."""
-
-    exchange = {"mamba2": _LeavesOutD}
+    y, last = scan(self, x, dt, b, c, packing, state)
+    return y - self.D[:, None] * x, last
 
 
 # the convolution
@@ -305,38 +222,22 @@ class LeavesOutTheBiasOfTheConvolution(Exchanged):
 
 
 # groups, gate, norm
-
-
-class _Tiles(Mamba2):
-    def per_head(self, grouped_BTc: Tensor) -> Tensor:
-        neighbouring = super().per_head(grouped_BTc)[:, :, :: self.heads // self.groups]
-        return neighbouring.repeat(1, 1, self.heads // self.groups, 1)
-
-
-@mutant(of="BLK-04i", case="last-of-the-first-group", says="head 1 reaches parts [0, 1] of wb.weight")
-class TilesTheGroups(Exchanged):
+@broken(
+    Mamba2,
+    "per_head",
+    "BLK-04i[last-of-the-first-group]: head 1 reaches parts [0, 1] of wb.weight",
+    "BLK-04a[three-groups-of-two]: y differs: ",
+)
+def tiles_the_groups(per_head, self, grouped_BTc):
     """Head i reads group i mod g: repeat in place of repeat_interleave."""
-
-    exchange = {"mamba2": _Tiles}
-
-
-@mutant(of="BLK-04a", case="three-groups-of-two", says=Y)
-class TilesThreeGroups(Exchanged):
-    """Head i reads group i mod g, as the outputs show it."""
-
-    exchange = {"mamba2": _Tiles}
+    neighbouring = per_head(self, grouped_BTc)[:, :, :: self.heads // self.groups]
+    return neighbouring.repeat(1, 1, self.heads // self.groups, 1)
 
 
-class _ReadsTheFirstGroup(Mamba2):
-    def per_head(self, grouped_BTc: Tensor) -> Tensor:
-        return super().per_head(grouped_BTc)[:, :, :1].expand(-1, -1, self.heads, -1)
-
-
-@mutant(of="BLK-04i", case="last", says="head 5 reaches parts [0] of wb.weight, expected [2]")
-class ReadsTheFirstGroupInEveryHead(Exchanged):
+@broken(Mamba2, "per_head", "BLK-04i[last]: head 5 reaches parts [0] of wb.weight, expected [2]")
+def reads_the_first_group_in_every_head(per_head, self, grouped_BTc):
     """Every head reads group 0, as with the default of ngroups = 1."""
-
-    exchange = {"mamba2": _ReadsTheFirstGroup}
+    return per_head(self, grouped_BTc)[:, :, :1].expand(-1, -1, self.heads, -1)
 
 
 class _Whole(GatedNorm):
@@ -454,34 +355,19 @@ class KeepsTheStateBetweenChunksInBfloat16(Exchanged):
     exchange = {"mamba2": Halves}
 
 
-class _PadsWithSteps(Mamba2):
-    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
-        y, last = super().scan(x, dt, b, c, packing, state)
-        padding = -x.shape[1] % self.chunk
-        step = F.softplus(self.dt_bias)  # of a padded input of 0
-        return y, last * torch.exp(padding * step * self.decay_rate())[:, None, None]
-
-
-@mutant(of="BLK-04a", case="plain", says="the state ssm differs")
-class StepsThroughThePadding(Exchanged):
+@broken(Mamba2, "scan", "BLK-04a[plain]: the state ssm differs")
+def steps_through_the_padding(scan, self, x, dt, b, c, packing, state):
     """dt is padded before softplus, so padding decays the last state. No output shows it."""
-
-    exchange = {"mamba2": _PadsWithSteps}
-
-
-class _DetachesItsState(Mamba2):
-    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
-        return super().scan(x, dt, b, c, packing, None if state is None else state.detach())
+    y, last = scan(self, x, dt, b, c, packing, state)
+    padding = -x.shape[1] % self.chunk
+    step = F.softplus(self.dt_bias)  # of a padded input of 0
+    return y, last * torch.exp(padding * step * self.decay_rate())[:, None, None]
 
 
-@mutant(of="BLK-04a", case="packed-with-state", says="the gradient of lacks state.ssm", bugs=("SSM-18",))
-class GivesTheInitialStateNoGradient(Exchanged):
+@broken(Mamba2, "scan", "BLK-04a[packed-with-state]: the gradient of lacks state.ssm", bugs=("SSM-18",))
+def gives_the_initial_state_no_gradient(scan, self, x, dt, b, c, packing, state):
     """The initial state gets no gradient, so a sequence cut in two trains its second half alone."""
-
-    exchange = {"mamba2": _DetachesItsState}
-
-
-mutant(of="BLK-04a", case="one-token", says="the state conv_b differs", bugs=("SSM-16",))(ForgetsThePastAfterAShortCall)
+    return scan(self, x, dt, b, c, packing, None if state is None else state.detach())
 
 
 class _OverflowingGate(GatedNorm):

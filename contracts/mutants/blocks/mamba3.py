@@ -5,152 +5,84 @@ B sequences · T tokens · h heads · p head_dim · g groups · n state · S ang
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants._support import written_out
-from contracts.mutants._support.mamba_parts import GRADIENT, Y
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.patched_functions import swapped
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State, local
 from contracts.stacks.reference.model.blocks.mamba2 import split, wide
 from contracts.stacks.reference.model.blocks.mamba3 import SLOWEST, Mamba3
 
 
-class _Euler(Mamba3):
-    def mix(self, trap_BTh: Tensor) -> Tensor:
-        return torch.ones_like(super().mix(trap_BTh)) + 0 * wide(trap_BTh)
-
-
-@mutant(of="BLK-04m", case="plain", says=Y)
-class StepsAsMamba2(Exchanged):
+@broken(Mamba3, "mix", "BLK-04m[plain]: y differs: ")
+def steps_as_mamba2(mix, self, trap_BTh):
     """The step is Mamba-2's: the previous token adds nothing."""
-
-    exchange = {"mamba3": _Euler}
-
-
-class _Swapped(Mamba3):
-    def mix(self, trap_BTh: Tensor) -> Tensor:
-        return 1 - super().mix(trap_BTh)
+    return torch.ones_like(mix(self, trap_BTh)) + 0 * wide(trap_BTh)
 
 
-@mutant(of="BLK-04m", case="plain", says=Y)
-class SwapsTheEndsOfAStep(Exchanged):
+@broken(
+    Mamba3, "mix", "BLK-04m[plain]: y differs: ", "BLK-04n[all-at-the-end]: y with the initial k and v set to 0 differs"
+)
+def swaps_the_ends_of_a_step(mix, self, trap_BTh):
     """λ and 1 - λ are swapped."""
-
-    exchange = {"mamba3": _Swapped}
-
-
-@mutant(of="BLK-04n", case="all-at-the-end", says="y with the initial k and v set to 0 differs")
-class GivesTheEndToTheBeginning(Exchanged):
-    """λ and 1 - λ are swapped, where λ is 1."""
-
-    exchange = {"mamba3": _Swapped}
+    return 1 - mix(self, trap_BTh)
 
 
-class _Raw(Mamba3):
-    def mix(self, trap_BTh: Tensor) -> Tensor:
-        return wide(trap_BTh)
-
-
-@mutant(of="BLK-04n", case="all-at-the-beginning", says="a first token gives ")
-class TakesTrapForAShare(Exchanged):
+@broken(Mamba3, "mix", "BLK-04n[all-at-the-beginning]: a first token gives ")
+def takes_trap_for_a_share(mix, self, trap_BTh):
     """Trap is used without its sigmoid, as the kernel's documentation suggests."""
-
-    exchange = {"mamba3": _Raw}
-
-
-class _Twice(Mamba3):
-    def mix(self, trap_BTh: Tensor) -> Tensor:
-        return torch.sigmoid(super().mix(trap_BTh))
+    return wide(trap_BTh)
 
 
-@mutant(of="BLK-04n", case="all-at-the-beginning", says="a first token gives ")
-class TakesTheSigmoidTwice(Exchanged):
+@broken(Mamba3, "mix", "BLK-04n[all-at-the-beginning]: a first token gives ")
+def takes_the_sigmoid_twice(mix, self, trap_BTh):
     """The block applies the sigmoid to trap, and so does the kernel."""
-
-    exchange = {"mamba3": _Twice}
-
-
-class _Undecayed(Mamba3):
-    def ends(self, dt_BTh: Tensor, log_decay_BTh: Tensor, mix_BTh: Tensor) -> tuple[Tensor, Tensor]:
-        return mix_BTh * dt_BTh, (1 - mix_BTh) * dt_BTh
+    return torch.sigmoid(mix(self, trap_BTh))
 
 
-@mutant(of="BLK-04m", case="plain", says=Y)
-class AddsTheBeginningUndecayed(Exchanged):
+@broken(Mamba3, "ends", "BLK-04m[plain]: y differs: ")
+def adds_the_beginning_undecayed(ends, self, dt_BTh, log_decay_BTh, mix_BTh):
     """The previous token's contribution is not decayed over the step."""
-
-    exchange = {"mamba3": _Undecayed}
-
-
-class _HeavyTail(Mamba3):
-    def decay_rate(self, a_BTh: Tensor) -> Tensor:
-        a_BTh = wide(a_BTh)
-        return -torch.where(a_BTh >= 0, 1 + a_BTh, 1 / (1 + a_BTh.abs())).clamp(min=SLOWEST)
+    return mix_BTh * dt_BTh, (1 - mix_BTh) * dt_BTh
 
 
-@mutant(of="BLK-04m", case="plain", says=Y)
-class DecaysByAHeavyTail(Exchanged):
+@broken(Mamba3, "decay_rate", "BLK-04m[plain]: y differs: ")
+def decays_by_a_heavy_tail(decay_rate, self, a_BTh):
     """A is -(1 + x) or -1 / (1 - x), as in a later mamba-ssm with the same version string: another model."""
-
-    exchange = {"mamba3": _HeavyTail}
-
-
-class _Unstepped(Mamba3):
-    def turn(self, angle_BTS: Tensor, dt_BTh: Tensor) -> Tensor:
-        return super().turn(angle_BTS, torch.ones_like(dt_BTh))
+    a_BTh = wide(a_BTh)
+    return -torch.where(a_BTh >= 0, 1 + a_BTh, 1 / (1 + a_BTh.abs())).clamp(min=SLOWEST)
 
 
-@mutant(of="BLK-04m", case="plain", says=Y)
-class TurnsByTheTokenAndNotByTheStep(Exchanged):
+@broken(Mamba3, "turn", "BLK-04m[plain]: y differs: ")
+def turns_by_the_token_and_not_by_the_step(turn, self, angle_BTS, dt_BTh):
     """The angle is not multiplied by dt."""
-
-    exchange = {"mamba3": _Unstepped}
-
-
-class _Unbounded(Mamba3):
-    def turn(self, angle_BTS: Tensor, dt_BTh: Tensor) -> Tensor:
-        return wide(angle_BTS)[:, :, None] * dt_BTh[..., None]
+    return turn(self, angle_BTS, torch.ones_like(dt_BTh))
 
 
-@mutant(of="BLK-04m", case="plain", says=Y)
-class TurnsWithoutBound(Exchanged):
+@broken(Mamba3, "turn", "BLK-04m[plain]: y differs: ")
+def turns_without_bound(turn, self, angle_BTS, dt_BTh):
     """The angle is summed without π tanh, as the kernel's documentation suggests."""
-
-    exchange = {"mamba3": _Unbounded}
-
-
-class _Halves(Mamba3):
-    def rotated(self, u_BThn: Tensor, angle_BThS: Tensor) -> Tensor:
-        turned = 2 * angle_BThS.shape[-1]
-        one, two = u_BThn[..., :turned].chunk(2, dim=-1)
-        cos, sin = torch.cos(angle_BThS), torch.sin(angle_BThS)
-        return torch.cat([one * cos - two * sin, one * sin + two * cos, u_BThn[..., turned:]], dim=-1)
+    return wide(angle_BTS)[:, :, None] * dt_BTh[..., None]
 
 
-@mutant(of="BLK-04m", case="packed-with-state", says=Y)
-class PairsTheHalves(Exchanged):
+@broken(Mamba3, "rotated", "BLK-04m[packed-with-state]: y differs: ")
+def pairs_the_halves(rotated, self, u_BThn, angle_BThS):
     """Rotation pairs elements i and i + S, as in the kernel for several inputs, instead of 2i and 2i + 1."""
-
-    exchange = {"mamba3": _Halves}
-
-
-class _HalfTurns(Mamba3):
-    def rotated(self, u_BThn: Tensor, angle_BThS: Tensor) -> Tensor:
-        return super().rotated(u_BThn, angle_BThS / 2)
+    turned = 2 * angle_BThS.shape[-1]
+    one, two = u_BThn[..., :turned].chunk(2, dim=-1)
+    cos, sin = torch.cos(angle_BThS), torch.sin(angle_BThS)
+    return torch.cat([one * cos - two * sin, one * sin + two * cos, u_BThn[..., turned:]], dim=-1)
 
 
-@mutant(of="BLK-04o", case="three-turns", says="added to the initial angle differs")
-class TurnsByHalfTheAngle(Exchanged):
+@broken(Mamba3, "rotated", "BLK-04o[three-turns]: added to the initial angle differs")
+def turns_by_half_the_angle(rotated, self, u_BThn, angle_BThS):
     """The rotation uses half the angle, and the carried angle still wraps at 2π."""
-
-    exchange = {"mamba3": _HalfTurns}
+    return rotated(self, u_BThn, angle_BThS / 2)
 
 
 class _OneSided(Mamba3):
@@ -170,177 +102,104 @@ class TurnsBAndNotC(Exchanged):
     exchange = {"mamba3": _OneSided}
 
 
-class _BiasesFirst(Mamba3):
-    def per_head(self, norm: nn.Module, grouped_BTc: Tensor) -> Tensor:
-        bias_hn = self.b_bias if norm is self.b_norm else self.c_bias
-        grouped_BTgn = wide(split(grouped_BTc, self.groups))
-        heads = grouped_BTgn.repeat_interleave(self.heads // self.groups, dim=2)
-        normed: Tensor = norm(heads + bias_hn)
-        return normed - bias_hn
-
-
-@mutant(of="BLK-04m", case="plain", says=Y)
-class BiasesBeforeTheNorm(Exchanged):
+@broken(Mamba3, "per_head", "BLK-04m[plain]: y differs: ")
+def biases_before_the_norm(per_head, self, norm, grouped_BTc):
     """The biases of B and C are added before their norms."""
-
-    exchange = {"mamba3": _BiasesFirst}
-
-
-class _Unnormed(Mamba3):
-    def per_head(self, norm: nn.Module, grouped_BTc: Tensor) -> Tensor:
-        grouped_BTgn = wide(split(grouped_BTc, self.groups)) * self.b_norm.weight
-        return grouped_BTgn.repeat_interleave(self.heads // self.groups, dim=2)
+    bias_hn = self.b_bias if norm is self.b_norm else self.c_bias
+    grouped_BTgn = wide(split(grouped_BTc, self.groups))
+    heads = grouped_BTgn.repeat_interleave(self.heads // self.groups, dim=2)
+    normed = norm(heads + bias_hn)
+    return normed - bias_hn
 
 
-@mutant(of="BLK-04m", case="three-groups-of-two", says=Y)
-class NormsNeitherBNorC(Exchanged):
+@broken(Mamba3, "per_head", "BLK-04m[three-groups-of-two]: y differs: ")
+def norms_neither_b_nor_c(per_head, self, norm, grouped_BTc):
     """B and C are not normed."""
-
-    exchange = {"mamba3": _Unnormed}
-
-
-class _FixedEpsilon(Mamba3):
-    def __init__(self, recipe: Recipe, parts: Any) -> None:
-        super().__init__(recipe, parts)
-        self.b_norm.eps = self.c_norm.eps = 1e-5
+    grouped_BTgn = wide(split(grouped_BTc, self.groups)) * self.b_norm.weight
+    return grouped_BTgn.repeat_interleave(self.heads // self.groups, dim=2)
 
 
-@mutant(of="BLK-04m", case="a-large-epsilon", says=Y, bugs=("MXP-08",))
-class NormsBAndCByItsOwnEpsilon(Exchanged):
+@broken(Mamba3, "__init__", "BLK-04m[a-large-epsilon]: y differs: ", bugs=("MXP-08",))
+def norms_b_and_c_by_its_own_epsilon(init, self, recipe, parts):
     """The norms of B and C use a default eps of 1e-5 instead of the recipe's."""
-
-    exchange = {"mamba3": _FixedEpsilon}
-
-
-class _Tiles(Mamba3):
-    def per_head(self, norm: nn.Module, grouped_BTc: Tensor) -> Tensor:
-        grouped_BTgn = wide(norm(split(grouped_BTc, self.groups)))
-        return grouped_BTgn.repeat(1, 1, self.heads // self.groups, 1)
+    init(self, recipe, parts)
+    self.b_norm.eps = self.c_norm.eps = 1e-5
 
 
-@mutant(of="BLK-04q", case="last-of-the-first-group", says="head 1 reaches parts [1] of wb.weight, expected [0]")
-class TilesTheGroupsOfBAndC(Exchanged):
+@broken(Mamba3, "per_head", "BLK-04q[last-of-the-first-group]: head 1 reaches parts [1] of wb.weight, expected [0]")
+def tiles_the_groups_of_b_and_c(per_head, self, norm, grouped_BTc):
     """Head i reads group i mod g."""
-
-    exchange = {"mamba3": _Tiles}
-
-
-class _TilesBackward(Mamba3):
-    def per_head(self, norm: nn.Module, grouped_BTc: Tensor) -> Tensor:
-        grouped_BTgn = wide(norm(split(grouped_BTc, self.groups)))
-        tiled = grouped_BTgn.repeat(1, 1, self.heads // self.groups, 1)
-        return tiled + (super().per_head(norm, grouped_BTc) - tiled).detach()
+    grouped_BTgn = wide(norm(split(grouped_BTc, self.groups)))
+    return grouped_BTgn.repeat(1, 1, self.heads // self.groups, 1)
 
 
-@mutant(of="BLK-04q", case="first-of-the-second-group", says="head 2 reaches parts [2] of wb.weight, expected [1]",
-        bugs=("SSM-11",))  # fmt: skip
-class SumsGroupGradientsOverOtherHeads(Exchanged):
+@broken(
+    Mamba3,
+    "per_head",
+    "BLK-04q[first-of-the-second-group]: head 2 reaches parts [2] of wb.weight, expected [1]",
+    "BLK-04m[plain]: the gradient of ",
+    bugs=("SSM-11",),
+)
+def sums_group_gradients_over_other_heads(per_head, self, norm, grouped_BTc):
     """Outputs are right, but the backward pass sums heads into the wrong groups. g = 1 and g = h hide it."""
-
-    exchange = {"mamba3": _TilesBackward}
-
-
-@mutant(of="BLK-04m", case="plain", says=GRADIENT, bugs=("SSM-11",))
-class GivesGroupsTheGradientsOfOthers(Exchanged):
-    """The backward pass sums heads into the wrong groups, as whole gradients show it."""
-
-    exchange = {"mamba3": _TilesBackward}
+    grouped_BTgn = wide(norm(split(grouped_BTc, self.groups)))
+    tiled = grouped_BTgn.repeat(1, 1, self.heads // self.groups, 1)
+    return tiled + (per_head(self, norm, grouped_BTc) - tiled).detach()
 
 
-class _LeavesOutD(Mamba3):
-    def scan(
-        self,
-        v: Tensor,
-        k: Tensor,
-        q: Tensor,
-        dt: Tensor,
-        log_decay: Tensor,
-        mix: Tensor,
-        packing: Packing,
-        state: State,
-    ) -> tuple[Tensor, Tensor]:
-        y, ssm = super().scan(v, k, q, dt, log_decay, mix, packing, state)
-        return y - self.D[:, None] * v, ssm
-
-
-@mutant(of="BLK-04m", case="float32", says=Y)
-class LeavesOutTheWayPastTheScan(Exchanged):
+@broken(Mamba3, "scan", "BLK-04m[float32]: y differs: ")
+def leaves_out_the_way_past_the_scan(
+    scan,
+    self,
+    v,
+    k,
+    q,
+    dt,
+    log_decay,
+    mix,
+    packing,
+    state,
+):
     """D v is not added."""
-
-    exchange = {"mamba3": _LeavesOutD}
-
-
-class _Whole(Mamba3):
-    def __init__(self, recipe: Recipe, parts: Any) -> None:
-        super().__init__(recipe, parts)
-        self.b_norm, self.c_norm = (parts.norm(recipe.mamba.groups * recipe.mamba.state, recipe.norm_eps) for _ in "bc")
+    y, ssm = scan(self, v, k, q, dt, log_decay, mix, packing, state)
+    return y - self.D[:, None] * v, ssm
 
 
-@mutant(of="BLK-04p", case="float32", says="mixer.b_norm.weight is (32,), expected (16,)")
-class NormsBAndCAcrossGroups(Exchanged):
+@broken(Mamba3, "__init__", "BLK-04p[float32]: mixer.b_norm.weight is (32,), expected (16,)")
+def norms_b_and_c_across_groups(init, self, recipe, parts):
     """One norm of B, and one of C, covers all groups."""
-
-    exchange = {"mamba3": _Whole}
-
-
-class _HoldsBfloat16(Mamba3):
-    def __init__(self, recipe: Recipe, parts: Any) -> None:
-        super().__init__(recipe, parts)
-        if recipe.dtype == "bf16":
-            self.dt_bias = nn.Parameter(self.dt_bias.to(torch.bfloat16))
+    init(self, recipe, parts)
+    self.b_norm, self.c_norm = (parts.norm(recipe.mamba.groups * recipe.mamba.state, recipe.norm_eps) for _ in "bc")
 
 
-@mutant(of="BLK-04p", case="bf16-three-groups", says="dt_bias is held in bfloat16 under bf16, expected float32")
-class HoldsTheBiasOfTheStepInBfloat16(Exchanged):
+@broken(Mamba3, "__init__", "BLK-04p[bf16-three-groups]: dt_bias is held in bfloat16 under bf16, expected float32")
+def holds_the_bias_of_the_step_in_bfloat16(init, self, recipe, parts):
     """dt_bias is cast to bfloat16 with the rest of the block."""
-
-    exchange = {"mamba3": _HoldsBfloat16}
-
-
-class _OverflowingStep(Mamba3):
-    def time_step(self, dt_BTh: Tensor) -> Tensor:
-        return written_out.softplus(wide(dt_BTh) + local(self.dt_bias))
+    init(self, recipe, parts)
+    if recipe.dtype == "bf16":
+        self.dt_bias = nn.Parameter(self.dt_bias.to(torch.bfloat16))
 
 
-@mutant(of="BLK-04u", case="long-and-short", says="y is not finite")
-class WritesSoftplusOut(Exchanged):
+@broken(Mamba3, "time_step", "BLK-04u[long-and-short]: y is not finite")
+def writes_softplus_out(time_step, self, dt_BTh):
     """The time step is log(1 + exp(x)), which is infinite where exp overflows."""
-
-    exchange = {"mamba3": _OverflowingStep}
-
-
-class _StepsStraight(Mamba3):
-    def time_step(self, dt_BTh: Tensor) -> Tensor:
-        return F.softplus(wide(dt_BTh) + local(self.dt_bias), threshold=6)
+    return written_out.softplus(wide(dt_BTh) + local(self.dt_bias))
 
 
-@mutant(of="BLK-04u", case="below-the-switch", says="y differs")
-class StepsMamba3StraightFromSixOn(Exchanged):
+@broken(Mamba3, "time_step", "BLK-04u[below-the-switch]: y differs")
+def steps_mamba3_straight_from_six_on(time_step, self, dt_BTh):
     """The softplus is its input from 6 on."""
-
-    exchange = {"mamba3": _StepsStraight}
-
-
-class _OverflowingSilu(Mamba3):
-    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
-        with swapped(F, "silu", written_out.silu):
-            return super().forward(x_BTD, packing, state)
+    return F.softplus(wide(dt_BTh) + local(self.dt_bias), threshold=6)
 
 
-@mutant(of="BLK-04m", case="saturated", says="y is not finite")
-class WritesTheGateOfMamba3Out(Exchanged):
+@broken(Mamba3, "forward", "BLK-04m[saturated]: y is not finite")
+def writes_the_gate_of_mamba3_out(forward, self, x_BTD, packing, state):
     """The gate behind the scan is x · exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
-
-    exchange = {"mamba3": _OverflowingSilu}
-
-
-class _OverflowingTrap(Mamba3):
-    def mix(self, trap_BTh: Tensor) -> Tensor:
-        return written_out.sigmoid(wide(trap_BTh))
+    with swapped(F, "silu", written_out.silu):
+        return forward(self, x_BTD, packing, state)
 
 
-@mutant(of="BLK-04m", case="saturated", says="y is not finite")
-class WritesTheSigmoidOfTrapOut(Exchanged):
+@broken(Mamba3, "mix", "BLK-04m[saturated]: y is not finite")
+def writes_the_sigmoid_of_trap_out(mix, self, trap_BTh):
     """The share of the current token is exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
-
-    exchange = {"mamba3": _OverflowingTrap}
+    return written_out.sigmoid(wide(trap_BTh))

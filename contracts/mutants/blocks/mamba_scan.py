@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.mamba_parts import GRADIENT, Convolved, Y
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State
@@ -87,45 +88,25 @@ class PassesTheStateUndecayed(Exchanged):
     exchange = {"mamba2": _PassesUndecayed}
 
 
-class _DropsTheRest(Mamba2):
-    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
-        y, last = super().scan(x, dt, b, c, packing, state)
-        whole = x.shape[1] // self.chunk * self.chunk
-        return torch.cat([y[:, :whole], torch.zeros_like(y[:, whole:])], dim=1), last
-
-
-@mutant(of="BLK-04b", case="five", says=Y)
-class LeavesOutTheLastPartOfAChunk(Exchanged):
+@broken(Mamba2, "scan", "BLK-04b[five]: y differs: ")
+def leaves_out_the_last_part_of_a_chunk(scan, self, x, dt, b, c, packing, state):
     """The partial last chunk is not computed: 37 tokens have seven chunks of 5 and two tokens more."""
-
-    exchange = {"mamba2": _DropsTheRest}
+    y, last = scan(self, x, dt, b, c, packing, state)
+    whole = x.shape[1] // self.chunk * self.chunk
+    return torch.cat([y[:, :whole], torch.zeros_like(y[:, whole:])], dim=1), last
 
 
 # the state between calls
-
-
-class _IgnoresItsState(Mamba2):
-    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
-        return super().scan(x, dt, b, c, packing, None)
-
-
-@mutant(of="BLK-04c", case="inside-a-chunk", says="y in two halves, cut at 20, differs")
-class BeginsEveryCallEmpty(Exchanged):
+@broken(Mamba2, "scan", "BLK-04c[inside-a-chunk]: y in two halves, cut at 20, differs")
+def begins_every_call_empty(scan, self, x, dt, b, c, packing, state):
     """The scan ignores its initial state."""
-
-    exchange = {"mamba2": _IgnoresItsState}
-
-
-class _SharesTheFirstRow(Mamba2):
-    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
-        return super().scan(x, dt, b, c, packing, None if state is None else state[:1].expand_as(state))
+    return scan(self, x, dt, b, c, packing, None)
 
 
-@mutant(of="BLK-04c", case="at-the-edge-of-a-chunk", says="y in two halves, cut at 16, differs")
-class GivesEveryRowTheStateOfTheFirst(Exchanged):
+@broken(Mamba2, "scan", "BLK-04c[at-the-edge-of-a-chunk]: y in two halves, cut at 16, differs")
+def gives_every_row_the_state_of_the_first(scan, self, x, dt, b, c, packing, state):
     """Every row uses the initial state of row 0, as with a batch stride of 0."""
-
-    exchange = {"mamba2": _SharesTheFirstRow}
+    return scan(self, x, dt, b, c, packing, None if state is None else state[:1].expand_as(state))
 
 
 class _ForgetsItsPast(CausalConv):
@@ -186,6 +167,7 @@ class _CarriesThisCall(Convolved):
     convolution = _KeepsThisCall
 
 
+@mutant(of="BLK-04a", case="one-token", says="the state conv_b differs", bugs=("SSM-16",))
 @mutant(of="BLK-04c", case="after-one-token", says="y in two halves, cut at 1, differs", bugs=("SSM-16",))
 class ForgetsThePastAfterAShortCall(Exchanged):
     """A call shorter than the convolution returns zeros instead of inputs of the previous call."""
@@ -193,17 +175,11 @@ class ForgetsThePastAfterAShortCall(Exchanged):
     exchange = {"mamba2": _CarriesThisCall}
 
 
-class _BeginsEachChunk(Mamba3):
-    def before(self, u_BThx: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
-        first = torch.arange(u_BThx.shape[1], device=u_BThx.device) % self.chunk == 0
-        return super().before(u_BThx, packing, state) * ~first[:, None, None]
-
-
-@mutant(of="BLK-04b", case="mamba3-five", says=Y)
-class LosesTheTokenBeforeAChunk(Exchanged):
+@broken(Mamba3, "before", "BLK-04b[mamba3-five]: y differs: ")
+def loses_the_token_before_a_chunk(before, self, u_BThx, packing, state):
     """The first token of a chunk has no previous token, because the kernel reads its own tile only."""
-
-    exchange = {"mamba3": _BeginsEachChunk}
+    first = torch.arange(u_BThx.shape[1], device=u_BThx.device) % self.chunk == 0
+    return before(self, u_BThx, packing, state) * ~first[:, None, None]
 
 
 class _TurnsEachChunk(Mamba3):
@@ -263,15 +239,9 @@ class PassesEverythingButTheState(Exchanged):
     exchange = {"mamba3": _WithoutSsm}
 
 
-class _TurnsTheCarriedKBack(Mamba3):
-    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
-        found = super().forward(x_BTD, packing, state)
-        k_Bhn = self.rotated(found.state["k"][:, None], -found.state["angle"][:, None])[:, 0]
-        return found._replace(state=found.state | {"k": k_Bhn})
-
-
-@mutant(of="BLK-04c", case="mamba3-inside-a-document", says="y in two halves, cut at 19, differs")
-class CarriesKBeforeItsTurn(Exchanged):
+@broken(Mamba3, "forward", "BLK-04c[mamba3-inside-a-document]: y in two halves, cut at 19, differs")
+def carries_k_before_its_turn(forward, self, x_BTD, packing, state):
     """The carried k is not rotated, and the next call does not rotate it."""
-
-    exchange = {"mamba3": _TurnsTheCarriedKBack}
+    found = forward(self, x_BTD, packing, state)
+    k_Bhn = self.rotated(found.state["k"][:, None], -found.state["angle"][:, None])[:, 0]
+    return found._replace(state=found.state | {"k": k_Bhn})

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken
 from contracts.stacks.reference.model.blocks.attention import Attention
-from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.common import Output
 from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
 from contracts.stacks.reference.model.blocks.moe import MoE
 
@@ -30,39 +29,21 @@ class _Backward(torch.autograd.Function):
         return _by_pointer(grad)
 
 
-class _AttentionByHand(Attention):
-    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
-        out = super().forward(x_BTD, packing, state)
-        return Output(_Backward.apply(out.y_BTD), *out[1:])  # type: ignore[no-untyped-call]  # torch's
-
-
-@mutant(of="BLK-09a", case="attention", says="with its first axis fastest in memory: gradient")
-class ReadsTheUpstreamGradientByItsPointer(Exchanged):
+@broken(Attention, "forward", "BLK-09a[attention]: with its first axis fastest in memory: gradient")
+def reads_the_upstream_gradient_by_its_pointer(forward, self, x_BTD, packing, state):
     """The backward kernel gets the pointer of its upstream gradient and no strides."""
-
-    exchange = {"attention": _AttentionByHand}
-
-
-class _DispatchByHand(MoE):
-    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
-        return super().forward(_by_pointer(x_BTD), packing, state)
+    out = forward(self, x_BTD, packing, state)
+    return Output(_Backward.apply(out.y_BTD), *out[1:])
 
 
-@mutant(of="BLK-09a", case="experts", says="with its first axis fastest in memory: y")
-class ReadsTheInputByItsPointer(Exchanged):
+@broken(MoE, "forward", "BLK-09a[experts]: with its first axis fastest in memory: y")
+def reads_the_input_by_its_pointer(forward, self, x_BTD, packing, state):
     """The dispatch kernel gets the pointer of its input and no strides."""
-
-    exchange = {"moe": _DispatchByHand}
-
-
-class _TurnsBack(Mamba2):
-    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
-        flat = x_BTD if x_BTD.is_contiguous() else x_BTD.mT.reshape(x_BTD.shape)
-        return super().forward(flat, packing, state)
+    return forward(self, _by_pointer(x_BTD), packing, state)
 
 
-@mutant(of="BLK-09a", case="mamba2", says="with its first axis fastest in memory: y")
-class MakesItContiguousTheWrongWay(Exchanged):
+@broken(Mamba2, "forward", "BLK-09a[mamba2]: with its first axis fastest in memory: y")
+def makes_it_contiguous_the_wrong_way(forward, self, x_BTD, packing, state):
     """Over-correction: what is not contiguous is taken for a transposed tensor, and turned back by a reshape."""
-
-    exchange = {"mamba2": _TurnsBack}
+    flat = x_BTD if x_BTD.is_contiguous() else x_BTD.mT.reshape(x_BTD.shape)
+    return forward(self, flat, packing, state)

@@ -8,128 +8,82 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support import written_out
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants.blocks.attention import DropsTheEpsOfTheRecipe
 from contracts.stacks.reference.model.blocks.mlp import Mlp
 
 
-class _Relu(Mlp):
-    def activate(self, x_BTF: Tensor) -> Tensor:
-        return F.relu(x_BTF)
-
-
-@mutant(of="BLK-06h", case="relu2", says="y differs")
-@mutant(of="BLK-06j", case="relu2-w1", says="mixer.w1.weight times 3, against 9 times the output: y differs")
-class ForgetsTheSquare(Exchanged):
+@broken(
+    Mlp,
+    "activate",
+    "BLK-06j[relu2-w1]: mixer.w1.weight times 3, against 9 times the output: y differs",
+    "BLK-06h[relu2]: y differs",
+)
+def forgets_the_square(activate, self, x_BTF):
     """relu in place of relu². It trains nearly as well."""
-
-    exchange = {"mlp": _Relu}
-
-
-class _Square(Mlp):
-    def activate(self, x_BTF: Tensor) -> Tensor:
-        return x_BTF.square()
+    return F.relu(x_BTF)
 
 
-@mutant(of="BLK-06i", case="relu2", says="relu2 of -3 is 9, expected 0")
-class SquaresBothSigns(Exchanged):
+@broken(Mlp, "activate", "BLK-06i[relu2]: relu2 of -3 is 9, expected 0")
+def squares_both_signs(activate, self, x_BTF):
     """x² without the relu. It scales as relu² does."""
-
-    exchange = {"mlp": _Square}
-
-
-class _Gelu(Mlp):
-    def activate(self, x_BTF: Tensor) -> Tensor:
-        return F.gelu(x_BTF)
+    return x_BTF.square()
 
 
-@mutant(of="BLK-06i", case="relu2", says="relu2 of 3 is 2.99595031, expected 9")
-class KeepsTheDefaultActivation(Exchanged):
+@broken(Mlp, "activate", "BLK-06i[relu2]: relu2 of 3 is 2.99595031, expected 9")
+def keeps_the_default_activation(activate, self, x_BTF):
     """The builder ignores the recipe's activation and uses its default, gelu."""
-
-    exchange = {"mlp": _Gelu}
-
-
-class _HalfDerivative(Mlp):
-    def activate(self, x_BTF: Tensor) -> Tensor:
-        positive = F.relu(x_BTF)
-        return positive * positive.detach()
+    return F.gelu(x_BTF)
 
 
-@mutant(of="BLK-06h", case="relu2-narrow", says="gradient mixer.w1.weight differs")
-class DerivativeLosesItsFactor(Exchanged):
+@broken(Mlp, "activate", "BLK-06h[relu2-narrow]: gradient mixer.w1.weight differs")
+def derivative_loses_its_factor(activate, self, x_BTF):
     """The fused backward kernel of relu² multiplies by x instead of 2x. Adam hides the factor."""
-
-    exchange = {"mlp": _HalfDerivative}
-
-
-class _ThroughLogarithms(Mlp):
-    def activate(self, x_BTF: Tensor) -> Tensor:
-        return torch.where(x_BTF > 0, (2 * x_BTF.abs().log()).exp(), torch.zeros_like(x_BTF))
+    positive = F.relu(x_BTF)
+    return positive * positive.detach()
 
 
-@mutant(of="BLK-06k", case="relu2", says="mixer.w1.weight is zero, and the gradient of norm.weight is not finite")
-class SquaresThroughLogarithms(Exchanged):
+@broken(Mlp, "activate", "BLK-06k[relu2]: mixer.w1.weight is zero, and the gradient of norm.weight is not finite")
+def squares_through_logarithms(activate, self, x_BTF):
     """The square is exp(2 log x) behind a `where`, so its derivative at 0 is 0 · infinity."""
-
-    exchange = {"mlp": _ThroughLogarithms}
-
-
-class _Floored(Mlp):
-    def activate(self, x_BTF: Tensor) -> Tensor:
-        return x_BTF.clamp_min(1e-3).square()
+    return torch.where(x_BTF > 0, (2 * x_BTF.abs().log()).exp(), torch.zeros_like(x_BTF))
 
 
-@mutant(of="BLK-06k", case="relu2", says="mixer.w1.weight is zero, and the output is not")
-class FloorsTheActivation(Exchanged):
+@broken(Mlp, "activate", "BLK-06k[relu2]: mixer.w1.weight is zero, and the output is not")
+def floors_the_activation(activate, self, x_BTF):
     """A floor keeps the logarithm finite, and keeps every unit active."""
-
-    exchange = {"mlp": _Floored}
-
-
-class _Exchanged(Mlp):
-    def gate(self, gate_BTF: Tensor, up_BTF: Tensor) -> Tensor:
-        return super().gate(up_BTF, gate_BTF)
+    return x_BTF.clamp_min(1e-3).square()
 
 
-@mutant(of="BLK-06h", case="swiglu", says="y differs")
-@mutant(of="BLK-06i", case="swiglu", says="swiglu of 1 is 1.76159416, expected 1.46211716")
-@mutant(of="BLK-06j", case="swiglu-w3", says="mixer.w3.weight times -3, against -3 times the output: y differs")
-class GatesByTheWrongMatrix(Exchanged):
+@broken(
+    Mlp,
+    "gate",
+    "BLK-06j[swiglu-w3]: mixer.w3.weight times -3, against -3 times the output: y differs",
+    "BLK-06i[swiglu]: swiglu of 1 is 1.76159416, expected 1.46211716",
+    "BLK-06h[swiglu]: y differs",
+)
+def gates_by_the_wrong_matrix(gate, self, gate_BTF, up_BTF):
     """w1 and w3 are swapped, so silu applies to w3 x."""
-
-    exchange = {"mlp": _Exchanged}
-
-
-class _Sigmoid(Mlp):
-    def gate(self, gate_BTF: Tensor, up_BTF: Tensor) -> Tensor:
-        return gate_BTF.sigmoid() * up_BTF
+    return gate(self, up_BTF, gate_BTF)
 
 
-@mutant(of="BLK-06h", case="swiglu-narrow", says="y differs")
-@mutant(of="BLK-06k", case="swiglu", says="mixer.w1.weight is zero, and the output is not")
-class GatesBySigmoid(Exchanged):
+@broken(
+    Mlp, "gate", "BLK-06k[swiglu]: mixer.w1.weight is zero, and the output is not", "BLK-06h[swiglu-narrow]: y differs"
+)
+def gates_by_sigmoid(gate, self, gate_BTF, up_BTF):
     """The gate is sigmoid instead of silu: GLU in place of SwiGLU."""
-
-    exchange = {"mlp": _Sigmoid}
-
-
-class _Fused(Mlp):
-    def apply_to(self, x_BTD: Tensor) -> Tensor:
-        if not self.gated:
-            return super().apply_to(x_BTD)
-        (first, second), (third, fourth) = (each.weight.chunk(2) for each in (self.w1, self.w3))
-        sharded = torch.cat((first, third, second, fourth)).to(x_BTD.dtype)  # [gate | up] of rank 0, then of rank 1
-        gate_BTF, up_BTF = F.linear(x_BTD, sharded).chunk(2, dim=-1)
-        y_BTD: Tensor = self.w2(self.gate(gate_BTF, up_BTF))
-        return y_BTD
+    return gate_BTF.sigmoid() * up_BTF
 
 
-@mutant(of="BLK-06h", case="swiglu", says="y differs", bugs=("RSM-61",))
-class ReadsAShardedGateAndUpAsWhole(Exchanged):
+@broken(Mlp, "apply_to", "BLK-06h[swiglu]: y differs", bugs=("RSM-61",))
+def reads_a_sharded_gate_and_up_as_whole(apply_to, self, x_BTD):
     """A fused [gate | up] saved from two TP ranks is read as if it were unsharded."""
-
-    exchange = {"mlp": _Fused}
+    if not self.gated:
+        return apply_to(self, x_BTD)
+    (first, second), (third, fourth) = (each.weight.chunk(2) for each in (self.w1, self.w3))
+    sharded = torch.cat((first, third, second, fourth)).to(x_BTD.dtype)  # [gate | up] of rank 0, then of rank 1
+    gate_BTF, up_BTF = F.linear(x_BTD, sharded).chunk(2, dim=-1)
+    return self.w2(self.gate(gate_BTF, up_BTF))
 
 
 class _Centred(Mlp):
@@ -148,28 +102,13 @@ class CentresOverTokens(Exchanged):
     exchange = {"mlp": _Centred}
 
 
-mutant(of="BLK-06h", case="wide-eps", says="y differs", bugs=("MXP-08",))(DropsTheEpsOfTheRecipe)
-
-
-class _OverflowingSilu(Mlp):
-    def gate(self, gate_BTF: Tensor, up_BTF: Tensor) -> Tensor:
-        return written_out.silu(gate_BTF) * up_BTF
-
-
-@mutant(of="BLK-06h", case="swiglu-saturated", says="y is not finite")
-class WritesSiluOut(Exchanged):
+@broken(Mlp, "gate", "BLK-06h[swiglu-saturated]: y is not finite")
+def writes_silu_out(gate, self, gate_BTF, up_BTF):
     """A fused gate computes x · exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
-
-    exchange = {"mlp": _OverflowingSilu}
-
-
-class _ClampedSilu(Mlp):
-    def gate(self, gate_BTF: Tensor, up_BTF: Tensor) -> Tensor:
-        return written_out.silu(gate_BTF.clamp(-80, 80)) * up_BTF
+    return written_out.silu(gate_BTF) * up_BTF
 
 
-@mutant(of="BLK-06h", case="swiglu-saturated", says="y differs")
-class ClampsBeforeSilu(Exchanged):
+@broken(Mlp, "gate", "BLK-06h[swiglu-saturated]: y differs")
+def clamps_before_silu(gate, self, gate_BTF, up_BTF):
     """Against the overflow the input of a gate is clamped, with it the output, and its gradient ends there."""
-
-    exchange = {"mlp": _ClampedSilu}
+    return written_out.silu(gate_BTF.clamp(-80, 80)) * up_BTF

@@ -2,65 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.patched_functions import swapped
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model import hybrid_model
 from contracts.stacks.reference.model.blocks.common import Packing
-from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.mtp import IGNORED, MtpModule, shift_left
-from contracts.stacks.reference.model.parts_interface import PartsInterface
 from contracts.stacks.reference.stack import Reference
 
 
-class TokenFirst(MtpModule):
-    def forward(self, hidden_BTD: Tensor, ahead_BTD: Tensor, packing: Packing) -> Tensor:
-        half = self.projection.weight.shape[1] // 2
-        with torch.no_grad():
-            self.projection.weight.copy_(self.projection.weight.roll(half, dims=1))
-        return super().forward(hidden_BTD, ahead_BTD, packing)
-
-
-@mutant(of="BLK-06p", case="two-depths", says="the logits of depth 1 differs")
-class JoinsTheTokenFirst(Exchanged):
+@broken(MtpModule, "forward", "BLK-06p[two-depths]: the logits of depth 1 differs")
+def joins_the_token_first(forward, self, hidden_BTD, ahead_BTD, packing):
     """The projection reads [token; hidden state], the reverse order. A published checkpoint loads without an error."""
-
-    exchange = {"prediction": TokenFirst}
-
-
-class _UsualEpsilon(MtpModule):
-    def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
-        super().__init__(recipe, parts)
-        self.token_norm.eps = 1e-5
+    half = self.projection.weight.shape[1] // 2
+    with torch.no_grad():
+        self.projection.weight.copy_(self.projection.weight.roll(half, dims=1))
+    return forward(self, hidden_BTD, ahead_BTD, packing)
 
 
-@mutant(of="BLK-06p", case="wide-eps", says="the logits of depth 1 differs")
-class HasTheUsualEpsilon(Exchanged):
+@broken(MtpModule, "__init__", "BLK-06p[wide-eps]: the logits of depth 1 differs")
+def has_the_usual_epsilon(init, self, recipe, parts):
     """The norm of the token ahead has its class's default epsilon, whatever the recipe says."""
-
-    exchange = {"prediction": _UsualEpsilon}
-
-
-class Unnormed(MtpModule):
-    def forward(self, hidden_BTD: Tensor, ahead_BTD: Tensor, packing: Packing) -> Tensor:
-        rescaled_BTD = self.token_norm.weight * ahead_BTD
-        x_BTD: Tensor = self.projection(torch.cat((self.hidden_norm(hidden_BTD), rescaled_BTD), dim=-1))
-        for layer in (self.attention, self.mlp):
-            x_BTD = layer(x_BTD, packing).y_BTD
-        return x_BTD
+    init(self, recipe, parts)
+    self.token_norm.eps = 1e-5
 
 
-@mutant(of="BLK-06p", case="latent-attention-swiglu", says="the logits of depth 1 differs")
-class JoinsTheBareEmbedding(Exchanged):
+@broken(MtpModule, "forward", "BLK-06p[latent-attention-swiglu]: the logits of depth 1 differs")
+def joins_the_bare_embedding(forward, self, hidden_BTD, ahead_BTD, packing):
     """The token embedding is scaled by the norm's weight and not normed, so its share stays small."""
-
-    exchange = {"prediction": Unnormed}
+    rescaled_BTD = self.token_norm.weight * ahead_BTD
+    x_BTD = self.projection(torch.cat((self.hidden_norm(hidden_BTD), rescaled_BTD), dim=-1))
+    for layer in (self.attention, self.mlp):
+        x_BTD = layer(x_BTD, packing).y_BTD
+    return x_BTD
 
 
 class _Chain(Model):
@@ -129,174 +108,104 @@ class StartsEveryDepthAtTheModel(Exchanged):
     exchange = {"model": EachFromTheModel}
 
 
-class FinalNorm(Model):
-    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
-        for prediction in self.mtp:
-            prediction.norm = self.norm
-        return super().look_ahead(hidden_BTD, tokens_BT, pack)
-
-
-@mutant(of="BLK-06p", case="tied-embeddings", says="the logits of depth 1 differs")
-class SharesTheFinalNorm(Exchanged):
+@broken(Model, "look_ahead", "BLK-06p[tied-embeddings]: the logits of depth 1 differs")
+def shares_the_final_norm(look_ahead, self, hidden_BTD, tokens_BT, pack):
     """A depth ends in the model's final norm; its own norm is loaded and never used."""
-
-    exchange = {"model": FinalNorm}
-
-
-class Rolls(Model):
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
-        out = super().forward(tokens_BT, labels_BT, documents_BT)
-        for depth, logits_BTV in enumerate(out.mtp_logits):
-            name, targets_BT = f"mtp.{depth}", labels_BT.roll(-depth - 1, dims=1)
-            out.sums[name], out.counts[name] = self.cross_entropy(logits_BTV, targets_BT)
-        return out
+    for prediction in self.mtp:
+        prediction.norm = self.norm
+    return look_ahead(self, hidden_BTD, tokens_BT, pack)
 
 
-@mutant(of="BLK-06q", case="packed", says="mtp loss is")
-class RollsLabels(Exchanged):
+@broken(Model, "forward", "BLK-06q[packed]: mtp loss is")
+def rolls_labels(forward, self, tokens_BT, labels_BT, documents_BT=None):
     """Labels are rolled, so a row's end is trained on its first tokens, a document's end on the next document's."""
-
-    exchange = {"model": Rolls}
-
-
-class Crosses(Model):
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
-        out = super().forward(tokens_BT, labels_BT, documents_BT)
-        for depth, logits_BTV in enumerate(out.mtp_logits):
-            name, targets_BT = f"mtp.{depth}", torch.full_like(labels_BT, IGNORED)
-            targets_BT[:, : -depth - 1] = labels_BT[:, depth + 1 :]
-            out.sums[name], out.counts[name] = self.cross_entropy(logits_BTV, targets_BT)
-        return out
+    out = forward(self, tokens_BT, labels_BT, documents_BT)
+    for depth, logits_BTV in enumerate(out.mtp_logits):
+        name, targets_BT = f"mtp.{depth}", labels_BT.roll(-depth - 1, dims=1)
+        out.sums[name], out.counts[name] = self.cross_entropy(logits_BTV, targets_BT)
+    return out
 
 
-@mutant(of="BLK-06q", case="documents-shorter-than-the-depth", says="mtp loss is")
-class PredictsTheNextDocument(Exchanged):
+@broken(Model, "forward", "BLK-06q[documents-shorter-than-the-depth]: mtp loss is")
+def predicts_the_next_document(forward, self, tokens_BT, labels_BT, documents_BT=None):
     """Labels past the end of the row are masked, and labels past the end of a document are not."""
-
-    exchange = {"model": Crosses}
-
-
-class OwnLabels(Model):
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
-        out = super().forward(tokens_BT, labels_BT, documents_BT)
-        for depth, logits_BTV in enumerate(out.mtp_logits):
-            out.sums[f"mtp.{depth}"], out.counts[f"mtp.{depth}"] = self.cross_entropy(logits_BTV, labels_BT)
-        return out
+    out = forward(self, tokens_BT, labels_BT, documents_BT)
+    for depth, logits_BTV in enumerate(out.mtp_logits):
+        name, targets_BT = f"mtp.{depth}", torch.full_like(labels_BT, IGNORED)
+        targets_BT[:, : -depth - 1] = labels_BT[:, depth + 1 :]
+        out.sums[name], out.counts[name] = self.cross_entropy(logits_BTV, targets_BT)
+    return out
 
 
-@mutant(of="BLK-06q", case="one-document-a-row", says="mtp loss is")
-class HoldsDepthsToTheNextToken(Exchanged):
+@broken(Model, "forward", "BLK-06q[one-document-a-row]: mtp loss is")
+def holds_depths_to_the_next_token(forward, self, tokens_BT, labels_BT, documents_BT=None):
     """Every depth is trained on the label of its own position, a token that it has just read."""
-
-    exchange = {"model": OwnLabels}
-
-
-class CountsOfTheFirst(Model):
-    def objective(self, sums: Mapping[str, Tensor], counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return super().objective(sums, {name: counts["lm" if "mtp" in name else name] for name in counts})
+    out = forward(self, tokens_BT, labels_BT, documents_BT)
+    for depth, logits_BTV in enumerate(out.mtp_logits):
+        out.sums[f"mtp.{depth}"], out.counts[f"mtp.{depth}"] = self.cross_entropy(logits_BTV, labels_BT)
+    return out
 
 
-@mutant(of="BLK-06q", case="three-depths", says="mtp loss is", bugs=("DPS-24",))
-class DividesDepthsByTheFirstHeadsLabels(Exchanged):
+@broken(Model, "objective", "BLK-06q[three-depths]: mtp loss is", bugs=("DPS-24",))
+def divides_depths_by_the_first_heads_labels(objective, self, sums, counts):
     """Each depth divides by the main head's label count, so depths that lose labels weigh too little."""
-
-    exchange = {"model": CountsOfTheFirst}
-
-
-class Adds(Model):
-    def share(self, loss: str) -> float:
-        depths = self.recipe.mtp.depth if self.recipe.mtp else 1
-        return super().share(loss) * (depths if loss == "mtp" else 1)
+    return objective(self, sums, {name: counts["lm" if "mtp" in name else name] for name in counts})
 
 
-@mutant(of="BLK-06q", case="three-depths", says="total holds")
-class AddsDepthsUp(Exchanged):
+@broken(Model, "share", "BLK-06q[three-depths]: total holds")
+def adds_depths_up(share, self, loss):
     """The depths' losses are summed instead of averaged before weighting."""
-
-    exchange = {"model": Adds}
-
-
-class DetachesHidden(Model):
-    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
-        return super().look_ahead(hidden_BTD.detach(), tokens_BT, pack)
+    depths = self.recipe.mtp.depth if self.recipe.mtp else 1
+    return share(self, loss) * (depths if loss == "mtp" else 1)
 
 
-@mutant(of="BLK-06r", case="a-whole-model", says="gets no gradient from the depths")
-class LooksAheadDetached(Exchanged):
+@broken(Model, "look_ahead", "BLK-06r[a-whole-model]: gets no gradient from the depths")
+def looks_ahead_detached(look_ahead, self, hidden_BTD, tokens_BT, pack):
     """The hidden state is detached, so the depths do not train the layers."""
-
-    exchange = {"model": DetachesHidden}
-
-
-class CopiesTheHead(Model):
-    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
-        assert self.head is not None
-        held = self.head.weight
-        del self.head.weight
-        self.head.weight = held.detach()  # a tensor in a parameter's place
-        found = super().look_ahead(hidden_BTD, tokens_BT, pack)
-        del self.head.weight
-        self.head.weight = held
-        return found
+    return look_ahead(self, hidden_BTD.detach(), tokens_BT, pack)
 
 
-@mutant(of="BLK-06r", case="untied", says="head.weight gets no gradient from the depths")
-class CopiesTheOutputProjection(Exchanged):
+@broken(Model, "look_ahead", "BLK-06r[untied]: head.weight gets no gradient from the depths")
+def copies_the_output_projection(look_ahead, self, hidden_BTD, tokens_BT, pack):
     """Depths use a detached copy of the output projection, so its gradient from the depths is lost."""
+    assert self.head is not None
+    held = self.head.weight
+    del self.head.weight
+    self.head.weight = held.detach()  # a tensor in a parameter's place
+    found = look_ahead(self, hidden_BTD, tokens_BT, pack)
+    del self.head.weight
+    self.head.weight = held
+    return found
 
-    exchange = {"model": CopiesTheHead}
 
-
-class OneLess(Model):
-    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
-        before_BT = torch.cat((tokens_BT[:, :1], tokens_BT[:, :-1]), dim=1)
-        return super().look_ahead(hidden_BTD, before_BT, pack)
-
-
-@mutant(of="BLK-06u", case="in-the-middle", says="on, expected 8")
-class SeesItsOwnToken(Exchanged):
+@broken(Model, "look_ahead", "BLK-06u[in-the-middle]: on, expected 8")
+def sees_its_own_token(look_ahead, self, hidden_BTD, tokens_BT, pack):
     """Depth k reads the token at t + k - 1, which the state below has read already."""
-
-    exchange = {"model": OneLess}
-
-
-class OneMore(Model):
-    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
-        after_BT = torch.cat((tokens_BT[:, 1:], tokens_BT[:, -1:]), dim=1)
-        return super().look_ahead(hidden_BTD, after_BT, pack)
+    before_BT = torch.cat((tokens_BT[:, :1], tokens_BT[:, :-1]), dim=1)
+    return look_ahead(self, hidden_BTD, before_BT, pack)
 
 
-@mutant(of="BLK-06u", case="in-the-middle", says="on, expected 8")
-class SeesItsAnswer(Exchanged):
+@broken(Model, "look_ahead", "BLK-06u[in-the-middle]: on, expected 8")
+def sees_its_answer(look_ahead, self, hidden_BTD, tokens_BT, pack):
     """Depth k reads the token at t + k + 1, the one that it predicts."""
-
-    exchange = {"model": OneMore}
-
-
-class Mixes(MtpModule):
-    def forward(self, hidden_BTD: Tensor, ahead_BTD: Tensor, packing: Packing) -> Tensor:
-        return super().forward(hidden_BTD, ahead_BTD + ahead_BTD.mean(0, keepdim=True), packing)
+    after_BT = torch.cat((tokens_BT[:, 1:], tokens_BT[:, -1:]), dim=1)
+    return look_ahead(self, hidden_BTD, after_BT, pack)
 
 
-@mutant(of="BLK-06u", case="the-last", says="another row changes")
-class MixesRows(Exchanged):
+@broken(MtpModule, "forward", "BLK-06u[the-last]: another row changes")
+def mixes_rows(forward, self, hidden_BTD, ahead_BTD, packing):
     """The embedding of the token ahead includes a mean over the batch."""
-
-    exchange = {"prediction": Mixes}
-
-
-class _StaysInTheRow(Model):
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
-        def shifted(values_BT: Tensor, packing: Packing, steps: int, otherwise: int) -> Tensor:
-            return shift_left(values_BT, packing, min(steps, values_BT.shape[1] - 1), otherwise)
-
-        with swapped(hybrid_model, "shift_left", shifted):
-            return super().forward(tokens_BT, labels_BT, documents_BT)
+    return forward(self, hidden_BTD, ahead_BTD + ahead_BTD.mean(0, keepdim=True), packing)
 
 
-@mutant(of="BLK-06q", case="rows-shorter-than-the-depth", says="mtp loss is")
-@mutant(of="BLK-06q", case="rows-of-one-token", says="mtp loss is")
-class LooksNoFurtherThanTheRow(Exchanged):
+@broken(
+    Model, "forward", "BLK-06q[rows-of-one-token]: mtp loss is", "BLK-06q[rows-shorter-than-the-depth]: mtp loss is"
+)
+def looks_no_further_than_the_row(forward, self, tokens_BT, labels_BT, documents_BT=None):
     """A distance is clamped to the row, so that the deepest heads learn the last label, which is not theirs."""
 
-    exchange = {"model": _StaysInTheRow}
+    def shifted(values_BT, packing, steps, otherwise):
+        return shift_left(values_BT, packing, min(steps, values_BT.shape[1] - 1), otherwise)
+
+    with swapped(hybrid_model, "shift_left", shifted):
+        return forward(self, tokens_BT, labels_BT, documents_BT)

@@ -6,7 +6,6 @@ B sequences · T tokens · h heads · p head_dim · n state
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,68 +13,37 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants._support import written_out
-from contracts.mutants._support.mamba_parts import GRADIENT, Y, become, shifted, unpacked
+from contracts.mutants._support.broken import broken
+from contracts.mutants._support.mamba_parts import Y, become, shifted, unpacked
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.common import Packing, RMSNorm, local, packing
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, wide
+from contracts.stacks.reference.stack import Reference
 
 
-class _Complement(M2RNN):
-    def forget(self, f_BTh: Tensor) -> Tensor:
-        return 1 - super().forget(f_BTh)
-
-
-@mutant(of="BLK-05a", case="plain", says=Y)
-class KeepsWhatItShouldForget(Exchanged):
+@broken(M2RNN, "forget", "BLK-05a[plain]: y differs: ", "BLK-05e[keeps-everything]: it should be frozen")
+def keeps_what_it_should_forget(forget, self, f_BTh):
     """f and 1 - f are swapped."""
-
-    exchange = {"recurrent": _Complement}
-
-
-@mutant(of="BLK-05e", case="keeps-everything", says="it should be frozen")
-class FreezesAtTheOtherEnd(Exchanged):
-    """f and 1 - f are swapped, at the limit f = 1."""
-
-    exchange = {"recurrent": _Complement}
+    return 1 - forget(self, f_BTh)
 
 
-class _Unbiased(M2RNN):
-    def forget(self, f_BTh: Tensor) -> Tensor:
-        return torch.exp(-torch.exp(self.A_log) * F.softplus(wide(f_BTh))) + 0 * self.dt_bias
-
-
-@mutant(of="BLK-05a", case="plain", says=Y)
-class ForgetsWithoutBias(Exchanged):
+@broken(M2RNN, "forget", "BLK-05a[plain]: y differs: ")
+def forgets_without_bias(forget, self, f_BTh):
     """The forget gate lacks dt_bias."""
-
-    exchange = {"recurrent": _Unbiased}
-
-
-class _Sigmoid(M2RNN):
-    def forget(self, f_BTh: Tensor) -> Tensor:
-        return torch.sigmoid(wide(f_BTh) + self.dt_bias) + 0 * self.A_log
+    return torch.exp(-torch.exp(self.A_log) * F.softplus(wide(f_BTh))) + 0 * self.dt_bias
 
 
-@mutant(of="BLK-05a", case="one-token", says=Y)
-class ForgetsByASigmoid(Exchanged):
+@broken(M2RNN, "forget", "BLK-05a[one-token]: y differs: ")
+def forgets_by_a_sigmoid(forget, self, f_BTh):
     """The forget gate is an LSTM's sigmoid."""
-
-    exchange = {"recurrent": _Sigmoid}
-
-
-class _Clamped(M2RNN):
-    def forget(self, f_BTh: Tensor) -> Tensor:
-        return super().forget(f_BTh).clamp(min=1e-3)
+    return torch.sigmoid(wide(f_BTh) + self.dt_bias) + 0 * self.A_log
 
 
-@mutant(of="BLK-05e", case="keeps-nothing", says="each token should see itself alone")
-class AlwaysKeepsALittle(Exchanged):
+@broken(M2RNN, "forget", "BLK-05e[keeps-nothing]: each token should see itself alone")
+def always_keeps_a_little(forget, self, f_BTh):
     """The forget gate is clamped to at least 0.001."""
-
-    exchange = {"recurrent": _Clamped}
+    return forget(self, f_BTh).clamp(min=1e-3)
 
 
 class _Stepped(M2RNN):
@@ -162,46 +130,28 @@ class AddsTheProposalWhole(Exchanged):
     exchange = {"recurrent": _Accumulates}
 
 
-class _Truncates(M2RNN):
-    def step(self, h_Bhnp: Tensor, k_Bhn: Tensor, v_Bhp: Tensor, f_Bh11: Tensor) -> Tensor:
-        proposed_Bhnp = torch.tanh(h_Bhnp.detach() @ self.W + k_Bhn[..., :, None] * v_Bhp[..., None, :])
-        return f_Bh11 * h_Bhnp + (1 - f_Bh11) * proposed_Bhnp
-
-
-@mutant(of="BLK-05a", case="plain", says=GRADIENT)
-class CutsTheGradientThroughTanh(Exchanged):
+@broken(M2RNN, "step", "BLK-05a[plain]: the gradient of ")
+def cuts_the_gradient_through_tanh(step, self, h_Bhnp, k_Bhn, v_Bhp, f_Bh11):
     """The gradient through W is cut after one token. Every output is right."""
-
-    exchange = {"recurrent": _Truncates}
-
-
-class _ReadsTheStateBefore(M2RNN):
-    def read(self, q_BThn: Tensor, h_BThnp: Tensor) -> Tensor:
-        return super().read(q_BThn, torch.cat([torch.zeros_like(h_BThnp[:, :1]), h_BThnp[:, :-1]], dim=1))
+    proposed_Bhnp = torch.tanh(h_Bhnp.detach() @ self.W + k_Bhn[..., :, None] * v_Bhp[..., None, :])
+    return f_Bh11 * h_Bhnp + (1 - f_Bh11) * proposed_Bhnp
 
 
-@mutant(of="BLK-05a", case="plain", says=Y)
-class ReadsTheStateBeforeTheToken(Exchanged):
+@broken(M2RNN, "read", "BLK-05a[plain]: y differs: ")
+def reads_the_state_before_the_token(read, self, q_BThn, h_BThnp):
     """y_t reads h_{t-1} instead of h_t."""
-
-    exchange = {"recurrent": _ReadsTheStateBefore}
-
-
-class _LeavesOutD(M2RNN):
-    def forward(self, x_BTD: Tensor, packing: Packing, state: Any) -> Any:
-        passed = self.D.data
-        self.D.data = torch.zeros_like(passed)
-        try:
-            return super().forward(x_BTD, packing, state)
-        finally:
-            self.D.data = passed
+    return read(self, q_BThn, torch.cat([torch.zeros_like(h_BThnp[:, :1]), h_BThnp[:, :-1]], dim=1))
 
 
-@mutant(of="BLK-05a", case="plain", says=Y)
-class AddsNoValuePastTheState(Exchanged):
+@broken(M2RNN, "forward", "BLK-05a[plain]: y differs: ")
+def adds_no_value_past_the_state(forward, self, x_BTD, packing, state):
     """D v is not added."""
-
-    exchange = {"recurrent": _LeavesOutD}
+    passed = self.D.data
+    self.D.data = torch.zeros_like(passed)
+    try:
+        return forward(self, x_BTD, packing, state)
+    finally:
+        self.D.data = passed
 
 
 class _Whole(GatedNorm):
@@ -209,40 +159,26 @@ class _Whole(GatedNorm):
         return RMSNorm.forward(self, y_BTI)
 
 
-class _NormsTheWhole(M2RNN):
-    def __init__(self, recipe: Recipe, parts: Any) -> None:
-        super().__init__(recipe, parts)
-        become(self, GatedNorm, _Whole)
-
-
-@mutant(of="BLK-05a", case="three-groups-of-two", says=Y)
-class NormsAllHeadsOfRTogether(Exchanged):
+@broken(M2RNN, "__init__", "BLK-05a[three-groups-of-two]: y differs: ")
+def norms_all_heads_of_r_together(init, self, recipe, parts):
     """One norm covers the whole inner width instead of each group."""
-
-    exchange = {"recurrent": _NormsTheWhole}
-
-
-class _FixedEpsilon(M2RNN):
-    def __init__(self, recipe: Recipe, parts: Any) -> None:
-        super().__init__(recipe, parts)
-        self.out_norm.eps = 1e-6
+    init(self, recipe, parts)
+    become(self, GatedNorm, _Whole)
 
 
-@mutant(of="BLK-05a", case="a-large-epsilon", says=Y, bugs=("MXP-08",))
-class NormsRByItsOwnEpsilon(Exchanged):
+@broken(M2RNN, "__init__", "BLK-05a[a-large-epsilon]: y differs: ", bugs=("MXP-08",))
+def norms_r_by_its_own_epsilon(init, self, recipe, parts):
     """The gated norm uses a default eps of 1e-6 instead of the recipe's."""
+    init(self, recipe, parts)
+    self.out_norm.eps = 1e-6
 
-    exchange = {"recurrent": _FixedEpsilon}
 
-
-@mutant(of="BLK-05i", case="packed-with-state", says="y in author_dp differs")
-class BuildsAnotherRInAuthorMode(Exchanged):
+@broken(Reference, "run_block", "BLK-05i[packed-with-state]: y in author_dp differs")
+def builds_another_r_in_author_mode(run_block, self, call):
     """author_dp mode builds an old copy of the block, which a later fix did not reach."""
-
-    def run_block(self, call: BlockCall) -> BlockRun:
-        if call.mode == "author_dp":
-            return _OldR().run_block(replace(call, mode="nemo_native"))
-        return super().run_block(call)
+    if call.mode == "author_dp":
+        return _OldR().run_block(replace(call, mode="nemo_native"))
+    return run_block(self, call)
 
 
 class _OldR(Exchanged):
@@ -250,162 +186,87 @@ class _OldR(Exchanged):
 
 
 # causality and documents
-
-
-class _ReadsAhead(M2RNN):
-    def read(self, q_BThn: Tensor, h_BThnp: Tensor) -> Tensor:
-        return super().read(q_BThn, torch.cat([h_BThnp[:, 1:], h_BThnp[:, -1:]], dim=1))
-
-
-@mutant(of="BLK-01d", case="plain", says="tokens from 21 on in row 0 change the output at token 20 of row 0")
-class ReadsTheStateOfTheNextToken(Exchanged):
+@broken(M2RNN, "read", "BLK-01d[plain]: tokens from 21 on in row 0 change the output at token 20 of row 0")
+def reads_the_state_of_the_next_token(read, self, q_BThn, h_BThnp):
     """Each token reads the state of the next token."""
-
-    exchange = {"recurrent": _ReadsAhead}
-
-
-class _RecursUnpacked(M2RNN):
-    def recur(self, k: Tensor, v: Tensor, f: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
-        whole = unpacked(packing)
-        return super().recur(k, v, f, _positions(whole.documents_BT), state)
+    return read(self, q_BThn, torch.cat([h_BThnp[:, 1:], h_BThnp[:, -1:]], dim=1))
 
 
 def _positions(documents_BT: Tensor) -> Packing:
     return packing(documents_BT, documents_BT)
 
 
-@mutant(of="BLK-02d", case="packed", says="document 0 changes the output at token 3 of another one")
-class RecursThroughDocuments(Exchanged):
+@broken(M2RNN, "recur", "BLK-02d[packed]: document 0 changes the output at token 3 of another one")
+def recurs_through_documents(recur, self, k, v, f, packing, state):
     """The recurrence ignores documents."""
-
-    exchange = {"recurrent": _RecursUnpacked}
-
-
-class _ResetsLate(M2RNN):
-    def recur(self, k: Tensor, v: Tensor, f: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
-        return super().recur(k, v, f, _positions(shifted(packing, 1).documents_BT), state)
+    whole = unpacked(packing)
+    return recur(self, k, v, f, _positions(whole.documents_BT), state)
 
 
-@mutant(of="BLK-02d", case="packed", says="document 0 changes the output at token 3 of another one")
-class ResetsBehindTheFirstToken(Exchanged):
+@broken(M2RNN, "recur", "BLK-02d[packed]: document 0 changes the output at token 3 of another one")
+def resets_behind_the_first_token(recur, self, k, v, f, packing, state):
     """The state is reset one token late: a document's first token continues the previous document's state."""
-
-    exchange = {"recurrent": _ResetsLate}
-
-
-class _ResetsEarly(M2RNN):
-    def recur(self, k: Tensor, v: Tensor, f: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
-        return super().recur(k, v, f, _positions(shifted(packing, -1).documents_BT), state)
+    return recur(self, k, v, f, _positions(shifted(packing, 1).documents_BT), state)
 
 
-@mutant(of="BLK-05c", case="packed", says="y of document 0 of row 0 differs")
-class ResetsBeforeTheLastToken(Exchanged):
+@broken(M2RNN, "recur", "BLK-05c[packed]: y of document 0 of row 0 differs")
+def resets_before_the_last_token(recur, self, k, v, f, packing, state):
     """The state is reset one token early: a document's last token has lost it."""
-
-    exchange = {"recurrent": _ResetsEarly}
+    return recur(self, k, v, f, _positions(shifted(packing, -1).documents_BT), state)
 
 
 # state and precision
-
-
-class _IgnoresItsState(M2RNN):
-    def recur(self, k: Tensor, v: Tensor, f: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
-        return super().recur(k, v, f, packing, None)
-
-
-@mutant(of="BLK-05b", case="in-the-middle", says="y in two halves, cut at 20, differs")
-class BeginsEveryRecurrenceEmpty(Exchanged):
+@broken(M2RNN, "recur", "BLK-05b[in-the-middle]: y in two halves, cut at 20, differs")
+def begins_every_recurrence_empty(recur, self, k, v, f, packing, state):
     """The recurrence ignores its initial state."""
-
-    exchange = {"recurrent": _IgnoresItsState}
-
-
-class _DetachesItsState(M2RNN):
-    def recur(self, k: Tensor, v: Tensor, f: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
-        return super().recur(k, v, f, packing, None if state is None else state.detach())
+    return recur(self, k, v, f, packing, None)
 
 
-@mutant(of="BLK-05a", case="packed-with-state", says="the gradient of lacks state.h", bugs=("SSM-18",))
-class GivesTheStateOfRNoGradient(Exchanged):
+@broken(M2RNN, "recur", "BLK-05a[packed-with-state]: the gradient of lacks state.h", bugs=("SSM-18",))
+def gives_the_state_of_r_no_gradient(recur, self, k, v, f, packing, state):
     """The initial state gets no gradient."""
-
-    exchange = {"recurrent": _DetachesItsState}
-
-
-class _InBfloat16(M2RNN):
-    def step(self, h_Bhnp: Tensor, k_Bhn: Tensor, v_Bhp: Tensor, f_Bh11: Tensor) -> Tensor:
-        return super().step(h_Bhnp.to(torch.bfloat16).to(h_Bhnp.dtype), k_Bhn, v_Bhp, f_Bh11)
+    return recur(self, k, v, f, packing, None if state is None else state.detach())
 
 
-@mutant(of="BLK-05g", case="fifty-tokens", says="the state after 50 empty tokens differs")
-@mutant(of="BLK-05a", case="float32", says=Y)
-class RecursInBfloat16(Exchanged):
+@broken(
+    M2RNN, "step", "BLK-05a[float32]: y differs: ", "BLK-05g[fifty-tokens]: the state after 50 empty tokens differs"
+)
+def recurs_in_bfloat16(step, self, h_Bhnp, k_Bhn, v_Bhp, f_Bh11):
     """The state is rounded to bfloat16 between tokens."""
-
-    exchange = {"recurrent": _InBfloat16}
-
-
-class _LeavesBfloat16(M2RNN):
-    def forward(self, x_BTD: Tensor, packing: Packing, state: Any) -> Any:
-        found = super().forward(x_BTD, packing, state)
-        return found._replace(state={"h": found.state["h"].to(x_BTD.dtype)})
+    return step(self, h_Bhnp.to(torch.bfloat16).to(h_Bhnp.dtype), k_Bhn, v_Bhp, f_Bh11)
 
 
-@mutant(of="BLK-05g", case="fifty-tokens", says="the state is bfloat16 under bfloat16 activations, expected float32")
-class LeavesTheStateOfRInBfloat16(Exchanged):
+@broken(M2RNN, "forward", "BLK-05g[fifty-tokens]: the state is bfloat16 under bfloat16 activations, expected float32")
+def leaves_the_state_of_r_in_bfloat16(forward, self, x_BTD, packing, state):
     """The returned state has the dtype of the activations."""
-
-    exchange = {"recurrent": _LeavesBfloat16}
-
-
-class _GatesInBfloat16(M2RNN):
-    def forget(self, f_BTh: Tensor) -> Tensor:
-        step_BTh = F.softplus(f_BTh + self.dt_bias.to(f_BTh.dtype))
-        return wide(torch.exp(-torch.exp(self.A_log) * wide(step_BTh)))
+    found = forward(self, x_BTD, packing, state)
+    return found._replace(state={"h": found.state["h"].to(x_BTD.dtype)})
 
 
-@mutant(of="BLK-05g", case="fifty-tokens", says="the state after 50 empty tokens differs")
-class ForgetsInBfloat16(Exchanged):
+@broken(M2RNN, "forget", "BLK-05g[fifty-tokens]: the state after 50 empty tokens differs")
+def forgets_in_bfloat16(forget, self, f_BTh):
     """The forget gate's bias and softplus are computed in the dtype of the projection."""
-
-    exchange = {"recurrent": _GatesInBfloat16}
-
-
-class _HoldsBfloat16(M2RNN):
-    def __init__(self, recipe: Recipe, parts: Any) -> None:
-        super().__init__(recipe, parts)
-        if recipe.dtype == "bf16":
-            self.A_log = nn.Parameter(self.A_log.to(torch.bfloat16))
+    step_BTh = F.softplus(f_BTh + self.dt_bias.to(f_BTh.dtype))
+    return wide(torch.exp(-torch.exp(self.A_log) * wide(step_BTh)))
 
 
-@mutant(of="BLK-05h", case="bf16-three-groups", says="A_log is held in bfloat16 under bf16, expected float32")
-class HoldsTheDecayOfRInBfloat16(Exchanged):
+@broken(M2RNN, "__init__", "BLK-05h[bf16-three-groups]: A_log is held in bfloat16 under bf16, expected float32")
+def holds_the_decay_of_r_in_bfloat16(init, self, recipe, parts):
     """A_log of R is held in bfloat16, because the list of float32 parameters covers M only."""
-
-    exchange = {"recurrent": _HoldsBfloat16}
-
-
-class _SharesW(M2RNN):
-    def __init__(self, recipe: Recipe, parts: Any) -> None:
-        super().__init__(recipe, parts)
-        self.W = nn.Parameter(torch.eye(recipe.mamba.head_dim))
+    init(self, recipe, parts)
+    if recipe.dtype == "bf16":
+        self.A_log = nn.Parameter(self.A_log.to(torch.bfloat16))
 
 
-@mutant(of="BLK-05h", case="float32", says="mixer.W is (8, 8), expected (4, 8, 8)")
-class SharesWAmongHeads(Exchanged):
+@broken(M2RNN, "__init__", "BLK-05h[float32]: mixer.W is (8, 8), expected (4, 8, 8)")
+def shares_w_among_heads(init, self, recipe, parts):
     """All heads share one W."""
-
-    exchange = {"recurrent": _SharesW}
-
-
-class _OverflowingForgetting(M2RNN):
-    def forget(self, f_BTh: Tensor) -> Tensor:
-        step_BTh = written_out.softplus(wide(f_BTh) + local(self.dt_bias))
-        return torch.exp(-torch.exp(local(self.A_log)) * step_BTh)
+    init(self, recipe, parts)
+    self.W = nn.Parameter(torch.eye(recipe.mamba.head_dim))
 
 
-@mutant(of="BLK-05a", case="saturated", says="the gradient of")
-class WritesSoftplusOutInR(Exchanged):
+@broken(M2RNN, "forget", "BLK-05a[saturated]: the gradient of")
+def writes_softplus_out_in_r(forget, self, f_BTh):
     """The forget gate computes log(1 + exp(x)): exp(-inf) is the 0 that it should be, and its gradient is NaN."""
-
-    exchange = {"recurrent": _OverflowingForgetting}
+    step_BTh = written_out.softplus(wide(f_BTh) + local(self.dt_bias))
+    return torch.exp(-torch.exp(local(self.A_log)) * step_BTh)

@@ -6,62 +6,39 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants.blocks.attention import DropsTheta, JointNorm
+from contracts.mutants.blocks.attention import JointNorm
 from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
 from contracts.stacks.reference.model.blocks.common import Packing
 
 
-class _Interleaved(Attention):
-    def rotate(self, x_BTHd: Tensor, packing: Packing) -> Tensor:
-        halves = torch.cat((x_BTHd[..., 0::2], x_BTHd[..., 1::2]), dim=-1)
-        first, second = super().rotate(halves, packing).chunk(2, dim=-1)
-        return torch.stack((first, second), dim=-1).flatten(-2)
-
-
-@mutant(of="BLK-03g", case="theta-10000-next", says="element 0 of a query and 1 of a key 1 tokens before it")
-class PairsNeighbours(Exchanged):
+@broken(Attention, "rotate", "BLK-03g[theta-10000-next]: element 0 of a query and 1 of a key 1 tokens before it")
+def pairs_neighbours(rotate, self, x_BTHd, packing):
     """Rope pairs elements 2j and 2j + 1: another model for the same weights, as good when trained from scratch."""
-
-    exchange = {"attention": _Interleaved}
-
-
-class _Backwards(Attention):
-    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
-        return -super().angles(positions_BT, size)
+    halves = torch.cat((x_BTHd[..., 0::2], x_BTHd[..., 1::2]), dim=-1)
+    first, second = rotate(self, halves, packing).chunk(2, dim=-1)
+    return torch.stack((first, second), dim=-1).flatten(-2)
 
 
-@mutant(of="BLK-03g", case="theta-10000-next", says="element 0 of a query and 2 of a key 1 tokens before it")
-class TurnsBackwards(Exchanged):
+@broken(Attention, "angles", "BLK-03g[theta-10000-next]: element 0 of a query and 2 of a key 1 tokens before it")
+def turns_backwards(angles, self, positions_BT, size):
     """The angle has the wrong sign."""
-
-    exchange = {"attention": _Backwards}
-
-
-class _HalfExponent(Attention):
-    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
-        pairs = torch.arange(size // 2, device=positions_BT.device, dtype=torch.float64)
-        return positions_BT.double()[..., None] * self.theta ** (-pairs / size)
+    return -angles(self, positions_BT, size)
 
 
-@mutant(of="BLK-03g", case="theta-10000-next", says="element 1 of a query and 1 of a key 1 tokens before it")
-class TakesHalfTheExponent(Exchanged):
+@broken(Attention, "angles", "BLK-03g[theta-10000-next]: element 1 of a query and 1 of a key 1 tokens before it")
+def takes_half_the_exponent(angles, self, positions_BT, size):
     """Frequencies are theta^(-j/d) instead of theta^(-2j/d), so all pairs but the first are wrong."""
-
-    exchange = {"attention": _HalfExponent}
-
-
-class _QueryAhead(Attention):
-    def place(self, q_BTHd: Tensor, k_BTGd: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
-        ahead = packing._replace(positions_BT=packing.positions_BT + 1)
-        return super().place(q_BTHd, k_BTGd, ahead)[0], super().place(q_BTHd, k_BTGd, packing)[1]
+    pairs = torch.arange(size // 2, device=positions_BT.device, dtype=torch.float64)
+    return positions_BT.double()[..., None] * self.theta ** (-pairs / size)
 
 
-@mutant(of="BLK-03g", case="theta-100-five-on", says="element 0 of a query and 0 of a key 5 tokens before it")
-class QueriesStandOneAheadOfKeys(Exchanged):
+@broken(Attention, "place", "BLK-03g[theta-100-five-on]: element 0 of a query and 0 of a key 5 tokens before it")
+def queries_stand_one_ahead_of_keys(place, self, q_BTHd, k_BTGd, packing):
     """Queries have their position plus one: a cache offset, added where there is no cache."""
-
-    exchange = {"attention": _QueryAhead}
+    ahead = packing._replace(positions_BT=packing.positions_BT + 1)
+    return place(self, q_BTHd, k_BTGd, ahead)[0], place(self, q_BTHd, k_BTGd, packing)[1]
 
 
 def _row_positions(packing: Packing) -> Packing:
@@ -69,29 +46,17 @@ def _row_positions(packing: Packing) -> Packing:
     return packing._replace(positions_BT=index_T.expand(packing.positions_BT.shape))
 
 
-class _TwoClocks(Attention):
-    def place(self, q_BTHd: Tensor, k_BTGd: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
-        return super().place(q_BTHd, k_BTGd, packing)[0], super().place(q_BTHd, k_BTGd, _row_positions(packing))[1]
-
-
-@mutant(of="BLK-03h", case="gqa", says="packed against alone, y of document 2 of row 0 differs")
-class KeysCountFromTheRow(Exchanged):
+@broken(Attention, "place", "BLK-03h[gqa]: packed against alone, y of document 2 of row 0 differs")
+def keys_count_from_the_row(place, self, q_BTHd, k_BTGd, packing):
     """Queries count positions from their document and keys from the row, which differ only in packed rows."""
-
-    exchange = {"attention": _TwoClocks}
-
-
-class _LateRestart(LatentAttention):
-    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
-        late_BT = torch.cat((positions_BT[:, :1], positions_BT[:, :-1] + 1), dim=1)
-        return super().angles(late_BT, size)
+    return place(self, q_BTHd, k_BTGd, packing)[0], place(self, q_BTHd, k_BTGd, _row_positions(packing))[1]
 
 
-@mutant(of="BLK-03h", case="mla", says="packed against alone, y of document")
-class RestartsOneTokenLate(Exchanged):
+@broken(LatentAttention, "angles", "BLK-03h[mla]: packed against alone, y of document")
+def restarts_one_token_late(angles, self, positions_BT, size):
     """Positions restart one token late, so a document's first token continues the previous document's count."""
-
-    exchange = {"latent_attention": _LateRestart}
+    late_BT = torch.cat((positions_BT[:, :1], positions_BT[:, :-1] + 1), dim=1)
+    return angles(self, late_BT, size)
 
 
 class _JointWhereNormed(JointNorm):
@@ -109,45 +74,27 @@ class ALoudHeadQuietensTheOthers(Exchanged):
     exchange = {"attention": _JointWhereNormed}
 
 
-class _Weighed(Attention):
-    def place(self, q_BTHd: Tensor, k_BTGd: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
-        if self.qk_norm:
-            q_BTHd, k_BTGd = q_BTHd * self.q_norm.weight, k_BTGd * self.k_norm.weight
-        return self.rotate(q_BTHd, packing), self.rotate(k_BTGd, packing)
-
-
-@mutant(of="BLK-03i", case="every-query-head", says="with qk_norm: y differs")
-class QkNormOnlyWeighs(Exchanged):
+@broken(Attention, "place", "BLK-03i[every-query-head]: with qk_norm: y differs")
+def qk_norm_only_weighs(place, self, q_BTHd, k_BTGd, packing):
     """QK norm multiplies by its weight and does not divide by the length."""
-
-    exchange = {"attention": _Weighed}
-
-
-class _Always(Attention):
-    def place(self, q_BTHd: Tensor, k_BTGd: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
-        if not self.qk_norm:
-            q_BTHd, k_BTGd = (each * torch.rsqrt(each.square().mean(-1, keepdim=True)) for each in (q_BTHd, k_BTGd))
-        return super().place(q_BTHd, k_BTGd, packing)
+    if self.qk_norm:
+        q_BTHd, k_BTGd = q_BTHd * self.q_norm.weight, k_BTGd * self.k_norm.weight
+    return self.rotate(q_BTHd, packing), self.rotate(k_BTGd, packing)
 
 
-@mutant(of="BLK-03i", case="last-query-head", says="without qk_norm: y is the same as before")
-class NormsWithoutBeingAsked(Exchanged):
+@broken(Attention, "place", "BLK-03i[last-query-head]: without qk_norm: y is the same as before")
+def norms_without_being_asked(place, self, q_BTHd, k_BTGd, packing):
     """Without the qk_norm flag the norm loses its weight and is still applied."""
-
-    exchange = {"attention": _Always}
-
-
-class _Float32Angles(Attention):
-    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
-        pairs = torch.arange(size // 2, device=positions_BT.device, dtype=torch.float32)
-        return positions_BT.float()[..., None] * self.theta ** (-2.0 * pairs / size)
+    if not self.qk_norm:
+        q_BTHd, k_BTGd = (each * torch.rsqrt(each.square().mean(-1, keepdim=True)) for each in (q_BTHd, k_BTGd))
+    return place(self, q_BTHd, k_BTGd, packing)
 
 
-@mutant(of="BLK-03j", case="1027-tokens-theta-10", says="y of the last three tokens differs")
-class AnglesAreFloat32(Exchanged):
+@broken(Attention, "angles", "BLK-03j[1027-tokens-theta-10]: y of the last three tokens differs")
+def angles_are_float32(angles, self, positions_BT, size):
     """Angles are computed as position · frequency in float32, which short sequences do not show."""
-
-    exchange = {"attention": _Float32Angles}
+    pairs = torch.arange(size // 2, device=positions_BT.device, dtype=torch.float32)
+    return positions_BT.float()[..., None] * self.theta ** (-2.0 * pairs / size)
 
 
 class _Bfloat16Positions(Attention):
@@ -162,19 +109,15 @@ class PositionsAreBfloat16(Exchanged):
     exchange = {"attention": _Bfloat16Positions}
 
 
-mutant(of="BLK-03g", case="theta-100-five-on", says="(theta 100)", bugs=("ROP-20",))(DropsTheta)
-
-
-class _OneDocument(Attention):
-    def visible(self, packing: Packing) -> Tensor:
-        return torch.ones_like(super().visible(packing)).tril()
-
-
-@mutant(of="BLK-03h", case="gqa", says="packed against alone, the gradient of x of document 0")
-class IgnoresDocuments(Exchanged):
+@broken(
+    Attention,
+    "visible",
+    "BLK-03h[gqa]: packed against alone, the gradient of x of document 0",
+    "BLK-02a[gqa]: the other documents were replaced, and y of document 1 of row 0 differs",
+)
+def ignores_documents(visible, self, packing):
     """Document numbers reach the block and are not used."""
-
-    exchange = {"attention": _OneDocument}
+    return torch.ones_like(visible(self, packing)).tril()
 
 
 @mutant(of="BLK-03j", case="1027-tokens-theta-10", says="y of the last three tokens differs")
@@ -192,13 +135,7 @@ class DeclaresFloat32AnglesOfBfloat16Positions(Exchanged):
     exchange = {"attention": _Bfloat16Positions}
 
 
-class _TableOf2048(Attention):
-    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
-        return super().angles(positions_BT % 2048, size)
-
-
-@mutant(of="BLK-03j", case="4099-tokens", says="y of the last three tokens differs", bugs=("ROP-04",))
-class WrapsAroundATable(Exchanged):
+@broken(Attention, "angles", "BLK-03j[4099-tokens]: y of the last three tokens differs", bugs=("ROP-04",))
+def wraps_around_a_table(angles, self, positions_BT, size):
     """Angles are looked up in a table of 2048 positions, by the position modulo its length."""
-
-    exchange = {"attention": _TableOf2048}
+    return angles(self, positions_BT % 2048, size)
