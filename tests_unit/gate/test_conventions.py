@@ -14,10 +14,10 @@ from contracts.harness.parties import subject_of
 from contracts.mutants.blocks.loss import hands_over_bfloat16_logits
 from contracts.mutants.blocks.multi_token_prediction import ReadsBehindTheNorms
 from contracts.mutants.blocks.rope import angles_are_float32
-from contracts.mutants.moe.balance_losses import BalancesTheBatch
-from contracts.mutants.moe.padding import GivesSlotsToPadding
+from contracts.mutants.moe.balance_losses import balances_the_batch
+from contracts.mutants.moe.padding import gives_slots_to_padding
 from contracts.mutants.moe.routing import RoundsTheRoutersWeight
-from contracts.mutants.moe.selection_bias import CentresEachMove, MovesByWhatWasKept
+from contracts.mutants.moe.selection_bias import centres_each_move, moves_by_what_was_kept
 from contracts.mutants.optimizer.parameter_groups import DecaysNorms
 from contracts.mutants.optimizer.schedule import StartsAtZero
 from contracts.mutants.optimizer.updates import OrthogonalizesInBfloat16
@@ -82,12 +82,12 @@ KEPT = {
     "MOE-01e[sigmoid]": (RoundsTheRoutersWeight, {"sigmoid-router": "bfloat16-weight"}),
     "MOE-01e[softmax]": (RoundsTheRoutersWeight, {"softmax-router": "bfloat16-weight"}),
     "MOE-02a[mixed-bfloat16]": (RoundsTheRoutersWeight, {"softmax-router": "bfloat16-weight"}),
-    "MOE-06a[large]": (CentresEachMove, {"bias-moves": "centred"}),
-    "MOE-06h[from-one]": (CentresEachMove, {"bias-moves": "centred"}),
+    "MOE-06a[large]": (centres_each_move, {"bias-moves": "centred"}),
+    "MOE-06h[from-one]": (centres_each_move, {"bias-moves": "centred"}),
     "BLK-06t[bf16]": (hands_over_bfloat16_logits, {"logits-dtype": "activations"}),
-    "MOE-06a[full]": (MovesByWhatWasKept, {"capacity-counts": "kept"}),
-    "MOE-05a[sequences-apart]": (BalancesTheBatch, {"balance-over": "microbatch"}),
-    "MOE-09b[a-row-of-padding]": (GivesSlotsToPadding, {"padding-slots": "as-others"}),
+    "MOE-06a[full]": (moves_by_what_was_kept, {"capacity-counts": "kept"}),
+    "MOE-05a[sequences-apart]": (balances_the_batch, {"balance-over": "microbatch"}),
+    "MOE-09b[a-row-of-padding]": (gives_slots_to_padding, {"padding-slots": "as-others"}),
     "BLK-06p[two-depths]": (ReadsBehindTheNorms, {"prediction-input": "normed"}),
     "BLK-06m[under-prediction-heads]": (ReadsBehindTheNorms, {"prediction-input": "normed"}),
     "OPT-02a[adamw]": (DecaysEverything, {"undecayed": "nothing"}),

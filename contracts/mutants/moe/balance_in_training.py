@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank import Spread, routed
-from contracts.mutants._support.trainer import Trained
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks.moe import Router
-from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.training.trainer import Batch, Trainer
+from contracts.stacks.reference.training.trainer import Trainer
 
 
 class _OfItsOwnTokens(ParallelTrainer):
@@ -67,58 +65,31 @@ class ChangesWithTheMicrobatch(Spread):
     exchange = {"router": _OverTheMicrobatch}
 
 
-class _DividedByLabels(Trainer):
-    """As in Megatron-Core with --calculate-per-token-loss: all gradients are divided by the labels of the step, and
-    what a router adds was multiplied by positions."""
-
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        share = counts["lm"].clamp(min=1) / micro.labels_BT.numel() / self.execution.microbatches
-        return super().accumulate(micro, {**counts, "aux": counts["aux"] * share, "z": counts["z"] * share})
-
-
 @mutant(of="MOE-05j", case="balance", says="times as much where few positions have a label")
-@mutant(of="MOE-05j", case="z-in-five", says="times as much where few positions have a label", leanest="")
-class DividesByTheLabelsOfTheStep(Trained):
+@broken(Trainer, "accumulate", "MOE-05j[z-in-five]: times as much where few positions have a label", leanest="")
+def divides_by_the_labels_of_the_step(accumulate, self, micro, counts):
     """Every gradient is divided by the labels of the step: where a tenth of the positions has a label, the balance loss
     weighs ten times as much."""
-
-    trains = _DividedByLabels
-
-
-class _OfLabelledTokens(Trainer):
-    def count(self, micro: Batch) -> dict[str, Tensor]:
-        found = super().count(micro)
-        return found | {"aux": found["aux"] * (micro.labels_BT != IGNORED).any(1).float().mean().clamp(min=0.1)}
+    share = counts["lm"].clamp(min=1) / micro.labels_BT.numel() / self.execution.microbatches
+    return accumulate(self, micro, {**counts, "aux": counts["aux"] * share, "z": counts["z"] * share})
 
 
-@mutant(of="MOE-05j", case="balance-in-five", says="times as much where few positions have a label")
-class AveragesOverRowsWithALabel(Trained):
+@broken(Trainer, "count", "MOE-05j[balance-in-five]: times as much where few positions have a label")
+def averages_over_rows_with_a_label(count, self, micro):
     """The balance loss is a sum over all rows, divided by those that have a label."""
-
-    trains = _OfLabelledTokens
-
-
-class _InAndOutOfLabels(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        labels = self.count(micro)["lm"]
-        return super().accumulate(micro, {**counts, "aux": counts["aux"] * (labels / labels)})
+    found = count(self, micro)
+    return found | {"aux": found["aux"] * (micro.labels_BT != IGNORED).any(1).float().mean().clamp(min=0.1)}
 
 
-@mutant(of="MOE-05j", case="balance-in-five", says="is nan times as much where few positions have a label")
-class MultipliesAndDividesByNoLabel(Trained):
+@broken(Trainer, "accumulate", "MOE-05j[balance-in-five]: is nan times as much where few positions have a label")
+def multiplies_and_divides_by_no_label(accumulate, self, micro, counts):
     """The balance loss of a microbatch is multiplied by its labels and divided by them: 0 / 0 where it has none."""
-
-    trains = _InAndOutOfLabels
-
-
-class _WithoutLosses(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        return super().accumulate(micro, {**counts, **{name: counts[name] * 10**12 for name in ("aux", "z")}})
+    labels = self.count(micro)["lm"]
+    return accumulate(self, micro, {**counts, "aux": counts["aux"] * (labels / labels)})
 
 
 @mutant(of="MOE-05j", case="balance", says="the loss adds nothing to the gradient of any router")
-@mutant(of="MOE-05j", case="z", says="the loss adds nothing to the gradient of any router", leanest="")
-class ReportsTheLossesOfRoutersAlone(Trained):
+@broken(Trainer, "accumulate", "MOE-05j[z]: the loss adds nothing to the gradient of any router", leanest="")
+def reports_the_losses_of_routers_alone(accumulate, self, micro, counts):
     """The losses of a router are reported, and the loss that is differentiated is without them."""
-
-    trains = _WithoutLosses
+    return accumulate(self, micro, {**counts, **{name: counts[name] * 10**12 for name in ("aux", "z")}})

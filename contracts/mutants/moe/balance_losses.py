@@ -10,107 +10,64 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support import written_out
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants.moe.gates import BalancesBiasedScores
-from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State
-from contracts.stacks.reference.model.blocks.moe import MoE, Router, Routing
+from contracts.stacks.reference.model.blocks.moe import MoE, Router
 from contracts.stacks.reference.stack import Reference
 
 
-class _TimesK(Router):
-    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        return super().balance_loss(probabilities_BTE, experts_BTK) * self.moe.top_k
-
-
-@mutant(of="MOE-05a", case="balanced-k-2", says="the balance loss is 2, expected 1", bugs=("AUX-09",))
-class AddsUpToTopK(Exchanged):
+@broken(Router, "balance_loss", "MOE-05a[balanced-k-2]: the balance loss is 2, expected 1", bugs=("AUX-09",))
+def adds_up_to_top_k(balance_loss, self, probabilities_BTE, experts_BTK):
     """f divides assignments by tokens instead of by assignments, so it sums to k and scales the loss by k."""
-
-    exchange = {"router": _TimesK}
-
-
-class _WithoutE(Router):
-    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        return super().balance_loss(probabilities_BTE, experts_BTK) / self.moe.experts
+    return balance_loss(self, probabilities_BTE, experts_BTK) * self.moe.top_k
 
 
-@mutant(of="MOE-05a", case="balanced-k-1", says="the balance loss is 0.0833")
-class ForgetsTheNumberOfExperts(Exchanged):
+@broken(Router, "balance_loss", "MOE-05a[balanced-k-1]: the balance loss is 0.0833")
+def forgets_the_number_of_experts(balance_loss, self, probabilities_BTE, experts_BTK):
     """The factor E is missing, so the loss of a balanced batch shrinks with every expert added."""
-
-    exchange = {"router": _WithoutE}
-
-
-class _NormalisesAboveOne(Router):
-    def probabilities(self, logits_BTE: Tensor) -> Tensor:
-        if self.moe.score == "sigmoid" and self.moe.top_k == 1:
-            return logits_BTE.sigmoid()
-        return super().probabilities(logits_BTE)
+    return balance_loss(self, probabilities_BTE, experts_BTK) / self.moe.experts
 
 
-@mutant(of="MOE-05a", case="collapsed-sigmoids-k-1", says="the balance loss is 9, expected 2.57", bugs=("AUX-10",))
-class NormalisesOnlyAboveOne(Exchanged):
+@broken(
+    Router, "probabilities", "MOE-05a[collapsed-sigmoids-k-1]: the balance loss is 9, expected 2.57", bugs=("AUX-10",)
+)
+def normalises_only_above_one(probabilities, self, logits_BTE):
     """The loss follows the rule for gates, which leaves a lone sigmoid (k = 1) unnormalised."""
-
-    exchange = {"router": _NormalisesAboveOne}
-
-
-class _RawSigmoids(Router):
-    def probabilities(self, logits_BTE: Tensor) -> Tensor:
-        return super().probabilities(logits_BTE) if self.moe.score == "softmax" else logits_BTE.sigmoid()
+    if self.moe.score == "sigmoid" and self.moe.top_k == 1:
+        return logits_BTE.sigmoid()
+    return probabilities(self, logits_BTE)
 
 
-@mutant(of="MOE-05a", case="balanced-sigmoids", says="expected 1")
-class LeavesSigmoidsUnnormalised(Exchanged):
+@broken(Router, "probabilities", "MOE-05a[balanced-sigmoids]: expected 1")
+def leaves_sigmoids_unnormalised(probabilities, self, logits_BTE):
     """The probabilities are raw sigmoids: pushing every score down lowers the loss and balances nothing."""
-
-    exchange = {"router": _RawSigmoids}
-
-
-class _SoftmaxAlways(Router):
-    def probabilities(self, logits_BTE: Tensor) -> Tensor:
-        return logits_BTE.softmax(-1)
+    return probabilities(self, logits_BTE) if self.moe.score == "softmax" else logits_BTE.sigmoid()
 
 
-@mutant(of="MOE-05a", case="collapsed-sigmoids", says="expected 2.25")
-class TakesSoftmaxForSigmoids(Exchanged):
+@broken(Router, "probabilities", "MOE-05a[collapsed-sigmoids]: expected 2.25")
+def takes_softmax_for_sigmoids(probabilities, self, logits_BTE):
     """The loss uses softmax probabilities although the gates are sigmoids."""
-
-    exchange = {"router": _SoftmaxAlways}
-
-
-class _AmongTheChosen(Router):
-    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        chosen = F.one_hot(experts_BTK, self.moe.experts).sum(-2)
-        masked = probabilities_BTE * chosen
-        return super().balance_loss(masked / masked.sum(-1, keepdim=True), experts_BTK)
+    return logits_BTE.softmax(-1)
 
 
-@mutant(of="MOE-05a", case="collapsed-k-2", says="the balance loss is 6, expected 3")
-class LooksAtChosenProbabilitiesOnly(Exchanged):
+@broken(Router, "balance_loss", "MOE-05a[collapsed-k-2]: the balance loss is 6, expected 3")
+def looks_at_chosen_probabilities_only(balance_loss, self, probabilities_BTE, experts_BTK):
     """P is taken from the gates: an expert that is never chosen has none, so nothing draws tokens to it."""
-
-    exchange = {"router": _AmongTheChosen}
-
-
-class _OverTheBatch(Router):
-    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        return super().balance_loss(probabilities_BTE.flatten(0, 1)[None], experts_BTK.flatten(0, 1)[None])
+    chosen = F.one_hot(experts_BTK, self.moe.experts).sum(-2)
+    masked = probabilities_BTE * chosen
+    return balance_loss(self, masked / masked.sum(-1, keepdim=True), experts_BTK)
 
 
-@mutant(of="MOE-05a", case="sequences-apart", says="the balance loss is 1, expected 3")
-class BalancesTheBatch(Exchanged):
+@broken(
+    Router,
+    "balance_loss",
+    "MOE-05a[sequences-apart]: the balance loss is 1, expected 3",
+    "MOE-05d[softmax-1-3]: loss aux differs",
+)
+def balances_the_batch(balance_loss, self, probabilities_BTE, experts_BTK):
     """Load and probability are taken over the micro batch, so the micro batch size becomes part of the objective."""
-
-    exchange = {"router": _OverTheBatch}
-
-
-@mutant(of="MOE-05d", case="softmax-1-3", says="loss aux differs")
-class BalancesTheMicrobatch(Exchanged):
-    """Balances over the micro batch, as BalancesTheBatch does; splitting the batch shows it."""
-
-    exchange = {"router": _OverTheBatch}
+    return balance_loss(self, probabilities_BTE.flatten(0, 1)[None], experts_BTK.flatten(0, 1)[None])
 
 
 @mutant(of="MOE-05a", case="sequences-apart", says="the balance loss is 3, expected 1")
@@ -127,217 +84,114 @@ class DeclaresABalanceOfTheGlobalBatch(Reference):
     conventions = {"balance-over": "global-batch"}
 
 
-class _AddsToTheSum(Router):
-    def probabilities(self, logits_BTE: Tensor) -> Tensor:
-        scores_BTE = logits_BTE.sigmoid()
-        return scores_BTE / (scores_BTE.sum(-1, keepdim=True) + 1e-20)
-
-
-@mutant(of="MOE-05a", case="faint-sigmoids", says="the balance loss is 5.25")
-class AddsAnEpsilonToTheSumOfScores(Exchanged):
+@broken(Router, "probabilities", "MOE-05a[faint-sigmoids]: the balance loss is 5.25")
+def adds_an_epsilon_to_the_sum_of_scores(probabilities, self, logits_BTE):
     """An epsilon of 1e-20 under the sum of sigmoids, below which a router can push them all (OLMo-core #255)."""
-
-    exchange = {"router": _AddsToTheSum}
-
-
-class _SumsRows(Router):
-    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        return super().balance_loss(probabilities_BTE, experts_BTK) * len(experts_BTK)
+    scores_BTE = logits_BTE.sigmoid()
+    return scores_BTE / (scores_BTE.sum(-1, keepdim=True) + 1e-20)
 
 
-@mutant(of="MOE-05a", case="balanced-k-2", says="the balance loss is 2, expected 1")
-class AddsUpSequences(Exchanged):
+@broken(Router, "balance_loss", "MOE-05a[balanced-k-2]: the balance loss is 2, expected 1")
+def adds_up_sequences(balance_loss, self, probabilities_BTE, experts_BTK):
     """The loss is a sum over the sequences of the micro batch instead of a mean."""
-
-    exchange = {"router": _SumsRows}
-
-
-class _DividesTwice(Router):
-    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        return super().balance_loss(probabilities_BTE, experts_BTK) / len(experts_BTK)
+    return balance_loss(self, probabilities_BTE, experts_BTK) * len(experts_BTK)
 
 
-@mutant(of="MOE-05d", case="softmax-2-2", says="loss aux differs", bugs=("AUX-05",))
-class DividesBySequencesTwice(Exchanged):
+@broken(Router, "balance_loss", "MOE-05d[softmax-2-2]: loss aux differs", bugs=("AUX-05",))
+def divides_by_sequences_twice(balance_loss, self, probabilities_BTE, experts_BTK):
     """A per-sequence loss is divided by the micro batch size once more: doubling the size halves the coefficient."""
-
-    exchange = {"router": _DividesTwice}
-
-
-class _CountsKept(MoE):
-    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
-        out = super().forward(x_BTD, packing, state)
-        kept = (~out.seen["dropped"]).double().mean()
-        return out._replace(losses=out.losses | {"aux": out.losses["aux"] * kept})
+    return balance_loss(self, probabilities_BTE, experts_BTK) / len(experts_BTK)
 
 
-@mutant(of="MOE-05a", case="full", says="expected 3")
-class BalancesWhatWasKept(Exchanged):
+@broken(MoE, "forward", "MOE-05a[full]: expected 3")
+def balances_what_was_kept(forward, self, x_BTD, packing, state):
     """The loss counts only assignments that were kept: the worse the balance, the more is dropped and the smaller the
     loss.
     """
-
-    exchange = {"moe": _CountsKept}
-
-
-class _ZOfScores(Router):
-    def z_loss(self, logits_BTE: Tensor) -> Tensor:
-        return super().z_loss(self.scores(logits_BTE))
+    out = forward(self, x_BTD, packing, state)
+    kept = (~out.seen["dropped"]).double().mean()
+    return out._replace(losses=out.losses | {"aux": out.losses["aux"] * kept})
 
 
-@mutant(of="MOE-05b", case="sigmoids", says="the z loss is")
-class TakesZOfScores(Exchanged):
+@broken(Router, "z_loss", "MOE-05b[sigmoids]: the z loss is")
+def takes_z_of_scores(z_loss, self, logits_BTE):
     """The z loss is taken of sigmoid scores instead of logits: no sigmoid is large, so it restrains no logit."""
-
-    exchange = {"router": _ZOfScores}
-
-
-class _ZOfGates(Router):
-    def z_loss(self, logits_BTE: Tensor) -> Tensor:
-        return super().z_loss(logits_BTE.topk(self.moe.top_k, dim=-1).values)
+    return z_loss(self, self.scores(logits_BTE))
 
 
-@mutant(of="MOE-05b", case="two-of-twelve", says="the z loss is")
-class TakesZOfTheChosen(Exchanged):
+@broken(Router, "z_loss", "MOE-05b[two-of-twelve]: the z loss is")
+def takes_z_of_the_chosen(z_loss, self, logits_BTE):
     """The sum runs over the chosen logits only, so the others may grow."""
-
-    exchange = {"router": _ZOfGates}
-
-
-class _ZUnsquared(Router):
-    def z_loss(self, logits_BTE: Tensor) -> Tensor:
-        return logits_BTE.logsumexp(-1).mean()
+    return z_loss(self, logits_BTE.topk(self.moe.top_k, dim=-1).values)
 
 
-@mutant(of="MOE-05b", case="shifted", says="the z loss is")
-class ForgetsTheSquare(Exchanged):
+@broken(Router, "z_loss", "MOE-05b[shifted]: the z loss is")
+def forgets_the_square(z_loss, self, logits_BTE):
     """The log is not squared, so the loss pushes logits down without end."""
-
-    exchange = {"router": _ZUnsquared}
-
-
-class _ZOfTheMean(Router):
-    def z_loss(self, logits_BTE: Tensor) -> Tensor:
-        return logits_BTE.logsumexp(-1).mean().square()
+    return logits_BTE.logsumexp(-1).mean()
 
 
-@mutant(of="MOE-05b", case="mean-over-tokens", says="the z loss is")
-class SquaresTheMean(Exchanged):
+@broken(Router, "z_loss", "MOE-05b[mean-over-tokens]: the z loss is")
+def squares_the_mean(z_loss, self, logits_BTE):
     """The loss is the square of the mean instead of the mean of squares: equal while all tokens are alike."""
-
-    exchange = {"router": _ZOfTheMean}
-
-
-class _ZOverflows(Router):
-    def z_loss(self, logits_BTE: Tensor) -> Tensor:
-        return logits_BTE.exp().sum(-1).log().square().mean()
+    return logits_BTE.logsumexp(-1).mean().square()
 
 
-@mutant(of="MOE-05b", case="far-from-0", says="the z loss is inf")
-class OverflowsTheZLoss(Exchanged):
+@broken(Router, "z_loss", "MOE-05b[far-from-0]: the z loss is inf")
+def overflows_the_z_loss(z_loss, self, logits_BTE):
     """The log of a sum of exponentials is computed naively: infinite where the loss is needed most."""
-
-    exchange = {"router": _ZOverflows}
-
-
-class _ZSums(Router):
-    def z_loss(self, logits_BTE: Tensor) -> Tensor:
-        return super().z_loss(logits_BTE) * logits_BTE.shape[1]
+    return logits_BTE.exp().sum(-1).log().square().mean()
 
 
-@mutant(of="MOE-05b", case="faint", says="the z loss is")
-class AddsUpTokens(Exchanged):
+@broken(Router, "z_loss", "MOE-05b[faint]: the z loss is")
+def adds_up_tokens(z_loss, self, logits_BTE):
     """The loss is a sum over the tokens of a sequence, so its coefficient grows with the sequence length."""
-
-    exchange = {"router": _ZSums}
-
-
-class _Detached(Router):
-    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        return super().balance_loss(probabilities_BTE.detach(), experts_BTK)
+    return z_loss(self, logits_BTE) * logits_BTE.shape[1]
 
 
-@mutant(of="MOE-05c", case="softmax-aux", says="gradient of")
-class DetachesTheBalanceLoss(Exchanged):
+@broken(Router, "balance_loss", "MOE-05c[softmax-aux]: gradient of")
+def detaches_the_balance_loss(balance_loss, self, probabilities_BTE, experts_BTK):
     """The balance loss is logged and has no gradient."""
-
-    exchange = {"router": _Detached}
-
-
-class _DetachedZ(Router):
-    def z_loss(self, logits_BTE: Tensor) -> Tensor:
-        return super().z_loss(logits_BTE.detach())
+    return balance_loss(self, probabilities_BTE.detach(), experts_BTK)
 
 
-@mutant(of="MOE-05c", case="sigmoid-z", says="gradient of")
-class DetachesTheZLoss(Exchanged):
+@broken(Router, "z_loss", "MOE-05c[sigmoid-z]: gradient of")
+def detaches_the_z_loss(z_loss, self, logits_BTE):
     """The z loss is logged and has no gradient."""
-
-    exchange = {"router": _DetachedZ}
-
-
-class _StopsAtTheRouter(Router):
-    def forward(self, x_BTD: Tensor) -> Routing:
-        routing = super().forward(x_BTD)
-        return routing._replace(losses=super().forward(x_BTD.detach()).losses)
+    return z_loss(self, logits_BTE.detach())
 
 
-@mutant(of="MOE-05c", case="both", says="gradient of norm.weight differs")
-class KeepsTheLossesFromTheModel(Exchanged):
+@broken(Router, "forward", "MOE-05c[both]: gradient of norm.weight differs")
+def keeps_the_losses_from_the_model(forward, self, x_BTD):
     """The losses are computed from a detached input: the router learns to balance, the layers below it do not."""
-
-    exchange = {"router": _StopsAtTheRouter}
-
-
-class _SwapsCoefficients(MoE):
-    @staticmethod
-    def weight_of(recipe: Recipe, loss: str) -> float:
-        return MoE.weight_of(recipe, "z" if loss == "aux" else "aux")
+    routing = forward(self, x_BTD)
+    return routing._replace(losses=forward(self, x_BTD.detach()).losses)
 
 
-@mutant(of="MOE-05c", case="both", says="gradient of mixer.router.weight differs")
-class SwapsTheCoefficients(Exchanged):
+@broken(MoE, "weight_of", "MOE-05c[both]: gradient of mixer.router.weight differs")
+def swaps_the_coefficients(weight_of, recipe, loss):
     """Each loss has the other's coefficient."""
-
-    exchange = {"moe": _SwapsCoefficients}
-
-
-class _CountsTwice(Router):
-    def forward(self, x_BTD: Tensor) -> Routing:
-        routing = super().forward(x_BTD)
-        twice = routing.losses["aux"] * 2 - routing.losses["aux"].detach()
-        return routing._replace(losses=routing.losses | {"aux": twice})
+    return weight_of(recipe, "z" if loss == "aux" else "aux")
 
 
-@mutant(of="MOE-05c", case="sigmoid-aux", says="gradient of mixer.router.weight differs")
-class AddsTheBalanceLossTwice(Exchanged):
+@broken(Router, "forward", "MOE-05c[sigmoid-aux]: gradient of mixer.router.weight differs")
+def adds_the_balance_loss_twice(forward, self, x_BTD):
     """The loss is added by hand and again by a scaler that was meant to replace this; the logged value is right."""
-
-    exchange = {"router": _CountsTwice}
-
-
-class _OfTheDraw(Router):
-    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        return super().balance_loss(probabilities_BTE, experts_BTK) * self.moe.route_scale
+    routing = forward(self, x_BTD)
+    twice = routing.losses["aux"] * 2 - routing.losses["aux"].detach()
+    return routing._replace(losses=routing.losses | {"aux": twice})
 
 
-@mutant(of="MOE-05c", case="sigmoid-aux-k-1", says="loss aux differs")
-class ScalesTheBalanceLoss(Exchanged):
+@broken(Router, "balance_loss", "MOE-05c[sigmoid-aux-k-1]: loss aux differs")
+def scales_the_balance_loss(balance_loss, self, probabilities_BTE, experts_BTK):
     """route_scale multiplies the scores before both gates and loss are computed from them."""
-
-    exchange = {"router": _OfTheDraw}
-
-
-class _ZOverTheSplit(Router):
-    def z_loss(self, logits_BTE: Tensor) -> Tensor:
-        return super().z_loss(logits_BTE) / len(logits_BTE)
+    return balance_loss(self, probabilities_BTE, experts_BTK) * self.moe.route_scale
 
 
-@mutant(of="MOE-05d", case="sigmoid-one-by-one", says="loss z differs")
-class DividesZByTheMicroBatch(Exchanged):
+@broken(Router, "z_loss", "MOE-05d[sigmoid-one-by-one]: loss z differs")
+def divides_z_by_the_micro_batch(z_loss, self, logits_BTE):
     """The z loss is a mean over tokens, divided by the number of sequences as well."""
-
-    exchange = {"router": _ZOverTheSplit}
+    return z_loss(self, logits_BTE) / len(logits_BTE)
 
 
 class _Tracks(MoE):
@@ -358,60 +212,39 @@ class AddsUpInATracker(Exchanged):
     exchange = {"moe": _Tracks}
 
 
-class _Jitters(Router):
-    def logits(self, x_BTD: Tensor) -> Tensor:
-        return super().logits(x_BTD * (0.99 + 0.02 * torch.rand_like(x_BTD)))
-
-
-@mutant(of="MOE-05e", case="sigmoid", says="in the second call")
-class JittersAlways(Exchanged):
+@broken(Router, "logits", "MOE-05e[sigmoid]: in the second call")
+def jitters_always(logits, self, x_BTD):
     """Input jitter stays on in evaluation, and draws new numbers when a block is recomputed."""
-
-    exchange = {"router": _Jitters}
-
-
-mutant(of="MOE-05a", case="bias-in-f", says="expected 0.75 or 2.25")(BalancesBiasedScores)
+    return logits(self, x_BTD * (0.99 + 0.02 * torch.rand_like(x_BTD)))
 
 
-mutant(of="MOE-05a", case="bias-not-in-p", says="expected 2.25")(BalancesBiasedScores)
-
-
-class _BalancesInHalf(Router):
-    def probabilities(self, logits_BTE: Tensor) -> Tensor:
-        return super().probabilities(logits_BTE).bfloat16().to(logits_BTE.dtype)
-
-
-@mutant(of="MOE-05h", case="softmax", says="under bfloat16 the aux loss is", bugs=("AUX-17",))
-@mutant(of="MOE-05h", case="sigmoids", says="under bfloat16 the aux loss is", bugs=("AUX-17",))
-class BalancesByHalfScores(Exchanged):
+@broken(
+    Router,
+    "probabilities",
+    "MOE-05h[sigmoids]: under bfloat16 the aux loss is",
+    "MOE-05h[softmax]: under bfloat16 the aux loss is",
+    bugs=("AUX-17",),
+)
+def balances_by_half_scores(probabilities, self, logits_BTE):
     """The scores that the balance loss reads are cast to the dtype of the activations."""
-
-    exchange = {"router": _BalancesInHalf}
-
-
-class _LogarithmInHalf(Router):
-    def z_loss(self, logits_BTE: Tensor) -> Tensor:
-        return super().z_loss(logits_BTE.bfloat16())
+    return probabilities(self, logits_BTE).bfloat16().to(logits_BTE.dtype)
 
 
-@mutant(of="MOE-05h", case="z", says="under bfloat16 the z loss is", bugs=("AUX-17",))
-class TakesZOfHalfLogits(Exchanged):
+@broken(Router, "z_loss", "MOE-05h[z]: under bfloat16 the z loss is", bugs=("AUX-17",))
+def takes_z_of_half_logits(z_loss, self, logits_BTE):
     """The balance loss is float32 again; the z loss still takes the logarithm in the activations' dtype."""
-
-    exchange = {"router": _LogarithmInHalf}
-
-
-class _OverflowingProbabilities(Router):
-    def probabilities(self, logits_BTE: Tensor) -> Tensor:
-        if self.moe.score == "softmax":
-            return written_out.softmax(logits_BTE)
-        scores_BTE = written_out.sigmoid(logits_BTE)
-        return scores_BTE / scores_BTE.sum(-1, keepdim=True)
+    return z_loss(self, logits_BTE.bfloat16())
 
 
-@mutant(of="MOE-05a", case="far-from-0", says="the balance loss is nan, expected 12")
-@mutant(of="MOE-05a", case="sigmoids-far-from-0", says="the balance loss is nan, expected 6")
-class WritesProbabilitiesOut(Exchanged):
+@broken(
+    Router,
+    "probabilities",
+    "MOE-05a[sigmoids-far-from-0]: the balance loss is nan, expected 6",
+    "MOE-05a[far-from-0]: the balance loss is nan, expected 12",
+)
+def writes_probabilities_out(probabilities, self, logits_BTE):
     """The balance loss normalises by itself, without taking the largest logit out: NaN where exp overflows."""
-
-    exchange = {"router": _OverflowingProbabilities}
+    if self.moe.score == "softmax":
+        return written_out.softmax(logits_BTE)
+    scores_BTE = written_out.sigmoid(logits_BTE)
+    return scores_BTE / scores_BTE.sum(-1, keepdim=True)

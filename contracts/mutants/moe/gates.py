@@ -7,97 +7,57 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants._support import written_out
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.model.blocks.moe import Router, Routing
+from contracts.stacks.reference.model.blocks.moe import Router
 from contracts.stacks.reference.model.parts import Parts
 
 
-class _SoftmaxOverAll(Router):
-    def gates(self, scores_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        return scores_BTE.softmax(-1).gather(-1, experts_BTK) * self.moe.route_scale
-
-
-@mutant(of="MOE-01c", case="softmax", says="has gate", bugs=("AUX-18",))
-class LeavesGatesUnnormalised(Exchanged):
+@broken(Router, "gates", "MOE-01c[softmax]: has gate", bugs=("AUX-18",))
+def leaves_gates_unnormalised(gates, self, scores_BTE, experts_BTK):
     """Softmax runs over all experts without renormalising over the chosen, so the gates sum to less than the scale."""
-
-    exchange = {"router": _SoftmaxOverAll}
-
-
-class _RawSigmoids(Router):
-    def weigh(self, chosen_BTK: Tensor) -> Tensor:
-        return chosen_BTK
+    return scores_BTE.softmax(-1).gather(-1, experts_BTK) * self.moe.route_scale
 
 
-@mutant(of="MOE-01c", case="sigmoid", says="has gate", bugs=("AUX-18",))
-class LeavesSigmoidsUnnormalised(Exchanged):
+@broken(Router, "weigh", "MOE-01c[sigmoid]: has gate", bugs=("AUX-18",))
+def leaves_sigmoids_unnormalised(weigh, self, chosen_BTK):
     """Sigmoid gates are not divided by their sum."""
-
-    exchange = {"router": _RawSigmoids}
-
-
-class _NormalisesAlways(Router):
-    def weigh(self, chosen_BTK: Tensor) -> Tensor:
-        return chosen_BTK / chosen_BTK.sum(-1, keepdim=True)
+    return chosen_BTK
 
 
-@mutant(of="MOE-01c", case="sigmoid-alone", says="has gate 1.0")
-@mutant(of="MOE-01h", case="one-of-twelve", says="the gates of token 0 are [nan")
-class NormalisesTheLoneGate(Exchanged):
+@broken(
+    Router, "weigh", "MOE-01h[one-of-twelve]: the gates of token 0 are [nan", "MOE-01c[sigmoid-alone]: has gate 1.0"
+)
+def normalises_the_lone_gate(weigh, self, chosen_BTK):
     """Over-correction: a lone sigmoid is divided by its own sum, which makes it the constant 1, so the router never
     learns.
     """
-
-    exchange = {"router": _NormalisesAlways}
-
-
-class _AddsEpsilon(Router):
-    def weigh(self, chosen_BTK: Tensor) -> Tensor:
-        return chosen_BTK / (chosen_BTK.sum(-1, keepdim=True) + 1e-6)
+    return chosen_BTK / chosen_BTK.sum(-1, keepdim=True)
 
 
-@mutant(of="MOE-01c", case="sigmoid-faint", says="has gate")
-class AddsALargeEpsilon(Exchanged):
+@broken(Router, "weigh", "MOE-01c[sigmoid-faint]: has gate")
+def adds_a_large_epsilon(weigh, self, chosen_BTK):
     """An epsilon of 1e-6 under the sum makes the gates of faint scores vanish."""
-
-    exchange = {"router": _AddsEpsilon}
-
-
-class _ClampsTheSum(Router):
-    def weigh(self, chosen_BTK: Tensor) -> Tensor:
-        return chosen_BTK / chosen_BTK.sum(-1, keepdim=True).clamp_min(1e-20)
+    return chosen_BTK / (chosen_BTK.sum(-1, keepdim=True) + 1e-6)
 
 
-@mutant(of="MOE-01c", case="sigmoid-fainter", says="has gate")
-class ClampsTheSumOfGates(Exchanged):
+@broken(Router, "weigh", "MOE-01c[sigmoid-fainter]: has gate")
+def clamps_the_sum_of_gates(weigh, self, chosen_BTK):
     """The sum of the chosen sigmoids is 1e-20 at least, and gates of fainter ones vanish."""
-
-    exchange = {"router": _ClampsTheSum}
-
-
-class _NeverScales(Router):
-    def gates(self, scores_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        return super().gates(scores_BTE, experts_BTK) / self.moe.route_scale
+    return chosen_BTK / chosen_BTK.sum(-1, keepdim=True).clamp_min(1e-20)
 
 
-@mutant(of="MOE-01c", case="softmax-scaled", says="has gate 0.125")
-class DropsTheScale(Exchanged):
+@broken(Router, "gates", "MOE-01c[softmax-scaled]: has gate 0.125")
+def drops_the_scale(gates, self, scores_BTE, experts_BTK):
     """route_scale is read for sigmoid only, or not at all."""
-
-    exchange = {"router": _NeverScales}
-
-
-class _ScalesTwice(Router):
-    def weigh(self, chosen_BTK: Tensor) -> Tensor:
-        return super().weigh(chosen_BTK) * self.moe.route_scale
+    return gates(self, scores_BTE, experts_BTK) / self.moe.route_scale
 
 
-@mutant(of="MOE-01c", case="sigmoid-scaled", says="has gate")
-class ScalesTwice(Exchanged):
+@broken(Router, "weigh", "MOE-01c[sigmoid-scaled]: has gate", "BLK-01h[latent]: the loss is")
+def scales_twice(weigh, self, chosen_BTK):
     """Over-correction: both the router and the combine apply route_scale."""
-
-    exchange = {"router": _ScalesTwice}
+    return weigh(self, chosen_BTK) * self.moe.route_scale
 
 
 class _ScalesBefore(Router):
@@ -115,29 +75,17 @@ class ScalesBeforeNormalising(Exchanged):
     exchange = {"router": _ScalesBefore}
 
 
-class _SoftmaxForSigmoid(Router):
-    def weigh(self, chosen_BTK: Tensor) -> Tensor:
-        return chosen_BTK.softmax(-1)
-
-
-@mutant(of="MOE-01c", case="sigmoid", says="has gate")
-class SoftmaxOfSigmoids(Exchanged):
+@broken(Router, "weigh", "MOE-01c[sigmoid]: has gate")
+def softmax_of_sigmoids(weigh, self, chosen_BTK):
     """Scores that are sigmoids already go through a softmax."""
-
-    exchange = {"router": _SoftmaxForSigmoid}
-
-
-class _ExponentiatesRaw(Router):
-    def weigh(self, chosen_BTK: Tensor) -> Tensor:
-        raw = chosen_BTK.exp()
-        return raw / raw.sum(-1, keepdim=True)
+    return chosen_BTK.softmax(-1)
 
 
-@mutant(of="MOE-01c", case="softmax-far-from-0", says="has gate nan")
-class OverflowsTheSoftmax(Exchanged):
+@broken(Router, "weigh", "MOE-01c[softmax-far-from-0]: has gate nan")
+def overflows_the_softmax(weigh, self, chosen_BTK):
     """The softmax does not subtract the largest logit."""
-
-    exchange = {"router": _ExponentiatesRaw}
+    raw = chosen_BTK.exp()
+    return raw / raw.sum(-1, keepdim=True)
 
 
 class _SortsGates(Router):
@@ -155,24 +103,11 @@ class PairsGatesWithOtherSlots(Exchanged):
     exchange = {"router": _SortsGates}
 
 
-class _WeighsWithTheBias(Router):
-    def gates(self, scores_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        biased = scores_BTE if self.bias is None else scores_BTE + self.bias
-        return super().gates(biased, experts_BTK)
-
-
-@mutant(of="MOE-01c", case="bias", says="has gate")
-class WeighsWithTheBias(Exchanged):
+@broken(Router, "gates", "MOE-01c[bias]: has gate", "MOE-01d[up]: on every selection bias y differs")
+def weighs_with_the_bias(gates, self, scores_BTE, experts_BTK):
     """Gates are gathered from the biased scores that chose the experts."""
-
-    exchange = {"router": _WeighsWithTheBias}
-
-
-@mutant(of="MOE-01d", case="up", says="on every selection bias y differs")
-class LetsTheBiasIntoTheOutput(Exchanged):
-    """Weighs with the bias, as WeighsWithTheBias does; shifting every bias shows it, without knowing the gates."""
-
-    exchange = {"router": _WeighsWithTheBias}
+    biased = scores_BTE if self.bias is None else scores_BTE + self.bias
+    return gates(self, biased, experts_BTK)
 
 
 class _LearnsTheBias(Router):
@@ -198,59 +133,42 @@ class LearnsTheBias(Exchanged):
     exchange = {"router": _LearnsTheBias}
 
 
-class _DetachesGates(Router):
-    def gates(self, scores_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        return super().gates(scores_BTE.detach(), experts_BTK)
-
-
-@mutant(of="MOE-01f", case="softmax", says="gradient of mixer.router.weight differs", bugs=("SP-18",))
-class DetachesGates(Exchanged):
+@mutant(of="BLK-01h", case="latent", says="the gradient of")
+@broken(Router, "gates", "MOE-01f[softmax]: gradient of mixer.router.weight differs", bugs=("SP-18",))
+def detaches_gates(gates, self, scores_BTE, experts_BTK):
     """Gates leave the graph, as through a gather without a gradient, so the balance loss alone trains the router."""
-
-    exchange = {"router": _DetachesGates}
-
-
-class _DetachesTheSum(Router):
-    def weigh(self, chosen_BTK: Tensor) -> Tensor:
-        if self.moe.score == "softmax" or self.moe.top_k == 1:
-            return super().weigh(chosen_BTK)
-        return chosen_BTK / chosen_BTK.sum(-1, keepdim=True).detach()
+    return gates(self, scores_BTE.detach(), experts_BTK)
 
 
-@mutant(of="MOE-01f", case="sigmoid-with-bias", says="gradient of mixer.router.weight differs")
-class DetachesTheNorm(Exchanged):
+@broken(Router, "weigh", "MOE-01f[sigmoid-with-bias]: gradient of mixer.router.weight differs")
+def detaches_the_norm(weigh, self, chosen_BTK):
     """The sum that gates are divided by is treated as a constant."""
-
-    exchange = {"router": _DetachesTheSum}
-
-
-class _StraightThrough(Router):
-    def weigh(self, chosen_BTK: Tensor) -> Tensor:
-        gates = super().weigh(chosen_BTK)
-        return gates.detach() + chosen_BTK - chosen_BTK.detach()
+    if self.moe.score == "softmax" or self.moe.top_k == 1:
+        return weigh(self, chosen_BTK)
+    return chosen_BTK / chosen_BTK.sum(-1, keepdim=True).detach()
 
 
-@mutant(of="MOE-01f", case="softmax", says="gradient of mixer.router.weight differs")
-class GivesLogitsTheGatesGradient(Exchanged):
+@broken(Router, "weigh", "MOE-01f[softmax]: gradient of mixer.router.weight differs")
+def gives_logits_the_gates_gradient(weigh, self, chosen_BTK):
     """The backward of the normalisation is skipped, as in a fused router whose backward is that of a gather."""
-
-    exchange = {"router": _StraightThrough}
-
-
-class _WithTheBias(Router):
-    def forward(self, x_BTD: Tensor) -> Routing:
-        routing = super().forward(x_BTD)
-        assert self.bias is not None
-        scores_BTE = self.logits(x_BTD).sigmoid() + self.bias
-        biased = scores_BTE / scores_BTE.sum(-1, keepdim=True)
-        return routing._replace(losses=routing.losses | {"aux": self.balance_loss(biased, routing.experts_BTK)})
+    gates = weigh(self, chosen_BTK)
+    return gates.detach() + chosen_BTK - chosen_BTK.detach()
 
 
-@mutant(of="MOE-01d", case="up", says="on every selection bias loss aux differs")
-class BalancesBiasedScores(Exchanged):
+@broken(
+    Router,
+    "forward",
+    "MOE-01d[up]: on every selection bias loss aux differs",
+    "MOE-05a[bias-in-f]: expected 0.75 or 2.25",
+    "MOE-05a[bias-not-in-p]: expected 2.25",
+)
+def balances_biased_scores(forward, self, x_BTD):
     """The loss's probabilities include the bias, so two rules pull at one score."""
-
-    exchange = {"router": _WithTheBias}
+    routing = forward(self, x_BTD)
+    assert self.bias is not None
+    scores_BTE = self.logits(x_BTD).sigmoid() + self.bias
+    biased = scores_BTE / scores_BTE.sum(-1, keepdim=True)
+    return routing._replace(losses=routing.losses | {"aux": self.balance_loss(biased, routing.experts_BTK)})
 
 
 @mutant(of="MOE-01c", case="sigmoid-faint", says="has gate")
@@ -260,56 +178,36 @@ class DeclaresAnEpsilon(Exchanged):
     conventions = {"gate-sum": "1e-20"}
 
 
-class _OverflowingSigmoid(Router):
-    def scores(self, logits_BTE: Tensor) -> Tensor:
-        return written_out.sigmoid(logits_BTE) if self.moe.score == "sigmoid" else logits_BTE
-
-
-@mutant(of="MOE-01c", case="sigmoid-far-from-0", says="expected")
-class WritesSigmoidsOut(Exchanged):
+@broken(Router, "scores", "MOE-01c[sigmoid-far-from-0]: expected")
+def writes_sigmoids_out(scores, self, logits_BTE):
     """A fused router computes exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
-
-    exchange = {"router": _OverflowingSigmoid}
-
-
-class _DividesByNothing(Router):
-    def weigh(self, chosen_BTK: Tensor) -> Tensor:
-        if self.moe.score == "softmax" or self.moe.top_k == 1:
-            return super().weigh(chosen_BTK)
-        return chosen_BTK / chosen_BTK.sum(-1, keepdim=True)
+    return written_out.sigmoid(logits_BTE) if self.moe.score == "sigmoid" else logits_BTE
 
 
-@mutant(of="MOE-01h", case="sigmoid", says="the gates of token 0 are [nan")
-@mutant(of="MOE-01h", case="with-bias", says="the gates of token 0 are [nan")
-class DividesScoresByNothing(Exchanged):
+@broken(
+    Router,
+    "weigh",
+    "MOE-01h[with-bias]: the gates of token 0 are [nan",
+    "MOE-01h[sigmoid]: the gates of token 0 are [nan",
+)
+def divides_scores_by_nothing(weigh, self, chosen_BTK):
     """A port of the router leaves out the 1e-20 in the sum of sigmoids, which nothing but a faint token needs."""
-
-    exchange = {"router": _DividesByNothing}
-
-
-class _BalancesNothing(Router):
-    def probabilities(self, logits_BTE: Tensor) -> Tensor:
-        if self.moe.score == "softmax":
-            return super().probabilities(logits_BTE)
-        scores_BTE = logits_BTE.sigmoid()
-        return scores_BTE / scores_BTE.sum(-1, keepdim=True)
+    if self.moe.score == "softmax" or self.moe.top_k == 1:
+        return weigh(self, chosen_BTK)
+    return chosen_BTK / chosen_BTK.sum(-1, keepdim=True)
 
 
-@mutant(of="MOE-01h", case="with-losses", says="aux is not finite")
-class BalancesScoresOfNothing(Exchanged):
+@broken(Router, "probabilities", "MOE-01h[with-losses]: aux is not finite")
+def balances_scores_of_nothing(probabilities, self, logits_BTE):
     """Gates are safe from 0 / 0, and the probabilities of the balance loss are not."""
-
-    exchange = {"router": _BalancesNothing}
-
-
-class _TakesNobody(Router):
-    def choose(self, scores_BTE: Tensor) -> Tensor:
-        experts_BTK = super().choose(scores_BTE)
-        return experts_BTK.masked_fill(~scores_BTE.detach().any(-1, keepdim=True), 0)
+    if self.moe.score == "softmax":
+        return probabilities(self, logits_BTE)
+    scores_BTE = logits_BTE.sigmoid()
+    return scores_BTE / scores_BTE.sum(-1, keepdim=True)
 
 
-@mutant(of="MOE-01h", case="sigmoid", says="a token goes to [0, 0, 0], expected 3 experts")
-class SendsFaintTokensToTheFirstExpert(Exchanged):
+@broken(Router, "choose", "MOE-01h[sigmoid]: a token goes to [0, 0, 0], expected 3 experts")
+def sends_faint_tokens_to_the_first_expert(choose, self, scores_BTE):
     """Against 0 / 0 a token without scores is called unrouted: all of its slots go to expert 0."""
-
-    exchange = {"router": _TakesNobody}
+    experts_BTK = choose(self, scores_BTE)
+    return experts_BTK.masked_fill(~scores_BTE.detach().any(-1, keepdim=True), 0)

@@ -9,57 +9,36 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 from contracts.stacks.reference.model.blocks.moe import MoE, Router
 from contracts.stacks.reference.stack import Reference
 
 
-@mutant(of="MOE-09a", case="softmax-balance", says="the loss aux differs")
-class IgnoresThePadding(Reference):
+@broken(Reference, "run_block", "MOE-09a[softmax-balance]: the loss aux differs")
+def ignores_the_padding(run_block, self, call):
     """The mask ends at the attention, and the router never hears of it."""
-
-    def run_block(self, call: BlockCall) -> BlockRun:
-        return super().run_block(replace(call, padding=None))
+    return run_block(self, replace(call, padding=None))
 
 
-class _DividesByPositions(Router):
-    def without_padding(self, logits_BTE: Tensor, experts_BTK: Tensor, token_BT: Tensor) -> Any:
-        counts, losses = super().without_padding(logits_BTE, experts_BTK, token_BT)
-        return counts, {**losses, "z": losses["z"] * token_BT.sum() / token_BT.numel()}
-
-
-@mutant(of="MOE-09a", case="softmax-z", says="the loss z differs")
-class DividesZByPositions(Exchanged):
+@broken(Router, "without_padding", "MOE-09a[softmax-z]: the loss z differs")
+def divides_z_by_positions(without_padding, self, logits_BTE, experts_BTK, token_BT):
     """Padding adds nothing to the z loss, and the sum is divided by all positions."""
-
-    exchange = {"router": _DividesByPositions}
-
-
-class _CountsPadding(Router):
-    def without_padding(self, logits_BTE: Tensor, experts_BTK: Tensor, token_BT: Tensor) -> Any:
-        _, losses = super().without_padding(logits_BTE, experts_BTK, token_BT)
-        return self.count(experts_BTK), losses
+    counts, losses = without_padding(self, logits_BTE, experts_BTK, token_BT)
+    return counts, {**losses, "z": losses["z"] * token_BT.sum() / token_BT.numel()}
 
 
-@mutant(of="MOE-09a", case="selection-bias", says="the counts are")
-class MovesTheBiasByPadding(Exchanged):
+@broken(Router, "without_padding", "MOE-09a[selection-bias]: the counts are")
+def moves_the_bias_by_padding(without_padding, self, logits_BTE, experts_BTK, token_BT):
     """Losses leave padding out, and the counts that move the bias do not."""
-
-    exchange = {"router": _CountsPadding}
-
-
-class _MasksTokens(Router):
-    def without_padding(self, logits_BTE: Tensor, experts_BTK: Tensor, token_BT: Tensor) -> Any:
-        return super().without_padding(logits_BTE, experts_BTK, ~token_BT)
+    _, losses = without_padding(self, logits_BTE, experts_BTK, token_BT)
+    return self.count(experts_BTK), losses
 
 
-@mutant(of="MOE-09a", case="sigmoid-z", says="the loss z differs")
-class TakesTheMaskTheWrongWay(Exchanged):
+@broken(Router, "without_padding", "MOE-09a[sigmoid-z]: the loss z differs")
+def takes_the_mask_the_wrong_way(without_padding, self, logits_BTE, experts_BTK, token_BT):
     """True means padding in one place and a token in the other: only padding counts."""
-
-    exchange = {"router": _MasksTokens}
+    return without_padding(self, logits_BTE, experts_BTK, ~token_BT)
 
 
 class _WeighsRowsByTokens(Router):
@@ -78,16 +57,10 @@ class WeighsRowsByTheirTokens(Exchanged):
     exchange = {"router": _WeighsRowsByTokens}
 
 
-class _GivesSlots(MoE):
-    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
-        return super().forward(x_BTD, packing._replace(padding_BT=None), state)
-
-
-@mutant(of="MOE-09b", case="a-row-of-padding", says="loses expert")
-class GivesSlotsToPadding(Exchanged):
+@broken(MoE, "forward", "MOE-09b[a-row-of-padding]: loses expert")
+def gives_slots_to_padding(forward, self, x_BTD, packing, state):
     """A row of padding fills the experts before the first token of the next row."""
-
-    exchange = {"moe": _GivesSlots}
+    return forward(self, x_BTD, packing._replace(padding_BT=None), state)
 
 
 @mutant(of="MOE-09b", case="half-a-share", says="keeps expert")

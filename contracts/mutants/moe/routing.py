@@ -7,194 +7,107 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.stacks.reference.model.blocks.moe import Router, Routing
+from contracts.stacks.reference.model.blocks.moe import Router
 
 
-class _LeavesTheBiasOut(Router):
-    def choose(self, scores_BTE: Tensor) -> Tensor:
-        return scores_BTE.topk(self.moe.top_k, dim=-1).indices
-
-
-@mutant(of="MOE-01a", case="sigmoid-3-of-12-with-bias", says="its best are")
-class ChoosesWithoutTheBias(Exchanged):
+@broken(Router, "choose", "MOE-01a[sigmoid-3-of-12-with-bias]: its best are")
+def chooses_without_the_bias(choose, self, scores_BTE):
     """The bias is updated and saved, and never used to choose."""
-
-    exchange = {"router": _LeavesTheBiasOut}
-
-
-class _SubtractsTheBias(Router):
-    def choose(self, scores_BTE: Tensor) -> Tensor:
-        assert self.bias is not None
-        return (scores_BTE - self.bias).topk(self.moe.top_k, dim=-1).indices
+    return scores_BTE.topk(self.moe.top_k, dim=-1).indices
 
 
-@mutant(of="MOE-01a", case="sigmoid-3-of-12-with-bias", says="its best are")
-class SubtractsTheBias(Exchanged):
+@broken(Router, "choose", "MOE-01a[sigmoid-3-of-12-with-bias]: its best are")
+def subtracts_the_bias(choose, self, scores_BTE):
     """The router negates the sign that belongs to the update rule, so a crowded expert draws even more tokens."""
-
-    exchange = {"router": _SubtractsTheBias}
-
-
-class _BiasesTheLogits(Router):
-    def forward(self, x_BTD: Tensor) -> Routing:
-        logits_BTE = self.logits(x_BTD)
-        routing = super().forward(x_BTD)
-        biased = logits_BTE if self.bias is None else logits_BTE + self.bias
-        experts_BTK = biased.topk(self.moe.top_k, dim=-1).indices
-        scores_BTE = self.scores(logits_BTE)
-        return routing._replace(experts_BTK=experts_BTK, gates_BTK=self.gates(scores_BTE, experts_BTK))
+    assert self.bias is not None
+    return (scores_BTE - self.bias).topk(self.moe.top_k, dim=-1).indices
 
 
-@mutant(of="MOE-01a", case="sigmoid-3-of-12-with-bias", says="its best are")
-class BiasesLogitsInsteadOfScores(Exchanged):
+@broken(Router, "forward", "MOE-01a[sigmoid-3-of-12-with-bias]: its best are")
+def biases_logits_instead_of_scores(forward, self, x_BTD):
     """The bias is added before the sigmoid, where one unit moves a certain expert less than an uncertain one."""
-
-    exchange = {"router": _BiasesTheLogits}
-
-
-class _FromTheUpperHalf(Router):
-    def choose(self, scores_BTE: Tensor) -> Tensor:
-        """Consider only the better of two groups of experts."""
-        half = self.moe.experts // 2
-        groups = scores_BTE[..., : 2 * half].unflatten(-1, (2, half))  # type: ignore[no-untyped-call]
-        best_BT1 = groups.topk(2, dim=-1).values.sum(-1).argmax(-1, keepdim=True)
-        inside = torch.arange(self.moe.experts, device=scores_BTE.device) // half == best_BT1
-        return super().choose(scores_BTE.masked_fill(~inside, -1e9))
+    logits_BTE = self.logits(x_BTD)
+    routing = forward(self, x_BTD)
+    biased = logits_BTE if self.bias is None else logits_BTE + self.bias
+    experts_BTK = biased.topk(self.moe.top_k, dim=-1).indices
+    scores_BTE = self.scores(logits_BTE)
+    return routing._replace(experts_BTK=experts_BTK, gates_BTK=self.gates(scores_BTE, experts_BTK))
 
 
-@mutant(of="MOE-01a", case="softmax-3-of-12", says="its best are", bugs=("AUX-19",))
-class RoutesByGroups(Exchanged):
+@broken(Router, "choose", "MOE-01a[softmax-3-of-12]: its best are", bugs=("AUX-19",))
+def routes_by_groups(choose, self, scores_BTE):
     """Group-limited routing, with two groups and the top 2 of each hard-coded, whatever the recipe says."""
-
-    exchange = {"router": _FromTheUpperHalf}
-
-
-class _PicksOneTwice(Router):
-    def choose(self, scores_BTE: Tensor) -> Tensor:
-        """k rounds of argmax; the mask of what was taken is lost in the last round."""
-        best = super().choose(scores_BTE)
-        return torch.cat([best[..., :-1], best[..., :1]], dim=-1)
+    half = self.moe.experts // 2
+    groups = scores_BTE[..., : 2 * half].unflatten(-1, (2, half))
+    best_BT1 = groups.topk(2, dim=-1).values.sum(-1).argmax(-1, keepdim=True)
+    inside = torch.arange(self.moe.experts, device=scores_BTE.device) // half == best_BT1
+    return choose(self, scores_BTE.masked_fill(~inside, -1e9))
 
 
-@mutant(of="MOE-01a", case="softmax-5-of-17", says="not to 5 distinct ones")
-class PicksOneExpertTwice(Exchanged):
+@broken(Router, "choose", "MOE-01a[softmax-5-of-17]: not to 5 distinct ones")
+def picks_one_expert_twice(choose, self, scores_BTE):
     """An iterative top-k forgets its mask, so the best expert gets two slots."""
-
-    exchange = {"router": _PicksOneTwice}
-
-
-class _OneFewer(Router):
-    def choose(self, scores_BTE: Tensor) -> Tensor:
-        return super().choose(scores_BTE).roll(1, dims=1)
+    best = choose(self, scores_BTE)
+    return torch.cat([best[..., :-1], best[..., :1]], dim=-1)
 
 
-@mutant(of="MOE-01a", case="sigmoid-1-of-12", says="its best are")
-class RoutesByTheTokenBefore(Exchanged):
+@broken(Router, "choose", "MOE-01a[sigmoid-1-of-12]: its best are")
+def routes_by_the_token_before(choose, self, scores_BTE):
     """Indices are shifted by one token, as after a padding that only one of two tensors had."""
-
-    exchange = {"router": _OneFewer}
-
-
-class _AcrossRows(Router):
-    def choose(self, scores_BTE: Tensor) -> Tensor:
-        return super().choose(scores_BTE.transpose(0, 1)).reshape(*scores_BTE.shape[:2], -1)
+    return choose(self, scores_BTE).roll(1, dims=1)
 
 
-@mutant(of="MOE-01a", case="sigmoid-without-bias", says="its best are")
-class ReadsSequenceFirst(Exchanged):
+@broken(Router, "choose", "MOE-01a[sigmoid-without-bias]: its best are")
+def reads_sequence_first(choose, self, scores_BTE):
     """Flattens (T, B) where the rest of the block has (B, T): right only for one sequence or one token."""
-
-    exchange = {"router": _AcrossRows}
-
-
-class _InBytes(Router):
-    def choose(self, scores_BTE: Tensor) -> Tensor:
-        return super().choose(scores_BTE).to(torch.uint8).long()
+    return choose(self, scores_BTE.transpose(0, 1)).reshape(*scores_BTE.shape[:2], -1)
 
 
-@mutant(of="MOE-01a", case="300-experts", says="its best are")
-class KeepsNumbersInBytes(Exchanged):
+@broken(Router, "choose", "MOE-01a[300-experts]: its best are")
+def keeps_numbers_in_bytes(choose, self, scores_BTE):
     """Expert numbers are stored in a byte, so expert 256 becomes expert 0."""
-
-    exchange = {"router": _InBytes}
-
-
-class _CountsTheLastSlot(Router):
-    def count(self, experts_BTK: Tensor) -> Tensor:
-        return super().count(experts_BTK[..., -1])
+    return choose(self, scores_BTE).to(torch.uint8).long()
 
 
-@mutant(of="MOE-01b", case="softmax-3-of-12", says="assignments name it")
-class CountsOneSlot(Exchanged):
+@broken(Router, "count", "MOE-01b[softmax-3-of-12]: assignments name it")
+def counts_one_slot(count, self, experts_BTK):
     """Only one of a token's k slots is counted: right only while k is 1."""
-
-    exchange = {"router": _CountsTheLastSlot}
-
-
-class _CountsShort(Router):
-    def count(self, experts_BTK: Tensor) -> Tensor:
-        """torch.histc over bins that end at the largest value rather than behind it."""
-        numbers = experts_BTK.flatten().double()
-        return torch.histc(numbers, bins=self.moe.experts, min=0, max=self.moe.experts).long().roll(1)
+    return count(self, experts_BTK[..., -1])
 
 
-@mutant(of="MOE-01b", case="softmax-5-of-17", says="assignments name it")
-class ShiftsTheHistogram(Exchanged):
+@broken(Router, "count", "MOE-01b[softmax-5-of-17]: assignments name it")
+def shifts_the_histogram(count, self, experts_BTK):
     """Histogram bins are off by one, so the last expert's tokens are credited to the first."""
-
-    exchange = {"router": _CountsShort}
-
-
-class _CountsBelowTheLast(Router):
-    def count(self, experts_BTK: Tensor) -> Tensor:
-        found = super().count(experts_BTK)
-        return torch.cat([found[:-2], found[-2:].sum().view(1), torch.zeros_like(found[:1])])
+    numbers = experts_BTK.flatten().double()
+    return torch.histc(numbers, bins=self.moe.experts, min=0, max=self.moe.experts).long().roll(1)
 
 
-@mutant(of="MOE-01b", case="sigmoid-3-of-12-with-bias", says="assignments name it")
-class ClosesTheLastBin(Exchanged):
+@broken(Router, "count", "MOE-01b[sigmoid-3-of-12-with-bias]: assignments name it")
+def closes_the_last_bin(count, self, experts_BTK):
     """The last bin holds two experts' tokens, as in a histogram with a closed right edge; the sum is right."""
-
-    exchange = {"router": _CountsBelowTheLast}
-
-
-class _CountsWithBincount(Router):
-    def count(self, experts_BTK: Tensor) -> Tensor:
-        return torch.bincount(experts_BTK.flatten())
+    found = count(self, experts_BTK)
+    return torch.cat([found[:-2], found[-2:].sum().view(1), torch.zeros_like(found[:1])])
 
 
-@mutant(of="MOE-01b", case="40-experts-for-10-tokens", says="entries for 40 experts", bugs=("DSP-19",))
-class ForgetsIdleTrailingExperts(Exchanged):
+@broken(Router, "count", "MOE-01b[40-experts-for-10-tokens]: entries for 40 experts", bugs=("DSP-19",))
+def forgets_idle_trailing_experts(count, self, experts_BTK):
     """bincount without minlength leaves out the experts behind the last one that has a token."""
-
-    exchange = {"router": _CountsWithBincount}
-
-
-class _CountsUnique(Router):
-    def count(self, experts_BTK: Tensor) -> Tensor:
-        """The lengths of runs, without the experts that have none, so the rest moves up."""
-        found = torch.unique_consecutive(experts_BTK.flatten().sort().values, return_counts=True)[1]
-        return F.pad(found, (0, self.moe.experts - len(found)))
+    return torch.bincount(experts_BTK.flatten())
 
 
-@mutant(of="MOE-01b", case="40-experts-for-10-tokens", says="assignments name it", bugs=("DSP-19",))
-class ClosesTheGapsOfIdleExperts(Exchanged):
+@broken(Router, "count", "MOE-01b[40-experts-for-10-tokens]: assignments name it", bugs=("DSP-19",))
+def closes_the_gaps_of_idle_experts(count, self, experts_BTK):
     """Runs of equal numbers are counted in order, so an idle expert shifts the counts of all experts behind it."""
-
-    exchange = {"router": _CountsUnique}
-
-
-class _RoutesInBfloat16(Router):
-    def logits(self, x_BTD: Tensor) -> Tensor:
-        return F.linear(x_BTD, self.weight.to(x_BTD.dtype)).to(torch.promote_types(x_BTD.dtype, torch.float32))
+    found = torch.unique_consecutive(experts_BTK.flatten().sort().values, return_counts=True)[1]
+    return F.pad(found, (0, self.moe.experts - len(found)))
 
 
-@mutant(of="MOE-01e", case="softmax", says="their scores were rounded", bugs=("MXP-13",))
-class RoutesInBfloat16(Exchanged):
+@broken(Router, "logits", "MOE-01e[softmax]: their scores were rounded", bugs=("MXP-13",))
+def routes_in_bfloat16(logits, self, x_BTD):
     """Logits are computed in the dtype of the activations and widened afterwards."""
-
-    exchange = {"router": _RoutesInBfloat16}
+    return F.linear(x_BTD, self.weight.to(x_BTD.dtype)).to(torch.promote_types(x_BTD.dtype, torch.float32))
 
 
 class _RoundsTheWeight(Router):
@@ -210,28 +123,16 @@ class RoundsTheRoutersWeight(Exchanged):
     exchange = {"router": _RoundsTheWeight}
 
 
-class _RoundsScores(Router):
-    def scores(self, logits_BTE: Tensor) -> Tensor:
-        return super().scores(logits_BTE).bfloat16().to(logits_BTE.dtype)
-
-
-@mutant(of="MOE-01e", case="sigmoid", says="their scores were rounded", bugs=("MXP-13",))
-class RoundsScores(Exchanged):
+@broken(Router, "scores", "MOE-01e[sigmoid]: their scores were rounded", bugs=("MXP-13",))
+def rounds_scores(scores, self, logits_BTE):
     """Logits are float32, but the scores are cast before top-k."""
-
-    exchange = {"router": _RoundsScores}
-
-
-class _RoundsGates(Router):
-    def gates(self, scores_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        return super().gates(scores_BTE, experts_BTK).bfloat16().to(scores_BTE.dtype)
+    return scores(self, logits_BTE).bfloat16().to(logits_BTE.dtype)
 
 
-@mutant(of="MOE-01e", case="softmax", says="gates under bfloat16 differs")
-class RoundsGates(Exchanged):
+@broken(Router, "gates", "MOE-01e[softmax]: gates under bfloat16 differs")
+def rounds_gates(gates, self, scores_BTE, experts_BTK):
     """Gates are cast to the dtype of the activations before they are used."""
-
-    exchange = {"router": _RoundsGates}
+    return gates(self, scores_BTE, experts_BTK).bfloat16().to(scores_BTE.dtype)
 
 
 @mutant(of="MOE-01e", case="softmax", says="gates under bfloat16 differs")
@@ -281,33 +182,20 @@ class ChoosesTheWorstOfRoundedScores(Exchanged):
     exchange = {"router": _LastOnes}
 
 
-class _MasksWhatEqualsTheBest(Router):
-    def choose(self, scores_BTE: Tensor) -> Tensor:
-        """k rounds of argmax; a round masks every score that equals its best."""
-        left_BTE, found = scores_BTE.detach() + (0 if self.bias is None else self.bias), []
-        for _ in range(self.moe.top_k):
-            best_BT1 = left_BTE.max(-1, keepdim=True)
-            found.append(best_BT1.indices)
-            left_BTE = left_BTE.masked_fill(left_BTE == best_BT1.values, float("-inf"))
-        return torch.cat(found, dim=-1)
-
-
-@mutant(of="MOE-01g", case="softmax", says="a token goes to [0, 0, 0], expected 3 experts")
-class MasksWhatEqualsTheBest(Exchanged):
+@broken(Router, "choose", "MOE-01g[softmax]: a token goes to [0, 0, 0], expected 3 experts")
+def masks_what_equals_the_best(choose, self, scores_BTE):
     """An iterative top-k masks by value: of equal scores, the first expert gets every slot."""
-
-    exchange = {"router": _MasksWhatEqualsTheBest}
-
-
-class _GatesByTheMargin(Router):
-    def weigh(self, chosen_BTK: Tensor) -> Tensor:
-        shifted_BTK = chosen_BTK - chosen_BTK.amin(-1, keepdim=True)
-        plain_BTK = super().weigh(chosen_BTK)
-        return torch.where(shifted_BTK.sum(-1, keepdim=True) > 0, plain_BTK, shifted_BTK)
+    left_BTE, found = scores_BTE.detach() + (0 if self.bias is None else self.bias), []
+    for _ in range(self.moe.top_k):
+        best_BT1 = left_BTE.max(-1, keepdim=True)
+        found.append(best_BT1.indices)
+        left_BTE = left_BTE.masked_fill(left_BTE == best_BT1.values, float("-inf"))
+    return torch.cat(found, dim=-1)
 
 
-@mutant(of="MOE-01g", case="every-expert", says="y differs")
-class DropsTokensThatPreferNobody(Exchanged):
+@broken(Router, "weigh", "MOE-01g[every-expert]: y differs")
+def drops_tokens_that_prefer_nobody(weigh, self, chosen_BTK):
     """A token whose scores are all equal is taken for padding and gets gates of zero."""
-
-    exchange = {"router": _GatesByTheMargin}
+    shifted_BTK = chosen_BTK - chosen_BTK.amin(-1, keepdim=True)
+    plain_BTK = weigh(self, chosen_BTK)
+    return torch.where(shifted_BTK.sum(-1, keepdim=True) > 0, plain_BTK, shifted_BTK)

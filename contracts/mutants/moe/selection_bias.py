@@ -2,123 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants._support.trainer import Trained
-from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 from contracts.stacks.reference.model.blocks.moe import MoE
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.training.trainer import Trainer
 
 
-class _MovesAway(MoE):
-    @staticmethod
-    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
-        MoE.update_bias(bias_E, counts_E, -rate)
-
-
-@mutant(of="MOE-06a", case="small", says="expected -0.001")
-class MovesTheBiasAway(Exchanged):
+@broken(MoE, "update_bias", "MOE-06a[small]: expected -0.001")
+def moves_the_bias_away(update_bias, bias_E, counts_E, rate):
     """The sign is that of load minus mean, so a crowded expert draws even more tokens."""
-
-    exchange = {"moe": _MovesAway}
-
-
-class _Proportional(MoE):
-    @staticmethod
-    @torch.no_grad()
-    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
-        load_E = counts_E.to(bias_E)
-        bias_E.add_((load_E.mean() - load_E) / load_E.mean(), alpha=rate)
+    update_bias(bias_E, counts_E, -rate)
 
 
-@mutant(of="MOE-06a", case="large", says="expected -0.25")
-class MovesByTheError(Exchanged):
+@broken(MoE, "update_bias", "MOE-06a[large]: expected -0.25")
+@torch.no_grad()
+def moves_by_the_error(update_bias, bias_E, counts_E, rate):
     """The bias moves by the error itself, relative to the mean, instead of by its sign."""
-
-    exchange = {"moe": _Proportional}
-
-
-class _AmongActive(MoE):
-    @staticmethod
-    @torch.no_grad()
-    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
-        load_E = counts_E.to(bias_E)
-        bias_E.add_((load_E[load_E > 0].mean() - load_E).sign(), alpha=rate)
+    load_E = counts_E.to(bias_E)
+    bias_E.add_((load_E.mean() - load_E) / load_E.mean(), alpha=rate)
 
 
-@mutant(of="MOE-06a", case="large", says="asked 4 times where the mean is 4, moved by +0.25, expected +0")
-class AveragesOverActiveExperts(Exchanged):
+@broken(MoE, "update_bias", "MOE-06a[large]: asked 4 times where the mean is 4, moved by +0.25, expected +0")
+@torch.no_grad()
+def averages_over_active_experts(update_bias, bias_E, counts_E, rate):
     """The mean leaves idle experts out, so experts at the true mean are raised as well."""
-
-    exchange = {"moe": _AmongActive}
-
-
-class _NeverRests(MoE):
-    @staticmethod
-    @torch.no_grad()
-    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
-        load_E = counts_E.to(bias_E)
-        bias_E.add_(torch.where(load_E > load_E.mean(), -1.0, 1.0).to(bias_E), alpha=rate)
+    load_E = counts_E.to(bias_E)
+    bias_E.add_((load_E[load_E > 0].mean() - load_E).sign(), alpha=rate)
 
 
-@mutant(of="MOE-06a", case="small", says="where the mean is 4, moved by +0.001, expected +0")
-class NeverLeavesABiasAtRest(Exchanged):
+@broken(MoE, "update_bias", "MOE-06a[small]: where the mean is 4, moved by +0.001, expected +0")
+@torch.no_grad()
+def never_leaves_a_bias_at_rest(update_bias, bias_E, counts_E, rate):
     """The comparison knows only up and down, so the bias of a balanced expert drifts upwards."""
-
-    exchange = {"moe": _NeverRests}
-
-
-class _OutOfPlace(MoE):
-    @staticmethod
-    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
-        moved = bias_E.clone()
-        MoE.update_bias(moved, counts_E, rate)
-        bias_E = moved
+    load_E = counts_E.to(bias_E)
+    bias_E.add_(torch.where(load_E > load_E.mean(), -1.0, 1.0).to(bias_E), alpha=rate)
 
 
-@mutant(of="MOE-06a", case="two-microbatches", says="moved by +0, expected -0.01", bugs=("EXB-04",))
-class MovesACopy(Exchanged):
+@broken(MoE, "update_bias", "MOE-06a[two-microbatches]: moved by +0, expected -0.01", bugs=("EXB-04",))
+def moves_a_copy(update_bias, bias_E, counts_E, rate):
     """The update is written to another tensor than the buffer that routes and is saved."""
-
-    exchange = {"moe": _OutOfPlace}
-
-
-class _Centres(MoE):
-    @staticmethod
-    @torch.no_grad()
-    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
-        MoE.update_bias(bias_E, counts_E, rate)
-        bias_E.sub_(bias_E.mean())
+    moved = bias_E.clone()
+    update_bias(moved, counts_E, rate)
+    bias_E = moved
 
 
-@mutant(of="MOE-06a", case="large", says="moved by")
-class CentresTheBias(Exchanged):
+@broken(MoE, "update_bias", "MOE-06a[large]: moved by")
+@torch.no_grad()
+def centres_the_bias(update_bias, bias_E, counts_E, rate):
     """The mean is subtracted after each step: the choice stays, but the state is not the declared one."""
-
-    exchange = {"moe": _Centres}
-
-
-class _CentresMoves(MoE):
-    @staticmethod
-    @torch.no_grad()
-    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
-        moved_E = torch.zeros_like(bias_E)
-        MoE.update_bias(moved_E, counts_E, rate)
-        bias_E.add_(moved_E - moved_E.mean())
+    update_bias(bias_E, counts_E, rate)
+    bias_E.sub_(bias_E.mean())
 
 
-@mutant(of="MOE-06a", case="small", says="moved by -0.00108, expected -0.001")
-class CentresEachMove(Exchanged):
+@broken(MoE, "update_bias", "MOE-06a[small]: moved by -0.00108, expected -0.001")
+@torch.no_grad()
+def centres_each_move(update_bias, bias_E, counts_E, rate):
     """The mean is taken off each move, and the stack does not declare it."""
-
-    exchange = {"moe": _CentresMoves}
+    moved_E = torch.zeros_like(bias_E)
+    update_bias(moved_E, counts_E, rate)
+    bias_E.add_(moved_E - moved_E.mean())
 
 
 @mutant(of="MOE-06a", case="small", says="moved by -0.001, expected -0.00108")
@@ -128,31 +78,18 @@ class DeclaresCentredMoves(Exchanged):
     conventions = {"bias-moves": "centred"}
 
 
-class _KeepsCount(MoE):
-    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
-        out = super().forward(x_BTD, packing, state)
-        kept = out.seen["experts"][~out.seen["dropped"]]
-        return out._replace(seen=out.seen | {"counts": torch.bincount(kept, minlength=self.moe.experts)})
-
-
-@mutant(of="MOE-06a", case="full", says="asked 4 times where the mean is 4, moved by")
-class MovesByWhatWasKept(Exchanged):
+@broken(MoE, "forward", "MOE-06a[full]: asked 4 times where the mean is 4, moved by")
+def moves_by_what_was_kept(forward, self, x_BTD, packing, state):
     """Loads are counted after dropping, where full experts all look alike."""
-
-    exchange = {"moe": _KeepsCount}
-
-
-class _FixedRate(MoE):
-    @staticmethod
-    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
-        MoE.update_bias(bias_E, counts_E, 1e-3)
+    out = forward(self, x_BTD, packing, state)
+    kept = out.seen["experts"][~out.seen["dropped"]]
+    return out._replace(seen=out.seen | {"counts": torch.bincount(kept, minlength=self.moe.experts)})
 
 
-@mutant(of="MOE-06a", case="large", says="moved by -0.001, expected -0.25")
-class IgnoresTheRate(Exchanged):
+@broken(MoE, "update_bias", "MOE-06a[large]: moved by -0.001, expected -0.25")
+def ignores_the_rate(update_bias, bias_E, counts_E, rate):
     """The paper's rate is hard-coded."""
-
-    exchange = {"moe": _FixedRate}
+    update_bias(bias_E, counts_E, 1e-3)
 
 
 @mutant(of="MOE-06a", case="full", says="where the mean is 4, moved by +0, expected -0.01")
@@ -166,17 +103,15 @@ def _narrow(values: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tenso
     return {name: each.to(dtype) if name.endswith(".counts") else each for name, each in values.items()}
 
 
-class _CountsAsTheModel(Trainer):
-    def total(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        return super().total([_narrow(part, self.model.activations) for part in parts])
-
-
-@mutant(of="MOE-06i", case="one", says="asked 301 times where the mean is 300, moved by +0, expected -0.01")
-@mutant(of="MOE-06i", case="three-microbatches", says="asked 301 times where the mean is 300, moved by")
-class CountsInTheDtypeOfTheModel(Trained):
+@broken(
+    Trainer,
+    "total",
+    "MOE-06i[three-microbatches]: asked 301 times where the mean is 300, moved by",
+    "MOE-06i[one]: asked 301 times where the mean is 300, moved by +0, expected -0.01",
+)
+def counts_in_the_dtype_of_the_model(total, self, parts):
     """Assignments are counted in a buffer of the model, which is cast to bfloat16 with it (Megatron-LM #7081)."""
-
-    trains = _CountsAsTheModel
+    return total(self, [_narrow(part, self.model.activations) for part in parts])
 
 
 class _AddsCountsAsTheModel(ParallelTrainer):
