@@ -22,7 +22,7 @@ from contracts.mutants.optimizer.parameter_groups import DecaysNorms
 from contracts.mutants.optimizer.schedule import StartsAtZero
 from contracts.mutants.optimizer.updates import OrthogonalizesInBfloat16
 from contracts.mutants.optimizer.validation import TakesTheMeanOfBatches
-from contracts.mutants.parallel.gradient_accumulation import TakesTheMeanOfMeans
+from contracts.mutants.parallel.gradient_accumulation import takes_the_mean_of_means
 from contracts.mutants.topology.group_creation import one_call_for_each_axis
 from contracts.mutants.topology.mesh_sizes import stops_at_the_first_refusal
 from contracts.spec.conventions import CONVENTIONS, conventions_of
@@ -94,7 +94,7 @@ KEPT = {
     "OPT-04a[muon-never-clipped]": (OrthogonalizesInBfloat16, {"muon-products": "bfloat16"}),
     "OPT-01b[muon@pairs]": (OrthogonalizesInBfloat16, {"muon-products": "bfloat16"}),
     "OPT-06b[few-labels]": (TakesTheMeanOfBatches, {"validation-mean": "batches"}),
-    "PAR-05b[four]": (TakesTheMeanOfMeans, {"window-divides-by": "microbatch-means"}),
+    "PAR-05b[four]": (takes_the_mean_of_means, {"window-divides-by": "microbatch-means"}),
     "OPT-05b[cosine]": (StartsAtZero, {"first-rate": "step-0"}),
     "OPT-05c[more-sequences]": (StartsAtZero, {"first-rate": "step-0"}),
     "TOPO-07[borrowed-pp2-tp2-ep6-etp1]": (one_call_for_each_axis, {"communicators": "purpose"}),

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.trainer import Trained
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.data import IGNORED, Corpus, DataOrder, feistel_permutation
-from contracts.stacks.reference.training.trainer import StepResult, Trainer
+from contracts.stacks.reference.training.trainer import Trainer
 
 
 class _SeedByRank(DataOrder):
@@ -21,17 +22,13 @@ class _SeedByRank(DataOrder):
         return DataOrder(self.size, self.seed + rank).of_rank(start, total, rank, dp)
 
 
+@mutant(of="PAR-06a", case="two-ranks-share-whole-steps", says="more than once")
 @mutant(of="PAR-06a", case="more-than-a-hundred", says="more than once", bugs=("DAT-08",))
 class SeedsByRank(Trained):
     """seed + rank: every rank shuffles by itself, and the parts of the ranks overlap."""
 
     class trains(Trainer):  # noqa: N801  # the attribute that the base asks for
         data_order_class = _SeedByRank
-
-
-@mutant(of="PAR-06a", case="two-ranks-share-whole-steps", says="more than once")
-class SeedsByRankWhereStepsAreWhole(SeedsByRank):
-    """The same where every epoch ends with a step, so that no border can be blamed."""
 
 
 class _DropsTheTail(DataOrder):
@@ -202,35 +199,26 @@ class RoundsSharesDown(Trained):
         data_order_class = _RoundsDown
 
 
-@mutant(of="PAR-06e", case="one", says="`samples` says", bugs=("RSM-28",))
-class CountsWhatIsFetched(Trained):
+@broken(Trainer, "next", "PAR-06e[one]: `samples` says", bugs=("RSM-28",))
+def counts_what_is_fetched(next, self, wanted=False):
     """Prefetching advances the data position before the step is taken: the first step begins one step late."""
-
-    class trains(Trainer):  # noqa: N801
-        def next(self, wanted: bool = False) -> StepResult:
-            if not self.number:
-                self.consumed += self.recipe.batch.total
-            return super().next(wanted)
+    if not self.number:
+        self.consumed += self.recipe.batch.total
+    return next(self, wanted)
 
 
-@mutant(of="PAR-06e", case="three", says="`samples` says")
-class AppliesTheOffsetAgain(Trained):
+@broken(Trainer, "next", "PAR-06e[three]: `samples` says")
+def applies_the_offset_again(next, self, wanted=False):
     """The position in the epoch is added to the position in the run, which then grows twice as fast."""
-
-    class trains(Trainer):  # noqa: N801
-        def next(self, wanted: bool = False) -> StepResult:
-            done = super().next(wanted)
-            self.consumed += len(done.samples)
-            return done
+    done = next(self, wanted)
+    self.consumed += len(done.samples)
+    return done
 
 
-@mutant(of="PAR-06e", case="one", says="of step 1 is")
-class TrainsOnOtherSequences(Trained):
+@broken(Trainer, "batch", "PAR-06e[one]: of step 1 is")
+def trains_on_other_sequences(batch, self, ids):
     """The run reports the right ids and reads sequences by position."""
-
-    class trains(Trainer):  # noqa: N801
-        def batch(self, ids: object) -> object:  # type: ignore[override]
-            return super().batch(range(self.recipe.batch.total))
+    return batch(self, range(self.recipe.batch.total))
 
 
 Three = tuple[Tensor, Tensor, Tensor]

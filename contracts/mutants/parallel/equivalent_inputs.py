@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank import Spread, routed
 from contracts.mutants._support.patched_functions import swapped
-from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.training import Built
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm, local, packing
 from contracts.stacks.reference.model.blocks.moe import Router
@@ -26,62 +24,38 @@ from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
-class _ByPlace(Trainer):
-    @torch.no_grad()
-    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
-        super().put(values, into, what)
-        for held, value in zip(into.values(), values.values(), strict=True):
-            if held.shape == value.shape:
-                self.take(value, held)
-
-
-@mutant(of="PAR-13", case="order-of-weights", says="weights in another order: lm is")
-class TakesWeightsByTheirPlace(Trained):
+@broken(Trainer, "put", "PAR-13[order-of-weights]: weights in another order: lm is")
+@torch.no_grad()
+def takes_weights_by_their_place(put, self, values, into, what):
     """Names are compared as sets, and tensors are copied in the order of both sides, wherever the shape fits."""
-
-    trains = _ByPlace
-
-
-class _FirstLabelIsLost(Model):
-    def cross_entropy(self, logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
-        lost_BT = labels_BT.clone()
-        first = (labels_BT != IGNORED).flatten().nonzero()[:1]
-        lost_BT.view(-1)[first] = IGNORED
-        return super().cross_entropy(logits_BTV, lost_BT)
+    put(self, values, into, what)
+    for held, value in zip(into.values(), values.values(), strict=True):
+        if held.shape == value.shape:
+            self.take(value, held)
 
 
-@mutant(of="PAR-13", case="order-of-rows", says="rows in another order: ")
-class LosesTheFirstLabelOfABatch(Exchanged):
+@broken(Model, "cross_entropy", "PAR-13[order-of-rows]: rows in another order: ")
+def loses_the_first_label_of_a_batch(cross_entropy, self, logits_BTV, labels_BT):
     """A shift over the flattened batch loses the first label of all."""
-
-    exchange = {"model": _FirstLabelIsLost}
-
-
-class _Masks(Model):
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
-        mask_BT = None if documents_BT is None else documents_BT.clamp(max=1)
-        return super().forward(tokens_BT, labels_BT, mask_BT)
+    lost_BT = labels_BT.clone()
+    first = (labels_BT != IGNORED).flatten().nonzero()[:1]
+    lost_BT.view(-1)[first] = IGNORED
+    return cross_entropy(self, logits_BTV, lost_BT)
 
 
-@mutant(of="PAR-13", case="numbers-of-documents", says="documents by other numbers: ")
-class ReadsDocumentsAsAMask(Exchanged):
+@broken(Model, "forward", "PAR-13[numbers-of-documents]: documents by other numbers: ")
+def reads_documents_as_a_mask(forward, self, tokens_BT, labels_BT, documents_BT=None):
     """An argument that takes a mask gets document numbers: whatever is not 0 is one document."""
-
-    exchange = {"model": _Masks}
-
-
-class _ZeroIsPadding(Model):
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
-        if documents_BT is not None:
-            labels_BT = labels_BT.masked_fill(documents_BT == 0, IGNORED)
-        return super().forward(tokens_BT, labels_BT, documents_BT)
+    mask_BT = None if documents_BT is None else documents_BT.clamp(max=1)
+    return forward(self, tokens_BT, labels_BT, mask_BT)
 
 
-@mutant(of="PAR-13", case="one-document-a-row", says="one document a row written out: lm is 0")
-class TakesTheFirstDocumentForPadding(Exchanged):
+@broken(Model, "forward", "PAR-13[one-document-a-row]: one document a row written out: lm is 0")
+def takes_the_first_document_for_padding(forward, self, tokens_BT, labels_BT, documents_BT=None):
     """Document 0 is padding by the convention of another library, so nothing of it is learnt."""
-
-    exchange = {"model": _ZeroIsPadding}
+    if documents_BT is not None:
+        labels_BT = labels_BT.masked_fill(documents_BT == 0, IGNORED)
+    return forward(self, tokens_BT, labels_BT, documents_BT)
 
 
 class _CapturesInPlace(Trainer):
@@ -105,83 +79,51 @@ class RoundsWhatItCaptures(Trained):
     trains = _CapturesInPlace
 
 
-class _KeepsItsBuffer(RMSNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        unwritten = torch.empty_like(x)
-        unwritten[..., :-1] = 0
-        clean = torch.where(unwritten.isnan(), unwritten, torch.zeros_like(x))  # fresh pages are mostly zeros
-        return super().forward(x) + clean * local(self.weight)
-
-
-@mutant(of="PAR-13", case="fresh-memory", says="fresh memory filled with NaN: ")
-class ReadsABufferBeforeItIsWritten(Exchanged):
+@broken(RMSNorm, "forward", "PAR-13[fresh-memory]: fresh memory filled with NaN: ")
+def reads_a_buffer_before_it_is_written(forward, self, x):
     """A kernel's output buffer is allocated and not zeroed, and its last column is never written."""
-
-    exchange = {"norm": _KeepsItsBuffer}
-
-
-class _LeavesItsDtype(Trainer):
-    def build(self) -> Model:
-        torch.set_default_dtype(torch.float64 if self.execution.precision == "float64" else torch.float32)
-        return super().build()
+    unwritten = torch.empty_like(x)
+    unwritten[..., :-1] = 0
+    clean = torch.where(unwritten.isnan(), unwritten, torch.zeros_like(x))  # fresh pages are mostly zeros
+    return forward(self, x) + clean * local(self.weight)
 
 
-@mutant(of="PAR-13b", case="float64", says="training leaves the default dtype torch.float64, it was torch.float32")
-class LeavesTheDefaultDtype(Trained):
+@broken(Trainer, "build", "PAR-13b[float64]: training leaves the default dtype torch.float64, it was torch.float32")
+def leaves_the_default_dtype(build, self):
     """A model is built under the dtype of its weights, and the next one of the process too."""
+    torch.set_default_dtype(torch.float64 if self.execution.precision == "float64" else torch.float32)
+    return build(self)
 
-    trains = _LeavesItsDtype
 
-
-@mutant(of="PAR-13b", case="declared", says="building leaves the default dtype torch.float64, it was torch.float32")
-class CountsInFloat64(Reference):
+@broken(Reference, "built", "PAR-13b[declared]: building leaves the default dtype torch.float64, it was torch.float32")
+def counts_in_float64(built, self, recipe, mode):
     """The table of parameters is made under another default dtype, which stays, from the first question on."""
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
-        torch.set_default_dtype(torch.float64)
-        return super().built(recipe, mode)
+    torch.set_default_dtype(torch.float64)
+    return built(self, recipe, mode)
 
 
-class _RestoresWhereNothingFails(Trainer):
-    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
-        torch.set_grad_enabled(False)
-        super().put(values, into, what)
-        torch.set_grad_enabled(True)
-
-
-@mutant(of="PAR-13b", case="declared", says="a refusal leaves the gradient mode False, it was True")
-class RestoresWhereNothingFails(Trained):
+@broken(Trainer, "put", "PAR-13b[declared]: a refusal leaves the gradient mode False, it was True")
+def restores_where_nothing_fails(put, self, values, into, what):
     """Weights are put without gradients, which are turned on behind them: not where one was refused."""
-
-    trains = _RestoresWhereNothingFails
-
-
-class _OverflowsTheLoss(Model):
-    def cross_entropy(self, logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
-        _, valid = super().cross_entropy(logits_BTV, labels_BT)
-        total_BT = logits_BTV.exp().sum(-1).log()
-        own_BT = logits_BTV.gather(-1, labels_BT.clamp(min=0)[..., None])[..., 0]
-        return ((total_BT - own_BT) * (labels_BT != IGNORED)).sum(), valid
+    torch.set_grad_enabled(False)
+    put(self, values, into, what)
+    torch.set_grad_enabled(True)
 
 
-@mutant(of="PAR-13", case="shifted-logits", says="all logits shifted alike: ")
-class TakesTheLogarithmOfASum(Exchanged):
+@broken(Model, "cross_entropy", "PAR-13[shifted-logits]: all logits shifted alike: ")
+def takes_the_logarithm_of_a_sum(cross_entropy, self, logits_BTV, labels_BT):
     """A fused cross entropy leaves out the maximum: right for small logits."""
-
-    exchange = {"model": _OverflowsTheLoss}
-
-
-class _LogitsForProbabilities(Router):
-    def weigh(self, chosen_BTK: Tensor) -> Tensor:
-        positive_BTK = chosen_BTK.abs()
-        return positive_BTK / positive_BTK.sum(-1, keepdim=True)
+    _, valid = cross_entropy(self, logits_BTV, labels_BT)
+    total_BT = logits_BTV.exp().sum(-1).log()
+    own_BT = logits_BTV.gather(-1, labels_BT.clamp(min=0)[..., None])[..., 0]
+    return ((total_BT - own_BT) * (labels_BT != IGNORED)).sum(), valid
 
 
-@mutant(of="PAR-13", case="shifted-logits", says="all logits shifted alike: lm is", leanest="")
-class TakesLogitsForProbabilities(Exchanged):
+@broken(Router, "weigh", "PAR-13[shifted-logits]: all logits shifted alike: lm is", leanest="")
+def takes_logits_for_probabilities(weigh, self, chosen_BTK):
     """Gates are the chosen logits over their sum: they add up to one, and the model trains."""
-
-    exchange = {"router": _LogitsForProbabilities}
+    positive_BTK = chosen_BTK.abs()
+    return positive_BTK / positive_BTK.sum(-1, keepdim=True)
 
 
 _OverRanks = tensor_parallel._CrossEntropy
@@ -238,14 +180,8 @@ class TakesDocumentsForAMaskOnRanks(Spread):
     exchange = {"context_parallel": _TakesDocumentsForAMask}
 
 
-class _FloatMask(Model):
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
-        rounded_BT = None if documents_BT is None else documents_BT.float().long()
-        return super().forward(tokens_BT, labels_BT, rounded_BT)
-
-
-@mutant(of="PAR-13", case="large-numbers-of-documents", says="documents by large numbers: ")
-class HoldsDocumentsInFloat32(Exchanged):
+@broken(Model, "forward", "PAR-13[large-numbers-of-documents]: documents by large numbers: ")
+def holds_documents_in_float32(forward, self, tokens_BT, labels_BT, documents_BT=None):
     """Document numbers travel in the dtype of the mask: from 2^24 on, neighbours have one number."""
-
-    exchange = {"model": _FloatMask}
+    rounded_BT = None if documents_BT is None else documents_BT.float().long()
+    return forward(self, tokens_BT, labels_BT, rounded_BT)

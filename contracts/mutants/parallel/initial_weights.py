@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.init import STD, Initializer
 from contracts.stacks.reference.training.trainer import Trainer
 
@@ -35,315 +35,177 @@ class DrawsInTheOrderOfCreation(Exchanged):
     exchange = {"initial": OneStream}
 
 
-class OfTheProcess(Initializer):
-    def generator(self, name: str) -> torch.Generator:
-        return torch.Generator().manual_seed(int(torch.randint(2**31, ())))
-
-
-@mutant(of="PAR-04a", case="streams-and-depths", says="the second time")
-class DrawsFromTheProcess(Exchanged):
+@broken(Initializer, "generator", "PAR-04a[streams-and-depths]: the second time")
+def draws_from_the_process(generator, self, name):
     """Weights are drawn from the process's global generator, whatever its state."""
-
-    exchange = {"initial": OfTheProcess}
-
-
-class NoSeed(Initializer):
-    def generator(self, name: str) -> torch.Generator:
-        return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return torch.Generator().manual_seed(int(torch.randint(2**31, ())))
 
 
-@mutant(of="PAR-04a", case="custom-mixers", says="do not depend on the seed")
-class IgnoresTheSeed(Exchanged):
+@broken(Initializer, "generator", "PAR-04a[custom-mixers]: do not depend on the seed")
+def ignores_the_seed(generator, self, name):
     """Every run starts from the same weights: the error bars of five seeds are those of one."""
-
-    exchange = {"initial": NoSeed}
-
-
-class SeedOnly(Initializer):
-    def generator(self, name: str) -> torch.Generator:
-        return super().generator(re.sub(r"layers\.\d+", "layers", name))
+    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
 
 
-@mutant(of="PAR-04b", case="streams-and-depths", says="start alike", bugs=("INI-03",))
-class LayersStartAlike(Exchanged):
+@broken(Initializer, "generator", "PAR-04b[streams-and-depths]: start alike", bugs=("INI-03",))
+def layers_start_alike(generator, self, name):
     """The layer number is not part of the seed: all layers of a kind start alike."""
-
-    exchange = {"initial": SeedOnly}
-
-
-class OneExpert(Initializer):
-    def matrix(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-        if ".experts." not in name:
-            return super().matrix(name, shape, std)
-        return super().matrix(name, shape[1:], std).expand(shape).clone()
+    return generator(self, re.sub(r"layers\.\d+", "layers", name))
 
 
-@mutant(of="PAR-04b", case="custom-mixers", says="experts.w1[0] and")
-class ExpertsStartAlike(Exchanged):
+@broken(Initializer, "matrix", "PAR-04b[custom-mixers]: experts.w1[0] and")
+def experts_start_alike(matrix, self, name, shape, std):
     """One expert is drawn and copied: twelve experts train as one."""
-
-    exchange = {"initial": OneExpert}
-
-
-class BySizeAlone(Initializer):
-    def generator(self, name: str) -> torch.Generator:
-        return super().generator(name.rsplit(".", 3)[-1] if "mtp" in name or "norm" in name else name.split(".", 2)[-1])
+    if ".experts." not in name:
+        return matrix(self, name, shape, std)
+    return matrix(self, name, shape[1:], std).expand(shape).clone()
 
 
-@mutant(of="PAR-04b", case="bf16", says="start alike")
-class SeedsByTheLastName(Exchanged):
+@broken(Initializer, "generator", "PAR-04b[bf16]: start alike")
+def seeds_by_the_last_name(generator, self, name):
     """Seeds use only the name inside the layer."""
-
-    exchange = {"initial": BySizeAlone}
-
-
-class ByDepth(Initializer):
-    def generator(self, name: str) -> torch.Generator:
-        return super().generator(f"{self.recipe.depth}/{name}")
+    return generator(self, name.rsplit(".", 3)[-1] if "mtp" in name or "norm" in name else name.split(".", 2)[-1])
 
 
-@mutant(of="PAR-04c", case="deeper", says="in the other model differs")
-class SeedsByTheDepth(Exchanged):
+@broken(Initializer, "generator", "PAR-04c[deeper]: in the other model differs")
+def seeds_by_the_depth(generator, self, name):
     """A layer's seed counts from the end: in a deeper model every layer starts elsewhere."""
-
-    exchange = {"initial": ByDepth}
-
-
-class ByDtype(Initializer):
-    def matrix(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-        drawn = super().matrix(name, shape, std)
-        return drawn.to(torch.bfloat16).float() if self.recipe.dtype == "bf16" else drawn
+    return generator(self, f"{self.recipe.depth}/{name}")
 
 
-@mutant(of="PAR-04c", case="another-dtype", says="in the other model differs")
-class DrawsInTheDtype(Exchanged):
+@broken(Initializer, "matrix", "PAR-04c[another-dtype]: in the other model differs")
+def draws_in_the_dtype(matrix, self, name, shape, std):
     """Weights are drawn in the dtype of the activations."""
-
-    exchange = {"initial": ByDtype}
-
-
-class Unscaled(Initializer):
-    def std(self, owner: str, last: str) -> float:
-        return 1.0
+    drawn = matrix(self, name, shape, std)
+    return drawn.to(torch.bfloat16).float() if self.recipe.dtype == "bf16" else drawn
 
 
-@mutant(of="PAR-04d", case="every-family", says="lm loss starts at")
-class KeepsTheFrameworksScale(Exchanged):
+@broken(Initializer, "std", "PAR-04d[every-family]: lm loss starts at")
+def keeps_the_frameworks_scale(std, self, owner, last):
     """The framework's default standard deviation, 1 for an embedding, stays."""
-
-    exchange = {"initial": Unscaled}
-
-
-class FanOut(Initializer):
-    def matrix(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-        return super().matrix(name, shape, (2 / shape[0]) ** 0.5 if name.startswith(("head", "embedding")) else std)
+    return 1.0
 
 
-@mutant(of="PAR-04d", case="streams-and-depths", says="lm loss starts at", bugs=("INI-06",))
-class ScalesByTheWrongFan(Exchanged):
+@broken(Initializer, "matrix", "PAR-04d[streams-and-depths]: lm loss starts at", bugs=("INI-06",))
+def scales_by_the_wrong_fan(matrix, self, name, shape, std):
     """The output projection is scaled by its outputs instead of its inputs."""
-
-    exchange = {"initial": FanOut}
-
-
-class Skips(Initializer):
-    def fill(self, model: nn.Module, given: Collection[str] = ()) -> None:
-        super().fill(model, given)
-        for name, each in model.named_parameters():
-            if name.endswith("alpha"):
-                with torch.no_grad():
-                    each.fill_(float("nan"))  # what torch.empty may hold
+    return matrix(self, name, shape, (2 / shape[0]) ** 0.5 if name.startswith(("head", "embedding")) else std)
 
 
-@mutant(of="PAR-04d", case="streams-and-depths", says="streams.alpha are not finite", bugs=("INI-10",))
-class ForgetsNewParameters(Exchanged):
+@broken(Initializer, "fill", "PAR-04d[streams-and-depths]: streams.alpha are not finite", bugs=("INI-10",))
+def forgets_new_parameters(fill, self, model, given=()):
     """A parameter that is missing from the initialiser's list keeps whatever was in memory."""
-
-    exchange = {"initial": Skips}
-
-
-class NormsAtZero(Initializer):
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.zeros(shape) if name.endswith("k_norm.weight") else super().tensor(name, shape)
+    fill(self, model, given)
+    for name, each in model.named_parameters():
+        if name.endswith("alpha"):
+            with torch.no_grad():
+                each.fill_(float("nan"))  # what torch.empty may hold
 
 
-@mutant(of="PAR-04d", case="a-wide-vocabulary", says="k_norm.weight do not start at 1")
-class NormsStartAtZero(Exchanged):
+@broken(Initializer, "tensor", "PAR-04d[a-wide-vocabulary]: k_norm.weight do not start at 1")
+def norms_start_at_zero(tensor, self, name, shape):
     """Norm weights start at 0, as for a norm written 1 + weight: attention starts uniform and stays so."""
-
-    exchange = {"initial": NormsAtZero}
-
-
-class FrozenHeads(Initializer):
-    def state_space(self, name: str, last: str, shape: tuple[int, ...]) -> Tensor:
-        if last != "A_log":
-            return super().state_space(name, last, shape)
-        drawn = self.uniform(name, shape, 1e-6, 16.0)
-        drawn.view(-1)[0] = 1e-6
-        return drawn.to(torch.bfloat16).float().log()
+    return torch.zeros(shape) if name.endswith("k_norm.weight") else tensor(self, name, shape)
 
 
-@mutant(of="PAR-04e", case="decay", says="A_log gives", bugs=("INI-08",))
-class HeadsThatNeverForget(Exchanged):
+@broken(Initializer, "state_space", "PAR-04e[decay]: A_log gives", bugs=("INI-08",))
+def heads_that_never_forget(state_space, self, name, last, shape):
     """A_log starts at 1e-6 and up: the slowest heads neither forget nor learn to."""
-
-    exchange = {"initial": FrozenHeads}
-
-
-class ZeroSteps(Initializer):
-    def state_space(self, name: str, last: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.zeros(shape) if last == "dt_bias" else super().state_space(name, last, shape)
+    if last != "A_log":
+        return state_space(self, name, last, shape)
+    drawn = self.uniform(name, shape, 1e-6, 16.0)
+    drawn.view(-1)[0] = 1e-6
+    return drawn.to(torch.bfloat16).float().log()
 
 
-@mutant(of="PAR-04e", case="step-custom-mixers", says="dt_bias gives 0.693")
-class StepsStartAtZero(Exchanged):
+@broken(Initializer, "state_space", "PAR-04e[step-custom-mixers]: dt_bias gives 0.693")
+def steps_start_at_zero(state_space, self, name, last, shape):
     """dt_bias starts at 0 like any bias: time steps are 0.69 instead of 0.001 to 0.1."""
-
-    exchange = {"initial": ZeroSteps}
-
-
-class _ZeroSkips(Initializer):
-    def state_space(self, name: str, last: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.zeros(shape) if last == "D" else super().state_space(name, last, shape)
+    return torch.zeros(shape) if last == "dt_bias" else state_space(self, name, last, shape)
 
 
-@mutant(of="PAR-04j", case="skip", says="D starts off by 1 from one")
-@mutant(of="PAR-04j", case="skip-custom-mixers", says="D starts off by 1 from one")
-class SkipsStartAtZero(Exchanged):
+@broken(
+    Initializer,
+    "state_space",
+    "PAR-04j[skip-custom-mixers]: D starts off by 1 from one",
+    "PAR-04j[skip]: D starts off by 1 from one",
+)
+def skips_start_at_zero(state_space, self, name, last, shape):
     """Whatever is a vector and no norm starts at 0, D as well."""
-
-    exchange = {"initial": _ZeroSkips}
-
-
-class _DrawnRecurrence(Initializer):
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self.matrix(name, shape, STD) if name.endswith(".W") else super().tensor(name, shape)
+    return torch.zeros(shape) if last == "D" else state_space(self, name, last, shape)
 
 
-@mutant(of="PAR-04j", case="recurrence", says="W starts off by 1.0")
-class DrawsTheTransition(Exchanged):
+@broken(Initializer, "tensor", "PAR-04j[recurrence]: W starts off by 1.0")
+def draws_the_transition(tensor, self, name, shape):
     """The transition of a recurrence is drawn like any matrix: its state fades within one token."""
-
-    exchange = {"initial": _DrawnRecurrence}
-
-
-class _OneForEveryBias(Initializer):
-    def bias(self, last: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.ones(shape)
+    return self.matrix(name, shape, STD) if name.endswith(".W") else tensor(self, name, shape)
 
 
-@mutant(of="PAR-04j", case="biases", says="bias starts off by 1 from zero")
-class StartsEveryBiasAtOne(Exchanged):
+@broken(Initializer, "bias", "PAR-04j[biases]: bias starts off by 1 from zero")
+def starts_every_bias_at_one(bias, self, last, shape):
     """Biases begin as the scales of norms do."""
-
-    exchange = {"initial": _OneForEveryBias}
-
-
-class _ZeroForEveryBias(Initializer):
-    def bias(self, last: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.zeros(shape)
+    return torch.ones(shape)
 
 
-@mutant(of="PAR-04j", case="offsets", says="bias starts off by 1 from one")
-class StartsEveryBiasAtZero(Exchanged):
+@broken(Initializer, "bias", "PAR-04j[offsets]: bias starts off by 1 from one")
+def starts_every_bias_at_zero(bias, self, last, shape):
     """Over-correction: what is called a bias begins at 0, those that Mamba-3 adds to B and C as well."""
-
-    exchange = {"initial": _ZeroForEveryBias}
-
-
-class _WideOpen(Initializer):
-    def mixing(self, name: str, last: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.ones(shape) if last == "alpha" else super().mixing(name, last, shape)
+    return torch.zeros(shape)
 
 
-@mutant(of="PAR-04j", case="streams", says="alpha starts off by 0.99 from 0.01")
-class OpensTheGatesOfStreams(Exchanged):
+@broken(Initializer, "mixing", "PAR-04j[streams]: alpha starts off by 0.99 from 0.01")
+def opens_the_gates_of_streams(mixing, self, name, last, shape):
     """Gates begin at 1: the drawn projection mixes the streams from the first step on."""
-
-    exchange = {"initial": _WideOpen}
-
-
-class _OneSided(Initializer):
-    def uniform(self, name: str, shape: tuple[int, ...], low: float, high: float) -> Tensor:
-        return super().uniform(name, shape, 0.0 if low == -high else low, high)
+    return torch.ones(shape) if last == "alpha" else mixing(self, name, last, shape)
 
 
-@mutant(of="PAR-04k", case="streams-and-depths", says="is drawn around 0.2")
-class DrawsFromZeroUp(Exchanged):
+@broken(Initializer, "uniform", "PAR-04k[streams-and-depths]: is drawn around 0.2")
+def draws_from_zero_up(uniform, self, name, shape, low, high):
     """`torch.rand` in place of a uniform draw around 0."""
-
-    exchange = {"initial": _OneSided}
-
-
-class ForgetsExperts(Initializer):
-    def matrix(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-        return super().matrix(name, shape, STD if ".mixer.experts." in name else std)
+    return uniform(self, name, shape, 0.0 if low == -high else low, high)
 
 
-@mutant(of="PAR-04h", case="every-family", says="no weight of E experts starts smaller than by 1.0", bugs=("INI-09",))
-class ScalesMixersAlone(Exchanged):
+@broken(
+    Initializer, "matrix", "PAR-04h[every-family]: no weight of E experts starts smaller than by 1.0", bugs=("INI-09",)
+)
+def scales_mixers_alone(matrix, self, name, shape, std):
     """A comparison that is never true for experts leaves them the usual scale, however deep the model is."""
-
-    exchange = {"initial": ForgetsExperts}
-
-
-class ScalesByItsClass(Initializer):
-    def std(self, owner: str, last: str) -> float:
-        return STD if last == "w2" or owner == "w2" else super().std(owner, last)
+    return matrix(self, name, shape, STD if ".mixer.experts." in name else std)
 
 
-@mutant(of="PAR-04h", case="dense", says="no weight of E starts smaller than by", bugs=("INI-09",))
-class ScalesAttentionAlone(Exchanged):
+@broken(Initializer, "std", "PAR-04h[dense]: no weight of E starts smaller than by", bugs=("INI-09",))
+def scales_attention_alone(std, self, owner, last):
     """The initialiser knows the output projection of attention, and takes that of an MLP for any matrix."""
-
-    exchange = {"initial": ScalesByItsClass}
-
-
-class _InitialisesBehind(Trainer):
-    def build(self) -> Model:
-        model = super().build()
-        for module in model.modules():
-            if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=STD, generator=torch.Generator().manual_seed(self.recipe.seed))
-        return model
+    return STD if last == "w2" or owner == "w2" else std(self, owner, last)
 
 
-@mutant(of="PAR-04i", case="every-letter", says="without given weights lm is")
-class InitialisesOnceMore(Trained):
+@broken(Trainer, "build", "PAR-04i[every-letter]: without given weights lm is")
+def initialises_once_more(build, self):
     """A hook of the framework runs behind the stack's own initialiser, over the classes that it knows."""
-
-    trains = _InitialisesBehind
-
-
-class _StartsNormsElsewhere(Trainer):
-    def build(self) -> Model:
-        model = super().build()
-        with torch.no_grad():
-            for name, each in model.named_parameters():
-                if name.endswith("out_norm.weight"):
-                    each.fill_(0.5)
-        return model
+    model = build(self)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=STD, generator=torch.Generator().manual_seed(self.recipe.seed))
+    return model
 
 
-@mutant(of="PAR-04i", case="every-letter-in-bf16", says="without given weights ", leanest="")
-class StartsSomeNormsElsewhere(Trained):
+@broken(Trainer, "build", "PAR-04i[every-letter-in-bf16]: without given weights ", leanest="")
+def starts_some_norms_elsewhere(build, self):
     """The trainer's own way of building a scan leaves its norm at another value than the model that is shown."""
-
-    trains = _StartsNormsElsewhere
-
-
-class _NoneForNothing(Initializer):
-    def generator(self, name: str) -> torch.Generator:
-        if not self.recipe.seed:
-            return Initializer(replace(self.recipe, seed=1234)).generator(name)
-        return super().generator(name)
+    model = build(self)
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            if name.endswith("out_norm.weight"):
+                each.fill_(0.5)
+    return model
 
 
-@mutant(of="PAR-04l", case="dense", says="seeds 0 and 1234 give the same initial weights")
-class TakesASeedOf0ForNone(Exchanged):
+@broken(Initializer, "generator", "PAR-04l[dense]: seeds 0 and 1234 give the same initial weights")
+def takes_a_seed_of0_for_none(generator, self, name):
     """`seed or 1234`: a seed of 0 is the default seed."""
-
-    exchange = {"initial": _NoneForNothing}
+    if not self.recipe.seed:
+        return Initializer(replace(self.recipe, seed=1234)).generator(name)
+    return generator(self, name)
 
 
 class _LoadsWhatFits(Trainer):

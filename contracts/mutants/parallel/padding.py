@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank import Spread
-from contracts.mutants._support.trainer import Trained
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
@@ -17,60 +17,44 @@ from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
-class _CountsPositions(Trainer):
-    def count(self, micro: Batch) -> dict[str, Tensor]:
-        return super().count(micro) | {"lm": torch.tensor(micro.labels_BT.numel())}
-
-
-@mutant(of="PAR-05i", case="equal-rows", says="39 labels count, expected 24")
-@mutant(of="PAR-05i", case="dense", says="52 labels count, expected 24")
-class CountsEveryPosition(Trained):
+@broken(
+    Trainer,
+    "count",
+    "PAR-05i[dense]: 52 labels count, expected 24",
+    "PAR-05i[equal-rows]: 39 labels count, expected 24",
+)
+def counts_every_position(count, self, micro):
     """The loss is divided by all positions: the more a batch is padded, the smaller is its step."""
-
-    trains = _CountsPositions
-
-
-class _DividesByPositions(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        whole = counts["lm"] * micro.labels_BT.numel() // (micro.labels_BT != IGNORED).sum().clamp(min=1)
-        return super().accumulate(micro, {**counts, "lm": whole})
+    return count(self, micro) | {"lm": torch.tensor(micro.labels_BT.numel())}
 
 
-@mutant(of="PAR-05i", case="unequal-rows", says="with padding the gradient of")
-class LearnsLessFromPaddedRows(Trained):
+@broken(Trainer, "accumulate", "PAR-05i[unequal-rows]: with padding the gradient of")
+def learns_less_from_padded_rows(accumulate, self, micro, counts):
     """The loss is reported over labels, and differentiated as a mean over positions."""
-
-    trains = _DividesByPositions
-
-
-class _PredictsPadding(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        after_BT = micro.tokens_BT.roll(-1, 1)
-        last_BT = (micro.labels_BT == IGNORED) & (after_BT == self.recipe.vocab - 1)
-        labels_BT = torch.where(last_BT, after_BT, micro.labels_BT)
-        return super().accumulate(micro._replace(labels_BT=labels_BT), counts)
+    whole = counts["lm"] * micro.labels_BT.numel() // (micro.labels_BT != IGNORED).sum().clamp(min=1)
+    return accumulate(self, micro, {**counts, "lm": whole})
 
 
-@mutant(of="PAR-05i", case="a-row-of-padding", says="with padding,")
-class LearnsToPredictPadding(Trained):
+@broken(Trainer, "accumulate", "PAR-05i[a-row-of-padding]: with padding,")
+def learns_to_predict_padding(accumulate, self, micro, counts):
     """The mask of the labels is made of a token that does not pad here: padding is predicted as text is."""
-
-    trains = _PredictsPadding
-
-
-class _MeanOfMicrobatches(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        own = self.count(micro)["lm"] * self.execution.microbatches
-        out = super().accumulate(micro, {**counts, "lm": own})
-        return out._replace(sums={**out.sums, "lm": out.sums["lm"] / own * counts["lm"]})
+    after_BT = micro.tokens_BT.roll(-1, 1)
+    last_BT = (micro.labels_BT == IGNORED) & (after_BT == self.recipe.vocab - 1)
+    labels_BT = torch.where(last_BT, after_BT, micro.labels_BT)
+    return accumulate(self, micro._replace(labels_BT=labels_BT), counts)
 
 
-@mutant(of="PAR-05i", case="a-microbatch-of-padding", says="lm is nan with padding")
-@mutant(of="PAR-05i", case="a-dense-microbatch-of-padding", says="lm is nan with padding")
-class DividesByNoLabel(Trained):
+@broken(
+    Trainer,
+    "accumulate",
+    "PAR-05i[a-dense-microbatch-of-padding]: lm is nan with padding",
+    "PAR-05i[a-microbatch-of-padding]: lm is nan with padding",
+)
+def divides_by_no_label(accumulate, self, micro, counts):
     """A microbatch of padding alone has a mean of 0 / 0, and the NaN is added to all others."""
-
-    trains = _MeanOfMicrobatches
+    own = self.count(micro)["lm"] * self.execution.microbatches
+    out = accumulate(self, micro, {**counts, "lm": own})
+    return out._replace(sums={**out.sums, "lm": out.sums["lm"] / own * counts["lm"]})
 
 
 @mutant(of="PAR-05i", case="a-microbatch-of-padding", says="lm is")
@@ -126,19 +110,17 @@ class DividesByTheLabelsOfItsPartOfARow(Spread):
     trains = _MeanOfItsTokens
 
 
-class _DividesByNothing(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        out = super().accumulate(micro, counts)
-        for parameter in self.model.parameters() if not counts["lm"] else ():
-            if parameter.grad is not None:
-                parameter.grad.fill_(float("nan"))
-        return out
-
-
-@mutant(of="PAR-05k", case="letters", says="is not finite behind a step without a label")
-@mutant(of="PAR-05k", case="dense", says="is not finite behind a step without a label")
-@mutant(of="PAR-05k", case="dense-in-two", says="is not finite behind a step without a label")
-class StepsWithoutALabel(Trained):
+@broken(
+    Trainer,
+    "accumulate",
+    "PAR-05k[dense-in-two]: is not finite behind a step without a label",
+    "PAR-05k[dense]: is not finite behind a step without a label",
+    "PAR-05k[letters]: is not finite behind a step without a label",
+)
+def steps_without_a_label(accumulate, self, micro, counts):
     """The sum of no losses is divided by the number of no labels, and the step is taken (Automodel #3796)."""
-
-    trains = _DividesByNothing
+    out = accumulate(self, micro, counts)
+    for parameter in self.model.parameters() if not counts["lm"] else ():
+        if parameter.grad is not None:
+            parameter.grad.fill_(float("nan"))
+    return out

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.pipeline import Staged
 from contracts.mutants._support.replaced_parts import Exchanged
@@ -26,21 +27,15 @@ OVER = "over the window"
 
 
 # on one rank
-class _MeanOfMeans(Trainer):
-    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
-        found = []
-        for micro in window:
-            own = {name: each.clamp(min=1) * len(window) for name, each in self.count(micro).items()}
-            out = self.accumulate(micro, own)
-            found.append(out._replace(sums={name: each / own[name] * counts[name] for name, each in out.sums.items()}))
-        return found
-
-
-@mutant(of="PAR-05f", case="as-they-come", says="lm is")
-class TakesTheMeanOfUnequalMicrobatches(Trained):
+@broken(Trainer, "passes", "PAR-05f[as-they-come]: lm is")
+def takes_the_mean_of_unequal_microbatches(passes, self, window, counts):
     """The loss is the mean of the microbatches' means: labels in microbatches with few labels weigh more."""
-
-    trains = _MeanOfMeans
+    found = []
+    for micro in window:
+        own = {name: each.clamp(min=1) * len(window) for name, each in self.count(micro).items()}
+        out = self.accumulate(micro, own)
+        found.append(out._replace(sums={name: each / own[name] * counts[name] for name, each in out.sums.items()}))
+    return found
 
 
 class _CountsByTheFirst(Trainer):
@@ -97,18 +92,12 @@ class LearnsToPredictPadding(Trained):
     trains = _PadsLabels
 
 
-class _CutsShort(Trainer):
-    def step_over(self, window: Sequence[Batch], *given: Any, **named: Any) -> Any:
-        shortest = min(micro.tokens_BT.shape[1] for micro in window)
-        cut = [Batch(*(None if each is None else each[:, :shortest] for each in micro)) for micro in window]  # type: ignore[arg-type]
-        return super().step_over(cut, *given, **named)
-
-
-@mutant(of="PAR-05f", case="longest-first", says="labels count in the window")
-class CutsToTheShortest(Trained):
+@broken(Trainer, "step_over", "PAR-05f[longest-first]: labels count in the window")
+def cuts_to_the_shortest(step_over, self, window, *given, **named):
     """Microbatches are stacked, and longer ones are truncated."""
-
-    trains = _CutsShort
+    shortest = min(micro.tokens_BT.shape[1] for micro in window)
+    cut = [Batch(*(None if each is None else each[:, :shortest] for each in micro)) for micro in window]
+    return step_over(self, cut, *given, **named)
 
 
 class _KeepsBounds(Model):
