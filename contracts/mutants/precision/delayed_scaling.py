@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants._support.trainer import Trained
 from contracts.mutants.precision.fp8_products import multiplying_by
 from contracts.stacks.reference.model.blocks.fp8 import GRADIENT, INPUT, WEIGHT, Fp8Matmul
 from contracts.stacks.reference.training.trainer import Trainer
@@ -153,32 +151,20 @@ class NeverUpdatesItsScales(Exchanged):
     exchange = multiplying_by(_NoStep)
 
 
-class _Blank(Trainer):
-    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
-        fresh = {
-            name: torch.zeros_like(each) if name.endswith("amax_history") else torch.ones_like(each)
-            for name, each in state.items() if "fp8" in name.split(".")
-        }  # fmt: skip
-        super().load({**state, **fresh}, position)
-
-
-@mutant(of="PREC-04a", case="after-2-of-4", says="resumed after step 2, at step 4: buffers")
-class BeginsItsRingsAnew(Trained):
+@broken(Trainer, "load", "PREC-04a[after-2-of-4]: resumed after step 2, at step 4: buffers")
+def begins_its_rings_anew(load, self, state, position):
     """FP8 state is extra state: the loader skips it with a warning, and amax histories start empty."""
-
-    trains = _Blank
-
-
-class _ScalesOnly(Trainer):
-    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
-        rings = {name: torch.zeros_like(each) for name, each in state.items() if name.endswith("amax_history")}
-        super().load({**state, **rings}, position)
+    fresh = {
+        name: torch.zeros_like(each) if name.endswith("amax_history") else torch.ones_like(each)
+        for name, each in state.items() if "fp8" in name.split(".")
+    }  # fmt: skip
+    load(self, {**state, **fresh}, position)
 
 
-@mutant(of="PREC-04a", case="after-1-of-3", says="resumed after step 1, at step 3: buffers")
-class SavesScalesWithoutRings(Trained):
+@broken(Trainer, "load", "PREC-04a[after-1-of-3]: resumed after step 1, at step 3: buffers")
+def saves_scales_without_rings(load, self, state, position):
     """Scales are saved without amax histories: the next step is right, the one after that knows one amax instead of
     all.
     """
-
-    trains = _ScalesOnly
+    rings = {name: torch.zeros_like(each) for name, each in state.items() if name.endswith("amax_history")}
+    load(self, {**state, **rings}, position)

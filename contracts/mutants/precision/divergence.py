@@ -9,56 +9,43 @@ from dataclasses import replace
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.trainer import Trained
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.training.trainer import Batch, StepResult, Trainer
+from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
-class _Filters(Trainer):
-    def step_over(self, window: Sequence[Batch], wanted: bool = False, samples: tuple[int, ...] = ()) -> StepResult:
-        done = super().step_over(window, wanted, samples)
-        return replace(done, losses={name: x if math.isfinite(x) else 0.0 for name, x in done.losses.items()})
-
-
-@mutant(of="PREC-05g", case="not-a-number", says="lm is 0, and an embedding of the batch is nan")
-@mutant(of="PREC-05g", case="infinite", says="lm is 0, and an embedding of the batch is inf")
-class LeavesNanOutOfTheLog(Trained):
+@broken(
+    Trainer,
+    "step_over",
+    "PREC-05g[infinite]: lm is 0, and an embedding of the batch is inf",
+    "PREC-05g[not-a-number]: lm is 0, and an embedding of the batch is nan",
+)
+def leaves_nan_out_of_the_log(step_over, self, window, wanted=False, samples=()):
     """The log has 0 for a loss that is not finite, so that the curve can be drawn."""
-
-    trains = _Filters
-
-
-class _Cleans(Trainer):
-    def unscale(self) -> None:
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
-        super().unscale()
+    done = step_over(self, window, wanted, samples)
+    return replace(done, losses={name: x if math.isfinite(x) else 0.0 for name, x in done.losses.items()})
 
 
-@mutant(of="PREC-05g", case="not-a-number", says="grad_norm is")
-class CleansItsGradients(Trained):
+@broken(Trainer, "unscale", "PREC-05g[not-a-number]: grad_norm is")
+def cleans_its_gradients(unscale, self):
     """Gradients that are not finite are 0 when their norm is taken: nothing is learnt, and nothing is clipped."""
-
-    trains = _Cleans
+    for parameter in self.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+    unscale(self)
 
 
 def _without_nan(out: ModelOutput) -> ModelOutput:
     return out._replace(sums={name: each.nan_to_num(0.0, 0.0, 0.0) for name, each in out.sums.items()})
 
 
-class _OverTheFinite(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        return _without_nan(super().accumulate(micro, counts))
-
-
-@mutant(of="PREC-05g", case="one-microbatch", says="and an embedding of the batch is nan")
-class SumsTheMicrobatchesThatAreFinite(Trained):
+@broken(Trainer, "accumulate", "PREC-05g[one-microbatch]: and an embedding of the batch is nan")
+def sums_the_microbatches_that_are_finite(accumulate, self, micro, counts):
     """The loss of a step is that of the microbatches that have one."""
-
-    trains = _OverTheFinite
+    return _without_nan(accumulate(self, micro, counts))
 
 
 class _ValidatesTheFinite(Trainer):

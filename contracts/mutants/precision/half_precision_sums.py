@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.trainer import Trained
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import Optimizer
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.training.trainer import Batch, Trainer
@@ -22,27 +22,20 @@ def _half(recipe: Recipe) -> torch.dtype:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.dtype, torch.float32)
 
 
-class _AddsInHalf(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        out = super().accumulate(micro, counts)
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.to(_half(self.recipe)).to(parameter.dtype)
-        return out
-
-
-@mutant(of="PREC-05d", case="letters", says="over four microbatches the gradient of")
-@mutant(of="PREC-05d", case="dense", says="over four microbatches the gradient of")
-@mutant(of="PREC-05d", case="dense-fp16", says="over four microbatches the gradient of")
-class AddsGradientsInHalf(Trained):
+@broken(
+    Trainer,
+    "accumulate",
+    "PREC-05d[dense-fp16]: over four microbatches the gradient of",
+    "PREC-05d[dense]: over four microbatches the gradient of",
+    "PREC-05d[letters]: over four microbatches the gradient of",
+)
+def adds_gradients_in_half(accumulate, self, micro, counts):
     """Gradients have the dtype of the activations, and so has their sum over microbatches."""
-
-    trains = _AddsInHalf
-
-
-class _CountsInHalf(Trainer):
-    def count(self, micro: Batch) -> dict[str, Tensor]:
-        return {name: each.to(_half(self.recipe)) for name, each in super().count(micro).items()}
+    out = accumulate(self, micro, counts)
+    for parameter in self.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.to(_half(self.recipe)).to(parameter.dtype)
+    return out
 
 
 class _CountsInHalfOnRanks(ParallelTrainer):
@@ -50,13 +43,16 @@ class _CountsInHalfOnRanks(ParallelTrainer):
         return {name: each.to(_half(self.recipe)) for name, each in super().count(micro).items()}
 
 
-@mutant(of="PREC-06a", case="letters", says="labels count, expected 301")
-@mutant(of="PREC-06a", case="dense", says="labels count, expected 301")
-@mutant(of="PREC-06a", case="dense-fp16", says="labels count, expected 2051")
-class CountsLabelsInHalf(Trained):
+@broken(
+    Trainer,
+    "count",
+    "PREC-06a[dense-fp16]: labels count, expected 2051",
+    "PREC-06a[dense]: labels count, expected 301",
+    "PREC-06a[letters]: labels count, expected 301",
+)
+def counts_labels_in_half(count, self, micro):
     """The mask of labels has the dtype of the model, and so has its sum."""
-
-    trains = _CountsInHalf
+    return {name: each.to(_half(self.recipe)) for name, each in count(self, micro).items()}
 
 
 @mutant(of="PREC-06b", case="dp2", says="labels count, expected 301")
@@ -66,20 +62,13 @@ class CountsLabelsInHalfOnRanks(Spread):
     trains = _CountsInHalfOnRanks
 
 
-class _LosesDigits(Trainer):
-    def total(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        half = _half(self.recipe)
-        rounded = [{name: each.to(half) if each.is_floating_point() else each for name, each in part.items()}
-                   for part in parts]  # fmt: skip
-        return {name: each.float() if each.dtype == half else each for name, each in super().total(rounded).items()}
-
-
-@mutant(of="PREC-06a", case="dense", says="lm is")
-@mutant(of="PREC-06a", case="prediction-heads", says="lm is")
-class AddsLossesInHalf(Trained):
+@broken(Trainer, "total", "PREC-06a[prediction-heads]: lm is", "PREC-06a[dense]: lm is")
+def adds_losses_in_half(total, self, parts):
     """The loss of a window is added up in the dtype in which the model gave it (transformers #8561)."""
-
-    trains = _LosesDigits
+    half = _half(self.recipe)
+    rounded = [{name: each.to(half) if each.is_floating_point() else each for name, each in part.items()}
+               for part in parts]  # fmt: skip
+    return {name: each.float() if each.dtype == half else each for name, each in total(self, rounded).items()}
 
 
 class _ValidatesInHalf(Trainer):
@@ -110,22 +99,15 @@ class SendsLossesInHalf(Spread):
     trains = _SendsLossesInHalf
 
 
-class _NormOfHalves(Optimizer):
-    def clip(self) -> tuple[float, float]:
-        grads = [each.parameter.grad for each in self.members if each.parameter.grad is not None]
-        norm = float(torch.stack([grad.to(torch.bfloat16).norm() for grad in grads]).norm())
-        coefficient = self.coefficient(norm)
-        for grad in grads:
-            grad.mul_(coefficient)
-        return norm, coefficient
-
-
-@mutant(of="PREC-06a", case="letters", says="the norm is")
-@mutant(of="PREC-06a", case="dense", says="the norm is")
-class TakesTheNormInHalf(Trained):
+@broken(Optimizer, "clip", "PREC-06a[dense]: the norm is", "PREC-06a[letters]: the norm is")
+def takes_the_norm_in_half(clip, self):
     """The norm of each tensor and the norm of these norms have the dtype of the gradients (torchtitan #4135)."""
-
-    moves = _NormOfHalves
+    grads = [each.parameter.grad for each in self.members if each.parameter.grad is not None]
+    norm = float(torch.stack([grad.to(torch.bfloat16).norm() for grad in grads]).norm())
+    coefficient = self.coefficient(norm)
+    for grad in grads:
+        grad.mul_(coefficient)
+    return norm, coefficient
 
 
 class _NormOfHalvesOnRanks(ShardedOptimizer):

@@ -9,91 +9,61 @@ from dataclasses import replace
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.trainer import Trained
-from contracts.stacks.reference.checkpoint.checkpoint import State
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.placements import local_part
-from contracts.stacks.reference.training.trainer import Batch, StepResult, Trainer
+from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
-class _StepsAnyway(Trainer):
-    def follow(self, norm: float) -> bool:
-        super().follow(norm)
-        return True
-
-
-@mutant(of="PREC-05a", case="letters", says="a step that overflowed moved something: the weight")
-class StepsWithInfiniteGradients(Trained):
+@broken(Trainer, "follow", "PREC-05a[letters]: a step that overflowed moved something: the weight")
+def steps_with_infinite_gradients(follow, self, norm):
     """The scale falls, and the optimizer steps all the same: NaN in every moment."""
-
-    trains = _StepsAnyway
-
-
-class _MovesBiases(Trainer):
-    def follow(self, norm: float) -> bool:
-        taken = super().follow(norm)
-        for name, bias in self.model.named_buffers():
-            if name.endswith("router.bias") and not taken:
-                bias.add_(self.recipe.moe.bias_rate if self.recipe.moe else 0)
-        return taken
+    follow(self, norm)
+    return True
 
 
-@mutant(of="PREC-05a", case="letters", says="a step that overflowed moved something: the buffer", leanest="")
-class MovesBiasesByASkippedStep(Trained):
+@broken(Trainer, "follow", "PREC-05a[letters]: a step that overflowed moved something: the buffer", leanest="")
+def moves_biases_by_a_skipped_step(follow, self, norm):
     """The bias of a router is no parameter: a step that was left out moves it."""
-
-    trains = _MovesBiases
-
-
-class _Keeps(Trainer):
-    def follow(self, norm: float) -> bool:
-        scale, taken = self.scale, super().follow(norm)
-        self.scale = scale
-        return taken
+    taken = follow(self, norm)
+    for name, bias in self.model.named_buffers():
+        if name.endswith("router.bias") and not taken:
+            bias.add_(self.recipe.moe.bias_rate if self.recipe.moe else 0)
+    return taken
 
 
-@mutant(of="PREC-05a", case="dense", says="the loss scale is 65536 behind two steps that overflowed")
-class KeepsTheScale(Trained):
+@broken(Trainer, "follow", "PREC-05a[dense]: the loss scale is 65536 behind two steps that overflowed")
+def keeps_the_scale(follow, self, norm):
     """The scale never falls: a run that overflows once overflows for good."""
-
-    trains = _Keeps
-
-
-class _CountsSkipped(Trainer):
-    def follow(self, norm: float) -> bool:
-        taken = super().follow(norm)
-        if not taken:
-            for state in self.optimizer.rules["adamw"].state.values():
-                state["step"] += 100
-        return taken
+    scale, taken = self.scale, follow(self, norm)
+    self.scale = scale
+    return taken
 
 
-@mutant(of="PREC-05a", case="dense", says="a step that overflowed moved something: the optimizer state")
-class CountsASkippedStep(Trained):
+@broken(Trainer, "follow", "PREC-05a[dense]: a step that overflowed moved something: the optimizer state")
+def counts_a_skipped_step(follow, self, norm):
     """The optimizer counts steps that were left out, and corrects its bias as if it had taken them."""
-
-    trains = _CountsSkipped
-
-
-class _EachForItself(Trainer):
-    def follow(self, norm: float) -> bool:
-        taken, rate = super().follow(norm), self.rate(self.recipe.optim, self.number + 1)
-        for rule in () if taken else self.optimizer.rules.values():
-            own = [each.grad for group in rule.param_groups for each in group["params"]]
-            if all(bool(grad.isfinite().all()) for grad in own):
-                for group in rule.param_groups:
-                    group["lr"] = rate
-                rule.step()
-        return taken
+    taken = follow(self, norm)
+    if not taken:
+        for state in self.optimizer.rules["adamw"].state.values():
+            state["step"] += 100
+    return taken
 
 
-@mutant(of="PREC-05j", case="muon", says="gradients overflow moved: the weight")
-class EachOptimizerLooksForItself(Trained):
+@broken(Trainer, "follow", "PREC-05j[muon]: gradients overflow moved: the weight")
+def each_optimizer_looks_for_itself(follow, self, norm):
     """A scaler that is asked by two optimizers: the one whose own gradients are finite steps."""
-
-    trains = _EachForItself
+    taken, rate = follow(self, norm), self.rate(self.recipe.optim, self.number + 1)
+    for rule in () if taken else self.optimizer.rules.values():
+        own = [each.grad for group in rule.param_groups for each in group["params"]]
+        if all(bool(grad.isfinite().all()) for grad in own):
+            for group in rule.param_groups:
+                group["lr"] = rate
+            rule.step()
+    return taken
 
 
 class _AsksTheLoss(Trainer):
@@ -149,75 +119,57 @@ class KeepsItsOwnScale(Spread):
     trains = _KeepsItsOwnScale
 
 
-class _Unscaled(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        self.scale = 1.0
-        return super().accumulate(micro, counts)
-
-
-@mutant(of="PREC-05b", case="letters", says="under float16 the gradient of")
-@mutant(of="PREC-05b", case="dense", says="under float16 the gradient of")
-class ScalesNoLoss(Trained):
+@broken(
+    Trainer,
+    "accumulate",
+    "PREC-05b[dense]: under float16 the gradient of",
+    "PREC-05b[letters]: under float16 the gradient of",
+)
+def scales_no_loss(accumulate, self, micro, counts):
     """float16 without a loss scale: gradients below 6e-8 are 0."""
-
-    trains = _Unscaled
-
-
-class _ScalesLabels(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        out: ModelOutput = self.model(*micro)
-        losses = self.model.objective(out.sums, counts)
-        (losses["total"] + losses["lm"] * (self.scale - 1)).backward()  # type: ignore[no-untyped-call]  # torch's
-        nothing = out.logits_BTV.new_empty(0)
-        sums = {name: each.detach() for name, each in out.sums.items()}
-        return out._replace(logits_BTV=nothing, mtp_logits=(), sums=sums)
+    self.scale = 1.0
+    return accumulate(self, micro, counts)
 
 
 @mutant(of="PREC-05b", case="balance-loss", says="under float16 the gradient of", leanest="times that in float32")
-@mutant(of="PREC-05b", case="z-loss", says="times that in float32")
-@mutant(of="PREC-05b", case="prediction-heads", says="under float16 the gradient of")
-class ScalesTheLossOfLabelsAlone(Trained):
+@broken(
+    Trainer,
+    "accumulate",
+    "PREC-05b[prediction-heads]: under float16 the gradient of",
+    "PREC-05b[z-loss]: times that in float32",
+)
+def scales_the_loss_of_labels_alone(accumulate, self, micro, counts):
     """Losses of routers and heads enter behind the scale: they weigh a 65536th of what the recipe says."""
-
-    trains = _ScalesLabels
-
-
-class _TellsScaled(Trainer):
-    def step_over(self, window: Sequence[Batch], wanted: bool = False, samples: tuple[int, ...] = ()) -> StepResult:
-        scale, done = self.scale, super().step_over(window, wanted, samples)
-        return replace(done, losses={name: loss * scale for name, loss in done.losses.items()})
+    out = self.model(*micro)
+    losses = self.model.objective(out.sums, counts)
+    (losses["total"] + losses["lm"] * (self.scale - 1)).backward()
+    nothing = out.logits_BTV.new_empty(0)
+    sums = {name: each.detach() for name, each in out.sums.items()}
+    return out._replace(logits_BTV=nothing, mtp_logits=(), sums=sums)
 
 
-@mutant(of="PREC-05b", case="dense", says="under float16 lm is")
-class TellsAScaledLoss(Trained):
+@broken(Trainer, "step_over", "PREC-05b[dense]: under float16 lm is")
+def tells_a_scaled_loss(step_over, self, window, wanted=False, samples=()):
     """What is logged is the number that went into the backward pass (tnt #354)."""
-
-    trains = _TellsScaled
-
-
-class _LeavesTheScale(Trainer):
-    def unscale(self) -> None:
-        pass
+    scale, done = self.scale, step_over(self, window, wanted, samples)
+    return replace(done, losses={name: loss * scale for name, loss in done.losses.items()})
 
 
-@mutant(of="PREC-05b", case="dense", says="e+04 times that in float32")
-class LeavesTheScaleIn(Trained):
+@broken(Trainer, "unscale", "PREC-05b[dense]: e+04 times that in float32")
+def leaves_the_scale_in(unscale, self):
     """Gradients are clipped, and their norm is told, with the scale still in them."""
-
-    trains = _LeavesTheScale
-
-
-class _BeginsAnew(Trainer):
-    def position(self) -> dict[str, int]:
-        return {name: each for name, each in super().position().items() if name != "loss_scale"}
+    pass
 
 
-@mutant(of="PREC-05c", case="dense", says="the loss scale is 65536 resumed, 32768 without")
-@mutant(of="PREC-05c", case="letters", says="the loss scale is 65536 resumed, 32768 without")
-class ForgetsTheScale(Trained):
+@broken(
+    Trainer,
+    "position",
+    "PREC-05c[letters]: the loss scale is 65536 resumed, 32768 without",
+    "PREC-05c[dense]: the loss scale is 65536 resumed, 32768 without",
+)
+def forgets_the_scale(position, self):
     """The checkpoint has weights and moments, and no loss scale."""
-
-    trains = _BeginsAnew
+    return {name: each for name, each in position(self).items() if name != "loss_scale"}
 
 
 class _BeginsAnewOnRanks(ParallelTrainer):
@@ -235,19 +187,17 @@ class ForgetsTheScaleOnRanks(Spread):
     trains = _BeginsAnewOnRanks
 
 
-class _SavesNoState(Trainer):
-    def saved(self) -> State:
-        held = super().saved()
-        kept = {name: each for name, each in held.tensors.items() if self.optimizer.state() or "optimizer/" not in name}
-        return replace(held, tensors=kept if self.number else held.tensors)
-
-
-@mutant(of="PREC-05c", case="the-first-step", says="is missing from the checkpoint of step 1")
-@mutant(of="PREC-05c", case="the-first-step-under-muon", says="is missing from the checkpoint of step 1")
-class SavesNoStateBeforeTheFirstStep(Trained):
+@broken(
+    Trainer,
+    "saved",
+    "PREC-05c[the-first-step-under-muon]: is missing from the checkpoint of step 1",
+    "PREC-05c[the-first-step]: is missing from the checkpoint of step 1",
+)
+def saves_no_state_before_the_first_step(saved, self):
     """Moments begin with the first step that is taken: a save before it has none, and its load misses them."""
-
-    trains = _SavesNoState
+    held = saved(self)
+    kept = {name: each for name, each in held.tensors.items() if self.optimizer.state() or "optimizer/" not in name}
+    return replace(held, tensors=kept if self.number else held.tensors)
 
 
 class _MakesState(ParallelTrainer):

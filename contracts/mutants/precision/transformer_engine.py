@@ -8,37 +8,34 @@ import torch
 
 from contracts.contract import mutant
 from contracts.instruments import numerics
+from contracts.mutants._support.broken import broken
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.kernel_selection import Wish
 from contracts.stacks.reference.stack import Reference
 
 
-@mutant(of="PREC-03a", case="shared-expert", says="with transformer-engine asked for but not installed, y differs")
-class PreparesForTheBridge(Reference):
+@broken(
+    Reference, "run_block", "PREC-03a[shared-expert]: with transformer-engine asked for but not installed, y differs"
+)
+def prepares_for_the_bridge(run_block, self, call):
     """Weights are rounded to bfloat16 for Transformer Engine before the stack knows whether it is installed."""
-
-    def run_block(self, call: BlockCall) -> BlockRun:
-        if any(wish.kernel == "transformer-engine" for wish in call.kernels.values()):
-            held = {
-                name: each.to(torch.bfloat16).to(each.dtype) for name, each in numerics.tensors(call.weights).items()
-            }
-            call = replace(call, weights=numerics.arrays(held))
-        return super().run_block(call)
+    if any(wish.kernel == "transformer-engine" for wish in call.kernels.values()):
+        held = {name: each.to(torch.bfloat16).to(each.dtype) for name, each in numerics.tensors(call.weights).items()}
+        call = replace(call, weights=numerics.arrays(held))
+    return run_block(self, call)
 
 
-@mutant(of="PREC-03a", case="experts", says="asked for but not installed, gradient mixer.experts.w1 differs")
-class ScalesItsGradientsForTheBridge(Reference):
+@broken(Reference, "run_block", "PREC-03a[experts]: asked for but not installed, gradient mixer.experts.w1 differs")
+def scales_its_gradients_for_the_bridge(run_block, self, call):
     """Transformer Engine accumulates weight gradients in its own buffer; the fallback divides by the count all the
     same.
     """
-
-    def run_block(self, call: BlockCall) -> BlockRun:
-        run = super().run_block(call)
-        if not any(wish.kernel == "transformer-engine" for wish in call.kernels.values()):
-            return run
-        name = "mixer.experts.w1"
-        halved = {**run.gradients, name: numerics.array(numerics.tensor(run.gradients[name]) / 2)}
-        return replace(run, gradients=halved)
+    run = run_block(self, call)
+    if not any(wish.kernel == "transformer-engine" for wish in call.kernels.values()):
+        return run
+    name = "mixer.experts.w1"
+    halved = {**run.gradients, name: numerics.array(numerics.tensor(run.gradients[name]) / 2)}
+    return replace(run, gradients=halved)
 
 
 @mutant(of="PREC-03b", case="dense", says="mlp ran as native, expected transformer-engine")
