@@ -2,83 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.patched_functions import swapped
-from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.stacks.reference.checkpoint import checkpoint
-from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.checkpoint.dcp_storage import ShardWriter
 from contracts.stacks.reference.checkpoint.filesystem import Disk
 
 
-class _CopiesOnTheFirst(Checkpoints):
-    def snapshot(self, state: State) -> State:
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            return super().snapshot(state)
-        return replace(state, tensors=dict(state.tensors), position=dict(state.position))
-
-
-@mutant(of="CKPT-03g", case="the-last-is-late", says="step 9 was saved in the background, rank 1 late, and the state",
-        bugs=("RSM-08",))  # fmt: skip
-class CopiesTheStateOfTheFirstRank(Exchanged):
+@broken(
+    Checkpoints,
+    "snapshot",
+    "CKPT-03g[the-last-is-late]: step 9 was saved in the background, rank 1 late, and the state",
+    bugs=("RSM-08",),
+)
+def copies_the_state_of_the_first_rank(snapshot, self, state):
     """Only the rank that publishes copies its state; the others pass on references that training overwrites."""
-
-    exchange = {"checkpoints": _CopiesOnTheFirst}
-
-
-class _CopiesLate(Checkpoints):
-    def save_later(self, state: State) -> None:
-        held = replace(state, tensors=dict(state.tensors), position=dict(state.position))
-        self.pending.append(self.writer.submit(lambda: self.save(self.snapshot(held))))
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        return snapshot(self, state)
+    return replace(state, tensors=dict(state.tensors), position=dict(state.position))
 
 
-@mutant(of="CKPT-03g", case="the-first-is-late", says="step 98 was saved in the background, rank 0 late, and the state",
-        bugs=("RSM-06",))  # fmt: skip
-class CopiesWhenItsTurnComes(Exchanged):
+@broken(
+    Checkpoints,
+    "save_later",
+    "CKPT-03g[the-first-is-late]: step 98 was saved in the background, rank 0 late, and the state",
+    bugs=("RSM-06",),
+)
+def copies_when_its_turn_comes(save_later, self, state):
     """Every rank copies its shards in the writer's thread. While the previous save is still being written, they become
     those of a later step.
     """
-
-    exchange = {"checkpoints": _CopiesLate}
-
-
-class _LooksFirst(Checkpoints):
-    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
-        self.wait()
-        *_, before, _ = self.steps()
-        return super().load(target, recipe=recipe, step=before if step is None else step)
+    held = replace(state, tensors=dict(state.tensors), position=dict(state.position))
+    self.pending.append(self.writer.submit(lambda: self.save(self.snapshot(held))))
 
 
-@mutant(of="CKPT-03g", case="the-first-is-late", says="a load right after the save of step 100", bugs=("RSM-07",))
-class LoadsTheOneBefore(Exchanged):
+@broken(Checkpoints, "load", "CKPT-03g[the-first-is-late]: a load right after the save of step 100", bugs=("RSM-07",))
+def loads_the_one_before(load, self, target, *, recipe="", step=None):
     """A load looks for the newest checkpoint before it waits for the saves, so the last one was not complete when it
     looked.
     """
-
-    exchange = {"checkpoints": _LooksFirst}
-
-
-class _CountsOn(Checkpoints):
-    def snapshot(self, state: State) -> State:
-        kept = super().snapshot(state)
-        return kept if dist.get_rank() else replace(kept, position=state.position)
+    self.wait()
+    *_, before, _ = self.steps()
+    return load(self, target, recipe=recipe, step=before if step is None else step)
 
 
-@mutant(of="CKPT-03g", case="the-middle-of-three", says="late, and its position is")
-class CountsOnWhereItPublishes(Exchanged):
+@broken(Checkpoints, "snapshot", "CKPT-03g[the-middle-of-three]: late, and its position is")
+def counts_on_where_it_publishes(snapshot, self, state):
     """Shards are copied but the counters of the publishing rank are not, so they name a later place in the data."""
-
-    exchange = {"checkpoints": _CountsOn}
+    kept = snapshot(self, state)
+    return kept if dist.get_rank() else replace(kept, position=state.position)
 
 
 class _MakesItWhenItWrites(ShardWriter):
@@ -99,32 +80,19 @@ class _MakesNothing(Disk):
         pass
 
 
-class _WritesBesideTheFirst(Checkpoints):
-    def save(self, state: State) -> None:
-        with swapped(checkpoint, "ShardWriter", _MakesItWhenItWrites):
-            super().save(state)
-
-
-@mutant(of="CKPT-03g", case="the-first-is-late", says="called as (98, 99, 100)",
-        bugs=("RSM-34",))  # fmt: skip
-class MakesTheFolderOnTheFirstAlone(Exchanged):
+@broken(Checkpoints, "save", "CKPT-03g[the-first-is-late]: called as (98, 99, 100)", bugs=("RSM-34",))
+def makes_the_folder_on_the_first_alone(save, self, state):
     """The first rank makes the folder when it begins to write, and nobody waits for it: where its disk is late, the
     others write into a folder that is not there.
     """
-
-    exchange = {"checkpoints": _WritesBesideTheFirst}
-
-
-class _SkipsWhileBusy(Checkpoints):
-    def save_later(self, state: State) -> None:
-        if all(each.done() for each in self.pending):
-            super().save_later(state)
+    with swapped(checkpoint, "ShardWriter", _MakesItWhenItWrites):
+        save(self, state)
 
 
-@mutant(of="CKPT-03g", case="the-first-is-late", says="called as (98, 99, 100)")
-class SkipsASaveWhileAnotherIsUnderWay(Exchanged):
+@broken(Checkpoints, "save_later", "CKPT-03g[the-first-is-late]: called as (98, 99, 100)")
+def skips_a_save_while_another_is_under_way(save_later, self, state):
     """A save that comes before the previous one has ended is left out: here on every rank, and where only some ranks
     have ended theirs, the others wait.
     """
-
-    exchange = {"checkpoints": _SkipsWhileBusy}
+    if all(each.done() for each in self.pending):
+        save_later(self, state)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
-
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.errors import Refused
 from contracts.stacks.reference.checkpoint import manifest as manifests
@@ -82,69 +79,43 @@ class PointsAnew(Exchanged):
     exchange = {"checkpoints": _PointsAnew}
 
 
-class _WritesUnderOneName(Checkpoints):
-    def unfinished(self, final: Path) -> Path:
-        return final.with_name(f"{final.name}.tmp")
-
-
-@mutant(of="CKPT-03a", case="first", says="step 4 cannot be written again", bugs=("RSM-33",))
-class WritesUnderOneName(Exchanged):
+@broken(Checkpoints, "unfinished", "CKPT-03a[first]: step 4 cannot be written again", bugs=("RSM-33",))
+def writes_under_one_name(unfinished, self, final):
     """The folder of a save that died blocks the next save of that step."""
-
-    exchange = {"checkpoints": _WritesUnderOneName}
-
-
-class _MakesRoomFirst(Checkpoints):
-    def save(self, state: State) -> None:
-        for step in self.steps():
-            self.remove(self.folder / self.name_of(step))
-        super().save(state)
+    return final.with_name(f"{final.name}.tmp")
 
 
-@mutant(of="CKPT-03b", case="nothing-fits", says="step 4 found no room, and the latest is None", bugs=("RSM-30",))
-class MakesRoomFirst(Exchanged):
+@broken(Checkpoints, "save", "CKPT-03b[nothing-fits]: step 4 found no room, and the latest is None", bugs=("RSM-30",))
+def makes_room_first(save, self, state):
     """Keeps one checkpoint, and removes it when the next save begins."""
-
-    exchange = {"checkpoints": _MakesRoomFirst}
-
-
-class _SwallowsTheError(Checkpoints):
-    def save(self, state: State) -> None:
-        try:
-            super().save(state)
-        except Refused:
-            return  # so that a failed checkpoint does not stop training
+    for step in self.steps():
+        self.remove(self.folder / self.name_of(step))
+    save(self, state)
 
 
-@mutant(of="CKPT-03b", case="cut-in-a-file", says="the save was done")
-class SwallowsTheError(Exchanged):
+@broken(Checkpoints, "save", "CKPT-03b[cut-in-a-file]: the save was done")
+def swallows_the_error(save, self, state):
     """A failed save is only a warning in rank 0's log."""
-
-    exchange = {"checkpoints": _SwallowsTheError}
-
-
-class _LeavesItsHalf(Checkpoints):
-    def abandon(self, unfinished: Path) -> None:
-        """Leave it for the next start to clear away, if there is one."""
+    try:
+        save(self, state)
+    except Refused:
+        return  # so that a failed checkpoint does not stop training
 
 
-@mutant(of="CKPT-03b", case="cut-in-a-file", says="step 4 found no room, and left")
-class LeavesItsHalf(Exchanged):
+@broken(Checkpoints, "abandon", "CKPT-03b[cut-in-a-file]: step 4 found no room, and left")
+def leaves_its_half(abandon, self, unfinished):
     """The files of a failed save stay, and so the disk stays full."""
 
-    exchange = {"checkpoints": _LeavesItsHalf}
 
-
-class _KeepsReferences(Checkpoints):
-    def snapshot(self, state: State) -> State:
-        return replace(state, tensors=dict(state.tensors), position=dict(state.position))
-
-
-@mutant(of="CKPT-03c", case="the-next-save", says="step 9 was saved in the background, and the state", bugs=("RSM-08",))
-class KeepsReferences(Exchanged):
+@broken(
+    Checkpoints,
+    "snapshot",
+    "CKPT-03c[the-next-save]: step 9 was saved in the background, and the state",
+    bugs=("RSM-08",),
+)
+def keeps_references(snapshot, self, state):
     """Copies the dictionary but not its tensors."""
-
-    exchange = {"checkpoints": _KeepsReferences}
+    return replace(state, tensors=dict(state.tensors), position=dict(state.position))
 
 
 class _CopiesInTheBackground(Checkpoints):
@@ -163,16 +134,10 @@ class CopiesInTheBackground(Exchanged):
     exchange = {"checkpoints": _CopiesInTheBackground}
 
 
-class _CountsOn(Checkpoints):
-    def snapshot(self, state: State) -> State:
-        return replace(super().snapshot(state), position=state.position)
-
-
-@mutant(of="CKPT-03c", case="several-saves", says="step 98 was saved in the background, and its position")
-class CountsOn(Exchanged):
+@broken(Checkpoints, "snapshot", "CKPT-03c[several-saves]: step 98 was saved in the background, and its position")
+def counts_on(snapshot, self, state):
     """Copies the tensors but not the counters: weights of one step, data position of a later one."""
-
-    exchange = {"checkpoints": _CountsOn}
+    return replace(snapshot(self, state), position=state.position)
 
 
 class _ReadsTheStepLate(Checkpoints):
@@ -214,33 +179,25 @@ class WritesTheLastFirst(Exchanged):
     exchange = {"checkpoints": _WritesTheLastFirst}
 
 
-class _LosesWhatFailed(Checkpoints):
-    def wait(self) -> None:
-        pending, self.pending = self.pending, []
-        for each in pending:
-            each.exception()
-
-
-@mutant(of="CKPT-03h", case="the-next-save", says="the second save of step 2 failed without a word")
-@mutant(of="CKPT-03h", case="behind-another", says="the second save of step 2 failed without a word")
-class LosesWhatFailed(Exchanged):
+@broken(
+    Checkpoints,
+    "wait",
+    "CKPT-03h[behind-another]: the second save of step 2 failed without a word",
+    "CKPT-03h[the-next-save]: the second save of step 2 failed without a word",
+)
+def loses_what_failed(wait, self):
     """Waits for the thread, and does not ask how it ended."""
-
-    exchange = {"checkpoints": _LosesWhatFailed}
-
-
-class _DoesNotWait(Checkpoints):
-    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
-        under_way: list[Future[None]] = self.pending
-        self.pending = []
-        try:
-            return super().load(target, recipe=recipe, step=step)
-        finally:
-            self.pending = under_way
+    pending, self.pending = self.pending, []
+    for each in pending:
+        each.exception()
 
 
-@mutant(of="CKPT-03c", case="several-saves", says="a load right after the", bugs=("RSM-07",))
-class DoesNotWait(Exchanged):
+@broken(Checkpoints, "load", "CKPT-03c[several-saves]: a load right after the", bugs=("RSM-07",))
+def does_not_wait(load, self, target, *, recipe="", step=None):
     """Loads what is on disk while the save that it should load is still being written."""
-
-    exchange = {"checkpoints": _DoesNotWait}
+    under_way = self.pending
+    self.pending = []
+    try:
+        return load(self, target, recipe=recipe, step=step)
+    finally:
+        self.pending = under_way

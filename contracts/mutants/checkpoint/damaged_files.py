@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec import codec
 from contracts.spec.errors import Refusals, Refused, refuse
 from contracts.stacks.reference.checkpoint import manifest as manifests
-from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
 from contracts.stacks.reference.checkpoint.manifest import Manifest
 
@@ -98,39 +99,27 @@ class TakesMissingForZeros(Exchanged):
     exchange = {"checkpoints": _PadsWithZeros}
 
 
-class _NamesNoFile(Checkpoints):
-    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
-        try:
-            return super().load(target, recipe=recipe, step=step)
-        except Refused:
-            raise refuse("checkpoint", step, "cannot be loaded", "try another") from None
-
-
-@mutant(of="CKPT-04c", case="emptied", says="was emptied, and the refusal does not name it")
-class NamesNoFile(Exchanged):
+@broken(Checkpoints, "load", "CKPT-04c[emptied]: was emptied, and the refusal does not name it")
+def names_no_file(load, self, target, *, recipe="", step=None):
     """Raises the same error for everything: nobody learns which of 4096 files it is."""
-
-    exchange = {"checkpoints": _NamesNoFile}
-
-
-class _ReadsIntoTheTarget(Checkpoints):
-    def read(self, folder: Path, manifest: Manifest, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        one_by_one: dict[str, Tensor] = {}
-        for name, held in manifest.tensors.items():
-            alone = Manifest(
-                step=manifest.step, save=manifest.save, recipe=manifest.recipe, position=manifest.position,
-                tensors={name: held}, files=manifest.files,
-            )  # fmt: skip
-            one_by_one |= super().read(folder, alone, {name: target[name]})
-            self.fill({name: target[name]}, one_by_one)
-        return one_by_one
+    try:
+        return load(self, target, recipe=recipe, step=step)
+    except Refused:
+        raise refuse("checkpoint", step, "cannot be loaded", "try another") from None
 
 
-@mutant(of="CKPT-04c", case="corrupt", says="the load was refused, but the target is not what it was")
-class ReadsIntoTheTarget(Exchanged):
+@broken(Checkpoints, "read", "CKPT-04c[corrupt]: the load was refused, but the target is not what it was")
+def reads_into_the_target(read, self, folder, manifest, target):
     """Loads in place, tensor by tensor, and finds the damaged one when half of the others are loaded."""
-
-    exchange = {"checkpoints": _ReadsIntoTheTarget}
+    one_by_one = {}
+    for name, held in manifest.tensors.items():
+        alone = Manifest(
+            step=manifest.step, save=manifest.save, recipe=manifest.recipe, position=manifest.position,
+            tensors={name: held}, files=manifest.files,
+        )  # fmt: skip
+        one_by_one |= read(self, folder, alone, {name: target[name]})
+        self.fill({name: target[name]}, one_by_one)
+    return one_by_one
 
 
 class _LooksIntoEverything(Checkpoints):
@@ -153,17 +142,6 @@ class LooksIntoEverything(Exchanged):
     exchange = {"checkpoints": _LooksIntoEverything}
 
 
-class _ReadsTheOldForm(Checkpoints):
-    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
-        try:
-            return super().load(target, recipe=recipe, step=step)
-        except Refused:
-            for path in self.folder.rglob("*"):
-                if path.is_file():
-                    _old_form(path)
-            raise
-
-
 def _old_form(path: Path) -> None:
     try:
         pickle.loads(path.read_bytes())
@@ -171,22 +149,21 @@ def _old_form(path: Path) -> None:
         return
 
 
-@mutant(of="CKPT-04g", case="pickle-in-place-of-a-file", says="and its pickle was executed")
-class ReadsTheOldForm(Exchanged):
+@broken(Checkpoints, "load", "CKPT-04g[pickle-in-place-of-a-file]: and its pickle was executed")
+def reads_the_old_form(load, self, target, *, recipe="", step=None):
     """Takes a file that is not of this format for last year's format, which was a pickle."""
-
-    exchange = {"checkpoints": _ReadsTheOldForm}
-
-
-class _ReadsDcpMetadata(Checkpoints):
-    def latest(self) -> int | None:
-        for path in self.folder.glob("*/.metadata"):
-            _old_form(path)
-        return super().latest()
+    try:
+        return load(self, target, recipe=recipe, step=step)
+    except Refused:
+        for path in self.folder.rglob("*"):
+            if path.is_file():
+                _old_form(path)
+        raise
 
 
-@mutant(of="CKPT-04g", case="nothing-but-pickles", says="and its pickle was executed")
-class ReadsDcpMetadata(Exchanged):
+@broken(Checkpoints, "latest", "CKPT-04g[nothing-but-pickles]: and its pickle was executed")
+def reads_dcp_metadata(latest, self):
     """Reads DCP's pickled metadata just to list the checkpoints."""
-
-    exchange = {"checkpoints": _ReadsDcpMetadata}
+    for path in self.folder.glob("*/.metadata"):
+        _old_form(path)
+    return latest(self)

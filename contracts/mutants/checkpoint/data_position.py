@@ -10,13 +10,11 @@ from pathlib import Path
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.trainer import Trained
-from contracts.spec.devices import Started
 from contracts.spec.errors import refuse
-from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.checkpoint import manifest as manifests
-from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.data import DataOrder
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer
@@ -100,17 +98,11 @@ class CountsEpochsAnew(Trained):
     trains = CountsEpochs
 
 
-class _DropsTheRest(Trainer):
-    def position(self) -> dict[str, int]:
-        size = len(self.corpus)
-        return super().position() | {"consumed": -(-self.consumed // size) * size}
-
-
-@mutant(of="CKPT-01f", case="resumed-after-one-step", says="the samples are", bugs=("DAT-04",))
-class DropsTheRest(Trained):
+@broken(Trainer, "position", "CKPT-01f[resumed-after-one-step]: the samples are", bugs=("DAT-04",))
+def drops_the_rest(position, self):
     """Saves only the number of the epoch, and resumes with the next one."""
-
-    trains = _DropsTheRest
+    size = len(self.corpus)
+    return position(self) | {"consumed": -(-self.consumed // size) * size}
 
 
 class CountsAnEpochTwice(Trainer):
@@ -129,95 +121,75 @@ class LeavesAnEpochOut(Trained):
     trains = CountsAnEpochTwice
 
 
-class _AsksNoRecipe(Checkpoints):
-    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
-        latest = self.latest()
-        if latest is not None:
-            recipe = manifests.read(self.folder / self.name_of(latest)).recipe
-        return super().load(target, recipe=recipe, step=step)
-
-
 @mutant(
-    of="CKPT-01c", case="rope", says="the run of short went on after step 1", bugs=("PRV-06",),
+    of="CKPT-01c",
+    case="rope",
+    says="the run of short went on after step 1",
+    bugs=("PRV-06",),
     leanest="the run of short@dense went on after step 1",
-)  # fmt: skip
-@mutant(of="CKPT-01c", case="rate", says="the run of short went on after step 1", leanest="")
-@mutant(of="CKPT-01c", case="batch", says="the run of short went on after step 1", leanest="")
-@mutant(of="CKPT-01c", case="balance", says="the run of short went on after step 1", leanest="")
-class AsksNoRecipe(Exchanged):
+)
+@broken(
+    Checkpoints,
+    "load",
+    "CKPT-01c[balance]: the run of short went on after step 1",
+    "CKPT-01c[batch]: the run of short went on after step 1",
+    "CKPT-01c[rate]: the run of short went on after step 1",
+    leanest="",
+)
+def asks_no_recipe(load, self, target, *, recipe="", step=None):
     """Compares no recipe: every tensor fits, so the run goes on with another rope base."""
-
-    exchange = {"checkpoints": _AsksNoRecipe}
-
-
-class _AsksTheProcess(Trainer):
-    def resume(self, folder: str) -> None:
-        raise refuse("recipe", hash(self), "is not the one it was saved under", "resume in the process that saved")
+    latest = self.latest()
+    if latest is not None:
+        recipe = manifests.read(self.folder / self.name_of(latest)).recipe
+    return load(self, target, recipe=recipe, step=step)
 
 
-@mutant(of="CKPT-01c", case="top-k", says="a legal input was refused")
-class AsksTheProcess(Trained):
+@broken(Trainer, "resume", "CKPT-01c[top-k]: a legal input was refused")
+def asks_the_process(resume, self, folder):
     """Over-correction: the recipe's digest is Python's salted hash, new in each process, so no run can be resumed."""
-
-    trains = _AsksTheProcess
-
-
-class _BeginsAnew(Trainer):
-    def resume(self, folder: str) -> None:
-        if self.parts.checkpoints(folder).latest() is not None:
-            super().resume(folder)
+    raise refuse("recipe", hash(self), "is not the one it was saved under", "resume in the process that saved")
 
 
-@mutant(of="CKPT-01d", case="empty-folder", says="there is no checkpoint, and the run began after step 0")
-class BeginsAnew(Trained):
+@broken(Trainer, "resume", "CKPT-01d[empty-folder]: there is no checkpoint, and the run began after step 0")
+def begins_anew(resume, self, folder):
     """Resumes if there is a checkpoint, and otherwise starts anew."""
+    if self.parts.checkpoints(folder).latest() is not None:
+        resume(self, folder)
 
-    trains = _BeginsAnew
 
-
-@mutant(of="CKPT-01j", case="twice", says="start 2 took 1 steps and exit code 2")
-class StartsTheSameCommand(Reference):
+@broken(Reference, "started", "CKPT-01j[twice]: start 2 took 1 steps and exit code 2")
+def starts_the_same_command(started, self, recipe, environment, steps):
     """The script that restarts a run leaves the load out, which its first start could not have."""
-
-    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
-        return super().started(replace(recipe, checkpoint=replace(recipe.checkpoint, load=None)), environment, steps)
+    return started(self, replace(recipe, checkpoint=replace(recipe.checkpoint, load=None)), environment, steps)
 
 
-@mutant(of="CKPT-01j", case="from-nothing", says="there is no checkpoint, and it took 2 steps")
-class LoadsOnlyWhatIsThere(Reference):
+@broken(Reference, "started", "CKPT-01j[from-nothing]: there is no checkpoint, and it took 2 steps")
+def loads_only_what_is_there(started, self, recipe, environment, steps):
     """Looks whether the folder is there, and otherwise starts as if nobody had asked for a load."""
-
-    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
-        load = recipe.checkpoint.load
-        there = load is not None and Path(load).exists()
-        kept = replace(recipe.checkpoint, load=load if there else None)
-        return super().started(replace(recipe, checkpoint=kept), environment, steps)
+    load = recipe.checkpoint.load
+    there = load is not None and Path(load).exists()
+    kept = replace(recipe.checkpoint, load=load if there else None)
+    return started(self, replace(recipe, checkpoint=kept), environment, steps)
 
 
-@mutant(of="CKPT-01l", case="every-third", says="left checkpoints of steps [7], expected [7, 6, 3]")
-class SavesAtTheEndAlone(Reference):
+@broken(Reference, "started", "CKPT-01l[every-third]: left checkpoints of steps [7], expected [7, 6, 3]")
+def saves_at_the_end_alone(started, self, recipe, environment, steps):
     """The interval is that of the log: what dies before its last step has saved nothing."""
-
-    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
-        seldom = replace(recipe.checkpoint, interval=steps + 1)
-        return super().started(replace(recipe, checkpoint=seldom), environment, steps)
+    seldom = replace(recipe.checkpoint, interval=steps + 1)
+    return started(self, replace(recipe, checkpoint=seldom), environment, steps)
 
 
-@mutant(of="CKPT-01l", case="ends-on-one", says="left checkpoints of steps [4, 3, 2, 1], expected [4, 2]")
-class SavesBehindEveryStep(Reference):
+@broken(Reference, "started", "CKPT-01l[ends-on-one]: left checkpoints of steps [4, 3, 2, 1], expected [4, 2]")
+def saves_behind_every_step(started, self, recipe, environment, steps):
     """Over-correction: every step is saved, and the volume is full before the run is over."""
-
-    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
-        each = replace(recipe.checkpoint, interval=1)
-        return super().started(replace(recipe, checkpoint=each), environment, steps)
+    each = replace(recipe.checkpoint, interval=1)
+    return started(self, replace(recipe, checkpoint=each), environment, steps)
 
 
-@mutant(of="CKPT-01l", case="longer-than-the-run", says="left checkpoints of steps [], expected [2]")
-class ForgetsTheLastStep(Reference):
+@broken(Reference, "started", "CKPT-01l[longer-than-the-run]: left checkpoints of steps [], expected [2]")
+def forgets_the_last_step(started, self, recipe, environment, steps):
     """Saves where the interval divides the step, and not where the run ends."""
-
-    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
-        ended = super().started(recipe, environment, steps)
-        if steps % recipe.checkpoint.interval and recipe.checkpoint.save is not None:
-            shutil.rmtree(Path(recipe.checkpoint.save, "checkpoints", f"step-{steps:08d}"))
-        return ended
+    ended = started(self, recipe, environment, steps)
+    if steps % recipe.checkpoint.interval and recipe.checkpoint.save is not None:
+        shutil.rmtree(Path(recipe.checkpoint.save, "checkpoints", f"step-{steps:08d}"))
+    return ended

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.errors import Refused
 from contracts.stacks.reference.checkpoint import manifest as manifests
@@ -61,16 +62,10 @@ class _OneName(Disk):
         self.under.passed()
 
 
-class _WritesOneFile(Checkpoints):
-    def __init__(self, folder: str | Path, *, disk: Disk | None = None, **named: int) -> None:
-        super().__init__(folder, disk=_OneName(disk or Disk()), **named)  # type: ignore[arg-type]  # handed on
-
-
-@mutant(of="CKPT-03d", case="the-last-of-two", says="step 4 was saved again: it was refused", bugs=("RSM-62",))
-class WritesOneFile(Exchanged):
+@broken(Checkpoints, "__init__", "CKPT-03d[the-last-of-two]: step 4 was saved again: it was refused", bugs=("RSM-62",))
+def writes_one_file(init, self, folder, *, disk=None, **named):
     """Files are named by data-parallel rank: ranks with the same one overwrite each other, and the last write stays."""
-
-    exchange = {"checkpoints": _WritesOneFile}
+    init(self, folder, disk=_OneName(disk or Disk()), **named)
 
 
 class _PublishesItself(Checkpoints):
@@ -100,30 +95,18 @@ class PublishesItself(Exchanged):
     exchange = {"checkpoints": _PublishesItself}
 
 
-class _KeepsItToItself(Checkpoints):
-    def save(self, state: State) -> None:
-        try:
-            super().save(state)
-        except Refused:
-            if _rank() > 0:
-                raise  # rank 0 only logs a warning
-
-
-@mutant(of="CKPT-03f", case="the-last-of-two", says="rank 1 found no room, and the ranks ended done")
-class KeepsItToItself(Exchanged):
+@broken(Checkpoints, "save", "CKPT-03f[the-last-of-two]: rank 1 found no room, and the ranks ended done")
+def keeps_it_to_itself(save, self, state):
     """A rank that wrote its own shards counts the save as done."""
-
-    exchange = {"checkpoints": _KeepsItToItself}
-
-
-class _LeavesWhatOthersWrote(Checkpoints):
-    def abandon(self, unfinished: Path) -> None:
+    try:
+        save(self, state)
+    except Refused:
         if _rank() > 0:
-            super().abandon(unfinished)
+            raise  # rank 0 only logs a warning
 
 
-@mutant(of="CKPT-03f", case="the-last-of-two", says="rank 1 found no room, and these files are left")
-class LeavesWhatOthersWrote(Exchanged):
+@broken(Checkpoints, "abandon", "CKPT-03f[the-last-of-two]: rank 1 found no room, and these files are left")
+def leaves_what_others_wrote(abandon, self, unfinished):
     """Only the rank that found no room cleans up, and it does not know under which names the others wrote."""
-
-    exchange = {"checkpoints": _LeavesWhatOthersWrote}
+    if _rank() > 0:
+        abandon(self, unfinished)

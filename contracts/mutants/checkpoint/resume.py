@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.trainer import Trained
 from contracts.spec.training import Session
 from contracts.spec.training import Trained as Run
 from contracts.stacks.reference.checkpoint import rng_state
-from contracts.stacks.reference.checkpoint.checkpoint import State
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import Optimizer
 from contracts.stacks.reference.training.trainer import Batch, Trainer
@@ -84,83 +84,47 @@ class LeavesItsCopiesStale(Trained):
     trains = _ComputesWithCopies
 
 
-class _SkipsPrefixes(Trainer):
-    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
-        known = {name for name in into if ".streams." not in name and ".indexer." not in name}
-        super().put({name: values[name] for name in known}, {name: into[name] for name in known}, what)
-
-
-@mutant(of="CKPT-01a", case="every-kind", says="after 1 loads, step 2: losses is")
-class SkipsTensorsOfNewerKinds(Trained):
+@broken(Trainer, "put", "CKPT-01a[every-kind]: after 1 loads, step 2: losses is")
+def skips_tensors_of_newer_kinds(put, self, values, into, what):
     """A load that is not strict matches names by a list of known modules: maps of streams and indexers start anew."""
-
-    trains = _SkipsPrefixes
-
-
-class _CountsStepsFromTheLoad(Trainer):
-    def resume(self, folder: str) -> None:
-        super().resume(folder)
-        self.number = 0
+    known = {name for name in into if ".streams." not in name and ".indexer." not in name}
+    put(self, {name: values[name] for name in known}, {name: into[name] for name in known}, what)
 
 
-@mutant(
-    of="CKPT-01a",
-    case="muon-accumulated",
-    says="after 1 loads the run began after step 0, expected 1",
+@broken(
+    Trainer,
+    "resume",
+    "CKPT-01a[muon-accumulated]: after 1 loads the run began after step 0, expected 1",
     bugs=("RSM-03",),
 )
-class CountsStepsFromTheLoad(Trained):
+def counts_steps_from_the_load(resume, self, folder):
     """Steps are numbered from 0 after a load: logs and checkpoints of the second part overwrite those of the first."""
-
-    trains = _CountsStepsFromTheLoad
-
-
-class _Starts(Optimizer):
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        super().load({n: torch.zeros_like(each) if n.endswith("/step") else each for n, each in state.items()})
+    resume(self, folder)
+    self.number = 0
 
 
-@mutant(of="CKPT-01a", case="adamw", says="/step differs")
-class CorrectsTheBiasAnew(Trained):
+@broken(Optimizer, "load", "CKPT-01a[adamw]: /step differs")
+def corrects_the_bias_anew(load, self, state):
     """Moments are loaded but their step count is not: after a load their bias is corrected as at the first steps."""
-
-    moves = _Starts
-
-
-class _Counts(Optimizer):
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        super().load({n: each + 1 if n.endswith("/step") else each for n, each in state.items()})
+    load(self, {n: torch.zeros_like(each) if n.endswith("/step") else each for n, each in state.items()})
 
 
-@mutant(of="CKPT-01a", case="mtp-without-clipping", says="/step differs", bugs=("RSM-40",))
-class CountsAStepThatWasNone(Trained):
+@broken(Optimizer, "load", "CKPT-01a[mtp-without-clipping]: /step differs", bugs=("RSM-40",))
+def counts_a_step_that_was_none(load, self, state):
     """A dummy optimizer step that allocates the state before the load counts as a step."""
-
-    moves = _Counts
-
-
-class _Forgets(Optimizer):
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        super().load({})
+    load(self, {n: each + 1 if n.endswith("/step") else each for n, each in state.items()})
 
 
-@mutant(of="CKPT-01a", case="adamw", says="/exp_avg differs", bugs=("RSM-66",))
-class LoadsWeightsAlone(Trained):
+@broken(Optimizer, "load", "CKPT-01a[adamw]: /exp_avg differs", bugs=("RSM-66",))
+def loads_weights_alone(load, self, state):
     """The optimizer's state is read but not used: it begins at zero."""
-
-    moves = _Forgets
-
-
-class _ForgetsMomentum(Optimizer):
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        super().load({n: torch.zeros_like(each) if "momentum" in n else each for n, each in state.items()})
+    load(self, {})
 
 
-@mutant(of="CKPT-01a", case="muon-accumulated", says="/momentum_buffer differs", bugs=("RSM-57",))
-class LoadsOneRuleAlone(Trained):
+@broken(Optimizer, "load", "CKPT-01a[muon-accumulated]: /momentum_buffer differs", bugs=("RSM-57",))
+def loads_one_rule_alone(load, self, state):
     """Of two optimizers only the first is loaded: Muon's momentum begins at zero."""
-
-    moves = _ForgetsMomentum
+    load(self, {n: torch.zeros_like(each) if "momentum" in n else each for n, each in state.items()})
 
 
 class _HoldsOldGroups(Optimizer):
@@ -189,38 +153,26 @@ class HoldsOldGroups(Trained):
     moves = _HoldsOldGroups
 
 
-class _ByOrder(Optimizer):
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        kinds: dict[tuple[Any, ...], list[str]] = {}
-        for name, each in state.items():
-            kinds.setdefault((name.rpartition("/")[2], tuple(each.shape)), []).append(name)
-        turned = {
-            name: state[other]
-            for names in kinds.values()
-            for name, other in zip(names, [*names[1:], names[0]], strict=True)
-        }
-        super().load(turned)
-
-
-@mutant(of="CKPT-01a", case="adamw", says="/exp_avg differs", bugs=("RSM-10",))
-class MatchesStateByOrder(Trained):
+@broken(Optimizer, "load", "CKPT-01a[adamw]: /exp_avg differs", bugs=("RSM-10",))
+def matches_state_by_order(load, self, state):
     """State is saved in the order of the groups and loaded in that of the modules: parameters of equal shape are
     swapped.
     """
+    kinds = {}
+    for name, each in state.items():
+        kinds.setdefault((name.rpartition("/")[2], tuple(each.shape)), []).append(name)
+    turned = {
+        name: state[other]
+        for names in kinds.values()
+        for name, other in zip(names, [*names[1:], names[0]], strict=True)
+    }
+    load(self, turned)
 
-    moves = _ByOrder
 
-
-class _Rounds(Optimizer):
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        super().load({n: each if n.endswith("/step") else each.bfloat16().to(each.dtype) for n, each in state.items()})
-
-
-@mutant(of="CKPT-01a", case="muon-accumulated", says="/exp_avg differs")
-class RoundsTheMoments(Trained):
+@broken(Optimizer, "load", "CKPT-01a[muon-accumulated]: /exp_avg differs")
+def rounds_the_moments(load, self, state):
     """torch.optim's load_state_dict casts state to the parameter's dtype: float32 moments come back as bfloat16."""
-
-    moves = _Rounds
+    load(self, {n: each if n.endswith("/step") else each.bfloat16().to(each.dtype) for n, each in state.items()})
 
 
 class _SavesWhatItLoaded(Trainer):
@@ -241,137 +193,76 @@ class SavesWhatItLoaded(Trained):
     trains = _SavesWhatItLoaded
 
 
-class _LooksAhead(Trainer):
-    def position(self) -> dict[str, int]:
-        return super().position() | {"consumed": self.consumed + self.recipe.batch.total}
-
-
-@mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: samples is", bugs=("RSM-28",), leanest="")
-class LooksAhead(Trained):
+@broken(Trainer, "position", "CKPT-01a[adamw]: after 1 loads, step 3: samples is", bugs=("RSM-28",), leanest="")
+def looks_ahead(position, self):
     """The loader has prefetched the next batch and counts it as trained: each resume loses one batch."""
-
-    trains = _LooksAhead
-
-
-class _BeginsTheData(Trainer):
-    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
-        super().load(state, position)
-        self.consumed = 0
+    return position(self) | {"consumed": self.consumed + self.recipe.batch.total}
 
 
-@mutant(of="CKPT-01a", case="muon-accumulated", says="after 1 loads, step 2: samples is", bugs=("RSM-26",), leanest="")
-class BeginsTheData(Trained):
+@broken(Trainer, "load", "CKPT-01a[muon-accumulated]: after 1 loads, step 2: samples is", bugs=("RSM-26",), leanest="")
+def begins_the_data(load, self, state, position):
     """The sampler starts again: the first batches are trained twice, the last ones never."""
-
-    trains = _BeginsTheData
-
-
-class _LosesTheExperts(Trainer):
-    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
-        copies = {name: each.clone() if "experts" in name else each for name, each in into.items()}
-        super().put(values, copies, what)
+    load(self, state, position)
+    self.consumed = 0
 
 
-@mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: losses is", bugs=("RSM-52",))
-class LosesTheExperts(Trained):
+@broken(Trainer, "put", "CKPT-01a[adamw]: after 1 loads, step 3: losses is", bugs=("RSM-52",))
+def loses_the_experts(put, self, values, into, what):
     """Experts are loaded into a temporary copy; the experts that train keep their initial weights."""
-
-    trains = _LosesTheExperts
-
-
-class _LeavesTheGenerators(Trainer):
-    def restore_generators(self, states: Mapping[str, Tensor]) -> None:
-        """Nothing: the trainer draws no numbers today."""
+    copies = {name: each.clone() if "experts" in name else each for name, each in into.items()}
+    put(self, values, copies, what)
 
 
-@mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: rng:")
-class LeavesTheGenerators(Trained):
+@broken(Trainer, "restore_generators", "CKPT-01a[adamw]: after 1 loads, step 3: rng:")
+def leaves_the_generators(restore_generators, self, states):
     """Random generators are not loaded: every dropout mask after the resume is different."""
 
-    trains = _LeavesTheGenerators
 
-
-class _DrawsAfterwards(Trainer):
-    def restore_generators(self, states: Mapping[str, Tensor]) -> None:
-        super().restore_generators(states)
-        torch.rand(1)  # a seed for the loader's workers
-
-
-@mutant(of="CKPT-01a", case="adamw", says="rng: the state torch differs", bugs=("RSM-22",))
-class DrawsAfterwards(Trained):
+@broken(Trainer, "restore_generators", "CKPT-01a[adamw]: rng: the state torch differs", bugs=("RSM-22",))
+def draws_afterwards(restore_generators, self, states):
     """The data loader is built after the generators are restored, and draws from them."""
-
-    trains = _DrawsAfterwards
-
-
-class _LeavesNumpy(Trainer):
-    def restore_generators(self, states: Mapping[str, Tensor]) -> None:
-        super().restore_generators({name: each for name, each in states.items() if name != "numpy"})
+    restore_generators(self, states)
+    torch.rand(1)  # a seed for the loader's workers
 
 
-@mutant(of="CKPT-01a", case="adamw", says="rng: the state numpy differs")
-class LeavesTheGeneratorOfNumpy(Trained):
+@broken(Trainer, "restore_generators", "CKPT-01a[adamw]: rng: the state numpy differs")
+def leaves_the_generator_of_numpy(restore_generators, self, states):
     """The generators of torch and of Python are loaded, and not NumPy's, from which data loaders draw."""
-
-    trains = _LeavesNumpy
-
-
-class _DropsTheSpare(Trainer):
-    def restore_generators(self, states: Mapping[str, Tensor]) -> None:
-        super().restore_generators(states)
-        version, words, _ = random.getstate()
-        random.setstate((version, words, None))
+    restore_generators(self, {name: each for name, each in states.items() if name != "numpy"})
 
 
-@mutant(of="CKPT-01a", case="adamw", says="rng: the state python differs")
-class DropsTheSpare(Trained):
+@broken(Trainer, "restore_generators", "CKPT-01a[adamw]: rng: the state python differs")
+def drops_the_spare(restore_generators, self, states):
     """Saves the words of Python's generator, but not the second number of a normal pair that it holds back."""
-
-    trains = _DropsTheSpare
-
-
-class _SavesThroughHalf(Trainer):
-    def saved(self) -> State:
-        for name, each in self.state().items():
-            if name.startswith("weights/"):
-                each.copy_(each.bfloat16())
-        return super().saved()
+    restore_generators(self, states)
+    version, words, _ = random.getstate()
+    random.setstate((version, words, None))
 
 
-@mutant(of="CKPT-01b", case="adamw", says="with a save after each step, step 1: weights:")
-class SavesThroughHalf(Trained):
+@broken(Trainer, "saved", "CKPT-01b[adamw]: with a save after each step, step 1: weights:")
+def saves_through_half(saved, self):
     """Casts the weights to the file's dtype in place."""
-
-    trains = _SavesThroughHalf
-
-
-class _NamesByChance(Trainer):
-    def save(self, folder: str) -> None:
-        random.random()  # for the name of a temporary file
-        super().save(folder)
+    for name, each in self.state().items():
+        if name.startswith("weights/"):
+            each.copy_(each.bfloat16())
+    return saved(self)
 
 
-@mutant(of="CKPT-01b", case="muon", says="with a save after each step, step 1: rng: the state python differs")
-class NamesByChance(Trained):
+@broken(Trainer, "save", "CKPT-01b[muon]: with a save after each step, step 1: rng: the state python differs")
+def names_by_chance(save, self, folder):
     """The save draws from the generator that the data uses."""
-
-    trains = _NamesByChance
-
-
-class _UntiesAfterALoad(Trainer):
-    def resume(self, folder: str) -> None:
-        super().resume(folder)
-        if self.model.head is None:
-            head = torch.nn.Linear(self.recipe.hidden, self.recipe.vocab, bias=False)
-            head.weight = torch.nn.Parameter(self.model.embedding.weight.detach().clone())
-            vars(self.model)["head"] = head  # no submodule: neither its optimizer nor a checkpoint knows it
+    random.random()  # for the name of a temporary file
+    save(self, folder)
 
 
-@mutant(of="CKPT-01a", case="dense-tied", says="after 1 loads, step 3: grad_norm is", bugs=("RSM-54",), leanest="")
-class UntiesAfterALoad(Trained):
+@broken(Trainer, "resume", "CKPT-01a[dense-tied]: after 1 loads, step 3: grad_norm is", bugs=("RSM-54",), leanest="")
+def unties_after_a_load(resume, self, folder):
     """The load gives the output projection a tensor of its own, and nobody ties it to the embedding again."""
-
-    trains = _UntiesAfterALoad
+    resume(self, folder)
+    if self.model.head is None:
+        head = torch.nn.Linear(self.recipe.hidden, self.recipe.vocab, bias=False)
+        head.weight = torch.nn.Parameter(self.model.embedding.weight.detach().clone())
+        vars(self.model)["head"] = head  # no submodule: neither its optimizer nor a checkpoint knows it
 
 
 @mutant(of="CKPT-01a", case="dense", says="rng: the state", bugs=("RSM-21",), leanest="")
@@ -385,5 +276,5 @@ class RestoresGeneratorsOfSaversOnly(Trained):
             def restore_generators(self, states: Mapping[str, Tensor]) -> None:
                 super().restore_generators(states if session.save else before)
 
-        self.trains = Forgets  # type: ignore[misc]  # for this run alone
+        self.trains = Forgets  # for this run alone
         return super().train(session)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.errors import Refusals, Refused
 from contracts.stacks.reference.checkpoint import manifest as manifests
@@ -17,35 +18,23 @@ from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 from contracts.stacks.reference.checkpoint.manifest import Manifest
 
 
-class _JoinsFilesAsText(Checkpoints):
-    def read(self, folder: Path, manifest: Manifest, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        fresh = super().read(folder, manifest, target)
-        for name, held in manifest.tensors.items():
-            as_text = sorted(held.pieces, key=lambda piece: str(int(piece.file.removesuffix(".bin").split("-")[-1])))
-            if len(as_text) > 1:
-                rows = [fresh[name][piece.offsets[0] :][: piece.sizes[0]] for piece in as_text]
-                fresh[name] = torch.cat(rows)
-        return fresh
-
-
-@mutant(of="CKPT-04a", case="a-long-tensor-in-many-files", says="the state w differs", bugs=("RSM-49",))
-class JoinsFilesAsText(Exchanged):
+@broken(Checkpoints, "read", "CKPT-04a[a-long-tensor-in-many-files]: the state w differs", bugs=("RSM-49",))
+def joins_files_as_text(read, self, folder, manifest, target):
     """Joins a tensor's shards in the text order of their file names, in which the tenth stands before the second."""
+    fresh = read(self, folder, manifest, target)
+    for name, held in manifest.tensors.items():
+        as_text = sorted(held.pieces, key=lambda piece: str(int(piece.file.removesuffix(".bin").split("-")[-1])))
+        if len(as_text) > 1:
+            rows = [fresh[name][piece.offsets[0] :][: piece.sizes[0]] for piece in as_text]
+            fresh[name] = torch.cat(rows)
+    return fresh
 
-    exchange = {"checkpoints": _JoinsFilesAsText}
 
-
-class _CountsIn32Bits(Checkpoints):
-    def save(self, state: State) -> None:
-        wrapped = {name: (count + 2**31) % 2**32 - 2**31 for name, count in state.position.items()}
-        super().save(replace(state, position=wrapped))
-
-
-@mutant(of="CKPT-04a", case="counters-past-32-bits", says="its position is {'tokens': 0", bugs=("RSM-42",))
-class CountsIn32Bits(Exchanged):
+@broken(Checkpoints, "save", "CKPT-04a[counters-past-32-bits]: its position is {'tokens': 0", bugs=("RSM-42",))
+def counts_in32_bits(save, self, state):
     """Counters go through an int32 tensor, so a run of a trillion tokens resumes at none."""
-
-    exchange = {"checkpoints": _CountsIn32Bits}
+    wrapped = {name: (count + 2**31) % 2**32 - 2**31 for name, count in state.position.items()}
+    save(self, replace(state, position=wrapped))
 
 
 class _SavesInOneDtype(Checkpoints):
@@ -64,40 +53,26 @@ class SavesInOneDtype(Exchanged):
     exchange = {"checkpoints": _SavesInOneDtype}
 
 
-class _ZeroesWhatIsNotFinite(Checkpoints):
-    def save(self, state: State) -> None:
-        tensors = {n: each.nan_to_num() if each.is_floating_point() else each for n, each in state.tensors.items()}
-        super().save(replace(state, tensors=tensors))
-
-
-@mutant(of="CKPT-04b", case="bfloat16", says="the bits of bfloat16 came back as")
-class ZeroesWhatIsNotFinite(Exchanged):
+@broken(Checkpoints, "save", "CKPT-04b[bfloat16]: the bits of bfloat16 came back as")
+def zeroes_what_is_not_finite(save, self, state):
     """Replaces NaN and infinity before the save, so a run that had diverged resumes as if it had not."""
-
-    exchange = {"checkpoints": _ZeroesWhatIsNotFinite}
-
-
-class _CastsInSilence(Checkpoints):
-    def misfits(self, manifest: Manifest, target: Mapping[str, Tensor]) -> Refusals:
-        same = {
-            name: each.to(getattr(torch, manifest.tensors[name].dtype)) if name in manifest.tensors else each
-            for name, each in target.items()
-        }
-        return super().misfits(manifest, same)
+    tensors = {n: each.nan_to_num() if each.is_floating_point() else each for n, each in state.tensors.items()}
+    save(self, replace(state, tensors=tensors))
 
 
-@mutant(of="CKPT-04d", case="narrower-dtype", says="does not fit what was saved, and was loaded")
-class CastsInSilence(Exchanged):
+@broken(
+    Checkpoints,
+    "misfits",
+    "CKPT-04d[narrower-dtype]: does not fit what was saved, and was loaded",
+    "CKPT-04d[moment-in-bfloat16]: does not fit what was saved, and was loaded",
+)
+def casts_in_silence(misfits, self, manifest, target):
     """Leaves the dtype to `copy_`, as DCP does: float32 experts become bfloat16 at the first resume."""
-
-    exchange = {"checkpoints": _CastsInSilence}
-
-
-@mutant(of="CKPT-04d", case="moment-in-bfloat16", says="does not fit what was saved, and was loaded")
-class CastsMoments(Exchanged):
-    """Casts float32 moments into a bfloat16 optimizer, whose variances then stand still."""
-
-    exchange = {"checkpoints": _CastsInSilence}
+    same = {
+        name: each.to(getattr(torch, manifest.tensors[name].dtype)) if name in manifest.tensors else each
+        for name, each in target.items()
+    }
+    return misfits(self, manifest, same)
 
 
 class _LoadsWhatItFinds(Checkpoints):
@@ -147,79 +122,53 @@ class Broadcasts(Exchanged):
     exchange = {"checkpoints": _Broadcasts}
 
 
-class _StopsAtTheFirst(Checkpoints):
-    def misfits(self, manifest: Manifest, target: Mapping[str, Tensor]) -> Refusals:
-        found, every = Refusals(), super().misfits(manifest, target)
-        try:
-            every.raise_any()
-        except Refused as refused:
-            found.extend(Refused(refused.refusals[:1]))
-        return found
-
-
-@mutant(of="CKPT-04d", case="everything-at-once", says="the refusal does not name")
-class StopsAtTheFirst(Exchanged):
+@broken(Checkpoints, "misfits", "CKPT-04d[everything-at-once]: the refusal does not name")
+def stops_at_the_first(misfits, self, manifest, target):
     """Names only the first tensor that does not fit; the user finds the next one after another hour in the queue."""
-
-    exchange = {"checkpoints": _StopsAtTheFirst}
-
-
-class _FillsAsItReads(Checkpoints):
-    def misfits(self, manifest: Manifest, target: Mapping[str, Tensor]) -> Refusals:
-        every = super().misfits(manifest, target)
-        fits = {n: each for n, each in target.items() if n in manifest.tensors}
-        fits = {n: each for n, each in fits.items() if tuple(each.shape) == manifest.tensors[n].shape}
-        self.fill(fits, self.read(self.folder / self.name_of(manifest.step), manifest, fits))
-        return every
+    found, every = Refusals(), misfits(self, manifest, target)
+    try:
+        every.raise_any()
+    except Refused as refused:
+        found.extend(Refused(refused.refusals[:1]))
+    return found
 
 
-@mutant(of="CKPT-04d", case="fewer-experts", says="the load was refused, but the target is not what it was")
-class FillsAsItReads(Exchanged):
+@broken(Checkpoints, "misfits", "CKPT-04d[fewer-experts]: the load was refused, but the target is not what it was")
+def fills_as_it_reads(misfits, self, manifest, target):
     """Copies tensor by tensor and refuses halfway: a caller that catches the error trains a mixture of two states."""
-
-    exchange = {"checkpoints": _FillsAsItReads}
-
-
-class _AsksNoRecipe(Checkpoints):
-    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
-        chosen = self.latest() if step is None else step
-        if chosen in self.steps():
-            recipe = manifests.read(self.folder / self.name_of(chosen or 0)).recipe
-        return super().load(target, recipe=recipe, step=step)
+    every = misfits(self, manifest, target)
+    fits = {n: each for n, each in target.items() if n in manifest.tensors}
+    fits = {n: each for n, each in fits.items() if tuple(each.shape) == manifest.tensors[n].shape}
+    self.fill(fits, self.read(self.folder / self.name_of(manifest.step), manifest, fits))
+    return every
 
 
-@mutant(of="CKPT-04e", case="another-recipe", says="a state of recipe 'r1' was loaded into recipe 'r2'",
-        bugs=("PRV-06",))  # fmt: skip
-class AsksNoRecipe(Exchanged):
+@broken(
+    Checkpoints,
+    "load",
+    "CKPT-04e[another-recipe]: a state of recipe 'r1' was loaded into recipe 'r2'",
+    bugs=("PRV-06",),
+)
+def asks_no_recipe(load, self, target, *, recipe="", step=None):
     """Compares shapes and nothing else."""
-
-    exchange = {"checkpoints": _AsksNoRecipe}
-
-
-class _TakesTheNext(Checkpoints):
-    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
-        steps = self.steps()
-        if step is not None and step not in steps:
-            step = min((each for each in steps if each > step), default=None)
-        return super().load(target, recipe=recipe, step=step)
+    chosen = self.latest() if step is None else step
+    if chosen in self.steps():
+        recipe = manifests.read(self.folder / self.name_of(chosen or 0)).recipe
+    return load(self, target, recipe=recipe, step=step)
 
 
-@mutant(of="CKPT-04f", case="no-such-step", says="step 3 of [2, 4] was loaded as step 4")
-class TakesTheNext(Exchanged):
+@broken(Checkpoints, "load", "CKPT-04f[no-such-step]: step 3 of [2, 4] was loaded as step 4")
+def takes_the_next(load, self, target, *, recipe="", step=None):
     """Loads the next higher step instead of the one that is missing."""
-
-    exchange = {"checkpoints": _TakesTheNext}
-
-
-class _BeginsAnew(Checkpoints):
-    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
-        if step is None and self.latest() is None:
-            return State(step=0, tensors=target, recipe=recipe)
-        return super().load(target, recipe=recipe, step=step)
+    steps = self.steps()
+    if step is not None and step not in steps:
+        step = min((each for each in steps if each > step), default=None)
+    return load(self, target, recipe=recipe, step=step)
 
 
-@mutant(of="CKPT-04f", case="empty-folder", says="the latest of [] was loaded as step 0")
-class BeginsAnew(Exchanged):
+@broken(Checkpoints, "load", "CKPT-04f[empty-folder]: the latest of [] was loaded as step 0")
+def begins_anew(load, self, target, *, recipe="", step=None):
     """Takes a missing checkpoint for a first start, also where a resume was asked for."""
-
-    exchange = {"checkpoints": _BeginsAnew}
+    if step is None and self.latest() is None:
+        return State(step=0, tensors=target, recipe=recipe)
+    return load(self, target, recipe=recipe, step=step)

@@ -1,119 +1,68 @@
 """Importers that misread the names of weights."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.spec.checkpointing import Naming
+from contracts.mutants._support.broken import broken
 from contracts.stacks.reference.checkpoint.weight_names import WeightNames
 
 
-class _StripsLetters(WeightNames):
-    def bare(self, name: str) -> str:
-        return name.removeprefix("_orig_mod.").lstrip("module.")  # the fault
-
-
-@mutant(of="CKPT-06c", case="begins-with-the-same-letters", says="becomes weight, as another does", bugs=("RSM-43",))
-class StripsLetters(Exchanged):
+@broken(
+    WeightNames, "bare", "CKPT-06c[begins-with-the-same-letters]: becomes weight, as another does", bugs=("RSM-43",)
+)
+def strips_letters(bare, self, name):
     """Calls `lstrip`, which takes a set of letters instead of a prefix."""
-
-    exchange = {"weight_names": _StripsLetters}
-
-
-class _StripsOnce(WeightNames):
-    def bare(self, name: str) -> str:
-        return name.removeprefix("_orig_mod.").removeprefix("module.")
+    return name.removeprefix("_orig_mod.").lstrip("module.")  # the fault
 
 
-@mutant(of="CKPT-06c", case="wrapped-twice", says="['module.module.layers.0.mixer.wq.weight'] became ['module.layers")
-class StripsOnce(Exchanged):
+@broken(
+    WeightNames, "bare", "CKPT-06c[wrapped-twice]: ['module.module.layers.0.mixer.wq.weight'] became ['module.layers"
+)
+def strips_once(bare, self, name):
     """Strips one prefix where DDP wraps a Float16Module and there are two."""
-
-    exchange = {"weight_names": _StripsOnce}
-
-
-class _StripsInFrontAlone(WeightNames):
-    def bare(self, name: str) -> str:
-        while name.startswith(("_orig_mod.", "module.")):
-            name = name.removeprefix("_orig_mod.").removeprefix("module.")
-        return name
+    return name.removeprefix("_orig_mod.").removeprefix("module.")
 
 
-@mutant(of="CKPT-06c", case="a-block-by-itself", says="became ['layers.3._orig_mod.mixer.w1.weight']")
-class StripsInFrontAlone(Exchanged):
+@broken(WeightNames, "bare", "CKPT-06c[a-block-by-itself]: became ['layers.3._orig_mod.mixer.w1.weight']")
+def strips_in_front_alone(bare, self, name):
     """Strips prefixes only at the front, although each block is compiled by itself."""
-
-    exchange = {"weight_names": _StripsInFrontAlone}
-
-
-class _StripsAnywhere(WeightNames):
-    def bare(self, name: str) -> str:
-        return name.replace("_orig_mod.", "").replace("module", "").strip(".")
+    while name.startswith(("_orig_mod.", "module.")):
+        name = name.removeprefix("_orig_mod.").removeprefix("module.")
+    return name
 
 
-@mutant(of="CKPT-06c", case="bare", says="mtp.0._norm.weight")
-class StripsAnywhere(Exchanged):
+@broken(WeightNames, "bare", "CKPT-06c[bare]: mtp.0._norm.weight")
+def strips_anywhere(bare, self, name):
     """Over-correction: removes the letters wherever they stand, inside a name too."""
-
-    exchange = {"weight_names": _StripsAnywhere}
-
-
-class _StacksAsText(WeightNames):
-    def stack(self, experts: Mapping[int, Tensor]) -> Tensor:
-        return torch.stack([experts[number] for number in sorted(experts, key=str)])
+    return name.replace("_orig_mod.", "").replace("module", "").strip(".")
 
 
-@mutant(of="CKPT-06d", case="ascending", says="were stacked, and the state layers.1.mixer.experts.w1 differs")
-class StacksAsText(Exchanged):
+@broken(WeightNames, "stack", "CKPT-06d[ascending]: were stacked, and the state layers.1.mixer.experts.w1 differs")
+def stacks_as_text(stack, self, experts):
     """Sorts the names as text: expert 10 stands third, and every router row behind it meets another expert."""
-
-    exchange = {"weight_names": _StacksAsText}
-
-
-class _StacksAsFound(WeightNames):
-    def stack(self, experts: Mapping[int, Tensor]) -> Tensor:
-        return torch.stack(list(experts.values()))
+    return torch.stack([experts[number] for number in sorted(experts, key=str)])
 
 
-@mutant(of="CKPT-06d", case="wrapped", says="were stacked, and the state layers.1.mixer.experts.w1 differs")
-class StacksAsFound(Exchanged):
+@broken(WeightNames, "stack", "CKPT-06d[wrapped]: were stacked, and the state layers.1.mixer.experts.w1 differs")
+def stacks_as_found(stack, self, experts):
     """Stacks the experts in the order in which the file lists them."""
-
-    exchange = {"weight_names": _StacksAsFound}
-
-
-class _LeavesBuffersBehind(WeightNames):
-    def rename(self, tensors: Mapping[str, Tensor], naming: Naming) -> dict[str, Tensor]:
-        renamed = super().rename(tensors, naming)
-        return {name: each for name, each in renamed.items() if not name.endswith("router.bias")}
+    return torch.stack(list(experts.values()))
 
 
-@mutant(of="CKPT-06d", case="ascending", says="lacks layers.1.mixer.router.bias", bugs=("EXB-09",))
-class LeavesBuffersBehind(Exchanged):
+@broken(WeightNames, "rename", "CKPT-06d[ascending]: lacks layers.1.mixer.router.bias", bugs=("EXB-09",))
+def leaves_buffers_behind(rename, self, tensors, naming):
     """Maps only parameters, but a router's selection bias is a buffer."""
-
-    exchange = {"weight_names": _LeavesBuffersBehind}
-
-
-class _CountsFromOne(WeightNames):
-    def per_expert(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = super().per_expert(tensors)
-        parts = {name: name.split(".experts.") for name in found}
-        return {name if len(split) == 1 else _next(split[0], split[1]): found[name] for name, split in parts.items()}
+    renamed = rename(self, tensors, naming)
+    return {name: each for name, each in renamed.items() if not name.endswith("router.bias")}
 
 
-def _next(head: str, tail: str) -> str:
+def _next(head, tail):
     number, _, rest = tail.partition(".")
     return f"{head}.experts.{int(number) + 1}.{rest}"
 
 
-@mutant(of="CKPT-06d", case="ascending", says="12 experts were taken apart, and the state lacks")
-class CountsFromOne(Exchanged):
+@broken(WeightNames, "per_expert", "CKPT-06d[ascending]: 12 experts were taken apart, and the state lacks")
+def counts_from_one(per_expert, self, tensors):
     """Writes names that count experts from 1."""
-
-    exchange = {"weight_names": _CountsFromOne}
+    found = per_expert(self, tensors)
+    parts = {name: name.split(".experts.") for name in found}
+    return {name if len(split) == 1 else _next(split[0], split[1]): found[name] for name, split in parts.items()}
