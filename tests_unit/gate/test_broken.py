@@ -62,7 +62,7 @@ def test_an_inherited_function_is_replaced_on_the_owner_and_restored(monkeypatch
     ("name", "change", "look", "want"),
     [
         ("tripled", lambda tripled, number: tripled(number) + 1, lambda: Base.tripled(2), 7),
-        ("named", lambda named, cls: named(cls) + "!", Derived.named, "Derived!"),
+        ("named", lambda named, cls: named(cls) + "!", lambda: (Derived.named(),), ("Derived!",)),
         ("size", lambda size, self: size(self) + 1, lambda: Base().size, 5),
     ],
 )
