@@ -92,6 +92,7 @@ def groups(out: Path, device: str) -> list[list[Part]]:
     tuned = "BLK-08a"
     return [
         [figures("moe", 150)],
+        [Part(name="observe", words=("-m", *_observed(device)), limit_s=90)],
         [Part(name="receipt", words=("-m", "benchmarks.receipt", "--device", device, "--out", str(out)), limit_s=60)],
         [law(name, APART[name], 300) for name in ("cold", "lengths", "compiled")]
         + [law("rest", _rest(), 200), mutants("mutants", f"not {tuned} and {_without(APART['modules'])}", 300)],
@@ -99,6 +100,12 @@ def groups(out: Path, device: str) -> list[list[Part]]:
         [law("scans", APART["scans"], 300), mutants("of-scans", tuned, 300)],
         [figures("scan", 200)],
     ]
+
+
+def _observed(device: str) -> tuple[str, ...]:
+    """What observing costs a step there; on a CPU one small pair of steps."""
+    small = ("benchmarks.observed", "--pairs", "1", "--width", "64", "--tokens", "1024")
+    return small if device == "cpu" else ("benchmarks.observed_device",)
 
 
 def _without(ids: str) -> str:

@@ -108,13 +108,14 @@ def test_a_part_whose_package_is_missing_is_skipped_and_incomplete(tmp_path: Pat
 
 def test_the_rehearsal_runs_the_same_commands_and_a_stop_ends_them(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--out", str(tmp_path)]
-    done = subprocess.run([*words, "--only", "cold"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([*words, "--only", "cold,observe"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == gpu.INCOMPLETE, done.stderr
     assert "[cold] INCOMPLETE: reference" in done.stderr
+    assert "0  observe: ended" in done.stderr
     assert "torch sees no CUDA device" in (tmp_path / "cold.txt").read_text()
     wrong = subprocess.run([*words, "--only", "hot"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
-    assert "--only hot: the parts are moe, receipt, cold," in wrong.stderr
+    assert "--only hot: the parts are moe, observe, receipt, cold," in wrong.stderr
     with subprocess.Popen([*words, "--only", "moe"], cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         assert "== moe: python -m benchmarks" in running.stderr.readline()
