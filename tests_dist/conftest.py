@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from contracts.checks.parallel import transformers
+from contracts.checks.parallel import small_models
 from contracts.contract import LAW, Contract
 from contracts.instruments.ranks import here
 from contracts.spec.records import Item
@@ -41,7 +41,7 @@ def _left_to_the_gate(contract: Contract, case: str) -> bool:
 def _about_transformers(contract: Contract) -> bool:
     """Whether a promise is one that every transformer can answer. Of the reference, which has every letter, the same is
     asked layout by layout in checks/parallel/layouts.py: `make gate-all` asks both."""
-    return contract.check.__module__ == transformers.__name__
+    return contract.check.__module__ == small_models.__name__
 
 
 def _within_another(contract: Contract, case: str) -> bool:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from contracts.checks._support import step_comparison, transformers
+from contracts.checks._support import small_models, step_comparison
 from contracts.instruments import fixtures, half_precision, numerics
 from contracts.spec.array import Arrays
 from contracts.spec.tolerance import (
@@ -184,7 +184,7 @@ def test_half_precision_beside_an_exact_zero(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("losses", "tolerance"),
-    [(step_comparison.loss_difference, FLOAT64_SCAN), (transformers.loss_difference, FLOAT32_TRANSFORMER)],
+    [(step_comparison.loss_difference, FLOAT64_SCAN), (small_models.loss_difference, FLOAT32_TRANSFORMER)],
 )
 @given(loss=st.sampled_from((0.0, 1e-300, 1.0, 50.0)))
 def test_steps_are_alike_to_rounding_and_no_further(losses: Any, tolerance: Tolerance, loss: float) -> None:

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import borrowed, own_axis
-from contracts.checks._support.transformers import GROUPED_EXPERTS
+from contracts.checks._support.small_models import GROUPED_EXPERTS
 from contracts.spec.ladder import rung_of
 from contracts.spec.presets import PRESETS
 from contracts.spec.recipe import Batch, Moe, Recipe

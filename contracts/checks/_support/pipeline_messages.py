@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.checks._support import transformers
+from contracts.checks._support import small_models
 from contracts.checks._support.pipeline_run import (
     HALVES,
     IN_FOUR,
@@ -44,7 +44,7 @@ OF_TRANSFORMERS: dict[str, Cell] = {
 def messages_seen(stack: Messaging, recipe: Recipe, execution: Execution) -> Messages:
     """The messages of two steps; in the first, stages may exchange shapes."""
     if execution.precision == "float32":
-        return stack.messages(Session(recipe=recipe, steps=2, execution=execution, batches=transformers.batches(2)))
+        return stack.messages(Session(recipe=recipe, steps=2, execution=execution, batches=small_models.batches(2)))
     precise = replace(execution, precision="float64")
     return stack.messages(Session(recipe=recipe, steps=2, execution=precise, batches=batches(2, recipe)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from contracts.checks._support.transformers import (
+from contracts.checks._support.small_models import (
     AHEAD_EXPERTS,
     DENSE,
     GROUPED_EXPERTS,

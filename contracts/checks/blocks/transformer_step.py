@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
+from contracts.checks._support.small_models import GROUPED_EXPERTS, LATENT_EXPERTS, session
 from contracts.checks._support.training_run import AHEAD, DENSE, LETTERS, TIED, batch, large_expert_weights, run
-from contracts.checks._support.transformers import GROUPED_EXPERTS, LATENT_EXPERTS, session
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT32_TRANSFORMER, FLOAT64_SCAN, within

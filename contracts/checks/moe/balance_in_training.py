@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
+from contracts.checks._support.small_models import LOSS, Cell, cell, one_rank_and_many
 from contracts.checks._support.step_comparison import gradient_differences
 from contracts.checks._support.step_comparison import loss_difference as losses_off
 from contracts.checks._support.training_run import LETTERS, Rows, batch, large_expert_weights, run
 from contracts.checks._support.transformer_layouts import G, H, L
-from contracts.checks._support.transformers import LOSS, Cell, cell, one_rank_and_many
 from contracts.contract import contract
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT32_STEPS, FLOAT32_TRANSFORMER, FLOAT64_SCAN, within

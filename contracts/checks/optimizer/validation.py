@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.fp8_calls import FP8, with_scaling
+from contracts.checks._support.small_models import LATENT_EXPERTS, Cell, cell, session
 from contracts.checks._support.step_comparison import on_one_rank
 from contracts.checks._support.training_run import (
     DENSE,
@@ -21,7 +22,6 @@ from contracts.checks._support.training_run import (
     table,
 )
 from contracts.checks._support.transformer_layouts import cells_named
-from contracts.checks._support.transformers import LATENT_EXPERTS, Cell, cell, session
 from contracts.contract import contract
 from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Moe, Recipe

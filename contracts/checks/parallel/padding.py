@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
+from contracts.checks._support.small_models import DENSE as DENSE_LAYERS
+from contracts.checks._support.small_models import Cell, cell, loss_difference, session
 from contracts.checks._support.step_comparison import gradient_differences, on_one_rank_and_many
 from contracts.checks._support.training_run import DENSE, LETTERS, batch, drawn_weights, run, table
 from contracts.checks._support.transformer_layouts import L, needs_of
-from contracts.checks._support.transformers import DENSE as DENSE_LAYERS
-from contracts.checks._support.transformers import Cell, cell, loss_difference, session
 from contracts.checks._support.windows import WINDOW, label_shares
 from contracts.contract import contract
 from contracts.spec.errors import Refused

@@ -7,8 +7,8 @@ from dataclasses import replace
 from contracts.checks._support.folders import shared_folder
 from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_saves import first_finding, layout_name, state_difference
+from contracts.checks._support.small_models import session
 from contracts.checks._support.transformer_layouts import HALF, SAVED, STEPPED
-from contracts.checks._support.transformers import session
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Observed, Training

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contracts import instruments
+from contracts.checks._support.small_models import one_rank_and_many, optimizer_entries, session
 from contracts.checks._support.step_comparison import tensor_differences, update_difference
 from contracts.checks._support.transformer_layouts import STEPPED, UPDATE, cells_named, needs_of
-from contracts.checks._support.transformers import one_rank_and_many, optimizer_entries, session
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT32_MOMENTS

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from contracts.checks._support.small_models import one_rank_and_many
 from contracts.checks._support.step_comparison import bias_differences
 from contracts.checks._support.transformer_layouts import cells_named
-from contracts.checks._support.transformers import one_rank_and_many
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT32_TRANSFORMER

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from contracts.checks._support.small_models import Cell, cell, loss_difference, one_rank_and_many, session
 from contracts.checks._support.step_comparison import (
     clip_difference,
     gradient_differences,
@@ -17,7 +18,6 @@ from contracts.checks._support.step_comparison import (
     update_difference,
 )
 from contracts.checks._support.transformer_layouts import CELLS, MET, STAGES, STEPPED, UPDATE, G, L, needs_of
-from contracts.checks._support.transformers import Cell, cell, loss_difference, one_rank_and_many, session
 from contracts.checks._support.windows import WINDOW
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.checks._support.small_models import Cell, cell, loss_difference, one_rank_and_many
 from contracts.checks._support.step_comparison import gradient_differences
 from contracts.checks._support.transformer_layouts import G
-from contracts.checks._support.transformers import Cell, cell, loss_difference, one_rank_and_many
 from contracts.contract import contract
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT32_TRANSFORMER
