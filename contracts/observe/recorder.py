@@ -844,8 +844,8 @@ class Recorder:
         def write() -> None:
             squares = asked.squares
             number = self.writer.sketch(asked.sketch) if math.isfinite(squares) else None
-            end = json.dumps({"bits": "", "squares": _number(squares), "sketch": number}, separators=(",", ":"))
-            self.writer.lines([f"{begin},{end[1:]}"])
+            told = json.dumps(_number(squares))
+            self.writer.lines([f'{begin},"bits":"","squares":{told},"sketch":{"null" if number is None else number}}}'])
 
         return write
 

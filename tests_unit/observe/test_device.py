@@ -23,6 +23,7 @@ numpy = pytest.importorskip("numpy")
 
 from torch import nn  # noqa: E402
 
+from benchmarks import observed_operations  # noqa: E402
 from contracts.observe import device  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.sketch import hashed  # noqa: E402
@@ -150,6 +151,15 @@ def test_a_trace_is_the_same_where_a_device_sums_up(tmp_path: Path, request: pyt
     numpy.testing.assert_allclose(*sketches, rtol=1e-11, atol=1e-12)
     statistics = [each["names"] for each in there if each["e"] == "statistics"]
     assert statistics == [["seen"]] * 3
+
+
+def test_an_observed_step_costs_a_device_few_launches_and_one_wait() -> None:
+    """An output is one launch; all parameters together are ten, however many they are."""
+    two, four = (observed_operations.counted(depth) for depth in (2, 4))
+    assert four["batched"] - two["batched"] == 2 * 7
+    assert four["launches"] - four["batched"] == two["launches"] - two["batched"] <= 11
+    assert four["operators"] == two["operators"] <= 90
+    assert (four["waits"], four.get("reads", 0)) == (1, 0)
 
 
 INTERPRETED = """
