@@ -173,6 +173,7 @@ def test_a_stack_that_cannot_be_loaded_leaves_a_whole_report(how: str, tmp_path:
         assert text
         assert said in text or name == "results.sarif", name
     assert "9 not run" in done.stdout
+    assert said in done.stderr.splitlines()[0]
     nowhere = shell(tmp_path, f"rp {' '.join(WORDS)} --stack nosuch.ours:Ours --report other")
     assert nowhere.returncode == USAGE
     assert not (tmp_path / "other").exists()

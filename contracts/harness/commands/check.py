@@ -145,8 +145,6 @@ def check(
             record.make_folder(folder, (*report.FILES, output_of.FILE))
         with output.taken():
             subject = _loaded(stack, profile, plan, deadline, folder)
-            if subject is None:
-                return _verdict(folder, "the stack was not loaded")
             if root is not None:
                 checkout.refuse_other(subject, root, str(at))
             parties.assistants(subject, assistants, quick=False)
@@ -224,20 +222,24 @@ def _apart(stack: str, ranks: int | None) -> str:
     return f"launched:{shlex.join(python('-m', 'contracts.stacks.serve', stack))}" if served else stack
 
 
-def _loaded(stack: str, profile: str, plan: Plan, deadline: float, folder: Path) -> Party | None:
-    """The stack; None where it cannot be loaded, and the record says so: everything was planned, and nothing asked."""
+def _loaded(stack: str, profile: str, plan: Plan, deadline: float, folder: Path) -> Party:
+    """The stack.
+
+    Raises:
+        Unreachable: where it cannot be loaded. The report says so: everything was planned, and nothing asked.
+    """
     try:
         return parties.load(stack, deadline_s=deadline)
     except Unreachable as error:
-        why = str(error)
-    record.make_folder(folder)
-    gate = Gate(subject=parties.Absent(stack), origin=stack, assistants=(), profile=profile, plan=plan)
-    gate.open(folder)
-    for item in plan.items:
-        if item.id not in LAW.untested:
-            gate.add(Result(id=item.id, case=item.case, outcome="not run", words=why))
-    gate.close()
-    return None
+        if checked := [item for item in plan.items if item.id not in LAW.untested]:
+            record.make_folder(folder)
+            gate = Gate(subject=parties.Absent(stack), origin=stack, assistants=(), profile=profile, plan=plan)
+            gate.open(folder)
+            for item in checked:
+                gate.add(Result(id=item.id, case=item.case, outcome="not run", words=str(error)))
+            gate.close()
+            _verdict(folder, str(error))
+        raise
 
 
 def _confirm(folder: Path, code: int) -> None:
