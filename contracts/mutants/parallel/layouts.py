@@ -1045,7 +1045,7 @@ class _CutsThemTogether(_Recut):
             return F.linear(x_BTD, torch.split(own_nD, rows)[index].to(x_BTD.dtype))
 
         for index, each in enumerate(projections):
-            each.forward = lambda x_BTD, index=index: of(index, x_BTD)  # type: ignore[method-assign]  # type: ignore[method-assign]
+            each.forward = lambda x_BTD, index=index: of(index, x_BTD)  # type: ignore[method-assign]
 
 
 @mutant(of="PAR-01a", case="tp2", says="on one rank", bugs=("SSM-27",))
@@ -1063,7 +1063,7 @@ class _StateMajor(_Recut):
             return F.linear(x_BTD, turned_ND.chunk(self.size)[self.rank].to(x_BTD.dtype))
 
         for each in projections[1:]:
-            each.forward = lambda x_BTD, each=each: of(each, x_BTD)  # type: ignore[method-assign]  # type: ignore[method-assign]
+            each.forward = lambda x_BTD, each=each: of(each, x_BTD)  # type: ignore[method-assign]
 
 
 @mutant(of="PAR-01a", case="tp2", says="on one rank", bugs=("SSM-12",))
