@@ -45,19 +45,14 @@ def test_rows_see_no_other_row_in_either_layout(folded: bool, monkeypatch: pytes
 
     from contracts.stacks.torchtitan import symbols
 
-    class Inner(nn.Module):
-        def forward(self, q_BLNH: Tensor, k_BLNH: Tensor, v_BLNH: Tensor, *, attention_masks: Any) -> Tensor:
-            assert attention_masks is None
-            return v_BLNH.cumsum(1)
+    def summed(q_BLNH: Tensor, k_BLNH: Tensor, v_BLNH: Tensor) -> Tensor:
+        return v_BLNH.cumsum(1)
 
     class Branch(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner_attention = Inner()
-
         def forward(self, x: Tensor, attention_masks: Any, positions: Tensor | None = None) -> Tensor:
-            split = x.unflatten(-1, (2, -1))
-            y = self.inner_attention(split, split, split, attention_masks=attention_masks).flatten(-2)
+            assert attention_masks is None
+            given = (x.unflatten(-1, (2, -1)),) * 3
+            y = (symbols.by_rows(summed, *given) if folded else summed(*given)).flatten(-2)
             return y * (torch.arange(x.shape[1])[:, None] if positions is None else positions[:, None])
 
     monkeypatch.setattr(symbols, "folded", lambda: folded)
@@ -78,11 +73,11 @@ def test_the_size_of_a_batch_is_told_in_rows_or_in_tokens(monkeypatch: pytest.Mo
     from contracts.stacks.torchtitan import symbols
 
     _configs(monkeypatch, TrainingConfig=["seq_len"], ParallelismConfig=["pipeline_parallel_microbatch_size"])
-    told = symbols.batch_sizes(rows=2, total=8, length=16)
-    assert told == {"local_batch_size": 2, "global_batch_size": 8, "seq_len": 16}
+    told = symbols.batch_sizes(rows=2, whole=4, total=8, length=16)
+    assert told == {"local_batch_size": 4, "global_batch_size": 8, "seq_len": 16}
     assert symbols.microbatches(rows=2, number=4) == {"pipeline_parallel_microbatch_size": 2}
     _configs(monkeypatch, TrainingConfig=["max_context_length"], ParallelismConfig=["num_pp_microbatches"])
-    assert [*symbols.batch_sizes(rows=2, total=8, length=16).values()] == [32, 128, 16]
+    assert [*symbols.batch_sizes(rows=2, whole=4, total=8, length=16).values()] == [32, 128, 16]
     assert symbols.microbatches(rows=2, number=4) == {"num_pp_microbatches": 4}
 
 

@@ -87,7 +87,7 @@ def configuration(session: Session, folder: str) -> Any:
         optimizer=_optimizer(recipe),
         lr_scheduler=_schedule(recipe),
         training=TrainingConfig(
-            **symbols.batch_sizes(rows=rows, total=total, length=recipe.seq_length),
+            **symbols.batch_sizes(rows=rows_of(session), whole=rows, total=total, length=recipe.seq_length),
             max_norm=recipe.optim.clip or math.inf, steps=max(recipe.optim.steps, session.steps),
             dtype="float32", mixed_precision_param="bfloat16" if is_half(recipe, execution) else "float32",
             mixed_precision_reduce="float32", disable_cuda_graphs=True, gc_freq=1000,

@@ -18,7 +18,6 @@ OF_EXPERTS = {name: partial(nn.init.trunc_normal_, std=0.02) for name in ("w1_EF
 def config_of(recipe: Recipe) -> Any:
     """The configuration of the model; a new one each time, because torchtitan modifies it."""
     from torchtitan.models.common import Embedding, Linear
-    from torchtitan.models.common.attention import ScaledDotProductAttention
     from torchtitan.models.common.nn_modules import RMSNorm
     from torchtitan.models.deepseek_v3 import DeepSeekV3Model
     from torchtitan.models.qwen3 import Qwen3Model
@@ -26,7 +25,7 @@ def config_of(recipe: Recipe) -> Any:
     model = Qwen3Model if recipe.mla is None else DeepSeekV3Model
     layers = _grouped(recipe) if recipe.mla is None else _latent(recipe)
     for layer in layers:
-        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+        layer.attention.inner_attention = symbols.attention().Config()
         if recipe.moe is None:
             layer.moe, layer.feed_forward = None, _mlp(recipe)
             continue

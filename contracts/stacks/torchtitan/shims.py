@@ -283,9 +283,10 @@ def whole_batches(schedule: Any) -> None:
         return
 
     def step(*, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any, **rest: Any) -> Any:
-        assert not any(kwarg_mbs or ()), "keywords of microbatches are not joined"
+        names = kwarg_mbs[0] if kwarg_mbs else ()
+        kwargs = {name: torch.cat([each[name] for each in kwarg_mbs]) for name in names}
         args = [torch.cat(each) for each in zip(*arg_mbs, strict=True)] if arg_mbs else []
-        return whole(*args, target=torch.cat(target_mbs) if target_mbs else None, **rest)
+        return whole(*args, target=torch.cat(target_mbs) if target_mbs else None, **kwargs, **rest)
 
     schedule.step = step
 

@@ -1,6 +1,6 @@
 """Where torchtitan has what this adapter asks for: one function a symbol, which says since when it is as it is.
 
-Main was tried as of b5bcd76 of 21 August 2026, in one process.
+Main was tried as of b5bcd76 of 21 August 2026.
 """
 
 from __future__ import annotations
@@ -32,19 +32,50 @@ def folded() -> bool:
     return "x_TD" in inspect.signature(TokenChoiceTopKRouter.forward).parameters
 
 
+class Rows:
+    """How many tokens a row has while its rows are folded; whoever calls a layer or a trainer says so before."""
+
+    length = 1
+
+
+def by_rows(attend: Callable[..., Tensor], *qkv_TNH: Tensor, **named: Any) -> Tensor:
+    """Attention of folded rows, one row at a time."""
+    split = (each.view(-1, Rows.length, *each.shape[1:]) for each in qkv_TNH)
+    return attend(*split, **named).flatten(0, 1)
+
+
+@functools.cache
+def attention() -> Any:
+    """What computes attention on a CPU: its ScaledDotProductAttention. It takes (B, L, N, H) of folded rows too,
+    and a CPU has no backward pass of flex_attention, whose masks would keep rows apart: so it gets one at a time.
+    """
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+
+    if not folded():
+        return ScaledDotProductAttention
+
+    class OneRowAtATime(ScaledDotProductAttention):  # type: ignore[misc]  # torchtitan is not installed here
+        @dataclasses.dataclass(kw_only=True, slots=True)
+        class Config(ScaledDotProductAttention.Config):  # type: ignore[misc]
+            pass
+
+        def forward(self, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, **named: Any) -> Tensor:
+            """Its arguments are called as flex_attention's: TP cuts them by their names."""
+            own = functools.partial(ScaledDotProductAttention.forward, self)
+            return by_rows(own, q_TNH, k_TNH, v_TNH, **named)
+
+    return OneRowAtATime
+
+
 def of_rows(branch: nn.Module, x_BTD: Tensor, *, attends: bool) -> Tensor:
-    """A branch of a layer on rows of tokens. Where rows are folded, each has its own positions, and attention sees one
-    row at a time: its ScaledDotProductAttention takes (B, L, N, H), and a CPU has no backward pass of flex_attention,
-    whose masks would keep them apart."""
+    """A branch of a layer on rows of tokens. Where rows are folded, each has its own positions."""
     if not folded():
         y_BTD: Tensor = branch(x_BTD, None) if attends else branch(x_BTD)
         return y_BTD
     rows, length, _ = x_BTD.shape
-    if not attends:
-        y_TD: Tensor = branch(x_BTD.flatten(0, 1))
-        return y_TD.view_as(x_BTD)
-    _by_rows(branch.get_submodule("inner_attention"), lambda: length)
-    y_TD = branch(x_BTD.flatten(0, 1), None, torch.arange(length).repeat(rows))
+    Rows.length = length
+    told = (None, torch.arange(length).repeat(rows)) if attends else ()
+    y_TD: Tensor = branch(x_BTD.flatten(0, 1), *told)
     return y_TD.view_as(x_BTD)
 
 
@@ -56,13 +87,17 @@ def data_loader() -> Any:
         return importlib.import_module("torchtitan.components.dataloader").BaseDataLoader
 
 
-def batch_sizes(*, rows: int, total: int, length: int) -> dict[str, int]:
-    """The fields of its training configuration that say how large a batch is: in tokens since August 2026, before in
-    rows."""
+def batch_sizes(*, rows: int, whole: int, total: int, length: int) -> dict[str, int]:
+    """The fields of its training configuration that say how large a batch is: in tokens of a microbatch since August
+    2026, before in rows of what a pipeline cuts.
+
+    Args:
+        rows: of one microbatch on one rank. whole: of all microbatches of one pass of a pipeline. total: of all ranks.
+    """
     from torchtitan.config.configs import TrainingConfig
 
     if "seq_len" in _fields(TrainingConfig):
-        return {"local_batch_size": rows, "global_batch_size": total, "seq_len": length}
+        return {"local_batch_size": whole, "global_batch_size": total, "seq_len": length}
     return {
         "num_tokens_per_microbatch_per_dp_rank": rows * length, "num_tokens_per_train_step": total * length,
         "max_context_length": length,
@@ -83,27 +118,8 @@ def batch_of(tokens_BT: Tensor, labels_BT: Tensor) -> tuple[dict[str, Tensor], T
     if not folded():
         return {"input": tokens_BT}, labels_BT
     rows, length = tokens_BT.shape
+    Rows.length = length
     return {"input": tokens_BT.flatten(), "positions": torch.arange(length).repeat(rows)}, labels_BT.flatten()
-
-
-def rows_apart(model: nn.Module, length: Callable[[], int]) -> None:
-    """Where rows are folded, give each attention of a model one row of so many tokens at a time; see `of_rows`."""
-    if not folded():
-        return
-    for name, inner in model.named_modules():
-        if name.endswith("inner_attention"):
-            _by_rows(inner, length)
-
-
-def _by_rows(inner: Any, length: Callable[[], int]) -> None:
-    own = type(inner).forward
-
-    def by_rows(*qkv_TNH: Tensor, **named: Any) -> Tensor:
-        split = (each.view(-1, length(), *each.shape[1:]) for each in qkv_TNH)
-        out_BLNH: Tensor = own(inner, *split, **named)
-        return out_BLNH.flatten(0, 1)
-
-    inner.forward = by_rows
 
 
 def _fields(kind: Any) -> set[str]:

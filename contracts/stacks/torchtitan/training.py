@@ -47,7 +47,7 @@ class Run(runs.Run):
 
     def __init__(self, session: Session, *, even: bool = False) -> None:
         super().__init__(session, self.links_of(session.recipe))
-        self.alone, self.even, self.length = is_bare(session), even, session.recipe.seq_length
+        self.alone, self.even = is_bare(session), even
         os.environ.setdefault("LOCAL_RANK", "0")  # the trainer reads it even without a launcher
         self.folder = tempfile.TemporaryDirectory(prefix="titan-")
         _reset()
@@ -58,8 +58,6 @@ class Run(runs.Run):
         }
         self.trainer.before_clip = lambda trainer: self.note(trainer.step)
         shims.sums_alone(self.trainer.model_parts)
-        for part in self.trainer.model_parts:
-            symbols.rows_apart(part, lambda: self.length)
         if self.trainer.parallel_dims.pp_enabled:
             shims.whole_batches(self.trainer.pp_schedule)
 
@@ -103,7 +101,6 @@ class Run(runs.Run):
         mesh = dims.get_optional_mesh("batch")
         ranks, rank = (1, 0) if mesh is None else (mesh.size(), mesh.get_local_rank())
         for first in range(rank * len(tokens_BT) // ranks, (rank + 1) * len(tokens_BT) // ranks, size):
-            self.length = tokens_BT.shape[1]
             yield symbols.batch_of(tokens_BT[first : first + size], labels_BT[first : first + size])
 
     def size(self) -> int:
