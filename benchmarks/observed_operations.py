@@ -107,14 +107,17 @@ def counted(depth: int) -> dict[str, int]:
 
     with tempfile.TemporaryDirectory() as folder, _everywhere(counts):
         recorder = Recorder(Writer(Path(folder, "trace"), 0, 1, ("count",), {"run": ""}), 3, collectives=False)
-        settle = recorder._settle
 
-        def settled() -> None:
-            before = counts["reads"]
-            settle()  # reads what lies on the CPU by now
-            counts["reads"], counts["waits"] = before, counts["waits"] + 1
+        def apart(run: Callable[[], None], waits: int) -> Callable[[], None]:
+            def counted_apart() -> None:
+                before = counts["reads"]
+                run()  # reads what lies on the CPU by then
+                counts["reads"], counts["waits"] = before, counts["waits"] + waits
 
-        recorder._settle = settled  # type: ignore[method-assign]
+            return counted_apart
+
+        recorder._settle = apart(recorder._settle, 1)  # type: ignore[method-assign]
+        recorder._write_waiting = apart(recorder._write_waiting, 0)  # type: ignore[method-assign]
         recorder.start()
         step()
         counts.clear()

@@ -50,6 +50,11 @@ class Phase:
     def launch(self, shown: Shown) -> Sums:
         return self.plan.launch([tensor.data_ptr() for _, _, tensor in shown])
 
+    def bits(self, sums: Sums) -> dict[tuple[str, str], str]:
+        """The fingerprints, by name and dtype."""
+        dtype = str(self.plan.dtype).removeprefix("torch.")
+        return {(name, dtype): bits for (name, _), bits in zip(self.held, sums.bits, strict=True)}
+
     def write(self, writer: Writer, step: int, sums: Sums) -> bool:
         """Write the lines, and the sketches; whether that can be done, as where every number is finite."""
         if not all(map(math.isfinite, sums.squares)):

@@ -108,7 +108,11 @@ class Recorder:
         self.failed = ""
         self.devices: dict[torch.device, device.Device | None] = {}
         self.phases: dict[Any, phases.Phase] = {}
+        self.moved: list[Callable[[], bool]] = []  # whether weights have moved since their update
         self.waiting: list[Callable[[], None]] = []  # lines in their order, from the first that a device has to fill
+        self.filled = 0  # how many of them can be written
+        self.writing = False
+        self.read: list[Callable[[], None]] = []  # what is done as soon as a device was read
         self._undo: list[Callable[[], None]] = []
 
     # the frame: hooks in, hooks out
@@ -172,6 +176,7 @@ class Recorder:
         self.stop()
         with _Apart(self):
             self._settle()
+            self._write_waiting()
             self._write_collectives()
         with _Apart(self):
             self.writer.close(error or self.failed, steps=self.done, unseen=self.unseen)
@@ -477,6 +482,9 @@ class Recorder:
             self._perturb(self.perturb, named)
         self._every("weight", tuple(map(id, roots)), [(*each, each[1]) for each in named], sketched=self.step == 1)
         self._settle()  # the only wait of a step
+        if any(each() for each in self.moved):  # their sketches are made of what they are now
+            self._write_waiting()
+        self.moved = []
 
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         """Hears of each parameter as a module gets it: one that two modules get is tied, whatever wraps them later."""
@@ -598,6 +606,7 @@ class Recorder:
         return backward
 
     def _before_backward(self, tensors: Any) -> None:
+        self._write_waiting()
         self._write_left(first=self.backward == 0)
         self.backward += 1
         first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
@@ -762,8 +771,12 @@ class Recorder:
         if phase is None:
             return [self._each(kind, self._parts(*each), sketched=sketched, **more) for each in shown]
         locals_ = [tensor.detach() for _, _, tensor in shown] if kind == "weight" else []
-        write = functools.partial(self._write_phase, kind, phase, self.step, phase.launch(shown), locals_)
-        self._in_turn(write, waits=True)
+        sums = phase.launch(shown)
+        if kind == "weight":
+            self.moved.append(lambda: self._has_moved(phase, sums))
+        if kind == "updated":
+            self.read.append(lambda: self.updated.update(phase.bits(sums)))
+        self._in_turn(functools.partial(self._write_phase, kind, phase, self.step, sums, locals_), waits=True)
         return [[name] for name, _ in phase.held]
 
     def _each(self, kind: str, parts: Sequence[tuple[str, Held]], **more: Any) -> list[str]:
@@ -787,11 +800,7 @@ class Recorder:
     def _write_phase(
         self, kind: str, phase: phases.Phase, step: int, sums: device.Sums, kept: Sequence[Tensor]
     ) -> None:  # fmt: skip
-        dtype = str(phase.plan.dtype).removeprefix("torch.")
-        known = {(name, dtype): bits for (name, _), bits in zip(phase.held, sums.bits, strict=True)}
-        if kind == "updated":
-            self.updated.update(known)
-        moved = kind == "weight" and any(self.updated.get(name, bits) != bits for name, bits in known.items())
+        moved = kind == "weight" and self._has_moved(phase, sums)
         if not moved and phase.write(self.writer, step, sums):
             return
         numbers = itertools.count()
@@ -799,6 +808,10 @@ class Recorder:
             told = sums.sketches[next(numbers)] if phase.sketched[at] else None
             held = replace(mine, local=kept[at]) if kept else mine
             self._write_tensor(kind, name, line, held, sums.squares[at], sums.bits[at], told, phase.sketched[at])
+
+    def _has_moved(self, phase: phases.Phase, sums: device.Sums) -> bool:
+        """Whether a weight has other bits than its update, which may not be written yet."""
+        return any(self.updated.get(name, bits) != bits for name, bits in phase.bits(sums).items())
 
     def _tensor(self, kind: str, label: str, mine: Held, *, sketched: bool = True, **more: Any) -> None:
         local = mine.local.detach()
@@ -826,7 +839,10 @@ class Recorder:
             there.launch()  # before the script overwrites it
         elif wanted and self._keeps(kind, line):
             line["values"] = self._values(kind, mine)
-        mine = mine if kind == "weight" else replace(mine, local=phases.NOTHING)  # which must not live on with its line
+        if kind == "weight":
+            self.moved.append(lambda: True)
+        else:
+            mine = replace(mine, local=phases.NOTHING)  # which must not live on with its line
 
         def write() -> None:
             told = asked.sketch if wanted else None
@@ -906,7 +922,7 @@ class Recorder:
         self._in_turn(lambda: self.writer.add(kind, **{name: _told(each) for name, each in more.items()}), waits=waits)
 
     def _in_turn(self, write: Callable[[], None], *, waits: bool = False) -> None:
-        if self.waiting or waits:
+        if (self.waiting or waits) and not self.writing:
             self.waiting.append(write)
         else:
             write()
@@ -916,12 +932,22 @@ class Recorder:
             each.launch()
 
     def _settle(self) -> None:
-        """Wait for the devices, and write what waited for them."""
+        """Wait for the devices. What waited for them can be written then, and is when they are at work again."""
+        self._write_waiting()
         for each in filter(None, self.devices.values()):
             each.read()
-        waiting, self.waiting = self.waiting, []
-        for write in waiting:
-            write()
+        for done in self.read:
+            done()
+        self.filled, self.read = len(self.waiting), []
+
+    def _write_waiting(self) -> None:
+        ready, self.waiting, self.filled = self.waiting[: self.filled], self.waiting[self.filled :], 0
+        self.writing = True
+        try:
+            for write in ready:
+                write()
+        finally:
+            self.writing = False
 
     def _miss(self, what: str) -> None:
         self.unseen[what] = self.unseen.get(what, 0) + 1
