@@ -6,39 +6,27 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants.compile.eager_equivalence import MeetsBothAFallbackAndADecomposition
 from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
 from contracts.stacks.reference.model.blocks.moe import MoE, Router
 
 
-class _Averages(MoE):
-    def combine(self, given_SD: Tensor, order_S: Tensor, gates_NK: Tensor, dropped_NK: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            gates_NK = torch.ones_like(gates_NK) / gates_NK.shape[-1]
-        return super().combine(given_SD, order_S, gates_NK, dropped_NK)
-
-
-@mutant(of="COMP-01f", case="even", says="compiled y differs: ")
-@mutant(of="COMP-01g", case="even", says="compiled y differs: ")
-class AveragesCompiledExperts(Exchanged):
+@broken(MoE, "combine", "COMP-01g[even]: compiled y differs: ", "COMP-01f[even]: compiled y differs: ")
+def averages_compiled_experts(combine, self, given_SD, order_S, gates_NK, dropped_NK):
     """The compiled combine ignores the gates and averages."""
-
-    exchange = {"moe": _Averages}
-
-
-class _Detached(Router):
-    def gates(self, scores_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        gates_BTK = super().gates(scores_BTE, experts_BTK)
-        return gates_BTK.detach() if torch.compiler.is_compiling() else gates_BTK
+    if torch.compiler.is_compiling():
+        gates_NK = torch.ones_like(gates_NK) / gates_NK.shape[-1]
+    return combine(self, given_SD, order_S, gates_NK, dropped_NK)
 
 
-@mutant(of="COMP-01f", case="upper-half-idle", says="mixer.router.weight")
-@mutant(of="COMP-01g", case="upper-half-idle", says="mixer.router.weight")
-class TrainsNoCompiledRouter(Exchanged):
+@broken(
+    Router, "gates", "COMP-01g[upper-half-idle]: mixer.router.weight", "COMP-01f[upper-half-idle]: mixer.router.weight"
+)
+def trains_no_compiled_router(gates, self, scores_BTE, experts_BTK):
     """Gates lose their gradient under the compiler; outputs are right."""
-
-    exchange = {"router": _Detached}
+    gates_BTK = gates(self, scores_BTE, experts_BTK)
+    return gates_BTK.detach() if torch.compiler.is_compiling() else gates_BTK
 
 
 class _HalfAngles(Attention):
@@ -76,20 +64,14 @@ class CountsDispatchesInPython(Exchanged):
     exchange = {"moe": _CountsDispatches}
 
 
-class _Prints(MoE):
-    def dispatch(self, x_ND: Tensor, order_S: Tensor, dropped_BTK: Tensor) -> Tensor:
-        print(end="")  # noqa: T201  # the fault
-        return super().dispatch(x_ND, order_S, dropped_BTK)
-
-
-@mutant(of="COMP-04f", case="ten-distributions", says="an undeclared graph break", bugs=("CMP-07",))
-@mutant(of="COMP-04g", case="ten-distributions", says="an undeclared graph break", bugs=("CMP-07",))
-class PrintsWhileItDispatches(Exchanged):
+@broken(
+    MoE,
+    "dispatch",
+    "COMP-04g[ten-distributions]: an undeclared graph break",
+    "COMP-04f[ten-distributions]: an undeclared graph break",
+    bugs=("CMP-07",),
+)
+def prints_while_it_dispatches(dispatch, self, x_ND, order_S, dropped_BTK):
     """A print for the log stands between dispatch and experts."""
-
-    exchange = {"moe": _Prints}
-
-
-@mutant(of="COMP-02g", case="bfloat16", says="the layer does not compile from cold")
-class MeetsBothOnCuda(MeetsBothAFallbackAndADecomposition):
-    """The bring-up's failure, on the device where it happened."""
+    print(end="")  # noqa: T201  # the fault
+    return dispatch(self, x_ND, order_S, dropped_BTK)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.instruments import inductor_indexing
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.spec.array import Arrays, Element
-from contracts.spec.compiling import AllowedBreak, CompiledPasses, Operation, Outcome
+from contracts.spec.compiling import AllowedBreak, Outcome
 from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Tokens
+from contracts.spec.training import Execution
 from contracts.stacks.reference.model.blocks.attention import Attention
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 from contracts.stacks.reference.model.blocks.moe import MoE, Router
@@ -23,68 +23,38 @@ from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference
 
 
-class _AveragesWhenCompiled(MoE):
-    def combine(self, given_SD: Tensor, order_S: Tensor, gates_NK: Tensor, dropped_NK: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            gates_NK = torch.ones_like(gates_NK) / gates_NK.shape[-1]
-        return super().combine(given_SD, order_S, gates_NK, dropped_NK)
-
-
-@mutant(of="COMP-01a", case="experts", says="compiled at length 7: y differs")
-class AveragesWhenCompiled(Exchanged):
+@broken(
+    MoE,
+    "combine",
+    "COMP-01a[experts]: compiled at length 7: y differs",
+    "COMP-01b[blocks]: compiled logits differs",
+    "COMP-02b[float32-capacity]: from eager, at most",
+)
+def averages_when_compiled(combine, self, given_SD, order_S, gates_NK, dropped_NK):
     """Under the compiler alone, the combine averages where the eager one weighs by gates."""
-
-    exchange = {"moe": _AveragesWhenCompiled}
-
-
-@mutant(of="COMP-01b", case="blocks", says="compiled logits differs")
-class AveragesInACompiledModel(Exchanged):
-    """The same combine in the whole model, after block tests that ran eager."""
-
-    exchange = {"moe": _AveragesWhenCompiled}
+    if torch.compiler.is_compiling():
+        gates_NK = torch.ones_like(gates_NK) / gates_NK.shape[-1]
+    return combine(self, given_SD, order_S, gates_NK, dropped_NK)
 
 
-@mutant(of="COMP-02b", case="float32-capacity", says="from eager, at most")
-class AveragesWhenCompiledFromCold(Exchanged):
-    """The same combine under inductor, in an interpreter of its own."""
-
-    exchange = {"moe": _AveragesWhenCompiled}
-
-
-class _DetachesWhenCompiled(Router):
-    def gates(self, scores_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        gates_BTK = super().gates(scores_BTE, experts_BTK)
-        return gates_BTK.detach() if torch.compiler.is_compiling() else gates_BTK
-
-
-@mutant(of="COMP-01a", case="experts-with-capacity", says="gradient of mixer.router.weight differs")
-class TrainsTheRouterInEagerAlone(Exchanged):
+@broken(Router, "gates", "COMP-01a[experts-with-capacity]: gradient of mixer.router.weight differs")
+def trains_the_router_in_eager_alone(gates, self, scores_BTE, experts_BTK):
     """The compiled dispatch is an operator without a gradient for its gates: outputs and losses are right."""
+    gates_BTK = gates(self, scores_BTE, experts_BTK)
+    return gates_BTK.detach() if torch.compiler.is_compiling() else gates_BTK
 
-    exchange = {"router": _DetachesWhenCompiled}
 
-
-@mutant(of="COMP-01b", case="blocks", says="0 operations of the model are compiled", bugs=("ACK-08",))
-class CompilesNothing(Reference):
+@broken(Reference, "pass_compiled", "COMP-01b[blocks]: 0 operations of the model are compiled", bugs=("ACK-08",))
+def compiles_nothing(pass_compiled, self, recipe, execution, weights, batches):
     """The order of wrapping leaves the compiler out: every number is right, and nothing is faster."""
-
-    def pass_compiled(
-        self, recipe: Recipe, execution: Execution, weights: Arrays, batches: tuple[Tokens, ...]
-    ) -> CompiledPasses:
-        return super().pass_compiled(recipe, replace(execution, compile="none"), weights, batches)
+    return pass_compiled(self, recipe, replace(execution, compile="none"), weights, batches)
 
 
-class _Prints(MoE):
-    def dispatch(self, x_ND: Tensor, order_S: Tensor, dropped_BTK: Tensor) -> Tensor:
-        print(end="")  # noqa: T201  # the fault
-        return super().dispatch(x_ND, order_S, dropped_BTK)
-
-
-@mutant(of="COMP-03a", case="experts", says="an undeclared graph break", bugs=("CMP-07",))
-class PrintsInTheForwardPass(Exchanged):
+@broken(MoE, "dispatch", "COMP-03a[experts]: an undeclared graph break", bugs=("CMP-07",))
+def prints_in_the_forward_pass(dispatch, self, x_ND, order_S, dropped_BTK):
     """A print for the log splits the layer into two graphs with the same numbers."""
-
-    exchange = {"moe": _Prints}
+    print(end="")  # noqa: T201  # the fault
+    return dispatch(self, x_ND, order_S, dropped_BTK)
 
 
 class _Outside(MoE):
@@ -116,13 +86,11 @@ class LeavesTheWholeLayerOut(Exchanged):
         return (*super().allowed_breaks(recipe, execution), whole)
 
 
-@mutant(of="COMP-03b", case="every-letter", says="declared and never met: combine_across_ranks")
-class KeepsAStaleDeclaration(Reference):
+@broken(Reference, "allowed_breaks", "COMP-03b[every-letter]: declared and never met: combine_across_ranks")
+def keeps_a_stale_declaration(allowed_breaks, self, recipe, execution):
     """The declared break was mended two releases ago, so its name is free for another."""
-
-    def allowed_breaks(self, recipe: Recipe, execution: Execution) -> tuple[AllowedBreak, ...]:
-        stale = AllowedBreak(site="combine_across_ranks", why="mended since", budget=1)
-        return (*super().allowed_breaks(recipe, execution), stale)
+    stale = AllowedBreak(site="combine_across_ranks", why="mended since", budget=1)
+    return (*allowed_breaks(self, recipe, execution), stale)
 
 
 class _CountsCalls(Router):
@@ -155,20 +123,16 @@ class RemembersTheLongestSequence(Exchanged):
     exchange = {"attention": _RemembersTheLongest}
 
 
-@mutant(of="COMP-02a", case="scatter_add", says="scatter_add in bfloat16 does not compile")
-class HasABrokenCompiler(Reference):
+@broken(Reference, "probe_compiler", "COMP-02a[scatter_add]: scatter_add in bfloat16 does not compile")
+def has_a_broken_compiler(probe_compiler, self, operation, dtype, sabotaged):
     """A nightly build whose compiler fails on a plain scatter."""
-
-    def probe_compiler(self, operation: Operation, dtype: Element, sabotaged: bool) -> Outcome:
-        return super().probe_compiler("index_add" if operation == "scatter_add" else operation, dtype, True)
+    return probe_compiler(self, "index_add" if operation == "scatter_add" else operation, dtype, True)
 
 
-@mutant(of="COMP-02a", case="index_add", says="does not see a compiler that is broken")
-class ProbesWithoutLooking(Reference):
+@broken(Reference, "probe_compiler", "COMP-02a[index_add]: does not see a compiler that is broken")
+def probes_without_looking(probe_compiler, self, operation, dtype, sabotaged):
     """The probe runs after another compilation in the process and finds everything cached."""
-
-    def probe_compiler(self, operation: Operation, dtype: Element, sabotaged: bool) -> Outcome:
-        return Outcome(worked=True, words="")
+    return Outcome(worked=True, words="")
 
 
 class _AddsByIndex(MoE):
@@ -178,6 +142,7 @@ class _AddsByIndex(MoE):
         return given_SD.new_zeros(tokens, given_SD.shape[1]).index_add(0, order_S // slots, weighed_SD)
 
 
+@mutant(of="COMP-02g", case="bfloat16", says="the layer does not compile from cold")
 @mutant(of="COMP-02b", case="bfloat16", says="the layer does not compile from cold")
 class MeetsBothAFallbackAndADecomposition(Exchanged):
     """The bring-up's failure: a combine by index_add in bfloat16, under a compiler that has two ways to lower it."""
@@ -190,9 +155,7 @@ class MeetsBothAFallbackAndADecomposition(Exchanged):
         return super().parts()
 
 
-@mutant(of="COMP-02c", case="compiled-cuda", says="rows are padded on cuda, compiled", bugs=("CMP-10",))
-class PadsRowsUnderTheCompiler(Reference):
+@broken(Reference, "pads_rows", "COMP-02c[compiled-cuda]: rows are padded on cuda, compiled", bugs=("CMP-10",))
+def pads_rows_under_the_compiler(pads_rows, self, device, compiled):
     """The padded branch is the default everywhere, because it is the fast one in eager."""
-
-    def pads_rows(self, device: str, compiled: bool) -> bool:
-        return device == "cuda"
+    return device == "cuda"
