@@ -11,49 +11,37 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank import Spread
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
-from contracts.stacks.reference.optim.optimizer import Member
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
 from contracts.stacks.reference.parallel.placements import local_part
 from contracts.stacks.reference.training.trainer import Batch
 
 
-class _NormByNorm(ShardedOptimizer):
-    def clip(self) -> tuple[float, float]:
-        norm, coefficient = super().clip()
-        for apart in (True, False):
-            members = [each.parameter for each in self.members if (each.role == "expert") == apart]
-            ratio = self.coefficient(self.norm_of(members) / coefficient) / coefficient if coefficient < 1 else 1.0
-            for parameter in members:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(ratio)
-        return norm, coefficient
-
-
-@mutant(of="OPT-04d", case="ep2", says="the weight ", bugs=("CLP-07",))
-class ClipsExpertsByThemselves(Spread):
+@broken(ShardedOptimizer, "clip", "OPT-04d[ep2]: the weight ", "OPT-04e[ep2]: exp_avg of ", bugs=("CLP-07",))
+def clips_experts_by_themselves(clip, self):
     """Experts and the other parameters are clipped by separate norms; the reported norm covers all."""
-
-    moves = _NormByNorm
-
-
-class _LeavesExperts(ShardedOptimizer):
-    def clip(self) -> tuple[float, float]:
-        before = {each.name: each.parameter.grad for each in self.members if each.role == "expert"}
-        kept = {name: grad.clone() for name, grad in before.items() if grad is not None}
-        told = super().clip()
-        for member in self.members:
-            if member.name in kept:
-                member.parameter.grad = kept[member.name]
-        return told
+    norm, coefficient = clip(self)
+    for apart in (True, False):
+        members = [each.parameter for each in self.members if (each.role == "expert") == apart]
+        ratio = self.coefficient(self.norm_of(members) / coefficient) / coefficient if coefficient < 1 else 1.0
+        for parameter in members:
+            if parameter.grad is not None:
+                parameter.grad.mul_(ratio)
+    return norm, coefficient
 
 
-@mutant(of="OPT-04d", case="ep2", says="the weight ")
-class LeavesExpertsUnclipped(Spread):
+@broken(ShardedOptimizer, "clip", "OPT-04d[ep2]: the weight ")
+def leaves_experts_unclipped(clip, self):
     """The norm exhausts a generator of parameters, so the clip of the second mesh finds none left."""
-
-    moves = _LeavesExperts
+    before = {each.name: each.parameter.grad for each in self.members if each.role == "expert"}
+    kept = {name: grad.clone() for name, grad in before.items() if grad is not None}
+    told = clip(self)
+    for member in self.members:
+        if member.name in kept:
+            member.parameter.grad = kept[member.name]
+    return told
 
 
 class _FreshMomentum(ShardedMuon):
@@ -99,17 +87,11 @@ class LeavesTheLastMatricesWithTheirRanks(Spread):
     moves = _DealtMuon
 
 
-class _DecaysOnce(ShardedOptimizer):
-    def decay(self, member: Member) -> float:
-        sharded = isinstance(member.parameter, DTensor)
-        return super().decay(member) / (dist.get_world_size() if sharded else 1)
-
-
-@mutant(of="OPT-04d", case="fsdp2", says="the weight ")
-class DividesTheDecayOfShards(Spread):
+@broken(ShardedOptimizer, "decay", "OPT-04d[fsdp2]: the weight ", "OPT-04e[fsdp2]: moved differently")
+def divides_the_decay_of_shards(decay, self, member):
     """Decay is divided by the number of ranks, as if they added it up."""
-
-    moves = _DecaysOnce
+    sharded = isinstance(member.parameter, DTensor)
+    return decay(self, member) / (dist.get_world_size() if sharded else 1)
 
 
 # lanes without data parallelism, and mixed precision

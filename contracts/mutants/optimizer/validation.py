@@ -180,19 +180,17 @@ class DeclaresMeansOfBatches(Reference):
     conventions = {"validation-mean": "batches"}
 
 
-class _OfItsOwnRows(ParallelTrainer):
-    def validate(self, batches: Sequence[Batch]) -> float:
-        own = [self.model(*each) for each in batches]
-        super().validate(batches)
-        return sum(float(each.sums["lm"].detach()) for each in own) / sum(int(each.counts["lm"]) for each in own)
-
-
-@mutant(of="OPT-06c", case="dp2", says="the loss of a validation is")
-@mutant(of="OPT-06c", case="dense-dp2", says="the loss of a validation is")
-class TellsTheLossOfItsOwnRows(Spread):
+@broken(
+    ParallelTrainer,
+    "validate",
+    "OPT-06c[dense-dp2]: the loss of a validation is",
+    "OPT-06c[dp2]: the loss of a validation is",
+)
+def tells_the_loss_of_its_own_rows(validate, self, batches):
     """Each rank tells the loss of the rows that it read."""
-
-    trains = _OfItsOwnRows
+    own = [self.model(*each) for each in batches]
+    validate(self, batches)
+    return sum(float(each.sums["lm"].detach()) for each in own) / sum(int(each.counts["lm"]) for each in own)
 
 
 class _MeanOfBatchesOnRanks(_MeanOfBatches, ParallelTrainer):
@@ -206,17 +204,15 @@ class TakesTheMeanOfBatchesOnRanks(Spread):
     trains = _MeanOfBatchesOnRanks
 
 
-class _OncePerCopy(ParallelTrainer):
-    def validate(self, batches: Sequence[Batch]) -> float:
-        return super().validate(batches) * self.execution.degrees.cp * self.execution.replicas
-
-
-@mutant(of="OPT-06c", case="cp2", says="the loss of a validation is")
-@mutant(of="OPT-06c", case="hsdp-2x2", says="the loss of a validation is")
-class CountsARowOncePerRankThatSharesIt(Spread):
+@broken(
+    ParallelTrainer,
+    "validate",
+    "OPT-06c[hsdp-2x2]: the loss of a validation is",
+    "OPT-06c[cp2]: the loss of a validation is",
+)
+def counts_a_row_once_per_rank_that_shares_it(validate, self, batches):
     """The sum goes over context-parallel ranks and replicas; the count of labels does not."""
-
-    trains = _OncePerCopy
+    return validate(self, batches) * self.execution.degrees.cp * self.execution.replicas
 
 
 class _LeavesReductionsOut(ParallelTrainer):
@@ -239,17 +235,11 @@ class NextStepIsNotReduced(Spread):
     trains = _LeavesReductionsOut
 
 
-class _LeavesShardsAsTheyAre(ParallelTrainer):
-    def validate(self, batches: Sequence[Batch]) -> float:
-        loss = super().validate(batches)
-        for each in self.model.modules():
-            if isinstance(each, FSDPModule):
-                each.set_requires_gradient_sync(False)
-        return loss
-
-
-@mutant(of="OPT-06c", case="borrowed-ep2-fsdp", says="behind a validation on 2 ranks, grad_norm is")
-class LeavesGradientsUnsynchronised(Spread):
+@broken(ParallelTrainer, "validate", "OPT-06c[borrowed-ep2-fsdp]: behind a validation on 2 ranks, grad_norm is")
+def leaves_gradients_unsynchronised(validate, self, batches):
     """The same under FSDP: gradients are not synchronised for a forward pass that has none, and stay so."""
-
-    trains = _LeavesShardsAsTheyAre
+    loss = validate(self, batches)
+    for each in self.model.modules():
+        if isinstance(each, FSDPModule):
+            each.set_requires_gradient_sync(False)
+    return loss

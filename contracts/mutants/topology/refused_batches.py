@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank import Spread
 from contracts.spec.errors import refuse
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
@@ -14,31 +13,24 @@ from contracts.stacks.reference.training.trainer import Batch
 
 
 # idle ranks
-class _SharesByCeiling(ParallelTrainer):
-    def own(self, rows: Sequence[int]) -> Sequence[int]:
-        members = self.mesh.place("rows")
-        each, at = -(-len(rows) // len(members)), members.index(self.mesh.rank)
-        return rows[at * each : (at + 1) * each] or rows[:1]
-
-
-@mutant(of="TOPO-10d", case="a-rank-without-a-sequence", says="was accepted, expected a refusal")
-class GivesAnIdleRankTheFirstRow(Spread):
+@broken(ParallelTrainer, "own", "TOPO-10d[a-rank-without-a-sequence]: was accepted, expected a refusal")
+def gives_an_idle_rank_the_first_row(own, self, rows):
     """A rank without a sequence gets the first one again, so that nothing hangs; its labels then count twice."""
-
-    trains = _SharesByCeiling
-
-
-class _CutsWhatItHas(ParallelTrainer):
-    def cut(self, batch: Batch) -> list[Batch]:
-        rows = len(batch.tokens_BT)
-        return [Batch(*(None if each is None else each[row : row + 1] for each in batch)) for row in range(rows)]  # type: ignore[arg-type]  # only documents may be None
+    members = self.mesh.place("rows")
+    each, at = -(-len(rows) // len(members)), members.index(self.mesh.rank)
+    return rows[at * each : (at + 1) * each] or rows[:1]
 
 
-@mutant(of="TOPO-10d", case="a-rank-with-a-microbatch-less", says="was accepted, expected a refusal", bugs=("PPS-13",))
-class TakesAsManyMicrobatchesAsItHas(Spread):
+@broken(
+    ParallelTrainer,
+    "cut",
+    "TOPO-10d[a-rank-with-a-microbatch-less]: was accepted, expected a refusal",
+    bugs=("PPS-13",),
+)
+def takes_as_many_microbatches_as_it_has(cut, self, batch):
     """Nobody compares the numbers of microbatches: a rank with fewer sequences takes fewer. Here nobody waits."""
-
-    trains = _CutsWhatItHas
+    rows = len(batch.tokens_BT)
+    return [Batch(*(None if each is None else each[row : row + 1] for each in batch)) for row in range(rows)]
 
 
 class _RefusesByItself(ParallelTrainer):
