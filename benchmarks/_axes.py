@@ -18,6 +18,7 @@ OTHER_TORCH = ("2.11.0", "2.12.1")  # the oldest of the declared range, and the 
 SUMS = ("Reversed", "Blocked", "Pairwise", "Unfused")
 REORDERED = "contracts.stacks.reordered"
 BUSY = 8
+ON_CARDS = frozenset({"KRN-01g", "KRN-03c"})  # where there is a card they compute on it, whatever device was asked for
 FACTS_S = 300.0  # a cold import of torch with CUDA takes half a minute on a busy disk
 
 _LOOK = """
@@ -33,13 +34,15 @@ print(json.dumps({
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """One place on an axis: variables, words for `rankproof check`, another interpreter, busy processes beside it."""
+    """One place on an axis: variables, words for `rankproof check`, another interpreter, busy processes beside it, and
+    contracts that it leaves out because it cannot judge them."""
 
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     python: str = ""
     busy: int = 0
+    leaves: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +135,9 @@ def axes(device: str, cpu: Cpu, torches: Sequence[Torch], *, stack: str, judging
     elif device == "cpu" and for_cuda.cuda is None:
         others += [
             Level(name=f"{for_cuda.version} {words}", python=for_cuda.python,
-                  environment={"PYTHONPATH": str(ROOT / "benchmarks/card"), "RANKPROOF_CARD": cards})
-            for words, cards in (("without a card", "0"), ("with an imitated card", "1"))
+                  environment={"PYTHONPATH": str(ROOT / "benchmarks/card"), "RANKPROOF_CARD": cards},
+                  options=("--device", "cpu"), leaves=leaves)
+            for words, cards, leaves in (("without a card", "0", frozenset()), ("with an imitated card", "1", ON_CARDS))
         ]  # fmt: skip
     for version in OTHER_TORCH:
         if not any(found.version.partition("+")[0] == version for found in torches):

@@ -211,9 +211,13 @@ class Harness:
         plain = self.plain.get(judging)
         reordered = "sums" in at and at["sums"] != self.axes.levels["sums"][0].name
         busy = any(level.busy for level in levels)
-        if plain is None or self.whole or not (busy or reordered):
+        leaves = frozenset[str]().union(*(level.leaves for level in levels))
+        if plain is None or not (leaves or ((busy or reordered) and not self.whole)):
             return None
-        items = with_sums(plain.plan.items) if reordered else plain.plan.items
+        items = with_sums(plain.plan.items) if reordered and not self.whole else plain.plan.items
+        items = tuple(each for each in items if each.id not in leaves)
+        if self.whole or not (busy or reordered):
+            return items
         several = any("--ranks" in level.options for level in levels)
         parts = SHARE if busy else SHARE_OF_RANKS if several else 1
         turn = self._turns[judging, parts] = self._turns.get((judging, parts), -1) + 1
