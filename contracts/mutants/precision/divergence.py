@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-
-from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.trainer import Trained
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
@@ -62,13 +59,7 @@ class ValidatesWhatIsFinite(Trained):
     trains = _ValidatesTheFinite
 
 
-class _LeavesItselfOut(ParallelTrainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        return _without_nan(super().accumulate(micro, counts))
-
-
-@mutant(of="PREC-05h", case="dp2", says="and an embedding of the rows of rank 0 is nan")
-class LeavesItselfOutOfTheSum(Spread):
+@broken(ParallelTrainer, "accumulate", "PREC-05h[dp2]: and an embedding of the rows of rank 0 is nan")
+def leaves_itself_out_of_the_sum(accumulate, self, micro, counts):
     """A rank whose loss is NaN adds 0 to the sum over ranks."""
-
-    trains = _LeavesItselfOut
+    return _without_nan(accumulate(self, micro, counts))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.trainer import Trained
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.optim.optimizer import Optimizer
@@ -38,11 +36,6 @@ def adds_gradients_in_half(accumulate, self, micro, counts):
     return out
 
 
-class _CountsInHalfOnRanks(ParallelTrainer):
-    def count(self, micro: Batch) -> dict[str, Tensor]:
-        return {name: each.to(_half(self.recipe)) for name, each in super().count(micro).items()}
-
-
 @broken(
     Trainer,
     "count",
@@ -55,11 +48,10 @@ def counts_labels_in_half(count, self, micro):
     return {name: each.to(_half(self.recipe)) for name, each in count(self, micro).items()}
 
 
-@mutant(of="PREC-06b", case="dp2", says="labels count, expected 301")
-class CountsLabelsInHalfOnRanks(Spread):
+@broken(ParallelTrainer, "count", "PREC-06b[dp2]: labels count, expected 301")
+def counts_labels_in_half_on_ranks(count, self, micro):
     """Ranks add up their counts in the dtype of the model."""
-
-    trains = _CountsInHalfOnRanks
+    return {name: each.to(_half(self.recipe)) for name, each in count(self, micro).items()}
 
 
 @broken(Trainer, "total", "PREC-06a[prediction-heads]: lm is", "PREC-06a[dense]: lm is")
@@ -85,18 +77,12 @@ class AddsLossesOfValidationsInHalf(Trained):
     trains = _ValidatesInHalf
 
 
-class _SendsLossesInHalf(ParallelTrainer):
-    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        half = _half(self.recipe)
-        sent = {name: each.to(half) if each.is_floating_point() else each for name, each in values.items()}
-        return {name: each.to(values[name].dtype) for name, each in super().over_parts(sent).items()}
-
-
-@mutant(of="PREC-06b", case="fsdp2", says="lm is")
-class SendsLossesInHalf(Spread):
+@broken(ParallelTrainer, "over_parts", "PREC-06b[fsdp2]: lm is")
+def sends_losses_in_half(over_parts, self, values):
     """The loss that is logged is reduced over ranks in the dtype of the model."""
-
-    trains = _SendsLossesInHalf
+    half = _half(self.recipe)
+    sent = {name: each.to(half) if each.is_floating_point() else each for name, each in values.items()}
+    return {name: each.to(values[name].dtype) for name, each in over_parts(self, sent).items()}
 
 
 @broken(Optimizer, "clip", "PREC-06a[dense]: the norm is", "PREC-06a[letters]: the norm is")
@@ -110,14 +96,7 @@ def takes_the_norm_in_half(clip, self):
     return norm, coefficient
 
 
-class _NormOfHalvesOnRanks(ShardedOptimizer):
-    def norm_of(self, parameters: Iterable[nn.Parameter]) -> float:
-        return float(torch.tensor(super().norm_of(parameters), dtype=torch.bfloat16))
-
-
-@mutant(of="PREC-06b", case="fsdp2", says="the norm is")
-@mutant(of="PREC-06b", case="tp2-sp", says="the norm is")
-class TakesTheNormInHalfOnRanks(Spread):
+@broken(ShardedOptimizer, "norm_of", "PREC-06b[tp2-sp]: the norm is", "PREC-06b[fsdp2]: the norm is")
+def takes_the_norm_in_half_on_ranks(norm_of, self, parameters):
     """The norm of a rank is rounded to the dtype of the model before it is sent (fairscale #1092)."""
-
-    moves = _NormOfHalvesOnRanks
+    return float(torch.tensor(norm_of(self, parameters), dtype=torch.bfloat16))

@@ -172,19 +172,17 @@ def forgets_the_scale(position, self):
     return {name: each for name, each in position(self).items() if name != "loss_scale"}
 
 
-class _BeginsAnewOnRanks(ParallelTrainer):
-    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
-        scale = self.scale
-        super().load(state, position)
-        self.scale = scale
-
-
-@mutant(of="PREC-05i", case="dp2", says="the loss scale is 65536 resumed, 16384 without")
-@mutant(of="PREC-05i", case="fsdp2", says="the loss scale is 65536 resumed, 16384 without")
-class ForgetsTheScaleOnRanks(Spread):
+@broken(
+    ParallelTrainer,
+    "load",
+    "PREC-05i[fsdp2]: the loss scale is 65536 resumed, 16384 without",
+    "PREC-05i[dp2]: the loss scale is 65536 resumed, 16384 without",
+)
+def forgets_the_scale_on_ranks(load, self, state, position):
     """On ranks a load makes the optimizer's state behind the scale's, and sets it back (accelerate #4289)."""
-
-    trains = _BeginsAnewOnRanks
+    scale = self.scale
+    load(self, state, position)
+    self.scale = scale
 
 
 @broken(
@@ -200,30 +198,18 @@ def saves_no_state_before_the_first_step(saved, self):
     return replace(held, tensors=kept if self.number else held.tensors)
 
 
-class _MakesState(ParallelTrainer):
-    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
-        super().load(state, position)
-        if not any(bool(local_part(each).any()) for each in self.optimizer.state().values()):
-            self.optimizer.clip()  # gives every parameter a gradient of zeros
-            self.optimizer.step(self.rate(self.recipe.optim, self.number + 1))
-
-
-@mutant(of="PREC-05i", case="fsdp2-the-first-steps", says="resumed behind steps that overflowed, the weight")
-class MakesItsStateByAStep(Spread):
+@broken(ParallelTrainer, "load", "PREC-05i[fsdp2-the-first-steps]: resumed behind steps that overflowed, the weight")
+def makes_its_state_by_a_step(load, self, state, position):
     """The state that a load needs is made by a step without gradients, and that step decays."""
-
-    trains = _MakesState
-
-
-class _ScalesTheFirst(ParallelTrainer):
-    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
-        scale = self.scale
-        super().load(state, position)
-        self.scale = self.scale if self.mesh.rank == 0 else scale
+    load(self, state, position)
+    if not any(bool(local_part(each).any()) for each in self.optimizer.state().values()):
+        self.optimizer.clip()  # gives every parameter a gradient of zeros
+        self.optimizer.step(self.rate(self.recipe.optim, self.number + 1))
 
 
-@mutant(of="PREC-05i", case="tp2", says="resumed, 16384 without")
-class ScalesTheFirstRankAlone(Spread):
+@broken(ParallelTrainer, "load", "PREC-05i[tp2]: resumed, 16384 without")
+def scales_the_first_rank_alone(load, self, state, position):
     """The scale is a file that the first rank reads: the others begin anew."""
-
-    trains = _ScalesTheFirst
+    scale = self.scale
+    load(self, state, position)
+    self.scale = self.scale if self.mesh.rank == 0 else scale
