@@ -294,6 +294,9 @@ class Recorder:
             "tensors": {name: [list(each.shape), _dtype(each)] for name, each in tensors.items()},
         }  # fmt: skip
         kept = [[] if each is None else self._kept(each[:MOST_ROWS]) for each in (rows, self.rows)]
+        weight = next(root.parameters())
+        if self.rows is not None and device.here(weight):  # once for all outputs, where a script moves its inputs later
+            self.rows = self.rows.to(weight.device)
 
         def write() -> None:
             consumed, ids = ([int(one) for one in _told(each)] for each in kept)
