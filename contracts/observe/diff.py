@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -49,38 +50,42 @@ class Comparison:
         agreed: what agreed before it, phase by phase: how many tensors of how many.
         incomparable: why the numbers cannot be compared from some step on; empty where they can.
         unseen: what one of them has and the other has not, or could not be placed, by how often.
+        compared: how many pairs were compared, by what they are.
+        nothing: the phases in which not one pair was compared. Without a difference, the runs are not comparable then.
     """
 
     differences: tuple[Difference, ...] = ()
     agreed: tuple[str, ...] = ()
     incomparable: str = ""
     unseen: Mapping[str, int] = field(default_factory=dict)
+    compared: Mapping[str, int] = field(default_factory=dict)
+    nothing: tuple[str, ...] = ()
+
+
+FLOOR = {
+    "initial weights": ("initial weights",), "the forward pass": ("outputs", "losses"), "gradients": ("gradients",),
+    "updated weights": ("updated weights",),
+}  # fmt: skip
+"""What must be compared in a step, by the phases one of which must have a pair; initial weights in the first one."""
+PAIRS = {"output of module": "outputs", "gradient": "gradients"}
+"""What the pairs of a phase are called, if not as the phase."""
 
 
 def compare(reference: Merged, other: Merged, repeats: Sequence[Merged] = ()) -> Comparison:
     """Compare a run with a reference run, phase by phase, until something differs."""
-    agreed: list[str] = []
-    unseen: dict[str, int] = {}
     steps = min(reference.steps, other.steps)
     if not steps:
-        return Comparison(incomparable="a run has no whole step: a forward and a backward pass and an optimizer's step")
-    found = _Phases(reference, other, repeats, unseen)
-    for step in range(1, steps + 1):
-        if step == 1:
-            differences = [*found.trained(), *found.weights(agreed)]
-            if differences:
-                return Comparison(differences=tuple(differences), agreed=tuple(agreed), unseen=unseen)
-        why = _incomparable(reference, other, step)
-        if why:
-            return Comparison(agreed=tuple(agreed), incomparable=f"step {step}: {why}", unseen=unseen)
-        agreed.append(f"step {step}: inputs ({sum(reference.rows(step).values())} rows)")
-        for phase in (found.forward, found.loss, found.gradients, found.settings, found.updates):
-            differences = phase(step, agreed)
-            if found.flipped:
-                return Comparison(agreed=tuple(agreed), incomparable=f"step {step}: {found.flipped}", unseen=unseen)
-            if differences:
-                return Comparison(differences=tuple(differences), agreed=tuple(agreed), unseen=unseen)
-    return Comparison(agreed=tuple(agreed), unseen=unseen)
+        why = "a run has no whole step: a forward and a backward pass and an optimizer's step"
+        return Comparison(incomparable=why, nothing=tuple(FLOOR))
+    found = _Phases(reference, other, repeats)
+    differences, why = found.walk(steps)
+    nothing = () if differences or why else found.nothing(steps)
+    if nothing:
+        why = f"not one pair was compared of {', '.join(nothing)}"
+    return Comparison(
+        differences=tuple(differences), agreed=tuple(found.agreed), incomparable=why, unseen=found.unseen,
+        compared=found.counts(), nothing=nothing,
+    )  # fmt: skip
 
 
 def _incomparable(one: Merged, other: Merged, step: int) -> str:
@@ -105,9 +110,44 @@ def _incomparable(one: Merged, other: Merged, step: int) -> str:
 class _Phases:
     """The phases of a step. Each gives its differences, or appends to `agreed`."""
 
-    def __init__(self, one: Merged, other: Merged, repeats: Sequence[Merged], unseen: dict[str, int]) -> None:
-        self.one, self.other, self.repeats, self.unseen = one, other, repeats, unseen
+    def __init__(self, one: Merged, other: Merged, repeats: Sequence[Merged]) -> None:
+        self.one, self.other, self.repeats = one, other, repeats
+        self.agreed: list[str] = []
+        self.unseen: dict[str, int] = {}
+        self.compared: Counter[tuple[str, int]] = Counter()
         self.flipped = ""
+
+    def walk(self, steps: int) -> tuple[Sequence[Difference], str]:
+        """The first differences in so many steps, or why no more can be compared."""
+        if begun := [*self.trained(), *self.weights()]:
+            return begun, ""
+        for step in range(1, steps + 1):
+            if why := _incomparable(self.one, self.other, step):
+                return (), f"step {step}: {why}"
+            self.compared["steps", step] += 1
+            self.agreed.append(f"step {step}: inputs ({sum(self.one.rows(step).values())} rows)")
+            for phase in (self.forward, self.loss, self.gradients, self.settings, self.updates):
+                differences = phase(step)
+                if self.flipped:
+                    return (), f"step {step}: {self.flipped}"
+                if differences:
+                    return differences, ""
+        self._miss("step of one run alone", abs(self.one.steps - self.other.steps))
+        return (), ""
+
+    def nothing(self, steps: int) -> tuple[str, ...]:
+        """The phases of which no pair was compared in some step."""
+        return tuple(
+            name for name, of in FLOOR.items()
+            if any(not sum(self.compared[each, step] for each in of)
+                   for step in range(1, 2 if name == "initial weights" else steps + 1))
+        )  # fmt: skip
+
+    def counts(self) -> Mapping[str, int]:
+        found: Counter[str] = Counter()
+        for (what, _), count in self.compared.items():
+            found[what] += count
+        return dict(found)
 
     def trained(self) -> Iterator[Difference]:
         """Parameters that one run trains and the other has frozen."""
@@ -118,16 +158,16 @@ class _Phases:
                 words = f"is {got[name]}, and {word} in the reference"
                 yield Difference(step=1, phase="what is trained", name=name, words=words)
 
-    def weights(self, agreed: list[str]) -> list[Difference]:
+    def weights(self) -> list[Difference]:
         one, other = self.one.tensors("weight", 1), self.other.tensors("weight", 1)
         floors = {name: 4 * _eps(each, other.get(name)) * each.norm for name, each in one.items()}
-        return self._tensors("initial weights", 1, one, other, one, floors, [], agreed)
+        return self._tensors("initial weights", 1, one, other, one, floors, [])
 
-    def forward(self, step: int, agreed: list[str]) -> list[Difference]:
+    def forward(self, step: int) -> list[Difference]:
         one, other = self.one.outputs(step), self.other.outputs(step)
         floors = {name: self._units(step) * _eps(each, other.get(name)) * each.norm for name, each in one.items()}
         repeats = [each.outputs(step) for each in self.repeats]
-        found = self._tensors("output of module", step, one, other, one, floors, repeats, agreed)
+        found = self._tensors("output of module", step, one, other, one, floors, repeats)
         return self._routing(step, [*one], found)
 
     def _routing(self, step: int, order: list[str], found: list[Difference]) -> list[Difference]:
@@ -146,7 +186,7 @@ class _Phases:
         self.flipped = f"{words} at {router}, and nothing seen before it differs: rounding may decide ties"
         return []
 
-    def loss(self, step: int, agreed: list[str]) -> list[Difference]:
+    def loss(self, step: int) -> list[Difference]:
         one, other = self.one.loss(step), self.other.loss(step)
         if one is None or other is None:
             self._miss("a loss that is no scalar")
@@ -157,17 +197,18 @@ class _Phases:
         )
         bound = max([self._units(step) * dtype * abs(one), *(OVER_MEASURED * each for each in seen)])
         spread = self.other.sharers(step) / self.one.sharers(step)  # a share of the whole loss, or that of some rows
-        off = not min(abs(one - other), abs(one - other * spread)) <= bound
+        off = str(one) != str(other) and not min(abs(one - other), abs(one - other * spread)) <= bound
         if off and (self.one.staged or self.other.staged):  # a sum over microbatches, or without another stage's part
             self._miss("a pipeline's loss that is another")
             return []
+        self.compared["losses", step] += 1
         if off:
             words = f"{other:.9g}, and {one:.9g} in the reference; rounding explains {bound:.2g}"
             return [Difference(step=step, phase="loss", name="loss", words=words)]
-        agreed.append(f"step {step}: loss ({one:.6g})")
+        self.agreed.append(f"step {step}: loss ({one:.6g})")
         return []
 
-    def gradients(self, step: int, agreed: list[str]) -> list[Difference]:
+    def gradients(self, step: int) -> list[Difference]:
         one, other = self.one.tensors("gradient", step), self.other.tensors("gradient", step)
         order = _backwards(one, self.one.outputs(step))
         numel = sum(math.prod(each.shape) for each in one.values())
@@ -181,27 +222,32 @@ class _Phases:
             for name, each in one.items()
         }  # fmt: skip
         repeats = [each.tensors("gradient", step) for each in self.repeats]
-        return self._tensors("gradient", step, order, other, one, floors, repeats, agreed)
+        return self._tensors("gradient", step, order, other, one, floors, repeats)
 
-    def settings(self, step: int, agreed: list[str]) -> list[Difference]:
+    def settings(self, step: int) -> list[Difference]:
         """Learning rates and decays, by parameter and rank."""
         want = {
             name: (line["lr"], line["decay"]) for _, line in self.one.lines("group", step) for name in line["names"]
         }
-        found = []
+        found, same = [], 0
         for rank, line in self.other.lines("group", step):
             for name in line["names"]:
+                same += name in want
                 if name in want and (line["lr"], line["decay"]) != want[name]:
                     words = (
                         f"learning rate {line['lr']:g} and decay {line['decay']:g} on rank {rank.rank}, and "
                         f"{want[name][0]:g} and {want[name][1]:g} in the reference"
                     )
                     found.append(Difference(step=step, phase="settings of the optimizer", name=name, words=words))
-        if not found:
-            agreed.append(f"step {step}: learning rates and decays ({len(want)})")
+        self.compared["rates", step] += len(want.keys() & self._rated(step))
+        if not found and same:
+            self.agreed.append(f"step {step}: learning rates and decays ({len(want.keys() & self._rated(step))})")
         return found
 
-    def updates(self, step: int, agreed: list[str]) -> list[Difference]:
+    def _rated(self, step: int) -> set[str]:
+        return {name for _, line in self.other.lines("group", step) for name in line["names"]}
+
+    def updates(self, step: int) -> list[Difference]:
         one, other = self.one.tensors("updated", step), self.other.tensors("updated", step)
         before = self.one.tensors("weight", 1) if step == 1 else self.one.tensors("updated", step - 1)
         floors = {}
@@ -212,11 +258,11 @@ class _Phases:
             part = 0.0 if self.repeats else OF_AN_UPDATE * moved
             floors[name] = max(self._units(step) * _eps(each, other.get(name)) * each.norm, part)
         repeats = [each.tensors("updated", step) for each in self.repeats]
-        return self._tensors("updated weights", step, one, other, one, floors, repeats, agreed)
+        return self._tensors("updated weights", step, one, other, one, floors, repeats)
 
     def _tensors(
         self, phase: str, step: int, order: Iterable[str], others: Mapping[str, Whole], wants: Mapping[str, Whole],
-        floors: Mapping[str, float], repeats: Sequence[Mapping[str, Whole]], agreed: list[str],
+        floors: Mapping[str, float], repeats: Sequence[Mapping[str, Whole]],
     ) -> list[Difference]:  # fmt: skip
         found, same = [], 0
         self._miss(f"{phase} of one run alone", len(wants.keys() ^ others.keys()))
@@ -227,13 +273,14 @@ class _Phases:
             known = [each for each in measured if each is not None]
             bound = max([floors[name], *(OVER_MEASURED * each for each in known)])
             words = self._differs(phase, wants[name], others[name], bound)
+            self.compared[PAIRS.get(phase, phase), step] += words is not None
             if words:
                 words += _elements(wants[name], others[name])
                 found.append(Difference(step=step, phase=phase, name=name, words=words))
             else:
                 same += words is not None
         if not found and same:
-            agreed.append(f"step {step}: {phase} ({same})")
+            self.agreed.append(f"step {step}: {phase} ({same})")
         return found
 
     def _differs(self, phase: str, want: Whole, got: Whole, bound: float) -> str | None:
@@ -310,14 +357,22 @@ def lines(comparison: Comparison, names: tuple[str, str], most: int = 10) -> Ite
         yield f"agrees  {line}"
     for what, count in sorted(comparison.unseen.items()):
         yield f"unseen  {count} × {what}"
+    counted = _counted(comparison)
     if comparison.incomparable:
-        yield f"NOT COMPARABLE: {comparison.incomparable}"
+        yield f"NOT COMPARABLE: {comparison.incomparable}; {counted}"
         return
     for each in comparison.differences[:most]:
         yield f"differs {each}"
     if len(comparison.differences) > most:
         yield f"        and {len(comparison.differences) - most} more of the same phase"
     if comparison.differences:
-        yield f"DIFFERENT: {other} from {reference}, first in {comparison.differences[0]}"
+        yield f"DIFFERENT: {other} from {reference}, first in {comparison.differences[0]}; {counted}"
     else:
-        yield f"EQUAL: {other} does what {reference} does, as far as it was seen"
+        yield f"EQUAL: {other} does what {reference} does; {counted}"
+
+
+def _counted(comparison: Comparison) -> str:
+    """How much was compared, and how much was not."""
+    compared = [f"{count} {what}" for what, count in comparison.compared.items() if count]
+    left = sum(comparison.unseen.values())
+    return f"compared: {', '.join(compared) or 'nothing'}" + (f"; not compared: {left}, listed above" if left else "")

@@ -24,6 +24,7 @@ class Whole:
         squares: the sum of its squared elements; a name such as "nan" where that is not finite.
         places: the sketches of its parts, by rank and number; None where a part has none.
         unlike: pairs of ranks that should hold the same bits and do not.
+        replicas: how many pairs of ranks should hold the same bits.
         kept: where the values of its parts lie; None where a part has none.
         summed: an output that several ranks computed of the same rows, and not to the same numbers, is here the sum of
             theirs: each may have had a part of a sum, as behind a matrix that tensor parallelism cuts by rows.
@@ -35,6 +36,7 @@ class Whole:
     squares: float
     places: tuple[tuple[RankTrace, int], ...] | None
     unlike: tuple[tuple[int, int], ...] = ()
+    replicas: int = 0
     kept: tuple[tuple[RankTrace, tuple[int, ...]], ...] | None = None
     summed: Whole | None = None
 
@@ -245,10 +247,11 @@ def _whole(name: str, found: list[tuple[RankTrace, Line]]) -> Whole:
     parts: dict[str, dict[int, tuple[RankTrace, Line]]] = {}
     for rank, line in found:
         parts.setdefault(line["part"], {})[rank.rank] = rank, line  # what a rank wrote last stands
-    unlike, firsts = [], []
+    unlike, firsts, replicas = [], [], 0
     for holders in (list(each.values()) for each in parts.values()):
         rank, line = holders[0]
         if not line["partial"]:
+            replicas += len(holders) - 1
             unlike += [(rank.rank, other.rank) for other, its in holders if its["bits"] != line["bits"]]
         firsts.append(next((each for each in holders if each[1]["sketch"] is not None), holders[0]))
     kept = [(rank, tuple(line["values"])) for rank, line in firsts if line.get("values")]
@@ -256,6 +259,7 @@ def _whole(name: str, found: list[tuple[RankTrace, Line]]) -> Whole:
         name=name, shape=tuple(found[0][1]["shape"]), dtypes=_dtypes(found), places=_places(firsts),
         kept=tuple(kept) if len(kept) == len(firsts) else None,
         squares=sum(float(line["squares"]) for _, line in firsts), unlike=tuple(unlike),
+        replicas=replicas,
     )  # fmt: skip
 
 

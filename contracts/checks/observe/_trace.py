@@ -41,8 +41,19 @@ def _merged(folder: Path, behind: int, _written: tuple[tuple[str, int], ...]) ->
     return Merged(read(folder), behind)
 
 
-def none_of(wrong: Iterable[str]) -> None:
-    """Fail with everything that is wrong, if anything is; what stands first went wrong first."""
-    found = list(dict.fromkeys(wrong))
+def none_of(compared: Iterable[str], nothing: str) -> None:
+    """Fail with everything that is wrong, if anything is; what stands first went wrong first.
+
+    Args:
+        compared: what is wrong, and an empty text for each comparison in which nothing is.
+        nothing: what the run has not, in words, if nothing was compared.
+
+    Raises:
+        NotOffered: where nothing was compared. None of nothing does not hold.
+    """
+    every = list(compared)
+    if not every:
+        raise NotOffered(nothing, "case")
+    found = list(dict.fromkeys(filter(None, every)))
     more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
     assert not found, "; ".join([*found[:MOST], *more])

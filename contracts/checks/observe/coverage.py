@@ -17,7 +17,7 @@ def an_unobserved_run_is_not_healthy(stack: Observing) -> None:
 
     Hooks that never fire report nothing wrong. So does a trace that ends where the run died.
     """
-    none_of(_wrong(merged_of(stack)))
+    none_of(_wrong(merged_of(stack)), "the trace has no step")
 
 
 def _wrong(merged: Merged) -> Iterator[str]:
@@ -37,7 +37,9 @@ def _wrong(merged: Merged) -> Iterator[str]:
         trainable = {name for _, line in merged.lines("root") for name in line["trainable"]}
         owned = {name for _, line in merged.lines("group", step) for name in line["names"]}
         unseen = sorted((trainable & owned) - seen)
-        if unseen:
-            yield f"step {step}: the gradients of {len(unseen)} parameters were not seen, such as {unseen[0]}"
+        yield (
+            f"step {step}: the gradients of {len(unseen)} parameters were not seen, such as {unseen[0]}"
+            if unseen else ""
+        )  # fmt: skip
         if not trainable & owned:
             yield f"step {step}: no optimizer holds a parameter of the model that was observed"

@@ -23,7 +23,7 @@ def experts_are_counted_as_their_tokens_were_routed(stack: Observing) -> None:
     merged = observed(stack)
     if not any(merged.lines("routed", step) for step in range(1, merged.steps + 1)):
         raise NotOffered("no module returned a choice of experts beside its scores", "case")
-    none_of(_miscounted(merged))
+    none_of(_miscounted(merged), "no buffer counts the assignments of a router, and none biases its choice")
 
 
 def _miscounted(merged: Merged) -> Iterator[str]:
@@ -51,6 +51,7 @@ def _counters(merged: Merged, step: int) -> Iterator[str]:
         grown = [new - was for new, was in zip(line["values"], old, strict=True)]
         routed = _routed(merged, name, step, len(grown), rank.rank)
         at = next((at for at, (one, other) in enumerate(zip(grown, routed, strict=True)) if one != other), None)
+        yield from [""] * any(routed)
         if any(routed) and at is not None:
             yield (
                 f"step {step}: {name} counts {sum(grown):g} assignments on rank {rank.rank}, {grown[at]:g} of them to "
@@ -65,6 +66,7 @@ def _biases(merged: Merged, step: int) -> Iterator[str]:
     for name in names:
         held = [(rank.rank, line["values"]) for rank, line in merged.lines("bias", step + 1) if line["name"] == name]
         unlike = [rank for rank, values in held if values != held[0][1]]
+        yield from [""] * (len(held) > 1)
         if unlike:
             yield f"step {step}: {name} is another on rank {unlike[0]} than on rank {held[0][0]}"
             continue
@@ -79,6 +81,7 @@ def _biases(merged: Merged, step: int) -> Iterator[str]:
                 had = f"expert {over[0]} has {load[over[0]]} of {sum(load)} assignments"
                 yield f"step {step}: {name} stands still; {had}"
             continue
+        yield ""
         worst, best = max(over, key=moved.__getitem__), min(under, key=moved.__getitem__)
         if moved[worst] >= moved[best]:
             yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ def a_spread_run_is_that_of_one_rank(stack: Observing, reference: str, other: st
     found = _compared(one, spread)
     if found.incomparable:
         raise NotOffered(f"the runs cannot be compared: {found.incomparable}", "case")
-    none_of(map(str, found.differences))
+    none_of([*map(str, found.differences), *_holding(found)], "no tensor of one run is in the other")
 
 
 @contract("OBS-09", asks="trace", cases={"resumed": ("whole", "resumed")}, source="F07", slow=True)
@@ -40,7 +41,8 @@ def a_resumed_run_goes_on_as_if_it_had_not_ended(stack: Observing, reference: st
     if steps <= resumed.steps:
         raise NotOffered(f"the whole run has {steps} steps and the resumed one {resumed.steps}: none before it", "case")
     whole = merged_of(stack, reference, steps - resumed.steps)
-    none_of([*_modes(whole, resumed), *_same(whole, resumed), *_states(whole, resumed)])
+    wrong = [*_modes(whole, resumed), *_same(whole, resumed), *_states(whole, resumed)]
+    none_of(wrong, "not one tensor of the whole run was compared with that of the resumed one")
 
 
 @contract("OBS-11", asks="trace", cases={"recomputed": ("plain", "recomputed")}, source="F13", slow=True)
@@ -52,7 +54,8 @@ def a_recomputed_run_is_the_plain_one(stack: Observing, reference: str, other: s
     autocast computes in another precision.
     """
     plain, wrapped = merged_of(stack, reference), merged_of(stack, other)
-    none_of([*_dtypes(plain, wrapped), *_same(plain, wrapped)])
+    wrong = [*_dtypes(plain, wrapped), *_same(plain, wrapped)]
+    none_of(wrong, "not one tensor of the plain run was compared with that of the other")
 
 
 def _compared(one: Merged, other: Merged) -> Comparison:
@@ -63,9 +66,15 @@ def _compared(one: Merged, other: Merged) -> Comparison:
 
 def _same(one: Merged, other: Merged) -> Iterator[str]:
     found = _compared(one, other)
-    if found.incomparable:
+    if found.incomparable and not found.nothing:
         yield found.incomparable
     yield from map(str, found.differences)
+    yield from _holding(found)
+
+
+def _holding(found: Comparison) -> Iterator[str]:
+    """One empty text for each pair that was compared, if every phase has one."""
+    return itertools.repeat("", 0 if found.nothing else sum(found.compared.values()))
 
 
 def _dtypes(plain: Merged, wrapped: Merged) -> Iterator[str]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contracts.checks.observe._trace import RUN, none_of, observed
 from contracts.contract import contract
 from contracts.observe.merged import Merged
-from contracts.spec.errors import NotOffered
 from contracts.spec.observing import Observing
 
 BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
@@ -23,7 +22,7 @@ def one_optimizer_moves_each_trainable_parameter(stack: Observing) -> None:
 
     A parameter that nobody steps keeps its initial value, and the rest of the model learns around it.
     """
-    none_of(_unmoved(observed(stack)))
+    none_of(_unmoved(observed(stack)), "the model that was observed has no trainable parameter")
 
 
 def _unmoved(merged: Merged) -> Iterator[str]:
@@ -34,9 +33,8 @@ def _unmoved(merged: Merged) -> Iterator[str]:
         groups = {(line["optimizer"], line["number"]): line["names"] for line in rank.of("group")}
         most |= Counter(name for names in groups.values() for name in names)
     for name in trainable:
-        if most[name] != 1:
-            stepped = f"{most[name]} optimizers" if most[name] else f"no optimizer that stepped in {merged.steps} steps"
-            yield f"{name} is trainable and in {stepped}"
+        stepped = f"{most[name]} optimizers" if most[name] else f"no optimizer that stepped in {merged.steps} steps"
+        yield "" if most[name] == 1 else f"{name} is trainable and in {stepped}"
     for step in range(2, merged.steps + 1):
         for rank, line in merged.lines("left", step):
             applied = {name for _, group in merged.lines("group", step) for name in group["names"]}
@@ -89,13 +87,13 @@ def tied_parameters_stay_tied(stack: Observing) -> None:
     Wrapping modules one by one, or loading weights into one of them, makes two parameters of one.
     """
     merged = observed(stack)
-    if not any(True for rank in merged.trace.ranks for _ in rank.of("tied", "untied")):
-        raise NotOffered("no two modules share a parameter", "case")
-    none_of(
+    untied = (
         f"step {line['step']}: {line['names'][0]} and {line['names'][1]} were one parameter when they were built, and "
         "are two"
         for rank in merged.trace.ranks for line in rank.of("untied")
     )  # fmt: skip
+    held = ["" for rank in merged.trace.ranks for _ in rank.of("tied")]
+    none_of([*untied, *held], "no two modules share a parameter")
 
 
 @contract("OBS-15", asks="trace", cases=RUN, source="F09 F16", slow=True)
@@ -105,20 +103,20 @@ def values_are_finite_and_no_moment_is_narrower_than_its_weight(stack: Observing
 
     A step whose gradients are NaN is skipped by a scaler, or spoils every weight, and both are fast.
     """
-    none_of(_values(observed(stack)))
+    none_of(_values(observed(stack)), "the trace has no loss, gradient, weight or moment")
 
 
 def _values(merged: Merged) -> Iterator[str]:
     dtypes: dict[tuple[str, str], str] = {}
     for step in range(1, merged.steps + 1):
         for rank, line in merged.lines("loss", step):
-            if not math.isfinite(float(line["value"])):
-                yield f"step {step}: the loss on rank {rank.rank} is {line['value']}"
+            finite = math.isfinite(float(line["value"]))
+            yield "" if finite else f"step {step}: the loss on rank {rank.rank} is {line['value']}"
         for kind in ("gradient", "updated", "moment"):
             for rank, line in merged.lines(kind, step):
                 name = f"{line['name']} ({line['moment']})" if kind == "moment" else line["name"]
-                if not math.isfinite(float(line["squares"])):
-                    yield f"step {step}: the {kind} {name} is not finite on rank {rank.rank}"
+                finite = math.isfinite(float(line["squares"]))
+                yield "" if finite else f"step {step}: the {kind} {name} is not finite on rank {rank.rank}"
                 before = dtypes.setdefault((kind, name), line["dtype"])
                 if before != line["dtype"]:
                     yield f"step {step}: the {kind} {name} is {line['dtype']}, and was {before}"

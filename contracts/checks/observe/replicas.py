@@ -27,13 +27,14 @@ def replicas_are_equal_to_the_bit(stack: Observing) -> None:
     Replicas drift apart without a word: the loss is a mean over them.
     """
     merged = _of_several_ranks(stack)
-    none_of([*_unlike(merged), *_unlike_buffers(merged)])
+    none_of([*_unlike(merged), *_unlike_buffers(merged)], "no two ranks are known to hold the same part of a tensor")
 
 
 def _unlike(merged: Merged) -> Iterator[str]:
     for step in range(1, merged.steps + 2):
         for kind, words in KINDS.items():
             for name, whole in merged.tensors(kind, step).items():
+                yield from [""] * whole.replicas
                 for first, second in whole.unlike[:1]:
                     yield f"step {step}: {words.format(name)} has other bits on rank {second} than on rank {first}"
 
@@ -48,9 +49,9 @@ def _unlike_buffers(merged: Merged) -> Iterator[str]:
             if line["name"] not in own and rank.rank in sharers:
                 key = (sharers[rank.rank], line["name"], line["part"])
                 first, bits = of.setdefault(key, (rank.rank, line["bits"]))
-                if bits != line["bits"]:
-                    ranks = f"rank {rank.rank} than on rank {first}"
-                    yield f"step {step}: the buffer {line['name']} has other bits on {ranks}"
+                if first != rank.rank:
+                    words = f"the buffer {line['name']} has other bits on rank {rank.rank} than on rank {first}"
+                    yield "" if bits == line["bits"] else f"step {step}: {words}"
 
 
 @contract(
@@ -64,14 +65,15 @@ def data_parallel_ranks_consume_different_rows(stack: Observing, reference: str 
     A sampler that does not know its rank trains every rank on the same rows. The loss falls, more slowly.
     """
     if other:
-        none_of(_of_a_resume(stack, reference, other))
+        none_of(_of_a_resume(stack, reference, other), "no input of the whole run has rows")
         return
     merged = observed(stack)
     epochs = any(line.get("epoch") for step in range(1, merged.steps + 1) for _, line in merged.lines("input", step))
     sharing = any(len(line.get("same", ())) > 1 for _, line in merged.lines("root"))
     if len(merged.data_ranks) < 2 and not epochs and not sharing:
         raise NotOffered("nothing said which ranks share a batch, or where an epoch begins", "case")
-    none_of([*_repeated(merged), *_other_rows(merged), *_again(merged)])
+    nothing = "no two microbatches are of ranks that share a batch or their layers, or of one epoch"
+    none_of([*_repeated(merged), *_other_rows(merged), *_again(merged)], nothing)
 
 
 def _of_a_resume(stack: Observing, reference: str, other: str) -> Iterator[str]:
@@ -82,6 +84,7 @@ def _of_a_resume(stack: Observing, reference: str, other: str) -> Iterator[str]:
     earlier = {row for step in range(1, before + 1) for row in all_of.rows(step)}
     for step in range(1, resumed.steps + 1):
         want, got = all_of.rows(step + before), resumed.rows(step)
+        yield from [""] * bool(want)
         count, twice, lost = sum(want.values()), got - want, sum((want - got).values())
         again = sum(number for row, number in twice.items() if row in earlier)
         if again:
@@ -97,8 +100,9 @@ def _other_rows(merged: Merged) -> Iterator[str]:
         for rank, line in merged.lines("input", step):
             if line["rows"] and len(same.get(rank.rank, ())) > 1:
                 first, rows = of.setdefault((tuple(same[rank.rank]), line["microbatch"]), (rank.rank, line["rows"]))
-                if rows != line["rows"]:
-                    yield f"step {step}: ranks {first} and {rank.rank} share their layers, and consume other rows"
+                if first != rank.rank:
+                    words = f"step {step}: ranks {first} and {rank.rank} share their layers, and consume other rows"
+                    yield "" if rows == line["rows"] else words
 
 
 def _again(merged: Merged) -> Iterator[str]:
@@ -111,6 +115,7 @@ def _again(merged: Merged) -> Iterator[str]:
             if rank.rank in ranks:
                 numbers.setdefault(line["epoch"], Counter()).update(line["numbers"])
     seen: dict[tuple[int, int], tuple[int, int, int]] = {}
+    begun: set[int] = set()
     for step in range(1, merged.steps + 1):
         for rank, line in merged.lines("input", step):
             epoch, batch = line.get("epoch", 0), line.get("batch", 0)
@@ -120,6 +125,8 @@ def _again(merged: Merged) -> Iterator[str]:
             mine = [row for row, count in rows.items() if count == 1]
             before = [seen[epoch, row] for row in mine if seen.get((epoch, row), (rank.rank, batch))[:2]
                       != (rank.rank, batch)]  # fmt: skip
+            yield from [""] * (epoch in begun)
+            begun.add(epoch)
             drawn = sum(count > 1 for count in numbers.get(epoch, Counter()).values())
             if 1 < len(before) <= drawn and 2 * len(before) > rows.total():
                 yield (
@@ -135,8 +142,11 @@ def _repeated(merged: Merged) -> Iterator[str]:
         of: dict[tuple[int, ...], int] = {}
         for rank, line in merged.lines("input", step):
             rows = tuple(sorted(line["rows"]))
+            if not rows or rank.rank not in merged.data_ranks:
+                continue
+            yield from [""] * any(each != rank.rank for each in of.values())
             first = of.setdefault(rows, rank.rank)
-            if rows and rank.rank in merged.data_ranks and first != rank.rank:
+            if first != rank.rank:
                 yield f"step {step}: ranks {first} and {rank.rank} consume the same {len(rows)} rows"
 
 
@@ -149,7 +159,7 @@ def members_of_a_group_issue_the_same_collectives(stack: Observing) -> None:
     merged = _of_several_ranks(stack)
     if not any(merged.lines("collectives", step) for step in range(merged.steps + 1)):
         raise NotOffered("the trace has no collective", "case")
-    none_of(_diverging(merged))
+    none_of(_diverging(merged), "no collective has two members that were observed")
 
 
 def _diverging(merged: Merged) -> Iterator[str]:
@@ -162,6 +172,7 @@ def _diverging(merged: Merged) -> Iterator[str]:
             members = [each for each in map(int, group.split("-")) if each in present]
             for first, second in itertools.pairwise(members):
                 one, other = said.get(first, []), said.get(second, [])
+                yield ""
                 for at, (its, others) in enumerate(itertools.zip_longest(one, other, fillvalue="none")):
                     if its != others:
                         yield (
@@ -188,11 +199,13 @@ def random_numbers_of_a_forward_pass_differ_between_data_parallel_ranks(stack: O
         for rank, line in merged.lines("input", step):
             if rank.rank in merged.data_ranks and (rank.rank, step, line["microbatch"]) in drawn:
                 first = states.setdefault((line["microbatch"], line["random"]), rank.rank)
+                wrong += [""] * any(number == line["microbatch"] and its != rank.rank
+                                    for (number, _), its in states.items())  # fmt: skip
                 if first != rank.rank:
                     wrong.append(
                         f"step {step}: the forward passes of ranks {first} and {rank.rank} draw the same random numbers"
                     )
-    none_of(wrong)
+    none_of(wrong, "no two data-parallel ranks draw random numbers for a microbatch of the same number")
 
 
 def _of_several_ranks(stack: Observing) -> Merged:

@@ -32,7 +32,7 @@ def the_told_norm_is_that_of_the_applied_gradients(stack: Observing) -> None:
     merged = observed(stack)
     if not any(merged.lines("clip", step) for step in range(1, merged.steps + 1)):
         raise NotOffered("the script does not call clip_grad_norm_", "case")
-    none_of(_norms(merged))
+    none_of(_norms(merged), "no gradient that clip_grad_norm_ was given could be placed")
 
 
 def _norms(merged: Merged) -> Iterator[str]:
@@ -45,17 +45,18 @@ def _norms(merged: Merged) -> Iterator[str]:
                 partial[number] = partial.get(number, 0.0) + float(line["norm"]) ** 2
         for number, rank, line in clips:
             names = set(line["names"])
-            if not names <= gradients.keys():
+            if not names or not names <= gradients.keys():
                 continue  # some of them could not be placed
             told = math.sqrt(partial.get(number, 0.0)) if line["partial"] else float(line["norm"])
             applied = math.sqrt(sum(float(gradients[name].squares) for name in names))
             expected = told * min(1.0, float(line["max"]) / (told + 1e-6))
             allowed = max([1e-3, *(NORM.get(dtype, 0.0) for name in names for dtype in gradients[name].dtypes)])
-            if not math.isclose(applied, expected, rel_tol=allowed, abs_tol=1e-12):
-                yield (
+            yield (
+                "" if math.isclose(applied, expected, rel_tol=allowed, abs_tol=1e-12) else (
                     f"step {step}: rank {rank} was told the gradient norm {told:.6g} and clips at {line['max']:g}"
                     f"; the gradients that were applied have the norm {applied:.6g}, expected {expected:.6g}"
                 )
+            )  # fmt: skip
 
 
 def _last(clips: list[tuple[RankTrace, Line]]) -> Iterator[tuple[int, int, Line]]:
@@ -88,7 +89,7 @@ def a_step_has_the_microbatches_that_were_told(stack: Observing) -> None:
                 told.setdefault((rank.rank, line["step"]), []).append(line["microbatches"])
     if not told:
         raise NotOffered("the script told no number of microbatches", "case")
-    none_of([*_microbatches(merged, told), *_weights(merged, told)])
+    none_of([*_microbatches(merged, told), *_weights(merged, told)], "no step was seen of which the script told it")
 
 
 def _weights(merged: Merged, told: dict[tuple[int, int], list[int]]) -> Iterator[str]:
@@ -120,9 +121,10 @@ def _microbatches(merged: Merged, told: dict[tuple[int, int], list[int]]) -> Ite
         for rank, line in merged.lines("step", step):
             # a pipeline's schedule cuts backward passes, and has those of each of a rank's stages
             passes = line["microbatches"] / (len(list(rank.of("root"))) or 1) if merged.staged else line["backward"]
-            want = sum(told.get((rank.rank, step), [passes]))
-            if passes != want:
-                yield f"step {step}: rank {rank.rank} has {passes:g} backward passes, told {want}"
+            if (rank.rank, step) in told:
+                want = sum(told[rank.rank, step])
+                words = f"step {step}: rank {rank.rank} has {passes:g} backward passes, told {want}"
+                yield "" if passes == want else words
         for rank, line in merged.lines("collectives", step):
             tries = told.get((rank.rank, step), [])
             if any(each["replicas"] for each in rank.of("root")) and sum(tries) > len(tries):
@@ -142,14 +144,14 @@ def the_applied_rate_is_that_of_the_schedule(stack: Observing) -> None:
     A scheduler that was made for an optimizer which is then made again sets rates that nobody applies.
     """
     merged = observed(stack)
-    if not any(line.get("told") is not None for rank in merged.trace.ranks for line in rank.of("group")):
-        raise NotOffered("no scheduler of torch sets a rate", "case")
-    none_of(
+    applied = (
+        "" if line["told"] == line["lr"] else
         f"step {step}: {line['optimizer']} applies the rate {line['lr']:g} to {line['names'][0]} on rank {rank.rank}; "
         f"the scheduler set {line['told']:g}"
         for step in range(1, merged.steps + 1) for rank, line in merged.lines("group", step)
-        if line.get("told") not in (None, line["lr"])
+        if line.get("told") is not None
     )  # fmt: skip
+    none_of(applied, "no scheduler of torch sets a rate")
 
 
 @contract("OBS-13", asks="trace", cases=RUN, source="F07 F13", slow=True)
@@ -165,7 +167,8 @@ def evaluation_leaves_the_model_as_it_found_it(stack: Observing) -> None:
                if any(line["after"] for _, line in merged.lines("evaluation", step))]  # fmt: skip
     if not between:
         raise NotOffered("no evaluation was seen between two steps", "case")
-    none_of(wrong for step in between for wrong in _evaluated(merged, step))
+    seen = (wrong for step in between for wrong in _evaluated(merged, step))
+    none_of(seen, "no weight, mode or buffer was seen behind an evaluation")
 
 
 def _place(line: Line) -> tuple[str, ...]:
@@ -187,10 +190,14 @@ def _rounded(rank: RankTrace, before: Line, after: Line) -> bool:
 def _evaluated(merged: Merged, step: int) -> Iterator[str]:
     after = {(rank.rank, *_place(line)): line for rank, line in merged.lines("weight", step + 1)}
     for rank, line in merged.lines("updated", step):  # main weights, and shards, that the optimizer has are others
-        its = after.get((rank.rank, *_place(line)), line)
+        its = after.get((rank.rank, *_place(line)))
+        if its is None:
+            continue
+        yield ""
         if its.get("bits") != line.get("bits") and not _rounded(rank, line, its):
             yield f"the evaluation behind step {step} changes the weight {line['name']} on rank {rank.rank}"
     for rank, line in merged.lines("evaluated", step):
+        yield ""
         if line.get("dropout"):
             yield (
                 f"the evaluation behind step {step} applies dropout on rank {rank.rank}, and all of its modules are in "
@@ -203,6 +210,7 @@ def _evaluated(merged: Merged, step: int) -> Iterator[str]:
             )
     first = {rank.rank: set(line["evaluating"]) for rank, line in merged.lines("modes", 1)}
     for rank, line in merged.lines("modes", step + 1):
+        yield from [""] * (rank.rank in first)
         still = sorted(set(line["evaluating"]) - first.get(rank.rank, set()))
         if still:
             yield (

@@ -1,0 +1,196 @@
+"""What was not compared is never green: not in a phase of `diff`, and in no OBS contract."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from click.testing import CliRunner  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
+
+from contracts import observe  # noqa: E402
+from contracts.contract import LAW  # noqa: E402
+from contracts.harness.cli import main  # noqa: E402
+from contracts.harness.families import read_checks  # noqa: E402
+from contracts.observe.party import Observed  # noqa: E402
+from contracts.observe.recorder import Recorder  # noqa: E402
+from contracts.observe.trace import Line, Writer, read  # noqa: E402
+from contracts.spec.errors import NotOffered  # noqa: E402
+
+pytestmark = pytest.mark.unit
+
+read_checks("OBS")
+Edit = Callable[[Line, int], Iterable[Line]]
+
+
+class Router(nn.Module):
+    """Gives scores and a map of tokens and experts."""
+
+    def forward(self, scores: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.zeros_like(scores).scatter(-1, (scores + bias).topk(2).indices, 1.0).bool()
+        return scores * chosen, chosen
+
+
+class Experts(nn.Module):
+    """A router, its counter and its bias, by torchtitan's names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.inner, self.router = nn.Linear(8, 4), nn.Linear(8, 8), Router()
+        self.register_buffer("tokens_per_expert_E", torch.zeros(4))
+        self.register_buffer("expert_bias_E", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores, chosen = self.router(self.gate(x).sigmoid(), self.expert_bias_E)
+        if self.training:
+            self.tokens_per_expert_E.add_(chosen.flatten(0, -2).sum(0))
+        return self.inner(x) * scores.sum(-1, keepdim=True)
+
+
+def _train(steps: int) -> None:
+    """Tied, dropped, clipped, scheduled, evaluated and told: something of every contract."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(9, 8), Experts(), nn.Dropout(0.1), nn.Linear(8, 9, bias=False))
+    net[3].weight = net[0].weight
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    schedule = lr_scheduler.CosineAnnealingLR(optimizer, 9)
+    texts = torch.randint(9, (4 * steps, 7), generator=torch.Generator().manual_seed(1))
+    for rows in torch.utils.data.DataLoader(texts, 4):
+        optimizer.zero_grad()
+        observe.step(microbatches=1)
+        nn.functional.cross_entropy(net(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        moved = 0.01 * (net[1].tokens_per_expert_E.mean() - net[1].tokens_per_expert_E).sign()
+        net[1].expert_bias_E += moved - moved.mean()
+        net[1].tokens_per_expert_E.zero_()
+        optimizer.step()
+        schedule.step()
+        net.eval()
+        with torch.no_grad():
+            net(rows[:, :-1])
+        net.train()
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trace of a run of three steps on one rank."""
+    folder = tmp_path_factory.mktemp("one") / "trace"
+    recorder = Recorder(Writer(folder, 0, 1, ["train.py"], {"run": "r/0"}), 3)
+    recorder.start()
+    observe.ACTIVE.append(recorder)
+    try:
+        _train(4)
+    finally:
+        observe.ACTIVE.clear()
+        recorder.close()
+    return folder
+
+
+def _rewritten(trace: Path, folder: Path, edit: Edit, world: int = 1) -> Path:
+    """A trace of `world` ranks, each of whose lines `edit` gives for a line of the only rank of `trace`."""
+    folder.mkdir()
+    lines = [json.loads(each) for each in (trace / "rank-00000.jsonl").read_text().splitlines()]
+    for rank in range(world):
+        mine = [other for each in lines for other in edit(json.loads(json.dumps(each)), rank)]
+        (folder / f"rank-{rank:05d}.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in mine))
+        shutil.copy(trace / "rank-00000.sketches", folder / f"rank-{rank:05d}.sketches")
+    return folder
+
+
+def _of_two(line: Line, rank: int) -> Iterable[Line]:
+    """A line of the run as if it was one of two data-parallel ranks, each with rows and random states of its own."""
+    if line["e"] == "begin":
+        line |= {"world": 2, "rank": rank}
+    if line["e"] == "root":
+        line |= {"data": [0, 1], "replicas": [0, 1]}
+    if line["e"] == "input":
+        line |= {"rows": [each + rank for each in line["rows"]], "random": f"{line['random']}{rank}"}
+    if line["e"] == "drawn":
+        line["drawn"] = True
+    yield line
+    if line["e"] == "step":
+        yield {"e": "collectives", "step": line["step"], "group": "0-1", "said": ["all_reduce(sum) 9 float32"]}
+
+
+def _without(*kinds: str) -> Edit:
+    return lambda line, rank: [] if line["e"] in kinds else [line]
+
+
+def _empty(line: Line, rank: int) -> Iterable[Line]:
+    return [line | ({"steps": 0} if line["e"] == "end" else {})] if line["e"] in ("begin", "end") else []
+
+
+def _halves(trace: Path, folder: Path) -> dict[str, Path]:
+    """The run whole, and resumed behind its first step."""
+
+    def later(line: Line, rank: int) -> Iterable[Line]:
+        step = line.get("step", 2) - 1
+        updated = line["e"] == "updated" and step == 0
+        if line["e"] == "end":
+            line["steps"] = max(0, line["steps"] - 1)
+        if updated:
+            yield line | {"e": "weight", "step": 1}
+        elif (step > 0 and (line["e"], step) != ("weight", 1)) or "step" not in line:
+            yield line | ({"step": step} if "step" in line else {})
+
+    return {"whole": trace, "resumed": _rewritten(trace, folder / "resumed", later)}
+
+
+NUMBERS = ("weight", "gradient", "updated")
+SUBJECTS: dict[str, tuple[tuple[str, ...], ...]] = {  # contract → what is taken out of its trace, all of it at once
+    "OBS-01": (*((each,) for each in NUMBERS), ("forward", "loss")),
+    "OBS-02": ((*NUMBERS, "moment", "buffer"),), "OBS-03": (("root",),), "OBS-04": (("clip",), ("gradient",)),
+    "OBS-05": (("tied",),), "OBS-06": (("input",),), "OBS-07": (("told",), ("step",)), "OBS-08": (("group",),),
+    "OBS-09": (("gradient",), ("updated",), ("forward", "loss")), "OBS-10": (("collectives",),),
+    "OBS-11": (*((each,) for each in NUMBERS), ("forward", "loss")), "OBS-12": (("drawn",), ("input",)),
+    "OBS-13": (("evaluation",), ("weight", "evaluated", "modes")),
+    "OBS-14": (("routed",), ("counted", "bias"), ("counter", "bias")),
+    "OBS-15": (("gradient", "updated", "moment", "loss"),), "OBS-16": (("root",), ("group",), ("gradient",)),
+}  # fmt: skip
+LIKE = {"OBS-01": "one-rank", "OBS-09": "whole", "OBS-11": "plain"}
+
+
+def _judge(id: str, one: Path, folder: Path, edit: Edit) -> None:
+    """Ask a contract about the run, every line of which is edited; one about two runs, about two that are edited."""
+    folder.mkdir()
+    edited = _rewritten(one, folder / "one", edit)
+    runs = {"two": _rewritten(one, folder / "two", lambda *line: [more for each in _of_two(*line)
+                                                                   for more in edit(each, line[1])], 2)}  # fmt: skip
+    if id in LIKE:
+        runs = _halves(edited, folder) if id == "OBS-09" else {LIKE[id]: edited, "resumed": edited}
+    arguments = next(iter(LAW.contracts[id].cases.values()))
+    LAW.contracts[id].check(Observed(read(runs.popitem()[1]), runs), *arguments)
+
+
+def test_every_contract_about_a_trace_is_here() -> None:
+    assert set(SUBJECTS) == {id for id in LAW.contracts if id.startswith("OBS-")}
+
+
+@pytest.mark.parametrize("id", SUBJECTS)
+def test_none_of_nothing_does_not_hold(one: Path, tmp_path: Path, id: str) -> None:
+    """What holds in a run does not hold without what it is about, and not in an empty trace."""
+    _judge(id, one, tmp_path / "whole", lambda line, rank: [line])
+    for number, edit in enumerate((*(_without(*kinds) for kinds in SUBJECTS[id]), _empty)):
+        with pytest.raises((NotOffered, AssertionError)) as said:
+            _judge(id, one, tmp_path / str(number), edit)
+        assert said.type is NotOffered or id == "OBS-16", (number, said.value)
+
+
+@pytest.mark.parametrize("kinds", [*SUBJECTS["OBS-01"], ("forward", "loss", *NUMBERS)], ids=" ".join)
+def test_a_phase_of_which_nothing_is_compared_makes_runs_incomparable(
+    one: Path, tmp_path: Path, kinds: tuple[str, ...]
+) -> None:
+    other = _rewritten(one, tmp_path / "other", _without(*kinds))
+    done = CliRunner().invoke(main, ["diff", str(one), str(other)])
+    assert done.exit_code == 3, done.output
+    assert "NOT COMPARABLE: not one pair was compared of " in done.output.splitlines()[-1]
+    done = CliRunner().invoke(main, ["diff", str(one), str(one)])
+    assert done.exit_code == 0, done.output
+    assert "compared: 5 initial weights, 3 steps" in done.output.splitlines()[-1]
