@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank_saves import Spread
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
-from contracts.stacks.reference.checkpoint.manifest import Manifest
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.training.trainer import GENERATORS
 
 
-class _EachItsLatest(Checkpoints):
-    def opened(self, step: int | None = None) -> Manifest:
-        chosen = self.latest() if step is None else step
-        return manifests.read(self.folder / self.name_of(chosen or 0))
-
-
-@mutant(of="CKPT-02d", case="rank-1-is-late", says="resumed after steps [2, 1]")
-class EachLoadsItsLatest(Spread):
+@broken(
+    Checkpoints,
+    "opened",
+    "CKPT-02d[rank-1-is-late]: resumed after steps [2, 1]",
+    "CKPT-02d[each-has-its-own]: loaded 2, not a refusal",
+)
+def each_loads_its_latest(opened, self, step=None):
     """Every rank looks for the newest step by itself."""
-
-    exchange = {"checkpoints": _EachItsLatest}
-
-
-@mutant(of="CKPT-02d", case="each-has-its-own", says="loaded 2, not a refusal")
-class TheStepIsEnough(Spread):
-    """Ranks agree on a step but not on its run: the disks of two nodes hold two runs under one name."""
-
-    exchange = {"checkpoints": _EachItsLatest}
+    chosen = self.latest() if step is None else step
+    return manifests.read(self.folder / self.name_of(chosen or 0))
 
 
 class _BeginsWhereNothingIs(ParallelTrainer):

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
+from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank_saves import Spread
 from contracts.mutants._support.pipeline import Staged
 from contracts.mutants.checkpoint.data_position import CountsAnEpochTwice, CountsEpochs
@@ -39,52 +40,33 @@ class SavesTheFirstGenerators(Spread):
     trains = _SavesTheFirstGenerators
 
 
-class _SavesThemByDataRank(ParallelTrainer):
-    @property
-    def own_generators(self) -> str:
-        return f"{GENERATORS}{self.mesh.place('rows').index(self.mesh.rank)}/"
-
-
-@mutant(of="CKPT-01e", case="tp2-sp-muon", says="rng: the state", bugs=("RSM-24",))
-class SavesThemByDataRank(Spread):
+@broken(ParallelTrainer, "own_generators", "CKPT-01e[tp2-sp-muon]: rng: the state", bugs=("RSM-24",))
+def saves_them_by_data_rank(own_generators, self):
     """Generators are saved per data-parallel rank: tensor-parallel ranks share a file, and the last write stays."""
-
-    trains = _SavesThemByDataRank
-
-
-class _RestoresTheFirst(ParallelTrainer):
-    def restore_generators(self, states: Mapping[str, Tensor]) -> None:
-        if self.mesh.rank == 0:
-            super().restore_generators(states)
+    return f"{GENERATORS}{self.mesh.place('rows').index(self.mesh.rank)}/"
 
 
-@mutant(of="CKPT-01e", case="ep2", says="after 1 loads, rank 1: step 3: rng: the state")
-class RestoresTheFirst(Spread):
+@broken(ParallelTrainer, "restore_generators", "CKPT-01e[ep2]: after 1 loads, rank 1: step 3: rng: the state")
+def restores_the_first(restore_generators, self, states):
     """Only rank 0 restores its generators."""
-
-    trains = _RestoresTheFirst
-
-
-class _LoadsWhatItUpdates(ParallelTrainer):
-    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
-        dealt = [each for each in self.optimizer.members if self.optimizer.rule(each) == "muon"]
-        others = [
-            each.parameter
-            for number, each in enumerate(dealt)
-            if number % dist.get_world_size() != dist.get_rank() and not isinstance(each.parameter, DTensor)
-        ]
-        before = [each.detach().clone() for each in others]
-        super().load(state, position)
-        with torch.no_grad():
-            for parameter, value in zip(others, before, strict=True):
-                parameter.copy_(value)
+    if self.mesh.rank == 0:
+        restore_generators(self, states)
 
 
-@mutant(of="CKPT-01e", case="dp2-muon", says="after 1 loads, rank 0: step 2: losses is")
-class NeverGathersWhatWasLoaded(Spread):
+@broken(ParallelTrainer, "load", "CKPT-01e[dp2-muon]: after 1 loads, rank 0: step 2: losses is")
+def never_gathers_what_was_loaded(load, self, state, position):
     """Each rank loads the matrices that it updates, and nothing hands them to the others (Megatron-LM #6920)."""
-
-    trains = _LoadsWhatItUpdates
+    dealt = [each for each in self.optimizer.members if self.optimizer.rule(each) == "muon"]
+    others = [
+        each.parameter
+        for number, each in enumerate(dealt)
+        if number % dist.get_world_size() != dist.get_rank() and not isinstance(each.parameter, DTensor)
+    ]
+    before = [each.detach().clone() for each in others]
+    load(self, state, position)
+    with torch.no_grad():
+        for parameter, value in zip(others, before, strict=True):
+            parameter.copy_(value)
 
 
 def _plain(held: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -135,6 +117,7 @@ class _SavesTheMomentsOfItsShards(ShardedOptimizer):
         super().load(_again(state, {member.name: member.parameter for member in self.members}))
 
 
+@mutant(of="CKPT-01h", case="ep2", says="optimizer: the state layers.1.mixer.experts.w1/exp_avg", bugs=("RSM-48",))
 @mutant(of="CKPT-01e", case="ep2", says="optimizer: the state layers.1.mixer.experts.w1/exp_avg",
         bugs=("RSM-48",))  # fmt: skip
 class SavesTheMomentsOfItsShards(Spread):
@@ -143,24 +126,24 @@ class SavesTheMomentsOfItsShards(Spread):
     moves = _SavesTheMomentsOfItsShards
 
 
-class _LoadsByOrder(ShardedOptimizer):
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        shuffled = dict(state)
-        for entry in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
-            by_shape: dict[torch.Size, list[str]] = {}
-            for name, each in state.items():
-                if name.endswith(f"/{entry}"):
-                    by_shape.setdefault(each.shape, []).append(name)
-            for names in by_shape.values():
-                shuffled |= {name: state[other] for name, other in zip(names, sorted(names), strict=True)}
-        super().load(shuffled)
-
-
-@mutant(of="CKPT-02a", case="tp2-sp", says="optimizer: the state layers.", bugs=("RSM-10",))
-class LoadsByOrder(Spread):
+@broken(
+    ShardedOptimizer,
+    "load",
+    "CKPT-02a[tp2-sp]: optimizer: the state layers.",
+    "CKPT-02h[fsdp2]: optimizer: the state layers.",
+    bugs=("RSM-10",),
+)
+def loads_by_order(load, self, state):
     """The optimizer's state is saved in the order of the parameter groups and loaded in the order of the names."""
-
-    moves = _LoadsByOrder
+    shuffled = dict(state)
+    for entry in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+        by_shape = {}
+        for name, each in state.items():
+            if name.endswith(f"/{entry}"):
+                by_shape.setdefault(each.shape, []).append(name)
+        for names in by_shape.values():
+            shuffled |= {name: state[other] for name, other in zip(names, sorted(names), strict=True)}
+    load(self, shuffled)
 
 
 class _FirstReader(ShardReader):
@@ -211,32 +194,24 @@ class OrdersShardsAsText(Spread):
     exchange = {"checkpoints": _OrdersAsText}
 
 
-class _BuffersOfTheFirst(ParallelTrainer):
-    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
-        if what != "buffers" or self.mesh.rank == 0:
-            super().put(values, into, what)
-
-
-@mutant(of="CKPT-02a", case="one-rank", says="rank 1: buffers: the state layers.1.mixer.router.bias differs",
-        bugs=("EXB-04",))  # fmt: skip
-class LoadsBuffersOnTheFirst(Spread):
+@broken(
+    ParallelTrainer,
+    "put",
+    "CKPT-02a[one-rank]: rank 1: buffers: the state layers.1.mixer.router.bias differs",
+    bugs=("EXB-04",),
+)
+def loads_buffers_on_the_first(put, self, values, into, what):
     """Only rank 0 loads the buffers and nobody broadcasts them, so each rank's router selects other experts."""
-
-    trains = _BuffersOfTheFirst
-
-
-class _BeginsWithNewRanks(ParallelTrainer):
-    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
-        super().load(state, position)
-        if position.get("layout.world") != self.execution.world:
-            self.number = 0
+    if what != "buffers" or self.mesh.rank == 0:
+        put(self, values, into, what)
 
 
-@mutant(of="CKPT-02a", case="one-rank", says="the run resumed after step 0, expected 2", bugs=("RSM-03",))
-class CountsStepsOfTheseRanks(Spread):
+@broken(ParallelTrainer, "load", "CKPT-02a[one-rank]: the run resumed after step 0, expected 2", bugs=("RSM-03",))
+def counts_steps_of_these_ranks(load, self, state, position):
     """The step is saved as per-rank state; other ranks find none and begin at 0."""
-
-    trains = _BeginsWithNewRanks
+    load(self, state, position)
+    if position.get("layout.world") != self.execution.world:
+        self.number = 0
 
 
 class _CountsByRank(ParallelTrainer):
@@ -255,60 +230,45 @@ class CountsSequencesByRank(Spread):
     trains = _CountsByRank
 
 
-class _LeavesMomentsBehind(ParallelTrainer):
-    def resume(self, folder: str) -> None:
-        super().resume(folder)
-        if self.kept(folder).opened().position.get("layout.world") != self.execution.world:
-            self.optimizer.load({name: torch.zeros_like(each) for name, each in self.optimizer.state().items()})
-
-
-@mutant(of="CKPT-02a", case="one-rank", says="optimizer: the state embedding.weight/exp_avg differs", bugs=("RSM-66",))
-class LeavesMomentsBehind(Spread):
+@broken(
+    ParallelTrainer,
+    "resume",
+    "CKPT-02a[one-rank]: optimizer: the state embedding.weight/exp_avg differs",
+    bugs=("RSM-66",),
+)
+def leaves_moments_behind(resume, self, folder):
     """Moments that do not fit the new layout are left out: the weights go on without their momentum."""
-
-    trains = _LeavesMomentsBehind
-
-
-class _TakesTheGenerators(ParallelTrainer):
-    def resume(self, folder: str) -> None:
-        super().resume(folder)
-        position = self.kept(folder).opened().position
-        lender = self.mesh.rank % position.get("layout.world", 1)
-        torch.manual_seed(lender)
-        rng_state.seed_rank_stream(self.recipe.seed, self.number, str(lender))
+    resume(self, folder)
+    if self.kept(folder).opened().position.get("layout.world") != self.execution.world:
+        self.optimizer.load({name: torch.zeros_like(each) for name, each in self.optimizer.state().items()})
 
 
-@mutant(of="CKPT-02c", case="one-to-two", says="2 ranks have 1 states of the generator", bugs=("RSM-23",))
-class TakesTheGeneratorsOfOthers(Spread):
+@broken(ParallelTrainer, "resume", "CKPT-02c[one-to-two]: 2 ranks have 1 states of the generator", bugs=("RSM-23",))
+def takes_the_generators_of_others(resume, self, folder):
     """Each rank loads the generators of its number modulo the old world size."""
-
-    trains = _TakesTheGenerators
-
-
-class _GoesOnUnseeded(ParallelTrainer):
-    def resume(self, folder: str) -> None:
-        super().resume(folder)
-        torch.manual_seed(self.recipe.seed)
+    resume(self, folder)
+    position = self.kept(folder).opened().position
+    lender = self.mesh.rank % position.get("layout.world", 1)
+    torch.manual_seed(lender)
+    rng_state.seed_rank_stream(self.recipe.seed, self.number, str(lender))
 
 
-@mutant(of="CKPT-02c", case="tp-to-dp", says="2 ranks have 1 states of the generator torch")
-class SeedsAllAlike(Spread):
+@broken(ParallelTrainer, "resume", "CKPT-02c[tp-to-dp]: 2 ranks have 1 states of the generator torch")
+def seeds_all_alike(resume, self, folder):
     """Over-correction: after a change of layout, every rank is seeded with the run's seed."""
-
-    trains = _GoesOnUnseeded
-
-
-class _SavesOneScale(ParallelTrainer):
-    def state(self) -> dict[str, Tensor]:
-        return {name.removeprefix(self.own_names): each for name, each in super().state().items()}
+    resume(self, folder)
+    torch.manual_seed(self.recipe.seed)
 
 
 @mutant(of="CKPT-01e", case="fsdp2-delayed-fp8", says="buffers: the state layers.", bugs=("RSM-24",))
-@mutant(of="CKPT-02f", case="to-one-rank", says="buffers differ from rank to rank, and one-rank loaded them, such as")
-class SavesOneScale(Spread):
+@broken(
+    ParallelTrainer,
+    "state",
+    "CKPT-02f[to-one-rank]: buffers differ from rank to rank, and one-rank loaded them, such as",
+)
+def saves_one_scale(state, self):
     """Per-rank scales are saved like any buffer: one rank's are written, and every rank loads them."""
-
-    trains = _SavesOneScale
+    return {name.removeprefix(self.own_names): each for name, each in state(self).items()}
 
 
 class BySequences(PipelineTrainer):
@@ -324,17 +284,10 @@ class CountsSequencesByStages(Staged):
     trains = BySequences
 
 
-class _ByPlaceOnTheStage(PipelineTrainer):
-    @property
-    def own_generators(self) -> str:
-        return f"{GENERATORS}{self.mesh.place('pp').index(self.mesh.rank)}/"
-
-
-@mutant(of="CKPT-01e", case="pp2-tp2-sp", says="rng: the state", bugs=("RSM-24",))
-class SavesGeneratorsByStage(Staged):
+@broken(PipelineTrainer, "own_generators", "CKPT-01e[pp2-tp2-sp]: rng: the state", bugs=("RSM-24",))
+def saves_generators_by_stage(own_generators, self):
     """Generators are saved per pipeline stage: ranks that share a stage resume with the numbers of one of them."""
-
-    trains = _ByPlaceOnTheStage
+    return f"{GENERATORS}{self.mesh.place('pp').index(self.mesh.rank)}/"
 
 
 class _CountsEpochsOnRanks(CountsEpochs, ParallelTrainer):
@@ -348,16 +301,10 @@ class CountsEpochsAnewOnRanks(Spread):
     trains = _CountsEpochsOnRanks
 
 
-class _SavesTheOffset(ParallelTrainer):
-    def position(self) -> dict[str, int]:
-        return super().position() | {"consumed": self.consumed % len(self.corpus)}
-
-
-@mutant(of="CKPT-01i", case="one-to-two-to-two-of-one-row", says="from step 6 on, rank 0: the samples are")
-class SavesTheOffsetInItsEpoch(Spread):
+@broken(ParallelTrainer, "position", "CKPT-01i[one-to-two-to-two-of-one-row]: from step 6 on, rank 0: the samples are")
+def saves_the_offset_in_its_epoch(position, self):
     """Ranks save how far they are in their epoch, and not in which: the first load, of one rank's save, is right."""
-
-    trains = _SavesTheOffset
+    return position(self) | {"consumed": self.consumed % len(self.corpus)}
 
 
 class _CountsAnEpochTwiceOnRanks(CountsAnEpochTwice, ParallelTrainer):

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from contracts.contract import mutant
-from contracts.mutants._support.multi_rank_saves import Spread
+from contracts.mutants._support.broken import broken
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.checkpoint.filesystem import Disk
-from contracts.stacks.reference.checkpoint.manifest import Manifest
 
 
 class _LinksToTheNode(Disk):
@@ -24,32 +22,20 @@ class _LinksToTheNode(Disk):
         path.symlink_to(near)
 
 
-class _WritesNearby(Checkpoints):
-    def __init__(self, folder: str | Path, *, alone: bool = False, of_ranks: tuple[str, ...] = ()) -> None:
-        disk = _LinksToTheNode() if dist.is_initialized() and dist.get_rank() > 0 else Disk()
-        super().__init__(folder, disk=disk, alone=alone, of_ranks=of_ranks)
-
-
-@mutant(of="CKPT-07c", case="fsdp2", says="but rank 1: 1 files are on its own disk")
-class WritesNearby(Spread):
+@broken(Checkpoints, "__init__", "CKPT-07c[fsdp2]: but rank 1: 1 files are on its own disk")
+def writes_nearby(init, self, folder, *, alone=False, of_ranks=()):
     """Every rank but the first writes to its node's fast disk and leaves a link on the durable volume."""
-
-    exchange = {"checkpoints": _WritesNearby}
-
-
-class _RemembersItsPlace(Checkpoints):
-    def publish(self, unfinished: Path, final: Path, manifest: Manifest) -> None:
-        first = unfinished / next(iter(manifest.files))
-        kept = self.folder / f"{final.name}.{first.name}"
-        first.rename(kept)
-        first.symlink_to(kept.absolute())
-        super().publish(unfinished, final, manifest)
+    disk = _LinksToTheNode() if dist.is_initialized() and dist.get_rank() > 0 else Disk()
+    init(self, folder, disk=disk, alone=alone, of_ranks=of_ranks)
 
 
-@mutant(of="CKPT-07c", case="ep2", says="a legal input was refused: folder")
-class RemembersItsPlace(Spread):
+@broken(Checkpoints, "publish", "CKPT-07c[ep2]: a legal input was refused: folder")
+def remembers_its_place(publish, self, unfinished, final, manifest):
     """Shards lie beside the checkpoint folder and it links to them by absolute path: a volume that is mounted under
     another name has none of them.
     """
-
-    exchange = {"checkpoints": _RemembersItsPlace}
+    first = unfinished / next(iter(manifest.files))
+    kept = self.folder / f"{final.name}.{first.name}"
+    first.rename(kept)
+    first.symlink_to(kept.absolute())
+    publish(self, unfinished, final, manifest)
