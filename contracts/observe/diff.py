@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from contracts.observe.merged import Merged, Whole
+from contracts.observe.pairing import paired
 from contracts.observe.sketch import distance
 
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -50,6 +51,8 @@ class Comparison:
         agreed: what agreed before it, phase by phase: how many tensors of how many.
         incomparable: why the numbers cannot be compared from some step on; empty where they can.
         unseen: what one of them has and the other has not, or could not be placed, by how often.
+        paired: names of the second run → those of the reference that they were taken for.
+        by_norm: how many pairs were compared by their norms alone, because a sketch depends on the tensor's name.
         compared: how many pairs were compared, by what they are.
         nothing: the phases in which not one pair was compared. Without a difference, the runs are not comparable then.
     """
@@ -60,6 +63,8 @@ class Comparison:
     unseen: Mapping[str, int] = field(default_factory=dict)
     compared: Mapping[str, int] = field(default_factory=dict)
     nothing: tuple[str, ...] = ()
+    paired: Mapping[str, str] = field(default_factory=dict)
+    by_norm: int = 0
 
 
 FLOOR = {
@@ -77,14 +82,16 @@ def compare(reference: Merged, other: Merged, repeats: Sequence[Merged] = ()) ->
     if not steps:
         why = "a run has no whole step: a forward and a backward pass and an optimizer's step"
         return Comparison(incomparable=why, nothing=tuple(FLOOR))
+    other, pairs = paired(reference, other)
     found = _Phases(reference, other, repeats)
     differences, why = found.walk(steps)
     nothing = () if differences or why else found.nothing(steps)
     if nothing:
-        why = f"not one pair was compared of {', '.join(nothing)}"
+        why = f"not one pair was compared of {', '.join(nothing)}{found.leftover()}"
     return Comparison(
         differences=tuple(differences), agreed=tuple(found.agreed), incomparable=why, unseen=found.unseen,
-        compared=found.counts(), nothing=nothing,
+        compared=found.counts(), nothing=nothing, paired=pairs,
+        by_norm=found.by_norm,
     )  # fmt: skip
 
 
@@ -115,7 +122,7 @@ class _Phases:
         self.agreed: list[str] = []
         self.unseen: dict[str, int] = {}
         self.compared: Counter[tuple[str, int]] = Counter()
-        self.flipped = ""
+        self.flipped, self.by_norm = "", 0
 
     def walk(self, steps: int) -> tuple[Sequence[Difference], str]:
         """The first differences in so many steps, or why no more can be compared."""
@@ -142,6 +149,14 @@ class _Phases:
             if any(not sum(self.compared[each, step] for each in of)
                    for step in range(1, 2 if name == "initial weights" else steps + 1))
         )  # fmt: skip
+
+    def leftover(self) -> str:
+        """A name of each run that the other has not, and what to do about it."""
+        one, other = ({name for _, line in each.lines("root") for name in (*line["trainable"], *line["frozen"])}
+                      for each in (self.one, self.other))  # fmt: skip
+        if not one - other or not other - one:
+            return ""
+        return f" ({min(one - other)} is not in one run, {min(other - one)} not in the other: --rename A=B pairs them)"
 
     def counts(self) -> Mapping[str, int]:
         found: Counter[str] = Counter()
@@ -290,13 +305,16 @@ class _Phases:
                 self._miss("outputs of another shape")
                 return None
             return f"shape {got.shape}, and {want.shape} in the reference"
-        if got.unlike:
+        if got.unlike and got.unlike != want.unlike:
             first, second = got.unlike[0]
             ranks = sorted({second for _, second in got.unlike})
             also = "" if len(ranks) == 1 else f" (and {len(ranks) - 1} more ranks)"
             return f"rank {second} holds other bits than rank {first}{also}, and both hold the same part"
-        apart = _apart(want, got)
-        if apart is not None and not apart <= bound:  # each rank may have a part of a sum
+        apart = _by_rank(want, got) if got.unlike else _apart(want, got)
+        self.by_norm += apart is not None and want.was != got.was
+        if want.was != got.was and (want.summed or got.summed) and apart is not None and not apart <= bound:
+            apart = None
+        if apart is not None and not apart <= bound and not got.unlike:  # each rank may have a part of a sum
             sums = itertools.product((want, want.summed), (got, got.summed))
             others = [_apart(one, other) for one, other in sums if one is not None and other is not None]
             apart = min([apart, *(each for each in others if each is not None and not math.isnan(each))])
@@ -332,10 +350,26 @@ def _elements(want: Whole, got: Whole) -> str:
 
 
 def _apart(one: Whole, other: Whole) -> float | None:
+    """How far two tensors are apart; at least so far, by their norms, if they were recorded under other names."""
+    if one.was != other.was:
+        told = math.isfinite(one.squares) and math.isfinite(other.squares) and not (one.partial or other.partial)
+        return abs(one.norm - other.norm) if told else None
     if one.sketch is None or other.sketch is None:
         finite = math.isfinite(one.squares), math.isfinite(other.squares)
         return None if finite[0] == finite[1] else math.nan
     return distance(one.sketch, other.sketch)
+
+
+def _by_rank(one: Whole, other: Whole) -> float | None:
+    """How far what is another on each rank, in both runs, is apart on the rank on which it is most."""
+    most = 0.0
+    for mine, its in ((one.every.get(place), other.every.get(place)) for place in one.every.keys() | other.every):
+        if mine is None or its is None or None in (mine[1]["sketch"], its[1]["sketch"]) or one.was != other.was:
+            if mine is None or its is None or mine[1]["bits"] != its[1]["bits"]:
+                return None
+            continue
+        most = max(most, distance(mine[0].sketch(mine[1]["sketch"]), its[0].sketch(its[1]["sketch"])))
+    return most
 
 
 def _eps(one: Whole, other: Whole | None) -> float:
@@ -353,6 +387,9 @@ def _backwards(gradients: Mapping[str, Whole], outputs: Mapping[str, Whole]) -> 
 def lines(comparison: Comparison, names: tuple[str, str], most: int = 10) -> Iterator[str]:
     """The comparison in lines; the last one is the answer."""
     reference, other = names
+    if comparison.paired:
+        (theirs, ours), *rest = comparison.paired.items()
+        yield f"paired  {theirs} with {ours}" + (f", and {len(rest)} more parameters" if rest else "")
     for line in comparison.agreed:
         yield f"agrees  {line}"
     for what, count in sorted(comparison.unseen.items()):
@@ -375,4 +412,7 @@ def _counted(comparison: Comparison) -> str:
     """How much was compared, and how much was not."""
     compared = [f"{count} {what}" for what, count in comparison.compared.items() if count]
     left = sum(comparison.unseen.values())
-    return f"compared: {', '.join(compared) or 'nothing'}" + (f"; not compared: {left}, listed above" if left else "")
+    norms = f" ({comparison.by_norm} of them only by norm: they have other names)" if comparison.by_norm else ""
+    return f"compared: {', '.join(compared) or 'nothing'}{norms}" + (
+        f"; not compared: {left}, listed above" if left else ""
+    )

@@ -8,7 +8,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from contracts.observe.trace import Line, RankTrace, Trace
@@ -24,6 +24,9 @@ class Whole:
         squares: the sum of its squared elements; a name such as "nan" where that is not finite.
         places: the sketches of its parts, by rank and number; None where a part has none.
         unlike: pairs of ranks that should hold the same bits and do not.
+        every: by part and rank, what was written of it; empty if no ranks are unlike.
+        was: the name by which it was recorded, on which its sketch depends, if that is another.
+        partial: whether its parts are summands, whose norms say nothing of its own.
         replicas: how many pairs of ranks should hold the same bits.
         kept: where the values of its parts lie; None where a part has none.
         summed: an output that several ranks computed of the same rows, and not to the same numbers, is here the sum of
@@ -37,6 +40,9 @@ class Whole:
     places: tuple[tuple[RankTrace, int], ...] | None
     unlike: tuple[tuple[int, int], ...] = ()
     replicas: int = 0
+    every: Mapping[tuple[str, int], tuple[RankTrace, Line]] = field(default_factory=dict)
+    was: str = ""
+    partial: bool = False
     kept: tuple[tuple[RankTrace, tuple[int, ...]], ...] | None = None
     summed: Whole | None = None
 
@@ -93,7 +99,7 @@ class Merged:
     """
 
     def __init__(self, trace: Trace, behind: int = 0) -> None:
-        self.trace = trace
+        self.trace, self.behind = trace, behind
         self.steps = max(0, min((each.end or {}).get("steps", _last(each)) for each in trace.ranks) - behind)
         self._lines: dict[tuple[str, int], list[tuple[RankTrace, Line]]] = {}
         for rank in trace.ranks:
@@ -235,7 +241,7 @@ def _ids(line: Line) -> list[int]:
 def _output(name: str, lines: list[tuple[RankTrace, Line]], batch: int) -> Whole:
     return Whole(
         name=name, shape=tuple(lines[0][1]["shape"][batch:]), dtypes=_dtypes(lines), places=_places(lines),
-        squares=sum(float(line["squares"]) for _, line in lines),
+        squares=sum(float(line["squares"]) for _, line in lines), was=lines[0][1].get("was", ""),
     )  # fmt: skip
 
 
@@ -259,7 +265,8 @@ def _whole(name: str, found: list[tuple[RankTrace, Line]]) -> Whole:
         name=name, shape=tuple(found[0][1]["shape"]), dtypes=_dtypes(found), places=_places(firsts),
         kept=tuple(kept) if len(kept) == len(firsts) else None,
         squares=sum(float(line["squares"]) for _, line in firsts), unlike=tuple(unlike),
-        replicas=replicas,
+        every={(line["part"], rank.rank): (rank, line) for rank, line in found} if unlike else {},
+        replicas=replicas, was=found[0][1].get("was", ""), partial=any(line["partial"] for _, line in found),
     )  # fmt: skip
 
 

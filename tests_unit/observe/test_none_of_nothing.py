@@ -194,3 +194,75 @@ def test_a_phase_of_which_nothing_is_compared_makes_runs_incomparable(
     done = CliRunner().invoke(main, ["diff", str(one), str(one)])
     assert done.exit_code == 0, done.output
     assert "compared: 5 initial weights, 3 steps" in done.output.splitlines()[-1]
+
+
+def _named(change: Callable[[str], str], *, scale: float = 1.0, of: str = "gradient") -> Edit:
+    """Every parameter, module and buffer is called otherwise; what is of one kind is scaled."""
+
+    def edit(line: Line, rank: int) -> Iterable[Line]:
+        for field in ("names", "trainable", "frozen", "evaluating"):
+            if field in line:
+                line[field] = [change(each) for each in line[field]]
+        if line.get("name", "(root)") != "(root)":
+            line["name"] = change(line["name"])
+        if line["e"] == of:
+            line["squares"] *= scale**2
+        yield line
+
+    return edit
+
+
+NAMES: dict[str, Callable[[str], str]] = {
+    "wrapped": "module.{}".format, "fabric": "_forward_module.module.{}".format, "held": "model.{}".format,
+    "a part": lambda name: name.replace("1.", "1.module.", 1) if name.startswith("1.") else name,
+    "renamed": lambda name: name.replace("1.inner", "1.expert"),
+    "tied": lambda name: name.replace("0.weight", "3.weight"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_a_tensor_that_a_wrapper_or_an_author_calls_otherwise_is_paired(one: Path, tmp_path: Path, names: str) -> None:
+    for scale, code in ((1.0, 0), (0.5, 1)):
+        other = _rewritten(one, tmp_path / f"by-{scale}", _named(NAMES[names], scale=scale))
+        for pair in ((one, other), (other, one)):
+            done = CliRunner().invoke(main, ["diff", *map(str, pair)])
+            assert done.exit_code == code, done.output
+            assert "compared: 5 initial weights" in done.output.splitlines()[-1]
+            assert done.output.startswith("paired  ")
+            assert code == 0 or ", first in step 1, gradient: " in done.output.splitlines()[-1]
+
+
+def test_what_nothing_pairs_is_paired_by_its_user(one: Path, tmp_path: Path) -> None:
+    other = _rewritten(one, tmp_path / "other", _named("q.{}_".format, scale=2.0, of="weight"))
+    done = CliRunner().invoke(main, ["diff", str(one), str(other)])
+    assert done.exit_code == 3, done.output
+    assert "(0.weight is not in one run, q.0.weight_ not in the other: --rename A=B pairs them)" in done.output
+    words = ["--rename", "0.weight=q.0.weight_", "--rename", "1.gate.bias=q.1.gate.bias_"]
+    done = CliRunner().invoke(main, ["diff", str(one), str(other), *words])
+    assert done.exit_code == 1, done.output
+    assert "2 more" not in done.output
+    assert "step 1, initial weights: 0.weight: differs by" in done.output.splitlines()[-1]
+    done = CliRunner().invoke(main, ["diff", str(one), str(other), "--rename", "0.wait=q", "--rename", "1=p.1"])
+    assert done.exit_code == 2
+    assert "rename = '0.wait': is no name in" in done.output
+    assert "the nearest are 0.weight" in done.output
+    assert "rename = 'p.1': is no name in" in done.output
+    assert CliRunner().invoke(main, ["diff", str(one), str(other), "--rename", "0"]).exit_code == 2
+
+
+def test_a_run_whose_ranks_hold_other_bits_is_equal_to_itself(one: Path, tmp_path: Path) -> None:
+    """As under tensor parallelism by hand, with plain tensors."""
+
+    def apart(line: Line, rank: int) -> Iterable[Line]:
+        for each in _of_two(line, rank):
+            yield each | ({"bits": f"{each['bits']}{rank}"} if line.get("name") == "1.inner.weight" else {})
+
+    def off(line: Line, rank: int) -> Iterable[Line]:
+        for each in apart(line, rank):
+            yield each | (
+                {"sketch": 0} if rank and (line["e"], line.get("name")) == ("gradient", "1.inner.weight") else {}
+            )
+
+    runs = [_rewritten(one, tmp_path / edit.__name__, edit, 2) for edit in (apart, off)]
+    codes = [CliRunner().invoke(main, ["diff", str(runs[0]), str(each)]).exit_code for each in runs]
+    assert codes == [0, 1]

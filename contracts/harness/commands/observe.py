@@ -87,6 +87,12 @@ def observe(
             sys.exit(130)
 
 
+def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    if wrong := [each for each in given if "=" not in each]:
+        raise click.BadParameter(f"{', '.join(wrong)}: has no =; give A=B", param=parameter)
+    return tuple((each.partition("=")[0], each.partition("=")[2]) for each in given)
+
+
 @click.command()
 @click.argument("reference", type=click.Path(path_type=Path))
 @click.argument("other", type=click.Path(path_type=Path))
@@ -94,19 +100,27 @@ def observe(
               help="A trace of the reference run under --perturb, to measure rounding; may be repeated.")  # fmt: skip
 @click.option("--behind", type=click.IntRange(min=0), default=0, metavar="N",
               help="OTHER resumes behind step N of REFERENCE: compare its first step with step N + 1.")  # fmt: skip
+@click.option("--rename", "renames", multiple=True, metavar="A=B", callback=_pairs,
+              help="What REFERENCE calls A, or beginning with A, OTHER calls B; may be repeated.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @one_clear_error
-def diff(reference: Path, other: Path, repeats: tuple[Path, ...], behind: int, as_json: bool) -> None:
+def diff(
+    reference: Path, other: Path, repeats: tuple[Path, ...], behind: int, renames: tuple[tuple[str, str], ...],
+    as_json: bool,
+) -> None:  # fmt: skip
     """Compare two traces: the first tensor that differs, in the order of computation.
 
     Exit codes: 0 equal up to rounding, 1 different, 3 not comparable.
     """
     from contracts.observe.diff import compare, lines  # torch, which `rankproof --help` does not need
     from contracts.observe.merged import Merged
+    from contracts.observe.pairing import renamed
     from contracts.observe.trace import read
 
-    whole, again = Merged(read(reference), behind), [Merged(read(each), behind) for each in repeats]
-    found = compare(whole, Merged(read(other)), again)
+    one, two = read(reference), read(other)
+    two = renamed(two, renames, one) if renames else two
+    whole, again = Merged(one, behind), [Merged(read(each), behind) for each in repeats]
+    found = compare(whole, Merged(two), again)
     if as_json:
         apart = [vars(each) for each in found.differences]
         click.echo(json.dumps(vars(found) | {"differences": apart, "unseen": dict(found.unseen)}, indent=2))
