@@ -86,7 +86,7 @@ def groups(out: Path, device: str) -> list[list[Part]]:
         return Part(name=name, words=(*words, "--report", str(out / name)), limit_s=limit_s)
 
     def mutants(name: str, chosen: str, limit_s: float) -> Part:
-        words = ("-m", "pytest", "-q", "-rs", "-m", "gpu", *_shared(), MUTANTS, "-k", chosen)
+        words = ("-m", "pytest", "-p", "no:benchmark", "-q", "-rs", "-m", "gpu", *_shared(), MUTANTS, "-k", chosen)
         return Part(name=name, words=words, limit_s=limit_s, says=" passed")
 
     tuned = "BLK-08a"

@@ -25,7 +25,7 @@ from contracts.observe.sketch import BUCKETS, COARSE, SIGN, Piece, combined, has
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _CHUNK = 1 << 18  # places of the arena that are made and read back at once: 2 MiB
-_STRIP = 8  # columns that a program adds up
+_STRIP = 16  # columns that a program adds up
 _LOOPS, _BLOCK = 16, 1024
 _DEPTH, _WIDE, _PROGRAMS = 8, 256, 1024
 
