@@ -259,15 +259,21 @@ class Flat:
         return found
 
     def _of_handle(self, module: str, handle: Any) -> None:
-        if handle is None or not handle.uses_sharded_strategy:
-            return  # NO_SHARD is DDP; the recorder counts its flat parameters
+        if handle is None:
+            return
         flat = handle.flat_param
         self.held.append(flat)
         whose = flat._params or [None] * len(flat._fqns)
-        for fqn, shape, info, own in zip(flat._fqns, flat._shapes, flat._shard_param_infos, whose, strict=True):
+        spans = handle._get_flat_param_offsets()  # private, as all of a handle; torch 2.0 - 2.13
+        for fqn, shape, info, own, (begin, last) in zip(
+            flat._fqns, flat._shapes, flat._shard_param_infos, whose, spans, strict=True
+        ):
             name = canonical(f"{module}.{fqn}".removeprefix("."))
-            mine = [Range(name=name, shape=tuple(shape), at=info.offset_in_shard, numel=info.numel_in_shard,
-                          start=info.intra_param_start_idx)] if info.in_shard else []  # fmt: skip
+            if not handle.uses_sharded_strategy:  # NO_SHARD is DDP: each rank has all of it
+                mine = [Range(name=name, shape=tuple(shape), at=begin, numel=last + 1 - begin, start=0)]
+            else:
+                mine = [Range(name=name, shape=tuple(shape), at=info.offset_in_shard, numel=info.numel_in_shard,
+                              start=info.intra_param_start_idx)] if info.in_shard else []  # fmt: skip
             self.ranges.setdefault(id(flat), []).extend(mine)
             if own is not None:
                 self.held.append(own)

@@ -49,8 +49,8 @@ def violated(tmp_path: Path) -> Callable[[Callable[[], None]], dict[str, str]]:
             recorder.close()
         assert _get_current_dispatch_mode() is None
         merged = Merged(read(tmp_path / "trace"))
-        equal = compare(merged, merged)  # but for FSDP1 that does not shard, nobody can place whose weights
-        assert (equal.differences, bool(equal.incomparable)) == ((), not merged.tensors("weight", 1))
+        equal = compare(merged, merged)
+        assert (equal.differences, equal.incomparable) == ((), "")
         found = {}
         for id, check in JUDGED.items():
             try:
