@@ -45,7 +45,7 @@ HEAVY = {"torch", "numpy", "megatron", "transformer_engine", "torchtitan", "tran
 TENSORS = (  # what is made of tensors, and imported only where numbers are judged or a model is run
     "contracts.instruments.fixtures", "contracts.instruments.graphs", "contracts.instruments.inductor_indexing",
     "contracts.instruments.mamba_ssm", "contracts.instruments.memory", "contracts.instruments.point_to_point",
-    "contracts.instruments.reorder",
+    "contracts.instruments.reorder", "contracts.instruments.staged_copies", "contracts.instruments.staged_group",
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.half_precision",
     "contracts.instruments.dry_run", "contracts.instruments.traffic", "contracts.mutants.",
     "contracts.observe.consumed", "contracts.observe.device", "contracts.observe.diff", "contracts.observe.kernels",
@@ -87,7 +87,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.torchtitan.recorded_step", "contracts.stacks.torchtitan.renaming",
     "contracts.stacks.torchtitan.release_0_2.model",
     "contracts.stacks.torchtitan.release_0_2.trainer",
-    "contracts.stacks.torchtitan.release_0_2.training",
+    "contracts.stacks.torchtitan.release_0_2.training", "contracts.stacks.torchtitan.symbols",
     "contracts.stacks.torchtitan.training", "contracts.stacks.torchtitan.weight_mapping",
     "contracts.stacks.transformers.blocks", "contracts.stacks.transformers.checkpoints",
     "contracts.stacks.transformers.shims",
