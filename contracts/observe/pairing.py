@@ -7,8 +7,10 @@ to it, or ends with it and has its shape, or has its shape, its norm when traini
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from contracts.observe.merged import Merged, Whole
@@ -20,6 +22,8 @@ ADDED = WRAPPERS | {"module", "_forward_module"}
 """Parts of a name that wrappers add: DDP and its like, those of Lightning's Fabric and DeepSpeed."""
 _NAMED = ("names", "trainable", "frozen", "evaluating")
 _ROOT = "(root)"
+_Weights = Mapping[str, Whole | None]
+"""Parameters of a run, with their weights when training begins; None for one that nobody can place."""
 
 
 def renamed(trace: Trace, pairs: Sequence[tuple[str, str]], reference: Trace) -> Trace:
@@ -36,7 +40,7 @@ def renamed(trace: Trace, pairs: Sequence[tuple[str, str]], reference: Trace) ->
             problem, remedy = f"is no name in {whose.folder}, and no name begins with it", f"the nearest are {near}"
             found.unless(not name or name in known, "rename", name, problem, remedy)
     found.raise_any()
-    given = sorted(((theirs, ours) for ours, theirs in pairs), reverse=True, key=lambda each: len(each[0]))
+    given = {theirs: ours for ours, theirs in pairs}
     return _under(trace, {name: new for name in _all_names(trace) if (new := _moved(name, given)) != name})
 
 
@@ -46,13 +50,10 @@ def paired(one: Merged, other: Merged) -> tuple[Merged, Mapping[str, str]]:
     ours, theirs = ({name: each for name, each in names.items() if name not in others}
                     for names, others in ((mine, its), (its, mine)))  # fmt: skip
     found: dict[str, str] = {}
-    rules: tuple[Callable[[str, str], bool], ...] = (
-        lambda a, b: _bare(a) == _bare(b),
-        lambda a, b: any({a, b} <= {*each} for run in (one, other) for each in _tied(run)),
-        lambda a, b: _ends(a, b) and _same(ours[a], theirs[b]),
-    )
-    for rule in rules:
-        found |= _only({b: [a for a in ours if rule(a, b)] for b in theirs})
+    tied = [pair for run in (one, other) for _, line in run.lines("tied")
+            for pair in itertools.permutations(line["names"], 2)]  # fmt: skip
+    for rule in (_of_one_bare_name, lambda ours, theirs: _of_pairs(tied, ours, theirs), _that_end_alike):
+        found |= _only(rule(ours, theirs))
         ours, theirs = _without(ours, found.values()), _without(theirs, found)
     if not (one.staged or other.staged):
         found |= _by_place(ours, theirs)
@@ -62,21 +63,47 @@ def paired(one: Merged, other: Merged) -> tuple[Merged, Mapping[str, str]]:
     return Merged(_under(other.trace, found | modules), other.behind), found
 
 
-def _by_place(ours: Mapping[str, Whole | None], theirs: Mapping[str, Whole | None]) -> dict[str, str]:
+def _of_one_bare_name(ours: _Weights, theirs: _Weights) -> dict[str, list[str]]:
+    index = _index((_bare(name), name) for name in ours)
+    return {name: index.get(_bare(name), []) for name in theirs}
+
+
+def _of_pairs(pairs: Iterable[Sequence[str]], ours: _Weights, theirs: _Weights) -> dict[str, list[str]]:
+    return _index((name, own) for own, name in pairs if own in ours and name in theirs)
+
+
+def _that_end_alike(ours: _Weights, theirs: _Weights) -> dict[str, list[str]]:
+    whole = _index((_bare(name), name) for name in ours)
+    ends = _index((end, name) for name in ours for end in _ends(_bare(name)))
+    found = {}
+    for name, each in theirs.items():
+        bare = _bare(name)
+        alike = itertools.chain(ends.get(bare, []), *(whole.get(end, []) for end in _ends(bare)))
+        found[name] = [own for own in alike if _same(ours[own], each)]
+    return found
+
+
+def _by_place(ours: _Weights, theirs: _Weights) -> dict[str, str]:
     """Names without a word in common: each with the first that has its shape and, when training begins, its norm."""
     found: dict[str, str] = {}
+    left: dict[tuple[int, ...], OrderedDict[str, float]] = {}  # whose first entry is found at once, after others went
+    for own, mine in ours.items():
+        if mine is not None:
+            left.setdefault(mine.shape, OrderedDict())[own] = mine.squares
     for name, each in theirs.items():
-        alike = [own for own, mine in ours.items() if own not in found.values() and _same(mine, each) and mine and each
-                 and math.isclose(mine.squares, each.squares, rel_tol=1e-5)]  # fmt: skip
-        found |= {name: alike[0]} if alike else {}
+        of = left.get(each.shape, OrderedDict()) if each is not None else {}
+        alike = (own for own, squares in of.items() if each and math.isclose(squares, each.squares, rel_tol=1e-5))
+        if own := next(alike, ""):
+            found[name] = own
+            del of[own]
     return found
 
 
 def _only(candidates: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Each name with its longest candidate, if no other name has that one too."""
     chosen = {name: max(each, key=len) for name, each in candidates.items() if each}
-    taken = [*chosen.values()]
-    return {name: each for name, each in chosen.items() if taken.count(each) == 1}
+    taken = Counter(chosen.values())
+    return {name: each for name, each in chosen.items() if taken[each] == 1}
 
 
 def _modules(pairs: Mapping[str, str], one: Merged, other: Merged) -> dict[str, str]:
@@ -88,16 +115,16 @@ def _modules(pairs: Mapping[str, str], one: Merged, other: Merged) -> dict[str, 
             del theirs[-1], ours[-1]
         starts[".".join(theirs)] = ".".join(ours)
     known, left = _all_names(one.trace), _all_names(other.trace)
-    longest = sorted(starts.items(), reverse=True, key=lambda each: len(each[0]))
-    moved = {name: _moved(name, longest) for name in left - known - pairs.keys() - {_ROOT}}
+    moved = {name: _moved(name, starts) for name in left - known - pairs.keys() - {_ROOT}}
     return {name: new for name, new in moved.items() if new and new not in left}
 
 
-def _moved(name: str, starts: Sequence[tuple[str, str]]) -> str:
-    """A name behind the first beginning of it that is replaced."""
-    for old, new in starts:
-        if name == old or not old or name.startswith(f"{old}."):
-            return f"{new}.{name[len(old) :].removeprefix('.')}".strip(".")
+def _moved(name: str, starts: Mapping[str, str]) -> str:
+    """A name whose longest beginning that is to be replaced is replaced."""
+    points = [at for at, sign in enumerate(name) if sign == "."]
+    for old in (name, *(name[:at] for at in reversed(points)), ""):
+        if old in starts:
+            return f"{starts[old]}.{name[len(old) :].removeprefix('.')}".strip(".")
     return name
 
 
@@ -128,23 +155,26 @@ def _shaped(run: Merged) -> dict[str, Whole | None]:
     return {name: weights.get(name) for _, line in run.lines("root") for name in (*line["trainable"], *line["frozen"])}
 
 
-def _tied(run: Merged) -> list[list[str]]:
-    return [line["names"] for _, line in run.lines("tied")]
-
-
 def _bare(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in ADDED)
 
 
-def _ends(one: str, other: str) -> bool:
-    short, long = sorted(map(_bare, (one, other)), key=len)
-    return long.endswith(f".{short}")
+def _ends(name: str) -> list[str]:
+    """What a name ends with, behind each of its points, the longest first."""
+    return [name[at + 1 :] for at, sign in enumerate(name) if sign == "."]
+
+
+def _index(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def _same(one: Whole | None, other: Whole | None) -> bool:
     return one is not None and other is not None and one.shape == other.shape
 
 
-def _without(names: Mapping[str, Whole | None], these: Iterable[str]) -> dict[str, Whole | None]:
+def _without(names: _Weights, these: Iterable[str]) -> dict[str, Whole | None]:
     gone = set(these)
     return {name: each for name, each in names.items() if name not in gone}

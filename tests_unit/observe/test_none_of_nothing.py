@@ -19,6 +19,8 @@ from contracts import observe  # noqa: E402
 from contracts.contract import LAW  # noqa: E402
 from contracts.harness.cli import main  # noqa: E402
 from contracts.harness.families import read_checks  # noqa: E402
+from contracts.observe.merged import Merged  # noqa: E402
+from contracts.observe.pairing import paired  # noqa: E402
 from contracts.observe.party import Observed  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Line, Writer, read  # noqa: E402
@@ -266,3 +268,21 @@ def test_a_run_whose_ranks_hold_other_bits_is_equal_to_itself(one: Path, tmp_pat
     runs = [_rewritten(one, tmp_path / edit.__name__, edit, 2) for edit in (apart, off)]
     codes = [CliRunner().invoke(main, ["diff", str(runs[0]), str(each)]).exit_code for each in runs]
     assert codes == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["module.{}", "model.{}", "q.{}_x"])
+def test_ten_thousand_names_are_paired_as_they_belong(tmp_path: Path, name: str) -> None:
+    """Without a look at each name for each other one, which takes minutes."""
+    runs = []
+    for run, form in (("one", "{}"), ("other", name)):
+        writer = Writer(tmp_path / run, 0, 1, ["train.py"], {"run": "r/0"})
+        names = [form.format(f"layers.{number // 4}.part{number % 4}.weight") for number in range(10_000)]
+        writer.add("root", number=0, type="Net", trainable=names, frozen=[], replicas=[], data=[])
+        for number, each in enumerate(names):
+            writer.add("weight", step=1, shape=[4, number % 7], dtype="float32", part="", partial=False, name=each,
+                       bits="0", squares=number + 1.0, sketch=None)  # fmt: skip
+        writer.close(steps=1, unseen={})
+        runs.append(Merged(read(tmp_path / run)))
+    _, pairs = paired(runs[0], runs[1])
+    assert len(pairs) == 10_000
+    assert all(name.format(ours) == theirs for theirs, ours in pairs.items())
