@@ -22,6 +22,16 @@ class AddsUpOneGradient(Reference):
     edits = {CLIP: f"{CLIP}\n        net.up.weight.grad.mul_(world)"}
 
 
+@mutant(of="OBS-01", case="spread", says="step 1, gradient: moe.experts.weight: differs by")
+class HalvesInAWrapper(Reference):
+    """On several ranks a wrapper gives each parameter another name, and each gradient is halved, which Adam hides."""
+
+    edits = {
+        "DistributedDataParallel(net,": "DistributedDataParallel(nn.Sequential(net) if world > 1 else net,",
+        CLIP: f"{CLIP}\n        [each.grad.div_(world) for each in net.parameters()]",
+    }
+
+
 @mutant(of="OBS-09", case="resumed", says="step 1: the moment exp_avg of embed.weight is another on rank 0")
 class ForgetsTheMoments(Reference):
     """The optimizer begins anew behind the resume."""
