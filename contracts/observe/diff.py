@@ -410,7 +410,11 @@ def lines(comparison: Comparison, names: tuple[str, str], most: int = 10) -> Ite
 
 def _counted(comparison: Comparison) -> str:
     """How much was compared, and how much was not."""
-    compared = [f"{count} {what}" for what, count in comparison.compared.items() if count]
+    compared = [
+        f"{count} {what if count > 1 else what.removesuffix('es' if what == 'losses' else 's')}"
+        for what, count in comparison.compared.items()
+        if count
+    ]
     left = sum(comparison.unseen.values())
     norms = f" ({comparison.by_norm} of them only by norm: they have other names)" if comparison.by_norm else ""
     return f"compared: {', '.join(compared) or 'nothing'}{norms}" + (
