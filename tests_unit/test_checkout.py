@@ -149,7 +149,7 @@ def test_another_interpreter_judges_where_one_is_named(fork: Path) -> None:
     done = judged(fork, fork, "--python", python)
     assert done.returncode == 3, done.stdout + done.stderr
     assert f"{python} cannot run the suite: No module named" in done.stderr
-    assert f"{python} -m pip install rankproof" in done.stderr
+    assert f"in the checkout of rankproof run {python} -m pip install ." in done.stderr
     site = next((own / "lib").glob("python3*/site-packages"))
     ours = [path for path in sys.path if path.endswith("site-packages")]
     (site / "ours.pth").write_text("\n".join(ours), encoding="utf-8")

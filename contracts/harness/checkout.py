@@ -28,7 +28,7 @@ if importlib.util.find_spec("contracts") is None and not suite.endswith("site-pa
 try:
     from contracts.harness.cli import main
 except ImportError as error:
-    remedy = f"{sys.executable} -m pip install rankproof"
+    remedy = f"in the checkout of rankproof run {sys.executable} -m pip install ."
     sys.stderr.write(f"rankproof: {sys.executable} cannot run the suite: {error}: {remedy}\\n")
     sys.exit(3)
 main()

@@ -110,7 +110,8 @@ def _fork(asked: Asked, files: list[Path], devices: int) -> None:
             os.chdir(asked["folder"])
         sys.argv = list(asked["words"])
         if devices and accelerator.lost():  # an import has asked CUDA: only a new interpreter has a device
-            os.execv(sys.executable, python("-W", "ignore", "-m", *sys.argv))
+            command = python("-W", "ignore", "-m", *sys.argv)
+            os.execv(command[0], command)
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except BaseException as error:
         ended = error

@@ -29,7 +29,7 @@ def capture(device: str = "cpu") -> dict[str, Tensor]:
         held: dict[str, Any] = numpy.random.get_state(legacy=False)
         words = (*held["state"]["key"].tolist(), held["state"]["pos"])
         states["numpy"] = _packed(words, held["gauss"] if held["has_gauss"] else None)
-    if device != "cpu":
+    if device == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
     return states
 

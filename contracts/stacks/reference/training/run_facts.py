@@ -99,7 +99,7 @@ class RankReporter:
     def peak_memory(self, device: str) -> RankMemory:
         """Peak memory. A CPU has no counting allocator: both numbers are then the peak resident size."""
         torch, _ = ranks.torch_distributed()
-        if device != "cpu":
+        if device == "cuda":
             allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         else:
             allocated = reserved = process_memory.peak()
