@@ -13,6 +13,7 @@ from contracts.court import device, report
 from contracts.court.judge import judge
 from contracts.court.narrowing import placed
 from contracts.court.verdict import verdict
+from contracts.harness.commands import _device_option
 from contracts.harness.gate import today
 from contracts.spec.blocks import BlockCall
 from contracts.spec.errors import Refused, refuse
@@ -175,3 +176,18 @@ def test_every_form_of_a_report_says_on_which_device_a_stack_was_asked() -> None
     assert '<property name="device" value="cuda"' in rendered["junit.xml"]
     assert "--stack fork.gate:Stack --device cuda" in rendered["report.html"]
     assert "Device" not in report.render(asked, verdict(asked, today()), "terminal", verbose=False, width=200)
+
+
+@pytest.mark.parametrize(("chosen", "devices", "numbers", "said"), [
+    ("auto", 1, True, "1 CUDA device here: the unit tier computes on the CPU, the gpu tier on CUDA (--device)\n"),
+    ("auto", 8, True, "8 CUDA devices here: the unit tier computes on the CPU, the gpu tier on CUDA (--device)\n"),
+    ("auto", 0, True, ""), ("auto", 1, False, ""), ("cpu", 1, True, ""), ("cuda", 1, True, ""),
+])  # fmt: skip
+def test_the_default_is_said_in_a_line_on_a_node_that_has_devices(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    chosen: str, devices: int, numbers: bool, said: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(device.VARIABLE, chosen)
+    monkeypatch.setattr(_device_option, "count", lambda: devices)
+    _device_option.say_default(numbers=numbers)
+    assert capsys.readouterr().err == said

@@ -6,13 +6,21 @@ import os
 
 import click
 
-from contracts.court.device import CHOICES, VARIABLE
+from contracts.court.device import CHOICES, VARIABLE, chosen, count
 
 
 def _choose(context: click.Context, parameter: click.Parameter, said: str | None) -> None:
     """Every process of the run reads the variable: workers, ranks, interpreters."""
     if said is not None:
         os.environ[VARIABLE] = said
+
+
+def say_default(*, numbers: bool) -> None:
+    """Say where a run about numbers computes if nothing was chosen, on a node that has devices."""
+    devices = count() if numbers and chosen() == "auto" else 0
+    if devices:
+        here = f"{devices} CUDA device{'' if devices == 1 else 's'} here"
+        click.echo(f"{here}: the unit tier computes on the CPU, the gpu tier on CUDA (--device)", err=True)
 
 
 on_device = click.option(

@@ -25,7 +25,7 @@ from contracts.harness import output as output_of
 from contracts.harness.commands import _change
 from contracts.harness.commands._backend_option import over_backend, settle
 from contracts.harness.commands._completion import complete_items, complete_stacks
-from contracts.harness.commands._device_option import on_device
+from contracts.harness.commands._device_option import on_device, say_default
 from contracts.harness.commands._errors import (
     AS_JSON,
     VERBOSE,
@@ -36,7 +36,7 @@ from contracts.harness.commands._errors import (
     whoever_listens,
 )
 from contracts.harness.families import read_checks
-from contracts.harness.gate import Gate, device_of, today
+from contracts.harness.gate import Gate, device_of, of_numbers, today
 from contracts.harness.output import Output
 from contracts.harness.progress import Progress
 from contracts.harness.supervisor import Ended, supervised
@@ -185,6 +185,7 @@ def _planned(profile: str, ranks: int | None, jobs: int, *, prove: bool) -> Plan
     """What is judged. Bad input is refused before anything is written."""
     plan = profiles.plan(LAW, profile)
     if ranks is None:
+        say_default(numbers=of_numbers(plan))
         return plan
     found, beside = Refusals(), "does not go with --ranks"
     found.unless(jobs == 1, "jobs", jobs, beside, "leave it out: the ranks are processes")
