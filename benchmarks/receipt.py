@@ -11,22 +11,19 @@ import argparse
 import datetime
 import os
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from contracts.instruments import provenance
 from contracts.instruments.atomic_write import write_whole
+from contracts.instruments.ranks import ALONE
 from contracts.spec.launch import Lane
-from contracts.spec.receipt import LaunchedRun, Preflight, Provenance, RankMemory, ReportedStep
+from contracts.spec.receipt import LaunchedRun, Preflight, Provenance, ReportedStep
 from contracts.spec.recipe import Batch, Recipe
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference.launch import launch
 from contracts.stacks.reference.receipts import receipt
-
-if TYPE_CHECKING:  # torch is loaded after the provenance of the run is taken
-    from contracts.stacks.reference.training.trainer import Trainer
+from contracts.stacks.reference.training.run_facts import RankFacts, RankReporter
 
 STEPS, WARMUP = 12, 2
 
@@ -50,11 +47,11 @@ def _receipt(path: Path, device: str, taken: Provenance) -> Path:
     lane = Lane(mode="author_dp", regime="fsdp2", gpus=1, degrees=Degrees(), run="gpu-tier", inherited=dict(os.environ))
     launched = launch.launch(recipe, lane)
     os.environ.update(launched.env)  # what the receipt says reached the rank; before torch is loaded, which reads it
-    steps, memory = _steps(recipe, device)
+    steps, told = _steps(recipe, device)
     facts = LaunchedRun(
         recipe=recipe, lane=lane, launch=launched, provenance=taken, preflight=Preflight(ran=False),
-        places=(), started=started, finished=_now(), ending="ok", exit_code=0, steps=steps, warmup=WARMUP,
-        bounded=STEPS - WARMUP, memory=memory,
+        places=told.places, started=started, finished=_now(), ending="ok", exit_code=0, steps=steps, warmup=WARMUP,
+        bounded=STEPS - WARMUP, memory=told.memory, backends=told.backends,
     )  # fmt: skip
     write_whole(path, receipt.write(receipt.build(facts)))
     return path
@@ -67,25 +64,20 @@ def _recipe(device: str) -> Recipe:
     return replace(recipe, dtype="bf16")
 
 
-def _steps(recipe: Recipe, device: str) -> tuple[tuple[ReportedStep, ...], tuple[RankMemory, ...]]:
-    import torch
-
+def _steps(recipe: Recipe, device: str) -> tuple[tuple[ReportedStep, ...], RankFacts]:
+    """The steps, and what the rank reports of itself after them: place, memory, kernels that ran."""
     from contracts.spec.training import Execution
     from contracts.stacks.reference.training.trainer import Trainer
 
-    trainer: Trainer = Trainer(recipe, Execution(mode="author_dp", device=device))
-    found = []
+    trainer, rank, found = Trainer(recipe, Execution(mode="author_dp", device=device)), RankReporter(ALONE), []
+    rank.watch_experts(trainer)
     for _ in range(STEPS):
-        before = time.perf_counter()
-        done = trainer.next()  # its losses are read, so the device has come to the end of the step
+        done, seconds = rank.timed_step(trainer.next)  # its losses are read, so the device has come to the end of it
         found.append(
-            ReportedStep(number=done.number, seconds=time.perf_counter() - before, tokens=done.tokens,
-                         loss=done.losses["lm"], grad_norm=done.grad_norm)
+            ReportedStep(number=done.number, seconds=seconds, tokens=done.tokens, loss=done.losses["lm"],
+                         grad_norm=done.grad_norm)
         )  # fmt: skip
-    if device == "cpu":
-        return tuple(found), ()
-    peak = RankMemory(rank=0, allocated=torch.cuda.max_memory_allocated(), reserved=torch.cuda.max_memory_reserved())
-    return tuple(found), (peak,)
+    return tuple(found), rank.local_facts(trainer)
 
 
 def _now() -> str:
