@@ -49,7 +49,7 @@ class Script:
         run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}"
         out = out if attempt == "0" else out.with_name(f"{out.name}-restart-{attempt}")
         writer = Writer(out, rank, world, self.words, {"run": run, "perturb": perturb, "shims": shims,
-                                                         "lent": lent is not None, **_versions()})  # fmt: skip
+                                                         "lent": lent is not None, "torch": _torch()})  # fmt: skip
         self.recorder = Recorder(
             writer, steps, perturb=perturb, collectives=collectives, keep=keep, full=full, lent=lent
         )
@@ -108,7 +108,7 @@ def _lent(folder: Path, found: Refusals) -> Mapping[str, Whole]:
     return kept
 
 
-def _versions() -> dict[str, str]:
+def _torch() -> str:
     import torch
 
-    return {"torch": torch.__version__, "device": "cuda" if torch.cuda.is_available() else "cpu"}
+    return torch.__version__

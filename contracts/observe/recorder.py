@@ -74,6 +74,7 @@ class Recorder:
         self.random = ""
         self.roots: list[nn.Module] = []
         self.optimizers: list[Any] = []
+        self.trained_on: set[str] = set()  # kinds of devices that hold what the optimizers move
         self.readers: list[Reader] = []
         self.flat: set[int] = set()  # parameters of FSDP1
         self._holders: dict[int, tuple[Any, _Place]] = {}
@@ -459,7 +460,8 @@ class Recorder:
         self.counted, self.recounts = {}, False
         if self.step:
             self.done = self.step
-            self._add("step", step=self.step, backward=self.backward, microbatches=self.microbatch)
+            self._add("step", step=self.step, backward=self.backward, microbatches=self.microbatch,
+                      devices=sorted(self.trained_on))  # fmt: skip
         self.step, self.stepped, self.backward, self.microbatch = self.step + 1, False, 0, 0
         self.due = running
         if self.step == 1:
@@ -745,6 +747,7 @@ class Recorder:
     def _number_of(self, optimizer: Any) -> str:
         if all(each is not optimizer for each in self.optimizers):
             self.optimizers.append(optimizer)
+            self.trained_on |= {each.device.type for group in optimizer.param_groups for each in group["params"]}
         number = next(at for at, each in enumerate(self.optimizers, start=1) if each is optimizer)
         return f"{type(optimizer).__name__} {number}"
 

@@ -140,3 +140,18 @@ NAMES = {
 def test_a_name_is_the_same_whatever_wraps_the_model(name: str) -> None:
     inside, want = NAMES[name]
     assert canonical(name, inside=inside) == want
+
+
+def test_a_step_names_the_devices_of_what_it_moved(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from contracts.observe.recorder import Recorder
+
+    recorder, net = Recorder(Writer(tmp_path, 0, 1, ["train.py"], {"run": "r/0"}), 1), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    recorder.start()
+    net(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    recorder.close()
+    written = [json.loads(line) for line in lines_of(tmp_path, 0).read_text().splitlines()]
+    assert [line["devices"] for line in written if line["e"] == "step"] == [["cpu"]]
+    assert "device" not in written[0]
