@@ -188,7 +188,8 @@ class Law:
         yield from dict.fromkeys((*self.known, *self.contracts, *self.untested))
 
     def arrange(self, known: tuple[str, ...]) -> None:
-        """Put everything in the order of these ids, whatever was imported first."""
+        """Put everything in the order of these ids, and mutants of one id in that of their files, whatever was imported
+        first."""
         self.known = known
         place = {id: at for at, id in enumerate(self.ids())}
         for id in place:
@@ -196,7 +197,7 @@ class Law:
                 self.contracts[id] = self.contracts.pop(id)
             elif id in self.untested:
                 self.untested[id] = self.untested.pop(id)
-        self.mutants.sort(key=lambda each: place.get(each.of, len(place)))
+        self.mutants.sort(key=lambda each: (place.get(each.of, len(place)), each.make.__module__))
 
     def add(self, entry: Contract | Untested) -> None:
         if not _ID.fullmatch(entry.id):

@@ -158,7 +158,7 @@ def test_two_under_one_name_judge_nothing_and_the_verdict_says_who_they_are(tmp_
 
 @pytest.mark.unit
 def test_every_form_names_the_judged_commit(tmp_path: Path) -> None:
-    commit = checkout(tmp_path, {"ours.py": OURS, ".gitignore": "report/\n"})
+    commit = checkout(tmp_path, {"ours.py": OURS, ".gitignore": "report/\n__pycache__/\n"})
     done = rankproof("check", "--stack", "ours:Ours", "--profile", "PAT-01", "--report", "report", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     headline = f"CONFORMANT: ours 1.0 at {commit[:9]}, profile PAT-01 (9 holds)"

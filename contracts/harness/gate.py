@@ -30,6 +30,7 @@ from contracts.harness.families import read_checks
 from contracts.instruments import accelerator
 from contracts.instruments.ranks import here
 from contracts.spec import codec, interpreter
+from contracts.spec.errors import NotOffered
 from contracts.spec.records import (
     SCHEMA,
     Baseline,
@@ -269,7 +270,7 @@ def _unclaimed(subject: Party, deadline_s: float, *, numbers: bool) -> list[Uncl
     for question in questions().values():
         if question.of_the_court or question.name in subject.offers or (question.of_numbers and not numbers):
             continue
-        if not hasattr(subject, question.name):
+        if not _has(subject, question.name):
             continue
         read_checks()  # any contract may be the one that asks nothing else
         alone: Contract | None = next(
@@ -282,6 +283,14 @@ def _unclaimed(subject: Party, deadline_s: float, *, numbers: bool) -> list[Uncl
         if result.outcome == "holds":
             found.append(Unclaimed(question=question.name, evidence=f"{alone.id}[{case}] holds"))
     return found
+
+
+def _has(subject: Party, name: str) -> bool:
+    """Whether a subject has something for a question; one may decline when it is only looked up."""
+    try:
+        return hasattr(subject, name)
+    except NotOffered:
+        return False
 
 
 class _Claiming:
