@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,8 +168,9 @@ class Run:
 
     def beside_each_other(self, parts: Sequence[Part]) -> None:
         with ThreadPoolExecutor(len(parts) or 1) as pool:
-            running = [pool.submit(self._run, part) for part in parts if self._is_to_run(part)]
-            try:
+            running: list[Future[None]] = []
+            try:  # a stop may come as soon as the first has begun
+                running.extend(pool.submit(self._run, part) for part in parts if self._is_to_run(part))
                 for each in running:
                     each.result()
             except KeyboardInterrupt:
