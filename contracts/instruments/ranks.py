@@ -115,6 +115,10 @@ def excepthook_kept() -> Iterator[None]:
         sys.excepthook = hook
 
 
+_OF_CPUS = ("gloo", "mpi", "fake")
+"""Backends that no group has for the sake of its GPUs."""
+
+
 def backend_of(kind: str) -> str:
     """The backend of the default group for tensors of a kind of device (`cpu`, `cuda`); empty if it has none."""
     _, dist = torch_distributed()
@@ -128,9 +132,6 @@ def device() -> Any:
     torch, _ = torch_distributed()
     of_gpus = backend_of("cuda") not in ("", "undefined", *_OF_CPUS)
     return torch.device("cuda", torch.cuda.current_device()) if of_gpus else torch.device("cpu")
-
-
-_OF_CPUS = ("gloo", "mpi", "fake")
 
 
 def gathered(value: Any, group: Any = None) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Mutants of `checks.checkpoint.transformers`."""
+"""Mutants of `checks.checkpoint.small_models`."""
 
 from contracts.mutants._support.broken import broken
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer

@@ -1,4 +1,4 @@
-"""Mutants of `checks.compile.transformers`."""
+"""Mutants of `checks.compile.small_models`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of `checks.moe.transformers`."""
+"""Mutants of `checks.moe.small_models`."""
 
 from __future__ import annotations
 

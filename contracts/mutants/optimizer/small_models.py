@@ -1,4 +1,4 @@
-"""Mutants of `checks.optimizer.transformers`."""
+"""Mutants of `checks.optimizer.small_models`."""
 
 from dataclasses import replace
 
