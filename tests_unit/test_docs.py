@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 from contracts.contract import LAW
-from contracts.court.deviations import load
 from contracts.court.sources import BUGS, DOCUMENTS, FAULTS, PAGE, explained
 from contracts.harness import convention_page
 from contracts.harness.families import read_checks
 from contracts.harness.question_pages import page
 from contracts.spec.kernels import CATALOGUE
+from website.known import PACKAGES, bugs, declared
 
 pytestmark = pytest.mark.unit
 read_checks()
@@ -85,7 +84,7 @@ def test_the_index_has_every_family_of_the_law_and_no_other() -> None:
     assert sorted(listed) == sorted({each.family for each in [*LAW.contracts.values(), *LAW.untested.values()]})
 
 
-PACKAGES = ("Megatron-Core", "Megatron-LM's", "mamba-ssm", "cppmega", "torchtitan", "nccl-tests", "torchrun -m pytest",
+OTHERS = ("Megatron-Core", "Megatron-LM's", "mamba-ssm", "cppmega", "torchtitan", "nccl-tests", "torchrun -m pytest",
             "pytorch 2.13", "NVIDIA's data sheets", "torch", "Transformer Engine", "transformers",
             "flaxformer")  # fmt: skip
 # In a rule of the kernel catalogue what follows the first semicolon is a fact, and no further source.
@@ -103,7 +102,7 @@ def test_every_part_of_a_source_leads_somewhere(source: str) -> None:
             lost += [line] if anchor[1] not in _anchors(ROOT / PAGE) else []
         elif command is not None:
             lost += [line] if command[1] not in LAW.contracts else []
-        elif linked is None and not line.startswith(PACKAGES):
+        elif linked is None and not line.startswith(OTHERS):
             lost.append(line)
     assert not lost
 
@@ -147,24 +146,18 @@ def test_the_letters_of_every_bug_id_are_known() -> None:
     assert {bug.partition("-")[0] for mutant in LAW.mutants for bug in mutant.bugs} <= BUGS.keys()
 
 
-def test_a_bug_that_was_found_is_declared_with_its_script() -> None:
-    rows = re.findall(
-        r"^\| (Megatron-Core|torchtitan|transformers) ([\d., ]+) \|.*\((confirmed/\w+\.py)\) \| ([A-Z]+-\w+) \|$",
-        _text("docs/findings.md"), re.MULTILINE,
-    )  # fmt: skip
-    assert len(rows) == _text("docs/findings.md").count("](confirmed/")
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_page_of_a_package_says_what_is_declared_and_for_the_same_versions(package: str) -> None:
+    rows = [bug for bug in bugs(package) if bug.contracts]
+    known = list(declared(package))
+    assert {(bug.script, id) for bug in rows for id in bug.contracts} == {(script, id) for script, id, *_ in known}
+    assert {(bug.script, each) for bug in rows for each in bug.versions} == {(each[0], each[2]) for each in known}
+
+
+def test_every_row_about_a_package_is_read_and_the_readme_shows_some() -> None:
+    told = {package: _text(f"docs/{package}.md").partition("## How it is asked")[0] for package in PACKAGES}
+    read = {f"confirmed/{bug.script}.py" for package in PACKAGES for bug in bugs(package)}
+    assert sum(text.count("](confirmed/") for text in told.values()) == len(read)
     shown = re.findall(r"\]\(docs/(confirmed/\w+\.py)\)", _text("README.md"))
     assert shown
-    assert {*shown} <= {script for *_, script, _ in rows}
-    stacks = {"Megatron-Core": "megatron", "torchtitan": "torchtitan", "transformers": "transformers"}
-    undeclared = []
-    for package, versions, script, id in rows:
-        files = (ROOT / "docs/deviations").glob(f"{stacks[package]}*.toml")
-        declared = [
-            each for file in files for each in load(file) if each.id == id and each.issue.startswith(f"docs/{script}")
-        ]
-        undeclared += [
-            (package, version, id, script) for version in versions.split(", ")
-            if not any(not each.versions or any(fnmatch(version, one) for one in each.versions) for each in declared)
-        ]  # fmt: skip
-    assert not undeclared
+    assert {*shown} <= read
