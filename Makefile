@@ -119,15 +119,15 @@ picture: $(READY)  ## draw docs/images/report.png, the report of README's exampl
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=1100,640 \
 	  --screenshot="$(CURDIR)/docs/images/report.png" "file://$$folder/reports/last/report.html" 2> /dev/null
 
-megatron:  ## environments with Megatron-Core 0.19.2 and 0.16.1: .venv-megatron-VERSION
+megatron: ENV = megatron $(MEGATRON)  ## environments with Megatron-Core 0.19.2 and 0.16.1: .venv-megatron-VERSION
+titan: ENV = torchtitan $(TITAN)  ## environments with torchtitan 0.3.0 and 0.2.2 and the suite: .venv-torchtitan-VERSION
+transformers: ENV = transformers $(TRANSFORMERS)  ## environments with transformers 5.23.0, accelerate and the suite: .venv-transformers-VERSION
+deepspeed: ENV = deepspeed $(DEEPSPEED)  ## the environment in which scripts of DeepSpeed are observed: .venv-deepspeed-VERSION (two minutes)
+kernels: ENV = mamba-ssm 2.3.2.post1  ## the environment in which mamba-ssm's own kernels run on a CPU: .venv-kernels (a minute and a half)
+torch: ENV = torch $(TORCH)  ## environments with other versions of torch, for make machines: .venv-torch-VERSION (5 GB each)
+megatron titan transformers deepspeed kernels torch:
 	@$(need-python)
-	failed=0
-	for version in $(MEGATRON); do
-	  # A half-made environment is taken away: by its name it would be taken for an installed version.
-	  PYTHON="$(PYTHON)" .ci/megatron-env $$version .venv-megatron-$$version \
-	    || { failed=1; rm -rf .venv-megatron-$$version; }
-	done
-	exit $$failed
+	exec $(PYTHON) .ci/environment $(ENV)
 
 # Without Megatron-Core the gate still runs; what only its parser can answer is then "not run", and exit code 3 says so.
 megatron-if-possible:
@@ -135,43 +135,9 @@ megatron-if-possible:
 	  || echo "not every Megatron-Core could be installed: what only a missing one answers is not run," \
 	    "and that verdict incomplete" >&2
 
-titan:  ## environments with torchtitan 0.3.0 and 0.2.2 and the suite: .venv-torchtitan-VERSION
-	@$(need-python)
-	failed=0
-	for version in $(TITAN); do
-	  PYTHON="$(PYTHON)" .ci/titan-env $$version .venv-torchtitan-$$version \
-	    || { failed=1; rm -rf .venv-torchtitan-$$version; }
-	done
-	exit $$failed
-
-transformers:  ## environments with transformers 5.23.0, accelerate and the suite: .venv-transformers-VERSION
-	@$(need-python)
-	failed=0
-	for version in $(TRANSFORMERS); do
-	  PYTHON="$(PYTHON)" .ci/transformers-env $$version .venv-transformers-$$version \
-	    || { failed=1; rm -rf .venv-transformers-$$version; }
-	done
-	exit $$failed
-
-deepspeed:  ## the environment in which scripts of DeepSpeed are observed: .venv-deepspeed-VERSION (two minutes)
-	@$(need-python)
-	PYTHON="$(PYTHON)" .ci/deepspeed-env $(DEEPSPEED) .venv-deepspeed-$(DEEPSPEED) || { rm -rf .venv-deepspeed-$(DEEPSPEED); exit 1; }
-
-kernels:  ## the environment in which mamba-ssm's own kernels run on a CPU: .venv-kernels (a minute and a half)
-	@$(need-python)
-	PYTHON="$(PYTHON)" .ci/kernels-env .venv-kernels || { rm -rf .venv-kernels; exit 1; }
-
 # Installs nothing: where torch with CUDA is another environment's, BIN=DIR/bin names that; .ci/gpu-env makes one.
 gpu:  ## the GPU tier, its counterexamples, the benchmarks and a receipt, into reports/gpu; one CUDA device, ten minutes
 	@$(BIN)/python -m benchmarks.gpu --out reports/gpu $(GPU)
-
-torch:  ## environments with other versions of torch, for make machines: .venv-torch-VERSION (5 GB each)
-	@$(need-python)
-	failed=0
-	for version in $(TORCH); do
-	  PYTHON="$(PYTHON)" .ci/torch-env $$version .venv-torch-$$version || { failed=1; rm -rf .venv-torch-$$version; }
-	done
-	exit $$failed
 
 machines: $(READY)  ## the reference on variations of this machine, 90 minutes; MACHINES=--quick: a few
 	@$(BIN)/python -m benchmarks.machines $(MACHINES)

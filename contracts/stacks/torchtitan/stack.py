@@ -37,7 +37,7 @@ class Torchtitan(Package):
     layouts: frozenset[Layout] = frozenset({"borrowed"})
     tried, can = ("0.3.0",), ABILITIES
     limited = {"0.2.2": frozenset({"topology", *OLDER})}  # noqa: RUF012
-    command = ".ci/titan-env {0} .venv-torchtitan-{0}"
+    command = "make titan TITAN={0}"
     of = {  # noqa: RUF012
         **dict.fromkeys(("topology", "live_mesh"), "contracts.stacks.torchtitan.topology"),
         "built": "contracts.stacks.torchtitan.built_model",

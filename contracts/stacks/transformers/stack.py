@@ -44,7 +44,7 @@ class Transformers(Package):
     }
     layouts: frozenset[Layout] = frozenset({"borrowed"})
     tried, can = VERSIONS, ABILITIES
-    command = ".ci/transformers-env {0} .venv-transformers-{0}"
+    command = "make transformers TRANSFORMERS={0}"
     of = {  # noqa: RUF012
         **dict.fromkeys(("built", "initial", "run_model", "train"), "contracts.stacks.transformers.training"),
         **dict.fromkeys(
