@@ -25,8 +25,9 @@ connection: `y = mixer(norm(x))`. Weights and gradients have the canonical names
                   experts.w2 (E, D, F), experts.w3 (E, F, D) with swiglu; shared.w1.weight (S, D), shared.w2.weight
                   (D, S), shared.w3.weight. y = sum over the k chosen of gate · expert(x), plus shared(x); an expert and
                   the shared one are MLPs as below. Scores and gates are float32 at least. Gates: softmax over the k
-                  chosen logits, or the k sigmoids divided by their sum (k = 1: the sigmoid itself), times route_scale.
-                  router.bias is added to the sigmoids only to choose experts; it is not part of the gates.
+                  chosen logits, or the k sigmoids divided by their sum, times route_scale; for k = 1 the softmax is
+                  over all logits (arXiv 2101.03961 eq. 2), and the sigmoid is the gate. router.bias is added to the
+                  sigmoids only to choose experts; it is not part of the gates.
                   aux: E · sum over experts of f · P for each row of B, averaged over rows. f is an expert's fraction of
                   the row's assignments, or of the assignments that scores without the bias would give (arXiv
                   2412.19437 eq. 18). P is the row's mean of the scores normalised over all experts, without the bias.

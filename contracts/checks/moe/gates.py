@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 PAPERS = "arXiv 1701.06538; arXiv 2412.19437"
 ONE = replace(PLAIN_SIGMOID, top_k=1, selection_bias=False, shared_hidden=0)
+ONE_SOFTMAX = replace(ROUTED, top_k=1)
 _UNBIASED = replace(PLAIN_SIGMOID, selection_bias=False, route_scale=1.0)
 
 # moe, logits of some experts, logit of the others, selection bias of some experts, gates. Sigmoids of ln 3, 0, -ln 3
-# are 3/4, 1/2, 1/4: together 3/2.
+# are 3/4, 1/2, 1/4: together 3/2. One of twelve at ln 33, the others at 0: 33 of 44.
 GATES = {
     "softmax": (ROUTED, {4: 0.0, 9: log(2), 11: log(5)}, -9.0, {}, {4: 1 / 8, 9: 2 / 8, 11: 5 / 8}),
     "softmax-scaled": (
@@ -37,6 +38,7 @@ GATES = {
     "sigmoid-far-from-0": (_UNBIASED, {0: 1000.0, 7: 1000.0, 10: 1000.0}, -1000.0, {}, {0: 1 / 3, 7: 1 / 3, 10: 1 / 3}),
     "sigmoid-alone": (replace(ONE, route_scale=1.0), {6: log(3)}, -2.0, {}, {6: 3 / 4}),
     "sigmoid-alone-scaled": (ONE, {6: log(3)}, -2.0, {}, {6: 15 / 8}),
+    "softmax-alone": (ONE_SOFTMAX, {6: log(33)}, 0.0, {}, {6: 3 / 4}),
     # Without the bias experts 1, 3 and one of the others would be chosen; 1 has the best score of all.
     "bias": (
         replace(PLAIN_SIGMOID, route_scale=1.0),
@@ -55,9 +57,9 @@ def gates_are_the_declared_ones(
     """A slot's gate is the score of the slot's expert, normalised over the chosen experts, times route_scale, without
     the selection bias.
 
-    Softmax runs over the chosen logits. A lone sigmoid (k = 1) is its own gate: divided by its own sum it would be 1,
-    and the router would get no gradient. A stack that declares 1e-20 in the sum of sigmoids has its gates smaller by
-    that, which shows where every score is faint.
+    Softmax runs over the chosen logits. For k = 1 a sigmoid is its own gate, and a softmax runs over all experts:
+    normalised over the one that is chosen either would be 1, and the router would get no gradient. A stack that
+    declares 1e-20 in the sum of sigmoids has its gates smaller by that, which shows where every score is faint.
     """
     if chosen(stack, "gate-sum") == "1e-20" and moe.score == "sigmoid" and moe.top_k > 1:
         total = sum(1 / (1 + exp(-some[expert])) for expert in gates)
@@ -108,6 +110,7 @@ ALONE = {
     "softmax": (PLAIN, 2, 7),
     "sigmoid-with-bias": (PLAIN_SIGMOID, 3, 5),
     "sigmoid-1-of-12": (ONE, 2, 9),
+    "softmax-1-of-12": (ONE_SOFTMAX, 2, 9),
 }
 
 

@@ -114,12 +114,12 @@ def _choose(moe: Moe, logits_E: Tensor, bias_E: Tensor) -> list[int]:
 
 def _gates(moe: Moe, logits_E: Tensor, experts: list[int]) -> Tensor:
     chosen = [logits_E[expert] for expert in experts]
-    if moe.score == "softmax":
-        raw = torch.stack([torch.exp(each - max(chosen).detach()) for each in chosen])
-    else:
-        raw = torch.stack([1 / (1 + torch.exp(-each)) for each in chosen])
-    alone = moe.score == "sigmoid" and moe.top_k == 1
-    return moe.route_scale * (raw if alone else raw / raw.sum())
+    if moe.score == "softmax":  # of one expert the share is of all, or it would be 1
+        among = chosen if moe.top_k > 1 else list(logits_E)
+        raw = torch.stack([torch.exp(each - max(among).detach()) for each in chosen])
+        return moe.route_scale * raw / sum(torch.exp(each - max(among).detach()) for each in among)
+    raw = torch.stack([1 / (1 + torch.exp(-each)) for each in chosen])
+    return moe.route_scale * (raw if moe.top_k == 1 else raw / raw.sum())
 
 
 def _probabilities(moe: Moe, logits_E: Tensor) -> Tensor:

@@ -27,10 +27,15 @@ def leaves_sigmoids_unnormalised(weigh, self, chosen_BTK):
 
 
 @broken(
-    Router, "weigh", "MOE-01h[one-of-twelve]: the gates of token 0 are [nan", "MOE-01c[sigmoid-alone]: has gate 1.0"
+    Router,
+    "weigh",
+    "MOE-01h[one-of-twelve]: the gates of token 0 are [nan",
+    "MOE-01c[sigmoid-alone]: has gate 1.0",
+    "MOE-01c[softmax-alone]: has gate 1.0",
+    "MOE-01f[softmax-1-of-12]: gradient of mixer.router.weight differs",
 )
 def normalises_the_lone_gate(weigh, self, chosen_BTK):
-    """Over-correction: a lone sigmoid is divided by its own sum, which makes it the constant 1, so the router never
+    """Over-correction: a lone score is divided by its own sum, which makes it the constant 1, so the router never
     learns.
     """
     return chosen_BTK / chosen_BTK.sum(-1, keepdim=True)

@@ -28,7 +28,6 @@ ABILITIES = Abilities(
         lacks("own-axis", "stack", "it carves experts out of the dense ranks", asked=frozenset()),
         lacks("compile", "stack", "it has no option that compiles the model"),
         lacks("author-dp mamba", "stack", "its Mamba is Mamba-2"),
-        lacks("softmax top-1", "stack", "it refuses a softmax over one chosen expert"),
         lacks("mamba packed", "stack", "packed rows are one sequence to its mixers and several to its attention"),
         lacks("tp-without-sp experts", "stack", "its experts raise in the first forward pass of training"),
         lacks("fsdp pp", "stack", "the mesh of its FSDP has data, expert and tensor ranks and no stages"),

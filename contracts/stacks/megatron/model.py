@@ -101,8 +101,6 @@ def _offered(recipe: Recipe, degrees: Degrees, letters: str, families: str) -> N
         (degrees.tp > 1 and not degrees.sp and recipe.moe is not None and "E" in letters,
          "under tp without sp its experts raise in the first forward pass of training", "stack"),
         (recipe.rope_theta != int(recipe.rope_theta), "the base of rope is a whole number", "case"),
-        ("E" in letters and recipe.moe is not None and (recipe.moe.score, recipe.moe.top_k) == ("softmax", 1),
-         "it refuses a softmax over one chosen expert, and offers one before the choice", "stack"),
         # A recipe of a whole model has every letter, whichever of them the case is about.
         (bool(other), f"transformer layers have no {', '.join(other)} block",
          "case" if set(letters) & set(families) else "stack"),
@@ -191,6 +189,7 @@ def _routed(plan: Plan, moe: Moe) -> dict[str, Any]:
         "moe_ffn_hidden_size": moe.expert_hidden,
         "moe_shared_expert_intermediate_size": moe.shared_hidden or None,
         "moe_router_score_function": moe.score,
+        "moe_router_pre_softmax": moe.top_k == 1 and moe.score == "softmax",
         "moe_router_enable_expert_bias": moe.selection_bias,
         "moe_router_bias_update_rate": moe.bias_rate,
         "moe_router_topk_scaling_factor": moe.route_scale if moe.route_scale != 1.0 else None,

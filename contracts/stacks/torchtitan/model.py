@@ -66,7 +66,7 @@ def _moe(recipe: Recipe) -> Any:
         num_experts=moe.experts,
         router=make_router_config(
             dim=recipe.hidden, num_experts=moe.experts, gate_param_init=DRAWN, top_k=moe.top_k, score_func=moe.score,
-            route_norm=moe.top_k > 1 or moe.score == "softmax",  # for k = 1 the sigmoid is the gate
+            route_norm=moe.top_k > 1,  # for k = 1 the sigmoid is the gate, or the share of all experts
             route_scale=moe.route_scale,
         ),
         routed_experts=make_routed_experts_config(

@@ -106,7 +106,7 @@ def _routed(recipe: Recipe) -> dict[str, Any]:
         "num_experts": moe.experts,
         "num_experts_per_tok": moe.top_k,
         "moe_intermediate_size": moe.expert_hidden,
-        "norm_topk_prob": True,
+        "norm_topk_prob": moe.top_k > 1,  # for k = 1 the gate is the share of all experts
     }
 
 
@@ -255,6 +255,10 @@ def _no_model_has(recipe: Recipe, moe: Moe | None) -> dict[str, object]:
         "its balance loss is over all layers of a batch, times top_k": moe and moe.aux_loss,
         "no model has a z loss on router logits": moe and moe.z_loss,
         "no model scales gates from a softmax": moe and moe.score == "softmax" and moe.route_scale != 1,
+        "the gate of a lone expert behind a softmax is 1 but in Qwen3-MoE": moe
+        and moe.score == "softmax"
+        and moe.top_k == 1
+        and (moe.shared_hidden or not recipe.qk_norm or "M" in recipe.pattern),
     }
 
 

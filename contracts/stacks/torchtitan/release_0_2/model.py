@@ -32,7 +32,7 @@ def arguments(recipe: Recipe) -> Any:
     }})  # fmt: skip
     routed = MoEArgs(
         num_experts=moe.experts, num_shared_experts=shared // moe.expert_hidden, score_func=moe.score, top_k=moe.top_k,
-        route_norm=moe.top_k > 1 or moe.score == "softmax", route_scale=moe.route_scale, score_before_experts=False,
+        route_norm=moe.top_k > 1, route_scale=moe.route_scale, score_before_experts=False,
         use_grouped_mm=False, load_balance_coeff=moe.bias_rate if moe.selection_bias else None,
     ) if moe else MoEArgs()  # fmt: skip
     common: dict[str, Any] = {

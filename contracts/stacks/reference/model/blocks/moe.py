@@ -4,7 +4,9 @@
 
 Scores, gates and both sums are float32 under bfloat16. A gate multiplies the output of an expert, not its input.
 Gates are those of Megatron-Core without `--moe-router-pre-softmax`: softmax over the k chosen logits, or the chosen
-sigmoids divided by their sum (arXiv 2412.19437, eq. 12-16), times `route_scale`. For k = 1 the sigmoid is the gate.
+sigmoids divided by their sum (arXiv 2412.19437, eq. 12-16), times `route_scale`. For k = 1 either would be 1 and teach
+the router nothing. The gate is then the expert's sigmoid, or its share of the softmax over all experts (arXiv
+2101.03961, eq. 2), as Megatron-Core demands.
 
 With a capacity factor an expert has ceil(factor · tokens · k / experts) slots in a call. Tokens take them in token
 order, so a later token never displaces an earlier one. An assignment without a slot is dropped: it adds nothing, and
@@ -101,16 +103,15 @@ class Router(nn.Module):
         return scores_BTE.topk(self.moe.top_k, dim=-1).indices
 
     def gates(self, scores_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        chosen_BTK = scores_BTE.gather(-1, experts_BTK)
-        return self.weigh(chosen_BTK) * self.moe.route_scale
+        if self.moe.top_k == 1 and self.moe.score == "softmax":
+            scores_BTE = scores_BTE.softmax(-1)
+        return self.weigh(scores_BTE.gather(-1, experts_BTK)) * self.moe.route_scale
 
     def weigh(self, chosen_BTK: Tensor) -> Tensor:
-        """Scores of the chosen experts, normalised over them."""
-        if self.moe.score == "softmax":
-            return chosen_BTK.softmax(-1)
+        """Scores of the chosen experts, normalised over them if there are several."""
         if self.moe.top_k == 1:
-            return chosen_BTK  # over its own sum it would be 1, and the router would get no gradient of the loss
-        return _shares(chosen_BTK)
+            return chosen_BTK
+        return chosen_BTK.softmax(-1) if self.moe.score == "softmax" else _shares(chosen_BTK)
 
     def count(self, experts_BTK: Tensor) -> Tensor:
         """Assignments to each expert (E), including dropped ones."""
