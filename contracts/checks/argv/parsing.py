@@ -52,6 +52,7 @@ LAUNCHES = {
     "author-sparse": (NAM52_SPARSE, AUTHOR),
     "author-mhc": (NAM52_MHC, AUTHOR),
     "native-stored-sigmoid": (STORED, NATIVE),
+    "native-one-expert": (replace(NAM56R, moe=Moe(top_k=1)), NATIVE),
 }
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from contracts.mutants._support.broken import broken
 from contracts.spec.errors import Refused, refuse
-from contracts.stacks.reference.launch import overrides
+from contracts.stacks.reference.launch import megatron_flags, overrides
 from contracts.stacks.reference.stack import Reference
 
 
@@ -49,6 +49,36 @@ def replaces_the_required_flags(former, self, recipe, lane):
 def lets_the_base_win(launch, self, recipe, lane):
     """Merges in the wrong order: the base recipe's values overwrite the override."""
     return launch(self, recipe, _with(lane, {}))
+
+
+@broken(
+    Reference,
+    "launch",
+    "ARGV-08[switches-off]: --qk-layernorm is given, expected absent",
+    bugs=("ARG-20",),
+)
+def takes_any_text_for_true(launch, self, recipe, lane):
+    """argparse's `type=bool`: every text but the empty one is true, so `false` turns a switch on."""
+    return launch(self, recipe, _with(lane, {k: "true" if t == "false" else t for k, t in lane.overrides.items()}))
+
+
+@broken(
+    Reference,
+    "launch",
+    "ARGV-08[another-dtype]: --bf16 is given, expected absent",
+    "ARGV-08[no-dtype]: --bf16 is given",
+)
+def appends_the_new_precision(former, self, recipe, lane):
+    """The base recipe's flags stay and the override appends its own: which of two precisions runs, the parser says."""
+    launch, base = former(self, recipe, lane), former(self, recipe, _with(lane, {}))
+    stale = [word for word in base.argv if word in ("--bf16", "--fp16") and word not in launch.argv]
+    return replace(launch, argv=(*launch.argv, *stale))
+
+
+@broken(megatron_flags, "_moe", "ARGV-08[one-expert]: --moe-router-pre-softmax is absent")
+def leaves_one_expert_its_softmax(flags, recipe):
+    """Top-1 routing under a softmax over the chosen: Megatron-Core's reader refuses the command, on the node."""
+    return tuple(word for word in flags(recipe) if word != "--moe-router-pre-softmax")
 
 
 @broken(Reference, "launch", "ARGV-08a[a-letter-twice]: the override optim.lrr=1e-4 was accepted, expected a refusal")
