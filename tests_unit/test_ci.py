@@ -80,7 +80,7 @@ class Service:
         told: dict[str, Any] = {
             "github.event_name": event, "github.ref_name": branch, "github.event.repository.default_branch": "main",
             "github.base_ref": "main" if event == "pull_request" else "", "github.job": "gate", "runner.os": "Linux",
-            "github.sha": self._git("rev-parse", "HEAD"), "runner.arch": "X64", "strategy.job-index": "0",
+            "github.sha": self.git("rev-parse", "HEAD"), "runner.arch": "X64", "strategy.job-index": "0",
         }  # fmt: skip
         if event not in workflow[True] or branch not in (workflow[True][event] or {}).get("branches", [branch]):
             return -1, "", ""
@@ -94,6 +94,7 @@ class Service:
 
     def _row(self, given: dict[str, str], told: dict[str, Any]) -> tuple[int, str, str]:
         shutil.rmtree(self.repository / "reports", ignore_errors=True)  # each job has a machine of its own
+        self.git("checkout", "--", ".")
         action = _yaml(CI / "action/action.yml")
         inputs = {name: about.get("default", "") for name, about in action["inputs"].items()}
         inputs |= {name: self._filled(value, told) for name, value in given.items()}
@@ -126,6 +127,8 @@ class Service:
         elif what == "actions/cache/restore":
             starts = [words["key"], *words.get("restore-keys", "").split()]
             found = [key for start in starts for key in reversed(self.cache) if key.startswith(start)]
+            if "id" in step:
+                told[f"steps.{step['id']}.outputs.cache-matched-key"] = "".join(found[:1])
             for name, kept in self.cache[found[0]].items() if found else ():
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(kept)
@@ -150,7 +153,7 @@ class Service:
         value = eval(named)
         return {True: "true", False: "false"}.get(value, value) if isinstance(value, bool) else value
 
-    def _git(self, *words: str) -> str:
+    def git(self, *words: str) -> str:
         given = ("-c", "user.name=t", "-c", "user.email=t@example.invalid", "-c", "commit.gpgsign=false")
         done = subprocess.run(["git", *given, *words], cwd=self.repository, capture_output=True, text=True, check=True)
         return done.stdout.strip()
@@ -158,12 +161,12 @@ class Service:
     def commit(self, branch: str, *replaced: str) -> None:
         """A change of the stack on a branch from main."""
         if branch != "main":
-            self._git("checkout", "-qb", branch, "main")
+            self.git("checkout", "-qb", branch, "main")
         text = (self.repository / "fork.py").read_text(encoding="utf-8")
         (self.repository / "fork.py").write_text(text.replace(*replaced) if replaced else text, encoding="utf-8")
-        self._git("add", "-A")
-        self._git("commit", "-qm", "a change")
-        self._git("update-ref", "refs/remotes/origin/main", "main")
+        self.git("add", "-A")
+        self.git("commit", "-qm", "a change")
+        self.git("update-ref", "refs/remotes/origin/main", "main")
 
 
 def test_a_copied_workflow_gates_a_red_and_a_green_change(repository: Path) -> None:
@@ -180,8 +183,18 @@ def test_a_copied_workflow_gates_a_red_and_a_green_change(repository: Path) -> N
     subprocess.run(["git", "init", "-qb", "main"], cwd=repository, check=True)
     github = Service(repository)
     github.commit("main")
+    (planted := repository / "reports/rankproof-baseline/run.jsonl").parent.mkdir(parents=True)
+    planted.write_text("a baseline of the change's own")
+    github.git("add", "-f", str(planted))
+    github.commit("too-early", *("version, layouts",) * 2)
+    code, summary, log = github.run("pull_request", "too-early")
+    assert (code, summary[:13]) == (EXIT_CODES["incomplete"], "## INCOMPLETE"), log
+    assert "baseline: none: the default branch has left no record" in log
+    assert "Baseline: `none: the default branch has left no record" in summary
+    github.git("checkout", "-q", "main")
     code, summary, log = github.run("push", "main")
     assert (code, summary[:19]) == (0, "## CONFORMANT: fork"), log
+    assert "baseline: none was wanted" in log
     assert [key[:14] for key in github.cache] == ["rankproof-run-"]
 
     github.commit("faster", "for layer in range(depth)", "for layer in [*range(depth)]")
@@ -189,6 +202,7 @@ def test_a_copied_workflow_gates_a_red_and_a_green_change(repository: Path) -> N
         code, summary, log = github.run(event, "faster")
         assert code == 0, log
         assert "0 new, 0 fixed, 0 lost" in summary
+        assert f"Baseline: `{next(iter(github.cache))}`" in summary
         assert ("1 file changed" in log) == (event == "pull_request")
 
     whole_periods = "for layer in range(depth // len(pattern) * len(pattern))"

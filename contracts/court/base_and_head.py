@@ -24,7 +24,7 @@ Kind = Literal["new", "worse", "lost", "unknown", "both", "better", "hold", "nei
 KINDS: Mapping[Kind, str] = {
     "new": "Violated at the head and not at the base",
     "worse": "Violated on both sides, and further off at the head",
-    "lost": "Judged at the base, and no longer offered at the head",
+    "lost": "Judged or broken at the base, and no longer offered at the head",
     "unknown": "Not judged on one side",
     "better": "Violated at the base, and holds at the head",
     "both": "Violated on both sides",
@@ -57,9 +57,9 @@ class Pair:
             return "new" if was == "holds" else "unknown"
         if now == "holds":
             return "better" if was == "violated" else "hold"
-        if was not in _JUDGED:
-            return "neither"
-        return "lost" if now == "not offered" else "unknown"
+        if now == "not offered" and was in (*_JUDGED, "broken"):
+            return "lost"
+        return "unknown" if was in _JUDGED else "neither"
 
     def _both(self) -> Kind:
         assert self.base is not None

@@ -1,11 +1,12 @@
 """An earlier run as the baseline of a later one: like is compared with like, and anything else is refused. What is new,
-fixed, lost and slower is told; what is lost is red as well (`contracts.court.verdict`)."""
+fixed, lost and slower is told; what is lost is red as well (`contracts.court.verdict`). One that was wanted and is not
+there leaves the verdict incomplete."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from contracts.court.verdict import JUDGED
+from contracts.court.verdict import JUDGED, OWED
 from contracts.spec.errors import Refusals
 from contracts.spec.records import Baseline, Before, Header, Result, Run, Verdict
 
@@ -37,7 +38,7 @@ def baseline(earlier: Run, judged: Verdict, of: Header) -> Baseline:
         Refused: when the two cannot be compared, or nothing was judged there.
     """
     unlike(earlier.header, of.subject.name, of.profile, of.ranks, of.device)
-    items = tuple(result.item for result in judged.results if result.outcome in JUDGED)
+    items = tuple(result.item for result in judged.results if result.outcome in OWED)
     if not items:
         found = Refusals()
         found.add("baseline", str(judged.word), "judged nothing, so that nothing can be lost", "give another record")
@@ -50,6 +51,11 @@ def baseline(earlier: Run, judged: Verdict, of: Header) -> Baseline:
     )
 
 
+def missing(where: str, why: str) -> Baseline:
+    """The baseline of a run that was to be compared with a record, and there is none."""
+    return Baseline(of=where, judged=(), missing=why)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """What is different from the baseline.
@@ -57,7 +63,8 @@ class Change:
     Args:
         new: what is violated or broken now and was not there.
         fixed: what was violated or broken there and holds now, by name.
-        lost: what was judged there and is not judged now, by name, with the outcome now ("not planned" without one).
+        lost: what was judged or broken there and is not judged now, by name, with the outcome now ("not planned"
+            without one).
         slower: what takes `RATIO` times as long and `FLOOR_S` longer, with the seconds there. It is told and never red:
             a machine may be busy.
     """

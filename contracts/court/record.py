@@ -185,6 +185,19 @@ def _dates(run: Run, closing: Footer) -> None:
     found.raise_any()
 
 
+def absent(path: Path) -> str:
+    """Why there is no record; empty where there is a file, whatever it holds."""
+    file = path / "run.jsonl" if path.is_dir() else path
+    try:
+        file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        unfinished = path.is_dir() and file.with_name("run.jsonl.part").exists()
+        return "its run did not finish" if unfinished else "there is no record"
+    except OSError:
+        pass  # `load` says why it cannot be read
+    return ""
+
+
 def load(path: Path) -> tuple[Run, Footer]:
     """Read a run from a file, or from the report folder it stands in.
 

@@ -35,6 +35,8 @@ from contracts.spec.records import (
 )
 
 JUDGED: frozenset[Outcome] = frozenset({"holds", "violated", "deviates"})
+OWED: frozenset[Outcome] = JUDGED | {"broken"}
+"""What a baseline demands: also what was broken there, or a change could decline exactly what main has broken."""
 _WORST_FIRST: tuple[Outcome, ...] = (
     "violated", "broken", "not run", "untested", "not offered", "deviates", "holds",
 )  # fmt: skip
@@ -222,18 +224,23 @@ def _richer(result: Result, item: Item) -> bool:
 def _compared(run: Run, baseline: Baseline, results: list[Result]) -> tuple[list[Result], list[Fault]]:
     """What an earlier run judged and this one does not. What is not offered or not planned any more is a fault; what
     was not run says so in its own words, because that may be this machine's doing."""
+    if baseline.missing:
+        words = f"{baseline.of} was to be compared with, and {baseline.missing}: judge the default branch first"
+        return results, [Fault(kind="no baseline", words=words)]
     now = {result.item: result for result in results}
     lost = []
     for item in baseline.judged:
+        before = baseline.before.get(str(item))
+        was = f"was {'broken' if before and before.outcome == 'broken' else 'judged'} in {baseline.of}"
         result = now.get(item)
         if result is None and any(_richer(each, item) for each in results):
             continue
         if result is None:
-            lost.append(f"{item} was judged in {baseline.of}, and is not planned now")
+            lost.append(f"{item} {was}, and is not planned now")
         elif result.outcome == "not offered":
-            lost.append(f"{item} was judged in {baseline.of}, and is not offered now: {result.words}")
+            lost.append(f"{item} {was}, and is not offered now: {result.words}")
         elif result.outcome in ("not run", "untested"):
-            now[item] = replace(result, words=f"{result.words}; it was judged in {baseline.of}")
+            now[item] = replace(result, words=f"{result.words}; it {was}")
     return [now[result.item] for result in results], [Fault(kind="baseline", words=each) for each in lost]
 
 
@@ -308,5 +315,5 @@ def _word(results: list[Result], faults: list[Fault]) -> Word:
 def _precedence(outcomes: set[Outcome], faults: set[str]) -> Iterator[tuple[Word, bool]]:
     yield "violated", "violated" in outcomes or bool({"deviation", "claim", "baseline"} & faults)
     yield "broken", "broken" in outcomes or bool({"plan", "suite"} & faults)
-    yield "incomplete", bool({"not run", "untested"} & outcomes)
+    yield "incomplete", bool({"not run", "untested"} & outcomes) or "no baseline" in faults
     yield "nothing ran", not outcomes & JUDGED

@@ -24,7 +24,7 @@ import pytest
 
 from contracts.contract import LAW
 from contracts.court import deviations, device, profiles, record, report
-from contracts.court.baseline import baseline
+from contracts.court.baseline import baseline, missing
 from contracts.court.judge import DEADLINE_S, NO_TORCH
 from contracts.court.party import Broken
 from contracts.court.profiles import ONE_PROCESS
@@ -324,7 +324,8 @@ def _gate(config: pytest.Config) -> Gate:
             plan = law_release.pinned(LAW, plan, law_release.load(release))
         if here().world > 1:
             plan = profiles.of_several_ranks(LAW, plan)
-        earlier, closing = (None, None) if compared is None else record.load(compared)
+        gone = "" if compared is None else record.absent(compared)
+        earlier, closing = (None, None) if compared is None or gone else record.load(compared)
         words = ""
         if (of := options.setting(config, "changed")) is not None:
             places = {} if earlier is None else earlier.header.subject.places
@@ -347,6 +348,8 @@ def _gate(config: pytest.Config) -> Gate:
         if earlier is not None and closing is not None and _judges(config):
             judged = verdict(earlier, datetime.datetime.fromisoformat(closing.finished).date())
             gate.baseline = baseline(earlier, judged, gate.header)
+        elif gone:
+            gate.baseline = missing(str(compared), gone)
     except (Refused, Unreachable) as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[GATE] = gate

@@ -297,17 +297,19 @@ class Before:
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """An earlier run with which this one is compared: what was judged there must be judged now.
+    """An earlier run with which this one is compared: what was judged or broken there must be judged now.
 
     Args:
         of: the stack and the suite of that run, and when it began.
-        judged: what held, was violated or deviated there.
+        judged: what held, was violated, deviated or was broken there.
         before: every planned item of that run, by its name; empty in a record of an older suite.
+        missing: why there is no such run; `of` is then where it was looked for, and the verdict is incomplete at best.
     """
 
     of: str
     judged: tuple[Item, ...]
     before: Mapping[str, Before] = field(default_factory=dict)
+    missing: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,9 +329,10 @@ class Run:
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """Something wrong with the run itself: a stale deviation, an unplanned result, an offered question that was never
-    answered, a suite that does not catch its own mutants, an item that an earlier run judged and this one does not."""
+    answered, a suite that does not catch its own mutants, an item that an earlier run judged and this one does not, an
+    earlier run that is not there."""
 
-    kind: Literal["deviation", "plan", "claim", "suite", "baseline"]
+    kind: Literal["deviation", "plan", "claim", "suite", "baseline", "no baseline"]
     words: str
 
 

@@ -55,6 +55,7 @@ KIND = {
     "a name that has moved": (said("violated", FAR), said("not run", "moved"), "unknown"),
     "violated, and unknown at the base": (said("broken", "TypeError"), said("violated", FAR), "unknown"),
     "given up": (said("holds"), said("not offered", "no such block"), "lost"),
+    "broken at the base, and declined": (said("broken", "TypeError"), said("not offered", "not today"), "lost"),
     "broken on both sides": (said("broken", "TypeError"), said("broken", "TypeError"), "neither"),
     "planned at the head alone, and violated": (None, said("violated", FAR), "unknown"),
     "planned at the base alone": (said("holds"), None, "unknown"),

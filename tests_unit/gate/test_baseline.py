@@ -12,7 +12,7 @@ import pytest
 from contracts.court import record
 from contracts.court.baseline import baseline, change, unlike
 from contracts.court.report import render
-from contracts.court.verdict import verdict
+from contracts.court.verdict import OWED, verdict
 from contracts.harness.cli import main
 from contracts.spec import codec
 from contracts.spec.errors import Refused
@@ -80,6 +80,64 @@ def test_check_compares_and_the_record_carries_the_baseline(tmp_path: Path, capf
     assert (tmp_path / "first" / "run.jsonl").exists()
 
 
+MAIN = """
+from contracts.spec.errors import NotOffered
+from contracts.spec.pattern import blocks, parse
+
+class Broken:
+    name, version, offers, layouts, labels = "mine", "1", frozenset({"blocks"}), frozenset(), {}
+
+    def blocks(self, pattern, depth):
+        if depth % len(pattern):
+            self.fail()
+        return blocks(parse(pattern, depth))
+
+    def fail(self):
+        raise RuntimeError("broken on main")
+
+class Declines(Broken):
+    def fail(self):
+        raise NotOffered("not today")
+"""
+
+
+@pytest.mark.unit
+def test_what_main_has_broken_is_owed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "main_or_change.py").write_text(MAIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("check", "--profile", "PAT-01", "--with", "none", "--stack")
+    assert rankproof(*words, "main_or_change:Broken", "--report", tmp_path / "main") == 4
+    against = ("--report", tmp_path / "change", "--baseline", tmp_path / "main")
+    assert rankproof(*words, "main_or_change:Declines", *against) == 1
+    assert "was broken in the baseline (mine 1" in " ".join(capfd.readouterr().out.split())
+    assert rankproof(*words, "main_or_change:Broken", *against) == 4, "what is broken there is not forgiven here"
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("there", ["nothing", "an empty folder", "a run that did not finish"])
+def test_a_baseline_that_is_not_there_is_incomplete_in_every_form(
+    there: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if there != "nothing":
+        (tmp_path / "main").mkdir()
+    if there == "a run that did not finish":
+        (tmp_path / "main/run.jsonl.part").touch()
+    asked = ("check", "--stack", f"{BAD}:ForgetsPipeline", "--with", "none", "--profile", "TOPO-02[tp2-ep2-on-8]")
+    report = tmp_path / "change"
+    assert rankproof(*asked, "--report", report, "--baseline", tmp_path / "main") == 3
+    why = "its run did not finish" if there == "a run that did not finish" else "there is no record"
+    said = f"{tmp_path / 'main'} was to be compared with, and {why}"
+    assert f"fault (no baseline): {said}" in " ".join(capfd.readouterr().out.split())
+    found, closing = record.load(report)
+    assert (verdict(found, TODAY).word, closing.exit_code) == ("incomplete", 3)
+    for name in ("summary.md", "junit.xml", "report.html", "results.sarif", "verdict.json"):
+        assert why in (report / name).read_text(), name
+    assert rankproof("replay", report) == 3
+    assert rankproof("report", report, "--baseline", tmp_path / "main") == 2
+
+
 def since(before: Run, after: Run) -> Run:
     there = verdict(before, TODAY)
     return replace(after, baseline=baseline(before, there, replace(after.header, device=before.header.device)))
@@ -125,9 +183,7 @@ def became(*pairs: tuple[Outcome, float, Outcome, float]) -> tuple[Run, list[Ite
     before = {
         str(item): Before(outcome=was, seconds=seconds) for item, (was, seconds, *_) in zip(items, pairs, strict=True)
     }
-    judged = tuple(
-        item for item, (was, *_) in zip(items, pairs, strict=True) if was in ("holds", "violated", "deviates")
-    )
+    judged = tuple(item for item, (was, *_) in zip(items, pairs, strict=True) if was in OWED)
     compared = replace(after, baseline=Baseline(of="it", judged=judged, before=before))
     return record.read(record.write(compared, TODAY))[0], items
 
@@ -140,7 +196,8 @@ def became(*pairs: tuple[Outcome, float, Outcome, float]) -> tuple[Run, list[Ite
         ("violated", "broken", ""), ("broken", "violated", ""), ("violated", "violated", ""),
         ("violated", "holds", "fixed"), ("broken", "holds", "fixed"), ("not run", "holds", ""),
         ("holds", "not offered", "lost"), ("violated", "not run", "lost"), ("deviates", "untested", "lost"),
-        ("broken", "not run", ""), ("not offered", "not run", ""), ("holds", "holds", ""),
+        ("broken", "not run", "lost"), ("broken", "not offered", "lost"), ("not offered", "not run", ""),
+        ("holds", "holds", ""),
     ],
 )  # fmt: skip
 def test_what_became_of_an_item_is_new_fixed_or_lost(was: Outcome, now: Outcome, told: str) -> None:
@@ -242,8 +299,8 @@ def test_a_baseline_says_what_it_is_of_and_what_became_of_each_item() -> None:
         "PAR-01[a]": Before(outcome="holds", seconds=2.0), "PAR-01[b]": Before(outcome="violated"),
         "PAR-01[c]": Before(outcome="not run"),
     }  # fmt: skip
-    nothing = on_a_cpu(run(ended("PAR-01", "a", "not run"), ended("PAR-01", "b", "broken")))
-    with pytest.raises(Refused, match=r"^baseline = 'broken': judged nothing, so that nothing can be lost"):
+    nothing = on_a_cpu(run(ended("PAR-01", "a", "not run"), ended("PAR-01", "b", "not offered")))
+    with pytest.raises(Refused, match=r"^baseline = 'incomplete': judged nothing, so that nothing can be lost"):
         baseline(nothing, verdict(nothing, TODAY), nothing.header)
 
 

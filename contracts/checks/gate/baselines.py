@@ -8,10 +8,12 @@ from typing import Any
 from contracts.checks._support.refusals import refusal_of
 from contracts.checks.gate._recorded_run import TODAY, A, B, declared, recorded
 from contracts.contract import contract
-from contracts.spec.records import Baseline, Item, Run, Subject, Word
+from contracts.spec.records import Baseline, Before, Item, Run, Subject, Word
 from contracts.spec.stack import Court
 
 BOTH = Baseline(of="the baseline", judged=(A, B))
+BROKEN = replace(BOTH, before={str(A): Before(outcome="holds"), str(B): Before(outcome="broken")})
+GONE = Baseline(of="reports/main", judged=(), missing="there is no record")
 
 
 def _after(run: Run, baseline: Baseline = BOTH) -> Run:
@@ -31,14 +33,23 @@ LOST: dict[str, tuple[Run, Word, str]] = {
     "more-than-before": (_after(recorded((A, "holds"), (B, "not offered")), Baseline(of="it", judged=(A,))),
                          "conformant", ""),
     "broken": (_after(recorded((A, "holds"), (B, "broken"))), "broken", "some words"),
+    "broken-there-and-declined": (
+        _after(recorded((A, "holds"), (B, "not offered")), BROKEN), "violated", f"{B} was broken in the baseline"
+    ),
+    "broken-again": (_after(recorded((A, "holds"), (B, "broken")), BROKEN), "broken", "some words"),
+    "mended": (_after(recorded((A, "holds"), (B, "holds")), BROKEN), "conformant", ""),
+    "no-baseline": (_after(recorded((A, "holds")), GONE), "incomplete", "was to be compared with"),
+    "violated-without-one": (_after(recorded((A, "violated")), GONE), "violated", "was to be compared with"),
 }  # fmt: skip
 
 
 @contract("GATE-11a", asks="verdict", cases=LOST, source="law: GATE-11")
 def what_a_baseline_judged_is_judged(court: Court, run: Run, word: Word, words: str) -> None:
-    """Against a baseline, what was judged there and is not offered, not run or not planned now is red, by name.
+    """Against a baseline, what was judged or broken there and is not offered, not run or not planned now is red, by
+    name. A baseline that was wanted and is not there leaves the verdict incomplete.
 
-    Declining exactly the failing cases was conformant: three held, six were not offered, exit code 0.
+    Declining exactly the failing cases was conformant: three held, six were not offered, exit code 0. So was declining
+    what main has broken, and a cache that had lost main's record.
     """
     judged = court.verdict(run, TODAY)
     said = [*(fault.words for fault in judged.faults), *(result.words for result in judged.results)]
@@ -82,15 +93,16 @@ JUDGED: dict[str, tuple[Run, tuple[Item, ...]]] = {
     "violated": (recorded((A, "violated"), (B, "holds")), (A, B)),
     "deviates": (recorded((A, "violated"), (B, "holds"), deviations=(declared("pp2-tp2"),)), (A, B)),
     "neither-declined-nor-lost": (recorded((A, "holds"), (B, "not offered"), (_C, "not run")), (A,)),
-    "not-broken": (recorded((A, "holds"), (B, "broken")), (A,)),
+    "broken": (recorded((A, "holds"), (B, "broken")), (A, B)),
 }
 
 
 @contract("GATE-11c", asks="baseline", cases=JUDGED, source="law: GATE-11")
 def a_baseline_has_what_was_judged(court: Court, earlier: Run, expected: tuple[Item, ...]) -> None:
-    """A baseline demands what the earlier run judged: what held, was violated or deviated, and nothing else.
+    """A baseline demands what the earlier run judged or broke: what held, was violated, deviated or was broken, and
+    nothing else.
 
-    What could not be asked before may stay so; what was violated must not become a question that nobody answers.
+    What could not be asked before may stay so; what was red must not become a question that nobody answers.
     """
     earlier = replace(earlier, header=NOW.header)
     compared = court.baseline(earlier, NOW, TODAY).baseline

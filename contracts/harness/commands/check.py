@@ -86,7 +86,8 @@ SUITE = Path(__file__).parents[1] / "suite.py"
 @on_device
 @click.option("--deviations", type=click.Path(path_type=Path), help="TOML file of declared deviations.")
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="RUN",
-              help="An earlier record or its folder: what was judged there and is not judged now is red.")  # fmt: skip
+              help="An earlier record or its folder: what was judged or broken there and is not judged now is red; "
+                   "without a record there the verdict is incomplete.")  # fmt: skip
 @click.option("--changed", metavar="RANGE",
               help="What `git diff` takes (main..): what it can touch comes first, then the rest.")  # fmt: skip
 @click.option("--law", metavar="RELEASE",
@@ -262,15 +263,15 @@ def _confirm(folder: Path, code: int) -> None:
         raise Ended(f"the process said exit code {code}, and its record is {judged.word}")
 
 
-def _earlier(baseline: Path, folder: Path) -> Header:
-    """The header of the record that this run is compared with.
+def _earlier(baseline: Path, folder: Path) -> Header | None:
+    """The header of the record that this run is compared with; None where there is none, as the verdict will say.
 
     Raises:
         Refused: when it cannot be read, or lies in the folder that this run empties.
     """
     if folder.resolve() in (baseline.resolve(), *baseline.resolve().parents):
         raise refuse("baseline", str(baseline), f"lies in {folder}, where this run writes", "keep it in another folder")
-    return record.load(baseline)[0].header
+    return None if record.absent(baseline) else record.load(baseline)[0].header
 
 
 def _shared_by(jobs: int, *, in_order: bool) -> list[str]:

@@ -39,7 +39,7 @@ WORST_FIRST = (1, 4, 3, 5)
 @click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write one page over all these runs: stacks × families, and the trend of each.")  # fmt: skip
 @click.option("--baseline", "earlier", type=click.Path(path_type=Path), metavar="RUN",
-              help="An earlier record or its folder: what was judged there and is not judged here is red.")  # fmt: skip
+              help="An earlier record or its folder: what it judged or broke and this one lacks is red.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help=AS_JSON)
 @click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error

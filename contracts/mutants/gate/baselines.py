@@ -28,6 +28,21 @@ def everything_planned_was_judged(verdict, self, run, today):
     return verdict(self, replace(run, baseline=everything), today)
 
 
+@broken(Court, "verdict", "GATE-11a[no-baseline]: verdict is conformant, expected incomplete")
+def without_a_record_there_is_nothing_to_compare(verdict, self, run, today):
+    """Leaves the comparison out where the cache has lost the record."""
+    gone = run.baseline is not None and run.baseline.missing
+    return verdict(self, replace(run, baseline=None if gone else run.baseline), today)
+
+
+@broken(Court, "baseline", "GATE-11c[broken]: the baseline has TOPO-02[pp2-tp2], expected")
+def what_was_broken_is_not_owed(baseline, self, earlier, run, today):
+    """Demands what was judged only, so that a change may decline what main has broken."""
+    compared = baseline(self, earlier, run, today)
+    owed = tuple(each for each in compared.baseline.judged if compared.baseline.before[str(each)].outcome != "broken")
+    return replace(compared, baseline=replace(compared.baseline, judged=owed))
+
+
 @broken(Court, "baseline", "GATE-11b[other-ranks]: was accepted, expected a refusal")
 def any_record_is_a_baseline(baseline, self, earlier, run, today):
     """Compares a run with whatever it is given."""
