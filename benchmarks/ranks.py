@@ -27,7 +27,7 @@ from statistics import median
 
 ROOT = Path(__file__).parents[1]
 TORCHRUN = re.compile(r"RANK|WORLD_SIZE|LOCAL_|MASTER_|TORCHELASTIC_|GROUP_|ROLE_|PYTEST_|OMP_")
-WITH = 'pytest_plugins = ["contracts.harness.ranks.plugin"]\n'
+WITH = 'pytest_plugins = ["contracts.ranks.plugin"]\n'
 CLOCK = """
 import json, os, pathlib, time
 here = {}
@@ -76,7 +76,7 @@ def test_sum(n): assert summed(RANK + n) == SIZE * (SIZE - 1) // 2 + SIZE * n
 """
 CROWD = """
 import pathlib, sys, time, torch, torch.distributed as dist
-from contracts.harness.ranks import cpu_sharing
+from contracts.ranks import cpu_sharing
 taken = "turns" in sys.argv and cpu_sharing.take_turns(10**6)
 dist.init_process_group("gloo")
 hundred = torch.ones(100)

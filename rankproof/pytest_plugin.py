@@ -97,7 +97,7 @@ def judge(config: pytest.Config) -> Any:
     manager = config.pluginmanager
     if not manager.has_plugin(JUDGE):
         _load()
-        from contracts.harness.ranks.rank_environment import several
+        from contracts.ranks.rank_environment import several
 
         if several(os.environ):
             raise pytest.UsageError(f"several ranks need -p {JUDGE} on the command line")

@@ -194,8 +194,8 @@ def test_a_result_of_a_worker_with_other_code_is_not_believed() -> None:
 
 RANKS = """
 import os, pytest
-from contracts.harness.ranks.rank_environment import EQUAL
-pytest_plugins = ["contracts.harness.ranks.plugin"]
+from contracts.ranks.rank_environment import EQUAL
+pytest_plugins = ["contracts.ranks.plugin"]
 def pytest_configure(config):
     config.stash[EQUAL] = {"code of the stack": os.environ["RANK"]}
 """

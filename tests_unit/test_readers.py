@@ -30,10 +30,10 @@ from contracts.harness.commands.installation import read_plan, read_table
 from contracts.harness.commands.storage import read_map
 from contracts.harness.commands.triage import Clock
 from contracts.harness.operators import trials
-from contracts.harness.ranks.journal import read_journal
 from contracts.harness.selftest import Matrix
 from contracts.observe import trace
 from contracts.observe.merged import Merged
+from contracts.ranks.journal import read_journal
 from contracts.spec import codec, fabric, manifest, pattern, storage
 from contracts.spec.abilities import Abilities
 from contracts.spec.errors import NotOffered, Refused, Unreachable

@@ -124,7 +124,7 @@ def test_the_public_words_load_the_suite_when_they_are_asked_for() -> None:
     assert done.returncode == 0, done.stderr
 
 
-OTHERS = {"contracts/harness/ranks/guard.py", "contracts/spec/interpreter.py"}
+OTHERS = {"contracts/ranks/guard.py", "contracts/spec/interpreter.py"}
 """Who may make a command of this interpreter; the package of ranks stands by itself, and -I is more than -P."""
 
 

@@ -15,7 +15,7 @@ from contracts.spec.interpreter import python
 from contracts.spec.world import RanksRun, Told
 
 RESTARTS = 3  # how many tests may kill a rank before the run is given up
-PLUGIN = ("-p", "contracts.harness.ranks.plugin")
+PLUGIN = ("-p", "contracts.ranks.plugin")
 PATIENCE_S = 240.0  # for a whole file; 200 s were seen beside some twenty busy processes on two cores
 LAST_CHARACTERS = 6000
 

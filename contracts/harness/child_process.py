@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from contracts.harness.ranks import guard
-from contracts.harness.ranks.guard_program import descendants
+from contracts.ranks import guard
+from contracts.ranks.guard_program import descendants
 from contracts.spec.redaction import LineRedactor
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

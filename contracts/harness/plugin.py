@@ -33,9 +33,9 @@ from contracts.harness import checkout, kill_matrix, law_release, parties, touch
 from contracts.harness.families import read_checks
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.gate import Gate
-from contracts.harness.ranks.rank_environment import EQUAL, several
 from contracts.instruments import accelerator
 from contracts.instruments.ranks import here
+from contracts.ranks.rank_environment import EQUAL, several
 from contracts.spec import codec, interpreter
 from contracts.spec.errors import Refused, Unreachable, refuse
 from contracts.spec.party import abilities_of
@@ -44,7 +44,7 @@ from contracts.spec.stack import Party
 from rankproof import options
 
 # Only where torchrun has started several ranks: in one process the ranks plugin would have nothing to do.
-pytest_plugins = ["contracts.harness.ranks.plugin"] if several(os.environ) else []
+pytest_plugins = ["contracts.ranks.plugin"] if several(os.environ) else []
 
 GATE = pytest.StashKey[Gate]()
 VERDICT = pytest.StashKey[Verdict]()

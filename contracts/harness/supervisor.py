@@ -25,9 +25,9 @@ from typing import NoReturn
 
 from contracts.court import heartbeat, record
 from contracts.harness.child_process import send
-from contracts.harness.ranks import guard
-from contracts.harness.ranks.guard_program import descendants, heard_here
 from contracts.instruments import accelerator
+from contracts.ranks import guard
+from contracts.ranks.guard_program import descendants, heard_here
 from contracts.spec.records import EXIT_CODES
 
 LOOK_S = 0.25

@@ -91,7 +91,7 @@ def test_every_entry_refuses_an_interpreter_that_strips_assertions(entry: str, p
 
 def test_a_rank_of_a_plain_torchrun_refuses_too(place: Path) -> None:
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29533", "PYTHONOPTIMIZE": "1"}
-    done = python(place, *PYTEST, "-p", "contracts.harness.ranks.plugin", "test_law.py", **rank)
+    done = python(place, *PYTEST, "-p", "contracts.ranks.plugin", "test_law.py", **rank)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
     assert "no test can fail: unset PYTHONOPTIMIZE" in done.stderr
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from contracts.harness import torchrun
-from contracts.harness.ranks import guard
-from contracts.harness.ranks.guard_program import LOOKS_S
+from contracts.ranks import guard
+from contracts.ranks.guard_program import LOOKS_S
 from tests_unit._parties.running import RANKPROOF, ROOT, environment
 
 pytestmark = pytest.mark.unit

@@ -19,7 +19,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = re.compile(r"RANK|WORLD_SIZE|LOCAL_|MASTER_|TORCHELASTIC_|GROUP_|ROLE_|PYTEST_|COV_|OMP_")
-CONFTEST = 'pytest_plugins = ["contracts.harness.ranks.plugin"]\n'
+CONFTEST = 'pytest_plugins = ["contracts.ranks.plugin"]\n'
 HEAD = """
 import os, time, pytest, torch, torch.distributed as dist
 pytestmark = pytest.mark.dist

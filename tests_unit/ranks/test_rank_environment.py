@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.harness.ranks import rank_environment
 from contracts.instruments.ranks import ALONE, here, stated
+from contracts.ranks import rank_environment
 from contracts.spec.errors import Refused
 
 TWO = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29511"}
@@ -83,7 +83,7 @@ def test_any_environment_is_a_place_or_is_refused_with_words(said: Mapping[str, 
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("plugin", ["contracts.harness.plugin", "contracts.harness.ranks.plugin"])
+@pytest.mark.parametrize("plugin", ["contracts.harness.plugin", "contracts.ranks.plugin"])
 def test_pytest_refuses_before_it_collects(tmp_path: Path, plugin: str) -> None:
     (tmp_path / "test_red.py").write_text("def test_red():\n    assert 0\n", encoding="utf-8")
     told = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "RANK", "LOCAL_"))}

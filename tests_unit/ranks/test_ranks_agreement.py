@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks.agreement import MEMBERS, Agreement, End, Limits, Waiting, decide, differences, gathering
+from contracts.ranks.agreement import MEMBERS, Agreement, End, Limits, Waiting, decide, differences, gathering
 
 pytestmark = pytest.mark.unit
 LIMITS = Limits(test=60, grace=1, hard=10)

@@ -11,7 +11,7 @@ import pytest
 from tests_unit.ranks.running import ROOT
 
 SAYS = (
-    "import os; from contracts.harness.ranks.cpu_sharing import take_turns; "
+    "import os; from contracts.ranks.cpu_sharing import take_turns; "
     "os.sched_setscheduler(0, os.{policy}, os.sched_param(0)); print(take_turns({ranks}), os.sched_getscheduler(0))"
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from contracts.harness.commands import _backend_option
-from contracts.harness.ranks import groups
+from contracts.ranks import groups
 
 pytestmark = pytest.mark.unit
 

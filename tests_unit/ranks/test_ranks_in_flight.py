@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.harness.ranks.in_flight import View, leftovers
+from contracts.ranks.in_flight import View, leftovers
 from tests_unit.ranks.running import needs_torch, torchrun
 
 FILE = """

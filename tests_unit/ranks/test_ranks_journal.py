@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.harness.ranks.journal import Journal, Past, read_journal
+from contracts.ranks.journal import Journal, Past, read_journal
 
 pytestmark = pytest.mark.unit
 

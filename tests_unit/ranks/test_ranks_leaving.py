@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from contracts.harness.ranks import plugin_compatibility
-from contracts.harness.ranks.diagnostics import OddOne, odd_one
-from contracts.harness.ranks.merge import Post, blamed, merge
+from contracts.ranks import plugin_compatibility
+from contracts.ranks.diagnostics import OddOne, odd_one
+from contracts.ranks.merge import Post, blamed, merge
 from tests_unit.ranks import running
 from tests_unit.ranks.running import needs_torch, torchrun
 

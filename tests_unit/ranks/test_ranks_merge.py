@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from contracts.harness.ranks.merge import VERDICT, Post, merge, read, written
+from contracts.ranks.merge import VERDICT, Post, merge, read, written
 
 pytestmark = pytest.mark.unit
 

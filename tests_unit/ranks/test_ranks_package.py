@@ -6,21 +6,18 @@ import pkgutil
 
 import pytest
 
-import contracts.harness.ranks
+import contracts.ranks
 from contracts.instruments.import_trace import modules_after
 
 pytestmark = pytest.mark.unit
 
-MODULES = [
-    name
-    for _, name, _ in pkgutil.iter_modules(contracts.harness.ranks.__path__, f"{contracts.harness.ranks.__name__}.")
-]
+MODULES = [name for _, name, _ in pkgutil.iter_modules(contracts.ranks.__path__, f"{contracts.ranks.__name__}.")]
 
 
 def test_it_imports_nothing_of_this_project() -> None:
     brought = modules_after("; ".join(f"import {name}" for name in MODULES))
     ours = {name for name in brought if name.startswith("contracts.")}
-    assert ours <= {"contracts.harness", "contracts.harness.ranks", *MODULES}
+    assert ours <= {"contracts.ranks", *MODULES}
 
 
 def test_it_loads_torch_only_where_there_are_ranks() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.harness.ranks import paired_counters
-from contracts.harness.ranks.in_flight import View, leftovers
+from contracts.ranks import paired_counters
+from contracts.ranks.in_flight import View, leftovers
 from contracts.spec.interpreter import python
 from tests_unit.ranks.running import needs_torch, torchrun
 

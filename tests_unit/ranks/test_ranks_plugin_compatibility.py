@@ -164,7 +164,7 @@ def test_sessions_stop_and_remember_alike_on_all_ranks(tmp_path: Path, subtests:
         remembered = json.loads((tmp_path / "cache/v/cache/lastfailed").read_text())
         assert list(remembered) == ["test_stops.py::test_b", "test_stops.py::test_d"]
         early = {**files, "conftest.py": ""}
-        options = ("-p", "contracts.harness.ranks.plugin", "--lf", "-x")
+        options = ("-p", "contracts.ranks.plugin", "--lf", "-x")
         run = torchrun(tmp_path, early, *options, "-s", "-o", "cache_dir=cache", "-p", "cacheprovider")
         assert {name: run.outcome(name) for name in run.outcomes} == {"test_b": "failed"}
 
@@ -188,14 +188,14 @@ DISAGREE = {  # files, options → exit codes, words
     ),
     "environment": (
         {"test_e.py": NEVER, "conftest.py": 'import os\nos.environ["NCCL_ALGO"] = os.environ["RANK"]\n'
-         'pytest_plugins = ["contracts.harness.ranks.plugin"]\n'},
+         'pytest_plugins = ["contracts.ranks.plugin"]\n'},
         (),
         ("NCCL_ALGO: rank 0: 0; rank 1: 1",),
     ),
     "xdist": ({"test_x.py": NEVER}, ("-n", "2"), ("xdist under torchrun",)),
     "conftest": (
         {"test_c.py": NEVER, "conftest.py": 'import os\nif os.environ["RANK"] == "1": raise ValueError("the culprit")\n'
-         'pytest_plugins = ["contracts.harness.ranks.plugin"]\n'},
+         'pytest_plugins = ["contracts.ranks.plugin"]\n'},
         (),
         ("ValueError: the culprit",),
     ),
@@ -218,7 +218,7 @@ def test_empty(number): pass
 """
 CLOCK = """
 import time
-pytest_plugins = ["contracts.harness.ranks.plugin"]
+pytest_plugins = ["contracts.ranks.plugin"]
 began = []
 def pytest_runtestloop(): began.append(time.process_time())
 def pytest_sessionfinish(): print("seconds of CPU:", time.process_time() - began[0])

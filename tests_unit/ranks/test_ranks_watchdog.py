@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks.agreement import Agreement, End, Limits
-from contracts.harness.ranks.watchdog import Aborted, Region, Watchdog
+from contracts.ranks.agreement import Agreement, End, Limits
+from contracts.ranks.watchdog import Aborted, Region, Watchdog
 
 pytestmark = pytest.mark.unit
 

@@ -29,7 +29,7 @@ def settle(backend: str, ranks: int | None) -> str:
         if backend != "auto":
             raise refuse("dist-backend", backend, "carries tensors between ranks", "give --ranks too, or leave it out")
         return backend
-    from contracts.harness.ranks.groups import backend_of  # brings pytest
+    from contracts.ranks.groups import backend_of  # brings pytest
 
     if backend == "auto" and device.chosen() == "cpu":
         backend = "gloo"

@@ -17,9 +17,9 @@ import click
 
 from contracts.harness.commands._errors import one_clear_error
 from contracts.harness.environments import judge_of
-from contracts.harness.ranks import guard
-from contracts.harness.ranks.guard_program import SET_PDEATHSIG, prctl
 from contracts.harness.supervisor import Ended
+from contracts.ranks import guard
+from contracts.ranks.guard_program import SET_PDEATHSIG, prctl
 from contracts.spec.records import EXIT_CODES
 
 REPORTS = Path("reports")

@@ -22,7 +22,7 @@ class LeftoversAreNotCompared(_Broken):
     """The ranks agree on outcomes alone, and nobody looks at what is still in flight."""
 
     instead = """
-from contracts.harness.ranks import job
+from contracts.ranks import job
 job.leftovers = lambda views: []
 """
 
@@ -32,7 +32,7 @@ class MessagesAreNotCounted(_Broken):
     """Collectives are compared, and messages between two ranks are not."""
 
     instead = """
-from contracts.harness.ranks import in_flight
+from contracts.ranks import in_flight
 in_flight._messages = lambda channel, views: iter(())
 """
 
@@ -43,7 +43,7 @@ class TheOtherRankIsBlamed(_Broken):
 
     instead = """
 from dataclasses import replace
-from contracts.harness.ranks import in_flight, job
+from contracts.ranks import in_flight, job
 def swapped(views):
     found = in_flight.leftovers(views)
     return [replace(each, rank=0, words=each.words.replace("rank 1 waits", "rank 0 waits")) for each in found]

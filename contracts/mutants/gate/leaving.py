@@ -22,7 +22,7 @@ class ThroughBeforeItIs(Court):
     """The guard is told that the session is through as soon as it begins."""
 
     def run_ranks(self, tests: str, ranks: int, limit_s: float) -> RanksRun:
-        early = "from contracts.harness.ranks import exit\nexit.through(0)\n"
+        early = "from contracts.ranks import exit\nexit.through(0)\n"
         return ranking.run(tests, ranks, limit_s, beside={"conftest.py": early})
 
 

@@ -22,7 +22,7 @@ class TheJudgeLivesOn(_Broken):
     """The judging process has no guard, so it finishes its record when the command was killed."""
 
     instead = """
-from contracts.harness.ranks import guard
+from contracts.ranks import guard
 guard.stand_between = lambda **_: guard.Guarded()
 """
 
@@ -32,7 +32,7 @@ class WorkersLiveOn(_Broken):
     """The guard ends the judging process, and not what that one has started."""
 
     instead = """
-from contracts.harness.ranks import guard
+from contracts.ranks import guard
 whole = guard.stand_between
 guard.stand_between = lambda **how: whole(**{**how, "tree": False})
 """

@@ -19,7 +19,7 @@ HIDDEN = (
     "/_pytest/",
     "/pluggy/",
     "/pytest/__main__",
-    "/harness/ranks/",
+    "/ranks/",
     "<frozen ",
 )  # frames of the test runner, the same for every test
 

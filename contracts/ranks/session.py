@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks import console, exit, groups, plugin_compatibility, rank_environment, reports
-from contracts.harness.ranks.agreement import Limits
-from contracts.harness.ranks.job import Job
-from contracts.harness.ranks.journal import Journal, Past, Report
-from contracts.harness.ranks.merge import VERDICT
+from contracts.ranks import console, exit, groups, plugin_compatibility, rank_environment, reports
+from contracts.ranks.agreement import Limits
+from contracts.ranks.job import Job
+from contracts.ranks.journal import Journal, Past, Report
+from contracts.ranks.merge import VERDICT
 
 PEERS_S = 5.0  # the time that the other ranks get to leave before rank 0
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks import console, hypothesis_sync, plugin_compatibility, reports
-from contracts.harness.ranks.session import Session, wanted, world_of
-from contracts.harness.ranks.watchdog import Aborted, Region
+from contracts.ranks import console, hypothesis_sync, plugin_compatibility, reports
+from contracts.ranks.session import Session, wanted, world_of
+from contracts.ranks.watchdog import Aborted, Region
 
 REARM_S = 30.0
 

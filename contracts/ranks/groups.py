@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contracts.harness.ranks.rank_environment import Place
+from contracts.ranks.rank_environment import Place
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NoReturn
 
-from contracts.harness.ranks import guard
-from contracts.harness.ranks.rank_environment import Place
+from contracts.ranks import guard
+from contracts.ranks.rank_environment import Place
 
 _guarded = guard.Guarded()
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from contracts.harness.ranks import paired_counters
+from contracts.ranks import paired_counters
 
 THREADS_S = 0.1  # what a thread that a test leaves behind gets to enter its collective before the ranks compare
 ANY = "any"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks import console, cpu_sharing, exit, groups, plugin_compatibility, rank_environment
-from contracts.harness.ranks.collection import Collection
-from contracts.harness.ranks.phases import Phases
-from contracts.harness.ranks.session import Session
+from contracts.ranks import console, cpu_sharing, exit, groups, plugin_compatibility, rank_environment
+from contracts.ranks.collection import Collection
+from contracts.ranks.phases import Phases
+from contracts.ranks.session import Session
 
 try:
     HERE = rank_environment.from_environment(os.environ)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from contracts.harness.ranks.agreement import Agreement, End, Limits
+from contracts.ranks.agreement import Agreement, End, Limits
 
 PERIOD_S = 0.05
 PICTURES_S = 1.0  # how long a rank waits for the records of the others, at most

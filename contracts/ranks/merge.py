@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from contracts.harness.ranks.diagnostics import OddOne
+from contracts.ranks.diagnostics import OddOne
 
 KINDS = ("passed", "failed", "skipped", "xfailed", "xpassed")
 TEXT = 20_000  # characters of a failure that are sent; the rank's log has all of it

@@ -16,8 +16,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contracts.harness.ranks import guard_program
-from contracts.harness.ranks.guard_program import LEFT, SET_CHILD_SUBREAPER, SET_PDEATHSIG, heard_here, prctl
+from contracts.ranks import guard_program
+from contracts.ranks.guard_program import LEFT, SET_CHILD_SUBREAPER, SET_PDEATHSIG, heard_here, prctl
 
 
 @dataclass(frozen=True, kw_only=True)

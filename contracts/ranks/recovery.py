@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import IO, NoReturn
 
-from contracts.harness.ranks import diagnostics, exit, rank_environment
-from contracts.harness.ranks.agreement import End
-from contracts.harness.ranks.guard_program import LEFT
+from contracts.ranks import diagnostics, exit, rank_environment
+from contracts.ranks.agreement import End
+from contracts.ranks.guard_program import LEFT
 
 ANSWER_S = 1.0  # the time that peers get to write their last words
 TAKE_STACKS = signal.SIGRTMIN + 7  # no convention uses it; faulthandler answers even while the GIL is held

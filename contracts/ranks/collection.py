@@ -16,12 +16,12 @@ from importlib import metadata
 
 import pytest
 
-from contracts.harness.ranks import console, plugin_compatibility, recovery, reports
-from contracts.harness.ranks.agreement import differences
-from contracts.harness.ranks.journal import Journal, Past, read_journal
-from contracts.harness.ranks.merge import VERDICT
-from contracts.harness.ranks.rank_environment import EQUAL
-from contracts.harness.ranks.session import Session, wanted, world_of
+from contracts.ranks import console, plugin_compatibility, recovery, reports
+from contracts.ranks.agreement import differences
+from contracts.ranks.journal import Journal, Past, read_journal
+from contracts.ranks.merge import VERDICT
+from contracts.ranks.rank_environment import EQUAL
+from contracts.ranks.session import Session, wanted, world_of
 
 ENVIRONMENT = ("NCCL_", "TORCH_", "PYTORCH_", "CUBLAS_", "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS")
 VERSIONS = ("torch", "pytest", "numpy", "hypothesis")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks import plugin_compatibility
-from contracts.harness.ranks.job import Job
-from contracts.harness.ranks.merge import Post
-from contracts.harness.ranks.watchdog import Aborted, Region
+from contracts.ranks import plugin_compatibility
+from contracts.ranks.job import Job
+from contracts.ranks.merge import Post
+from contracts.ranks.watchdog import Aborted, Region
 
 GRACE_S = 0.2  # per example: a failing one is repeated some dozens of times
 AFTER_S = 60.0  # what hypothesis gets beyond the limit of a test; no example begins in that time

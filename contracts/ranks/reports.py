@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks.merge import Merged, Post
+from contracts.ranks.merge import Merged, Post
 
 SECTION = 4_000  # characters of one captured stream that are sent
 STRICT = "[XPASS(strict)] "

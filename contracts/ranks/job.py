@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
-from contracts.harness.ranks import diagnostics, exit, groups, paired_counters, rank_environment, recovery
-from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, decide, gathering
-from contracts.harness.ranks.guard_program import LEFT
-from contracts.harness.ranks.in_flight import InFlight, View, leftovers
-from contracts.harness.ranks.merge import Merged, Post, blamed, charged, merge, read, written
-from contracts.harness.ranks.watchdog import Aborted, Region, Watchdog
+from contracts.ranks import diagnostics, exit, groups, paired_counters, rank_environment, recovery
+from contracts.ranks.agreement import Agreement, End, Limits, Waiting, decide, gathering
+from contracts.ranks.guard_program import LEFT
+from contracts.ranks.in_flight import InFlight, View, leftovers
+from contracts.ranks.merge import Merged, Post, blamed, charged, merge, read, written
+from contracts.ranks.watchdog import Aborted, Region, Watchdog
 
 COPY_CHARACTERS = 1000
 SKIPPED = 5  # times the grace period: what the peers of a rank that skipped get
