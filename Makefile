@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate gate-all proof release test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers deepspeed gpu torch machines operators fuzz mutate clean
+.PHONY: help gate gate-all proof release test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers deepspeed gpu torch machines operators fuzz mutate site clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -160,8 +160,19 @@ mutate: $(READY)  ## 40 mutants each of the pure code of the court and of the sp
 	done
 	exit $${failed:-0}
 
+# Not part of the environment of development: website/requirements.txt has its pins.
+site: .venv-site/.ready  ## the site into build/site, with the pages that are drawn from stored records (half a minute)
+	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --quiet
+	echo "build/site/index.html; read it by $(BIN)/python -m http.server -d build/site"
+
+.venv-site/.ready: website/requirements.txt
+	@$(need-python)
+	$(PYTHON) -m venv --clear .venv-site
+	.ci/quietly venv-site .venv-site/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
+	touch $@
+
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-mutate .venv-megatron-* .venv-torchtitan-* .venv-transformers-* .venv-deepspeed-* .venv-torch-* .venv-kernels reports contracts/proof build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-mutate .venv-site .venv-megatron-* .venv-torchtitan-* .venv-transformers-* .venv-deepspeed-* .venv-torch-* .venv-kernels reports contracts/proof build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 
 define need-python
 if [ -z "$(PYTHON)" ]; then

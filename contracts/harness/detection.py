@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from contracts.court.badge import svg
 from contracts.harness import kill_matrix
 from contracts.harness.loss_curves import AGREES
 from contracts.harness.operators.reach import content
@@ -156,24 +157,10 @@ def badge(found: Detection) -> dict[str, Any]:
     return {"schemaVersion": 1, "label": "planted bugs noticed", "message": words, "color": colour}
 
 
-COLOURS = {"brightgreen": "#3a7d0a", "yellow": "#8a6d00", "red": "#b3261e"}  # white on them is legible
-
-
 def picture(found: Detection) -> str:
-    """The badge as SVG, for a page that no server draws for."""
+    """The badge as SVG."""
     told = badge(found)
-    label, message, colour = told["label"], told["message"], COLOURS[told["color"]]
-    split, width = 7 * len(label) + 12, 7 * (len(label) + len(message)) + 24  # a letter of 11 pixels is about 7 wide
-    parts = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" '
-        f'aria-label="{label}: {message}">',
-        f'<rect width="{width}" height="20" rx="3" fill="{colour}"/>',
-        f'<rect width="{split}" height="20" rx="3" fill="#444"/>',
-        '<g fill="#fff" font-family="Verdana,sans-serif" font-size="11" text-anchor="middle">',
-        f'<text x="{split / 2}" y="14">{label}</text>',
-        f'<text x="{(split + width) / 2}" y="14">{message}</text></g></svg>',
-    )
-    return "\n".join(parts) + "\n"
+    return svg(told["label"], told["message"], told["color"])
 
 
 def write(folder: Path, found: Detection) -> None:

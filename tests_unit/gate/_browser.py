@@ -48,8 +48,8 @@ class Browser:
                 assert "error" not in answer, f"{method}: {answer['error']}"
                 return dict(answer["result"])
 
-    def open(self, page: Path, fragment: str = "", *, width: int = 1400, dark: bool = False) -> None:
-        """Load a page afresh, in a window of this width."""
+    def open(self, page: Path | str, fragment: str = "", *, width: int = 1400, dark: bool = False) -> None:
+        """Load a page afresh, a file or an address, in a window of this width."""
         self.complaints.clear()
         self.requests.clear()
         self.call(
@@ -58,8 +58,8 @@ class Browser:
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", media="", features=scheme)
         self.call("Page.navigate", url="about:blank")
-        self.call("Page.navigate", url=page.as_uri() + fragment)
-        self.until("document.readyState === 'complete' && location.protocol === 'file:'")
+        self.call("Page.navigate", url=(page.as_uri() if isinstance(page, Path) else page) + fragment)
+        self.until("document.readyState === 'complete' && location.protocol !== 'about:'")
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""

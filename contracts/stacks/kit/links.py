@@ -21,9 +21,11 @@ class Link:
     Args:
         theirs: its name there.
         ours: the canonical names of what it is made of, in order.
-        pack: ours → theirs. unpack: theirs → ours.
+        pack: ours → theirs.
+        unpack: theirs → ours.
         sizes: the rows of each of ours, where they are stacked; one entry where they are not.
-        number, of: it is this one of so many that ours is a stack of (`of_each`); 0 where it is no such one.
+        number: it is this one of those that ours is a stack of (`of_each`).
+        of: how many there are; 0 if ours is no stack.
     """
 
     theirs: str

@@ -1,0 +1,129 @@
+"""The site: built strictly, every link and anchor in it leads somewhere, and no page asks another host for anything."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import threading
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin
+
+import pytest
+
+from contracts.contract import LAW
+from contracts.harness.families import read_checks
+from tests_unit._parties.running import ROOT, environment
+from tests_unit.gate._browser import CHROMIUM, browser
+from website.known import PACKAGES, bugs
+
+MKDOCS = ROOT / ".venv-site/bin/mkdocs"
+pytestmark = [
+    pytest.mark.unit,
+    pytest.mark.skipif(not MKDOCS.exists(), reason="needs the environment of `make site`"),
+]
+read_checks()
+
+
+class Page(HTMLParser):
+    """Where a page leads to, what it loads, and the anchors that it has."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.anchors |= {each for name in ("id", "name") if (each := given.get(name))}
+        if tag == "a" and (link := given.get("href")):
+            self.links.append(link)
+        elif tag != "link" or given.get("rel") not in ("canonical", "prev", "next"):
+            self.loads += [
+                each for name in ("src", "href", "srcset", "data") if tag != "a" and (each := given.get(name))
+            ]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    at = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [MKDOCS, "build", "--strict", "--quiet", "--site-dir", at], cwd=ROOT, env=environment(NO_MKDOCS_2_WARNING="1"),
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stdout + done.stderr
+    return at
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, Page]:
+    return {f"/{path.relative_to(site)}".removesuffix("index.html"): Page(path) for path in site.rglob("*.html")}
+
+
+def test_every_link_and_every_anchor_leads_somewhere(site: Path, pages: dict[str, Page]) -> None:
+    lost, followed = [], 0
+    for at, page in pages.items():
+        for link in page.links:
+            target, anchor = urldefrag(urljoin(at, link))
+            if ":" not in target and at != "/404.html":
+                followed += 1
+                known = unquote(anchor) in ("", *pages[target].anchors) if target in pages else not anchor
+                if not known or not (site / unquote(target).lstrip("/")).exists():
+                    lost.append(f"{at}: {link}")
+    assert not lost
+    assert followed > 10_000
+
+
+def test_nothing_is_loaded_from_elsewhere(pages: dict[str, Page]) -> None:
+    assert all(page.loads for page in pages.values())
+    assert not {(at, each) for at, page in pages.items() for each in page.loads if "//" in each}
+
+
+def test_every_contract_has_its_anchor_and_every_bug_its_page(site: Path, pages: dict[str, Page]) -> None:
+    asked = [*LAW.contracts.values(), *LAW.untested.values()]
+    assert not [each.id for each in asked if each.id not in pages[f"/contracts/{each.family}/"].anchors]
+    for bug in (bug for package in PACKAGES for bug in bugs(package)):
+        text = (site / f"bugs/{bug.script}/index.html").read_text(encoding="utf-8")
+        assert all(f"#{id}" in text for id in bug.contracts)
+        assert bug.upstream.count("https://") == text.partition("<h1")[2].partition("<pre")[0].count('href="https://')
+
+
+def test_each_number_of_the_matrix_counts_the_bugs_that_it_leads_to(site: Path, pages: dict[str, Page]) -> None:
+    cells = [link for link in pages["/packages/"].links if link.startswith("../bugs/")]
+    known = {(bug.package, version, id.partition("-")[0]): bug for package in PACKAGES for bug in bugs(package)
+             for version in bug.versions for id in bug.contracts}  # fmt: skip
+    assert (site / "packages/index.html").read_text(encoding="utf-8").count('<td class="deviates"') == len(known)
+    assert len(cells) > len(known)
+
+
+@pytest.fixture
+def address(site: Path) -> Iterator[str]:
+    class Silent(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Silent, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_pages_fit_two_widths_in_both_themes_and_search_finds_a_contract(address: str, tmp_path: Path) -> None:
+    for width, dark in ((1280, False), (390, True)):
+        with browser(tmp_path / str(width)) as page:
+            for name in ("", "packages/", "megatron/", "bugs/torchtitan_single_row/", "contracts/PAR/", "api/"):
+                page.open(address + name, width=width, dark=dark)
+                assert page.run("document.documentElement.scrollWidth") <= width, name
+                assert page.run("document.body.dataset.mdColorScheme") == ("slate" if dark else "default")
+                assert not page.complaints
+                assert all(each.startswith((address, "data:")) for each in page.requests)
+            page.open(f"{address}?q=PAR-05e", width=width, dark=dark)
+            page.until("document.querySelector('.md-search-result__link[href*=\"contracts/PAR/\"]') !== null")
+            assert all(each.startswith((address, "data:", "blob:")) for each in page.requests)
