@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from contracts.spec.errors import Unreachable, refuse
+from contracts.spec.errors import Refused, Unreachable, refuse
 from contracts.spec.stack import Party
 from contracts.stacks.kit.answering import answering_of
 
@@ -73,12 +73,31 @@ def checked_out(at: str) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="rankproof-") as folder:
         tree = Path(folder, Path(path).resolve().name or "tree")
-        _git(at, path, "worktree", "add", "--quiet", "--detach", str(tree), revision)
+        _worktree(at, path, tree, revision)
         try:
             yield str(tree / _git(at, path, "rev-parse", "--show-prefix").strip())
         finally:
             with contextlib.suppress(Exception):
                 _git(at, path, "worktree", "remove", "--force", str(tree))
+
+
+def _worktree(at: str, path: str, tree: Path, revision: str) -> None:
+    """Make a worktree; files whose content the repository lacks, as a snapshot may, are left out and named."""
+    words = ("worktree", "add", "--quiet", "--detach")
+    try:
+        _git(at, path, *words, str(tree), revision)
+    except Refused:
+        walked = _git(at, path, "rev-list", "--objects", "--missing=print", "--no-walk", revision, "--")
+        lacking = {line[1:] for line in walked.splitlines() if line.startswith("?")}
+        if not lacking:
+            raise
+        _git(at, path, *words, "--no-checkout", str(tree), revision)
+        _git(at, str(tree), "read-tree", "HEAD")
+        entries = (entry.split(maxsplit=3) for entry in _git(at, str(tree), "ls-files", "-sz").split("\0") if entry)
+        absent = [name for _, content, _, name in entries if content in lacking]
+        _git(at, str(tree), "update-index", "--skip-worktree", "--", *absent)
+        _git(at, str(tree), "checkout-index", "--all", "--index")
+        sys.stderr.write(f"rankproof: --at {at}: left out, since {path} lacks their content: {', '.join(absent)}\n")
 
 
 @contextlib.contextmanager

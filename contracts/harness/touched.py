@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from contracts.contract import LAW
 from contracts.court import repository
 from contracts.court.telling import counted
+from contracts.harness.checkout import ROOT
 from contracts.spec.errors import refuse
 from contracts.spec.records import Item, Plan
 from contracts.spec.stack import Party
@@ -30,7 +32,7 @@ class Changed:
 
 
 def changed(of: str) -> Changed:
-    """What `git diff OF` says in the repository of the working directory.
+    """What `git diff OF` says in the checkout that is judged, or else in the repository of the working directory.
 
     Raises:
         Refused: for what git does not take, and outside a repository.
@@ -38,7 +40,9 @@ def changed(of: str) -> Changed:
 
     def git(*words: str) -> str:
         try:
-            done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["git", "-C", os.environ.get(ROOT, "."), *words], capture_output=True, text=True, check=False
+            )
         except OSError as error:
             raise refuse("--changed", of, f"needs git: {error.strerror}", "leave it out") from None
         if done.returncode:
