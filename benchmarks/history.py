@@ -84,7 +84,7 @@ def taken(repo: Path, rules: Iterable[Mapping[str, Any]]) -> list[Fix]:
 
 
 def judged(repo: Path, fix: Fix, python: str, out: Path) -> Row:
-    """Judge the change from a fix back to the commit before it: in one process, and on ranks if nothing is red there."""
+    """Judge the change from a fix back to the commit before it: in one process, then on ranks if nothing is red."""
     row = _of_one_process(repo, fix, python, out / fix.commit)
     if row.fate == "named" or not fix.ranks:
         return row
