@@ -16,7 +16,7 @@ from contracts.spec.errors import Refused, Unreachable, refuse
 from contracts.spec.stack import Party
 from contracts.stacks.kit.answering import answering_of
 
-_PACKAGES = {"megatron": "megatron/core", "torchtitan": "torchtitan", "transformers": "transformers"}
+PACKAGES = {"megatron": "megatron/core", "torchtitan": "torchtitan", "transformers": "transformers"}
 """Stack → the folder of its package, below the folder that is put on the path."""
 ROOT = "RANKPROOF_AT"  # what a path or a revision has become, for the processes that judge
 _BOOTSTRAP = """
@@ -120,10 +120,10 @@ def first(stack: str, at: str) -> Path:
     root = Path(os.environ.get(ROOT) or at).resolve()
     name = stack.partition("==")[0].removesuffix("-distributed-optimizer")
     kind, _, attribute = stack.partition(":")
-    if name not in _PACKAGES and (not attribute or kind == "launched"):
+    if name not in PACKAGES and (not attribute or kind == "launched"):
         problem = f"does not go with --stack {stack}, which is not imported from a checkout"
-        raise refuse("--at", at, problem, f"give one of {', '.join(_PACKAGES)}, or package.module:Name")
-    wanted = _PACKAGES.get(name, "")
+        raise refuse("--at", at, problem, f"give one of {', '.join(PACKAGES)}, or package.module:Name")
+    wanted = PACKAGES.get(name, "")
     roots = [each for each in (root, root / "src") if (each / wanted).is_dir()]
     if not roots:
         problem = f"has neither {wanted} nor src/{wanted}" if wanted else "is no folder"

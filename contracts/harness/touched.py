@@ -1,5 +1,5 @@
 """Which items a change of the stack can touch, by the imports behind the code that answers. It orders and never
-filters: imports that are made from strings, or in another process, are not seen."""
+filters: imports in another process are not seen, and of those from strings only what an adapter names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ast
 import functools
 import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from pathlib import Path
 from contracts.contract import LAW
 from contracts.court import repository
 from contracts.court.telling import counted
-from contracts.harness.checkout import ROOT
+from contracts.harness.checkout import PACKAGES, ROOT
 from contracts.spec.errors import refuse
 from contracts.spec.records import Item, Plan
 from contracts.spec.stack import Party
@@ -56,7 +57,8 @@ def changed(of: str) -> Changed:
 
 
 def first(plan: Plan, party: Party, change: Changed, places: Mapping[str, str]) -> tuple[Plan, str]:
-    """The plan with those items first that the change can touch, nearest first, and how many they are, in words.
+    """The plan with those items first that the change can touch, and how many they are, in words: the nearest first,
+    and of those the ones whose contract is filed under words that the changed files have in their names.
 
     `places` are the files of an earlier record (`question: file:line`), for a stack that answers from another process.
     """
@@ -72,17 +74,24 @@ def first(plan: Plan, party: Party, change: Changed, places: Mapping[str, str]) 
     found = {item: distance(item) for item in plan.items}
     touched = [item for item in plan.items if found[item] is not None]
     rest = tuple(item for item in plan.items if found[item] is None)
-    ordered = (*sorted(touched, key=lambda item: found[item] or 0), *rest)
+    words = _words(*(str(file.relative_to(change.root)) for file in change.files))
+    named = {each: len(words & _words(LAW.contracts[each].check.__module__)) for each in {i.id for i in touched}}
+    ordered = (*sorted(touched, key=lambda item: (found[item] or 0, -named[item.id])), *rest)
     files = counted(len(change.files), "file")
-    words = f"{change.of}: {files} changed, {len(touched)} of {counted(len(plan.items), 'item')} judged first"
-    return replace(plan, items=ordered), words
+    told = f"{change.of}: {files} changed, {len(touched)} of {counted(len(plan.items), 'item')} judged first"
+    return replace(plan, items=ordered), told
+
+
+def _words(*names: str) -> frozenset[str]:
+    """The words of names by their first four letters: a router is about routing."""
+    return frozenset(word[:4] for name in names for word in re.findall(r"[a-z]+", name))
 
 
 def _code(party: Party, question: str) -> tuple[Path, range] | None:
     """The file and the lines of the method that answers."""
-    method = inspect.unwrap(getattr(type(party), question, None) or changed)
-    if method is changed or not hasattr(method, "__code__"):
-        return None
+    method = inspect.unwrap(getattr(party, question))
+    if not inspect.ismethod(method):
+        return None  # a process of its own answers
     try:
         lines, start = inspect.getsourcelines(method)
     except OSError:
@@ -108,7 +117,7 @@ def _distance(file: Path, own: range, others: tuple[range, ...], change: Changed
             return steps
         following: list[Path] = []
         for each in level:
-            for line, module in _imports(each):
+            for line, module in _imports(each, strings=not each.is_relative_to(change.root)):
                 foreign = each == file and line not in own and any(line in lines for lines in others)
                 for found in () if foreign else _found(module, each, change.root):
                     if found not in seen and (found.is_relative_to(change.root) or found.parent == file.parent):
@@ -119,17 +128,23 @@ def _distance(file: Path, own: range, others: tuple[range, ...], change: Changed
 
 
 @functools.cache
-def _imports(file: Path) -> tuple[tuple[int, str], ...]:
-    """The modules that a file imports, each with its line; relative ones begin with dots."""
+def _imports(file: Path, *, strings: bool) -> tuple[tuple[int, str], ...]:
+    """The modules that a file imports, each with its line; relative ones begin with dots. With `strings` also what may
+    be the name of one, for an adapter that imports by name."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, ValueError, SyntaxError, RecursionError):
         return ()
-    return tuple(_named(tree))
+    return tuple(_named(tree, strings=strings))
 
 
-def _named(tree: ast.AST) -> Iterator[tuple[int, str]]:
+_DOTTED = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*")
+
+
+def _named(tree: ast.AST, *, strings: bool) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
+        if strings and isinstance(node, ast.Constant) and isinstance(node.value, str) and _DOTTED.fullmatch(node.value):
+            yield node.lineno, node.value
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -146,6 +161,7 @@ def _found(module: str, importer: Path, root: Path) -> tuple[Path, ...]:
     up = len(module) - len(plain)
     parts = [part for part in plain.split(".") if part]
     folders = [importer.parents[up - 1]] if 0 < up <= len(importer.parents) else [Path.cwd(), root, root / "src"]
+    folders += [] if up else [root / package for package in PACKAGES.values()]
     folders += [] if up else [Path(each) for each in sys.path if each]
     for folder in folders:
         stems = [folder.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]

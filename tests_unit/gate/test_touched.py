@@ -30,10 +30,12 @@ class Fork:
         return mesh.topology(degrees, world, layout)
 """,
     "fork/patterns.py": """
+from fork import mesh_sizes
 from contracts.stacks.reference.stack import Reference
 def blocks(pattern, depth): return Reference().blocks(pattern, depth)
 """,
-    "fork/mesh.py": "from fork.sizes import topology\n",
+    "fork/mesh.py": "from fork import mesh_sizes\nfrom fork.sizes import topology\n",
+    "fork/mesh_sizes.py": "",
     "fork/sizes.py": """
 from contracts.stacks.reference.stack import Reference
 def topology(degrees, world, layout): return Reference().topology(degrees, world, layout)
@@ -77,6 +79,7 @@ def check(fork: Path, *words: str) -> Done:
         ("fork/sizes.py", ["TOPO", "PAT"]),
         ("fork/patterns.py", ["PAT", "TOPO"]),
         ("fork/stack.py", ["PAT", "TOPO"]),
+        ("fork/mesh_sizes.py", ["TOPO", "PAT"]),  # as near to both, and mesh sizes are TOPO-02's file
         ("README", ["PAT", "TOPO"]),
     ],
 )
@@ -88,7 +91,9 @@ def test_what_a_change_can_touch_is_judged_first_and_the_rest_after_it(
     assert done.returncode == 0, done.stdout + done.stderr
     run, _ = record.load(fork / "out")
     assert list(dict.fromkeys(result.id.partition("-")[0] for result in run.results)) == families
-    number = {"fork/sizes.py": "TOPO", "fork/patterns.py": "PAT", "fork/stack.py": "PAT TOPO", "README": ""}[file]
+    number = {"fork/sizes.py": "TOPO", "fork/patterns.py": "PAT", "fork/stack.py": "PAT TOPO", "README": ""}.get(
+        file, "PAT TOPO"
+    )
     touched = sum(item.id.partition("-")[0] in number.split() for item in run.plan.items)
     said = f"main..: 1 file changed, {touched} of {len(run.plan.items)} items judged first"
     assert run.header.changed == said
