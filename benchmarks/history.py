@@ -107,13 +107,13 @@ def _of_one_process(repo: Path, fix: Fix, python: str, folder: Path, *more: str)
     except subprocess.TimeoutExpired:
         told, said = {}, f"took longer than {LONGEST_S:.0f} s"
     seconds = time.perf_counter() - began
-    fate, first = _fate(told.get("items", ()), told.get("headline", said))
+    fate, first = fate_of(told.get("items", ()), told.get("headline", said))
     return Row(commit=fix.commit, day=fix.day, subject=fix.subject, stack=fix.stack, profile=fix.profile, fate=fate,
                first=first, seconds=round(seconds, 1), red_s=_red_s(folder, told, seconds),
                suite=_git(Path(__file__).parent, "rev-parse", "--short=8", "HEAD").strip())  # fmt: skip
 
 
-def _fate(items: Iterable[Mapping[str, Any]], headline: str) -> tuple[str, str]:
+def fate_of(items: Iterable[Mapping[str, Any]], headline: str) -> tuple[str, str]:
     """What became of a fix, and the first words about it."""
     for fate, kinds in (("named", ("new", "worse")), ("not asked", ("lost", "unknown"))):
         for each in items:

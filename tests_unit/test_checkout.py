@@ -91,6 +91,21 @@ def test_a_revision_is_judged_in_a_worktree_that_is_gone_afterwards(fork: Path) 
     assert git(fork, "status", "--porcelain") == ""
 
 
+def test_a_file_whose_content_the_repository_lacks_is_left_out_and_named(fork: Path) -> None:
+    """As in a snapshot without its largest files; the checkout is none with changes for that."""
+    (fork / "data.bin").write_text("large", encoding="utf-8")
+    git(fork, "add", ".")
+    git(fork, "commit", "-q", "-m", "data")
+    content = git(fork, "rev-parse", "HEAD:data.bin")
+    (fork / ".git/objects" / content[:2] / content[2:]).unlink()
+    done = judged(fork, f"{fork}@HEAD", "--changed", "HEAD~2..")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"left out, since {fork} lacks their content: data.bin" in done.stderr
+    assert f"CONFORMANT: ours 1 at {git(fork, 'rev-parse', 'HEAD')[:9]}," in done.stdout
+    assert "Order: HEAD~2..: 2 files changed, " in done.stdout, "of the checkout, not of the working directory"
+    assert len(git(fork, "worktree", "list").splitlines()) == 1
+
+
 WRONG_WORDS = {
     "no-folder": ("nowhere", "is no folder"),
     "no-revision": ("{fork}@nothing", "git says: "),
