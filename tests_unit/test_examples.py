@@ -1,15 +1,16 @@
-"""README.md, CONTRIBUTING.md and docs/put-your-stack-under-test.md are carried out as they stand.
+"""README.md, CONTRIBUTING.md, the guide and some pages of docs/ are carried out as they stand.
 
 A block has a comment before it. `run: with NAME, …; file NAME; in FOLDER; ranks; slow; counts` are commands, run in a
 copy of the folder with these mistakes put back (the guide's folder is the toy trainer's). `change: NAME in FILE` is a
-diff from a mistake to what stands in the example; `in FILE` is code of it; `file: NAME` is a file; `not run: WHY` is a
-block that no test runs. In what is printed `…` stands for anything, and with `counts` a number for any number. A
-command of which nothing is shown has to end with 0.
+diff from a mistake to what stands in the example; `in FILE` is code of it; `file: NAME` is a file; `history` are
+commands in a repository with some commits; `not run: WHY` is a block that no test runs. In what is printed `…` stands
+for anything, and with `counts` a number for any number. A command of which nothing is shown has to end with 0.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 import shutil
@@ -22,6 +23,7 @@ import pytest
 
 from tests_unit._parties.running import RANKPROOF, ROOT, environment, rankproof
 from tests_unit.test_answering import checkout as repository
+from tests_unit.test_answering import git
 
 TOY = ROOT / "docs/examples/toy_trainer"
 PAGE = ROOT / "docs/put-your-stack-under-test.md"
@@ -63,6 +65,7 @@ def _run(told: str, text: str, folder: str, *, slow: bool) -> Run:
 
 RUNS = [_run(*block, str(TOY.relative_to(ROOT)), slow=True) for block in _blocks("run")]
 README_RUNS = [_run(*block, "", slow=False) for block in _blocks("run", README)]
+UPSTREAM_RUNS = [_run(*block, "", slow=False) for block in _blocks("run", ROOT / "docs/report-upstream.md")]
 CHANGES = {told.partition(" in ")[0]: (told.partition(" in ")[2], text) for told, text in _blocks("change")}
 FILES = dict(_blocks("file") + _blocks("file", README))
 MARKED = [
@@ -71,7 +74,7 @@ MARKED = [
         marks=[*(slow if run.slow else [pytest.mark.unit]), *([pytest.mark.torchrun] if run.ranks else [])],
         id=f"{page}-{number}-{'-and-'.join(run.mistakes) or 'as-it-stands'}",
     )
-    for page, runs in (("guide", RUNS), ("readme", README_RUNS))
+    for page, runs in (("guide", RUNS), ("readme", README_RUNS), ("upstream", UPSTREAM_RUNS))
     for number, run in enumerate(runs, start=1)
 ]
 
@@ -139,6 +142,49 @@ def test_the_page_prints_what_its_commands_print(run: Run, tmp_path: Path) -> No
             if line.strip() not in ("", "…"):
                 at = _behind(pattern, lines, at)
                 assert at >= 0, f"{command}: no {line!r} in\n{printed}"
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    """Commits of an adapter and a trainer: v1 is right and all after it wrong; the second of these cannot be imported,
+    the last is about the trainer."""
+    here = tmp_path / "here"
+    wrong = (ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8")
+    right = wrong.replace(
+        "letter] for letter in pattern * (depth // len(pattern))", "letter] for letter in _tiled(pattern, depth)"
+    )
+    right += "\n\ndef _tiled(pattern, depth):\n    return (pattern * depth)[:depth]\n"
+    train = (ROOT / "docs/examples/first_minute/train.py").read_text(encoding="utf-8")
+    repository(here, {"ours.py": right, "train.py": train, ".gitignore": "reports/\n__pycache__/\n"})
+    git(here, "tag", "v1")
+    for says, ours, script in (
+        ("whole periods", wrong, train), ("cannot be imported", "import nowhere\n", train),
+        ("imports nothing", wrong, train), ("a blank line", f"{wrong}\n", train),
+        ("trains the head", wrong, train.replace("model[:3]", "model")),
+    ):  # fmt: skip
+        (here / "ours.py").write_text(ours, encoding="utf-8")
+        (here / "train.py").write_text(script, encoding="utf-8")
+        git(here, "commit", "-q", "-a", "-m", says)
+    return here
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("bisect", marks=pytest.mark.unit), pytest.param("two-commits", marks=slow)]
+)
+def test_a_page_about_commits_prints_what_its_commands_print(name: str, history: Path) -> None:
+    variables = environment(PATH=os.pathsep.join([str(RANKPROOF.parent), os.environ["PATH"]]), OMP_NUM_THREADS="1")
+    for _, text in _blocks("history", ROOT / f"docs/{name}.md"):
+        for part in text.removeprefix("$ ").split("\n$ "):
+            command = re.match(r".*?(?:\n    .*?esac')?(?=\n|$)", part)
+            assert command is not None
+            done = subprocess.run(["bash", "-c", command[0]], cwd=history, env=variables, capture_output=True,
+                                  text=True, check=False, timeout=280)  # fmt: skip
+            assert done.returncode in (0, 1), done.stdout + done.stderr
+            lines, at = [" ".join(line.split()) for line in done.stdout.splitlines()], 0
+            for line in part[command.end() :].splitlines():
+                if line.strip() not in ("", "…"):
+                    at = _behind(_pattern(line, counts=False), lines, at)
+                    assert at >= 0, f"{command[0]}: no {line!r} in\n{done.stdout}{done.stderr}"
 
 
 @pytest.mark.unit
