@@ -91,6 +91,9 @@ RUNS: dict[str, tuple[object, ...]] = {
     "report-verbose": ("report", "canned.jsonl", "--verbose"),
     "report-cut": ("report", "cut.jsonl"),
     "report-unfinished": ("report", "unfinished"),
+    "report-part": ("report", "unfinished/run.jsonl.part", "--form", "json"),
+    "report-planless": ("report", "planless/run.jsonl.part"),
+    "replay-unfinished": ("replay", "unfinished"),
     "replay": ("replay", "canned.jsonl", "--as-of", "2026-06-15"),
     "replay-expired": ("replay", "canned.jsonl", "--as-of", "2027-01-01"),
     "replay-without": ("replay", "canned.jsonl", "--as-of", "2026-06-15", "--deviations", "none.toml"),
@@ -127,7 +130,8 @@ BAD_INPUT: dict[str, tuple[int, str]] = {  # exit code, words of the one error
     "run-is-not-text": (USAGE, "is not text"),
     "run-is-something-else": (USAGE, "line 1 = '[[deviation': is not JSON"),
     "report-cut": (USAGE, "ends without a footer: it was cut off"),
-    "report-unfinished": (USAGE, "holds a run that did not finish"),
+    "replay-unfinished": (USAGE, "holds a run that did not finish"),
+    "report-planless": (USAGE, "is not header, plan, results, footer"),
     "day-unknown": (USAGE, "--as-of = 'yesterday': is not a date"),
     "form-unknown": (USAGE, "'pdf'"),
 }
@@ -205,7 +209,8 @@ def runs(folder: Path) -> dict[str, Done]:
         "d.toml": "", "none.toml": "", "broken.toml": "[[deviation\n", "empty/.keep": "", "canned.jsonl": canned,
         "gone.jsonl": _text(GONE), "soon.jsonl": _vouched(canned.replace("2026-12-31", "soon")),
         "cut.jsonl": "".join(canned.splitlines(keepends=True)[:-1]),
-        "unfinished/run.jsonl.part": "".join(canned.splitlines(keepends=True)[:3]),
+        "unfinished/run.jsonl.part": "".join(canned.splitlines(keepends=True)[:4]) + '{"result":{"id":"TOPO',
+        "planless/run.jsonl.part": canned.splitlines(keepends=True)[0],
     }  # fmt: skip
     return side_by_side(RUNS, folder, _=files)
 
@@ -266,6 +271,17 @@ def test_what_lies_outside_is_counted_by_family_and_listed_where_it_is_asked_for
     assert "  GATE-01 GATE-06d BLK-01 TOPO-07[borrowed-pp2-tp2-on-8]" in runs["report-verbose"].stdout
     assert "GATE-06d" in runs["report-markdown"].stdout
     assert "GATE-06d" in runs["report-html"].stdout
+
+
+def test_a_run_that_did_not_finish_is_told_as_far_as_it_came_and_is_incomplete(runs: dict[str, Done]) -> None:
+    cut = "the run did not finish: 1 of 7 planned items have a result"
+    done, part = runs["report-unfinished"], runs["report-part"]
+    assert (done.returncode, part.returncode) == (EXIT_CODES["incomplete"], EXIT_CODES["incomplete"]), done.stderr
+    assert cut in " ".join(done.stdout.split())
+    assert done.stdout.splitlines()[-1].startswith("INCOMPLETE: mine 3")
+    body = json.loads(part.stdout)
+    assert (body["word"], body["exit_code"], body["counts"]["not run"]) == ("incomplete", 3, 6)
+    assert body["faults"][0]["words"].startswith(cut)
 
 
 def test_html_and_junit_escape_what_a_stack_says(runs: dict[str, Done]) -> None:

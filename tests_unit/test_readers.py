@@ -148,6 +148,7 @@ def _read_back(text: str) -> object:
 
 
 _RUN = recorded((A, "violated"), (B, "holds"), deviations=(declared("pp2-tp2"),))
+_PART = "".join(Court().write_run(_RUN, TODAY).splitlines(keepends=True)[:-1])
 _HELLO = {"protocol": PROTOCOL, "id": 1, "answer": {
     "name": "p", "version": "1", "offers": ["blocks"], "layouts": [], "labels": {"blocks": "x"}, "persistent": False,
     "abilities": codec.encode(Abilities(has=frozenset({"experts"}))), "conventions": {"rope-angles": "float32"},
@@ -215,6 +216,7 @@ def _readers(folder: Path) -> Mapping[str, Reader]:
         "answer": Reader(read=lambda text: codec.loads(questions()["topology"].answer, text), example=mesh, json=True),
         "hello": Reader(read=_hello, example=json.dumps(_HELLO), errors=(Unreachable, NotOffered, Refused), json=True),
         "record": Reader(read=record.read, example=Court().write_run(_RUN, TODAY)),
+        "part of a record": Reader(read=record.read_part, example=_PART),
         "deviations": Reader(read=_of(folder / "d.toml", deviations.load), example=_DEVIATION),
         "mountinfo": Reader(read=storage.parse_mountinfo, example=_MOUNTS),
         "fabric": Reader(read=fabric.read_fabric, example=_MATRIX),

@@ -136,27 +136,13 @@ def read(text: str) -> tuple[Run, Footer]:
         Refused: when it has no footer, when the lines do not match it, when a line is not of the schema, or when
             it was written by another schema version.
     """
-    entries = [_read_line(each, number) for number, each in enumerate(text.split("\n"), start=1) if each]
+    entries = _entries(text)
     order = [_NAMES[type(entry)] for entry in entries]
     if order[-1:] != ["footer"]:
         raise refuse("run", order[-1] if order else "nothing", "ends without a footer: it was cut off", "run it again")
     if not text.endswith("\n"):
         raise refuse("run", text[-40:], "ends in the middle of a line: it was cut off", "run it again")
-    if order[:2] != ["header", "plan"] or any(
-        order.count(once) > 1 for once in ("header", "plan", "baseline", "footer")
-    ):
-        raise refuse("run", order[:3], "is not header, plan, results, footer", "do not join or edit records")
-    compared = _only(entries, Baseline)
-    run = Run(
-        header=_only(entries, Header)[0],
-        plan=_only(entries, Plan)[0],
-        results=tuple(_only(entries, Result)),
-        deviations=tuple(_only(entries, Deviation)),
-        unclaimed=tuple(_only(entries, Unclaimed)),
-        kills=tuple(_only(entries, Kill)),
-        unfit=tuple(_only(entries, Unfit)),
-        baseline=compared[0] if compared else None,
-    )
+    run = _assembled(entries)
     closing = _only(entries, Footer)[0]
     above, secret = digest(text[: text.rindex("\n", 0, -1) + 1]), key()
     expected = sealed(closing, above, secret)
@@ -168,14 +154,51 @@ def read(text: str) -> tuple[Run, Footer]:
     if closing.results != len(run.results):
         problem = f"the footer counts {closing.results} results, the record holds {len(run.results)}"
         raise refuse("run", closing.results, problem, "run it again")
-    _dates(run, closing)
+    _dates(run, closing.finished)
     return run, closing
 
 
-def _dates(run: Run, closing: Footer) -> None:
+def read_part(text: str) -> Run:
+    """Read what came in of a run that did not finish. Its last line may be a piece, which is left out.
+
+    Raises:
+        Refused: when a line is not of the schema, or header or plan is missing: nothing was judged then.
+    """
+    entries = _entries(text[: text.rfind("\n") + 1])
+    if any(isinstance(entry, Footer) for entry in entries):
+        raise refuse("run", "footer", "closes a run that is called unfinished", "call the file run.jsonl")
+    run = replace(_assembled(entries), cut_off=True)
+    _dates(run, run.header.started)
+    return run
+
+
+def _entries(text: str) -> list[Any]:
+    return [_read_line(each, number) for number, each in enumerate(text.split("\n"), start=1) if each]
+
+
+def _assembled(entries: list[Any]) -> Run:
+    order = [_NAMES[type(entry)] for entry in entries]
+    if order[:2] != ["header", "plan"] or any(
+        order.count(once) > 1 for once in ("header", "plan", "baseline", "footer")
+    ):
+        raise refuse("run", order[:3], "is not header, plan, results, footer", "do not join or edit records")
+    compared = _only(entries, Baseline)
+    return Run(
+        header=_only(entries, Header)[0],
+        plan=_only(entries, Plan)[0],
+        results=tuple(_only(entries, Result)),
+        deviations=tuple(_only(entries, Deviation)),
+        unclaimed=tuple(_only(entries, Unclaimed)),
+        kills=tuple(_only(entries, Kill)),
+        unfit=tuple(_only(entries, Unfit)),
+        baseline=compared[0] if compared else None,
+    )
+
+
+def _dates(run: Run, finished: str) -> None:
     """Refuse text that is no date: the verdict depends on the dates."""
     found = Refusals()
-    moments = [("header.started", run.header.started), ("footer.finished", closing.finished)]
+    moments = [("header.started", run.header.started), ("footer.finished", finished)]
     moments += [(f"deviation {each.id}.expires", each.expires) for each in run.deviations]
     for name, text in moments:
         try:
@@ -185,14 +208,23 @@ def _dates(run: Run, closing: Footer) -> None:
     found.raise_any()
 
 
+PART = "run.jsonl.part"
+"""The name of a record until its footer is written."""
+
+
+def unfinished(path: Path) -> Path | None:
+    """The file of a run that did not finish, given by itself or by its folder; None for anything else."""
+    if path.is_dir():
+        return path / PART if (path / PART).exists() and not (path / "run.jsonl").exists() else None
+    return path if path.name == PART else None
+
+
 def absent(path: Path) -> str:
     """Why there is no record; empty where there is a file, whatever it holds."""
-    file = path / "run.jsonl" if path.is_dir() else path
     try:
-        file.stat()
+        (path / "run.jsonl" if path.is_dir() else path).stat()
     except (FileNotFoundError, NotADirectoryError):
-        unfinished = path.is_dir() and file.with_name("run.jsonl.part").exists()
-        return "its run did not finish" if unfinished else "there is no record"
+        return "its run did not finish" if unfinished(path) else "there is no record"
     except OSError:
         pass  # `load` says why it cannot be read
     return ""
@@ -204,14 +236,25 @@ def load(path: Path) -> tuple[Run, Footer]:
     Raises:
         Refused: also when the file cannot be read.
     """
-    file = path / "run.jsonl" if path.is_dir() else path
-    unfinished = file.with_name("run.jsonl.part")
-    if path.is_dir() and unfinished.exists() and not file.exists():
-        raise refuse(
-            "run", str(path), "holds a run that did not finish", f"run it again; {unfinished} has what came in"
-        )
+    if unfinished(path):
+        remedy = f"run it again; `rankproof report {path}` shows what came in"
+        raise refuse("run", str(path), "holds a run that did not finish", remedy)
+    return read(_text(path / "run.jsonl" if path.is_dir() else path))
+
+
+def load_any(path: Path) -> tuple[Run, Footer | None]:
+    """The same, and also what came in of a run that did not finish, which has no footer.
+
+    Raises:
+        Refused: also where nothing came in but the beginning of a line.
+    """
+    part = unfinished(path)
+    return load(path) if part is None else (read_part(_text(part)), None)
+
+
+def _text(file: Path) -> str:
     try:
-        return read(file.read_text(encoding="utf-8"))
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise refuse(
             "run", str(file), f"cannot be read: {error.strerror}", "give a report folder or its run.jsonl"
@@ -232,16 +275,16 @@ def make_folder(folder: Path, renderings: Iterable[str] = ()) -> None:
     Raises:
         Refused: when it cannot be made or written to, and where files of these names lie beside no record of ours.
     """
-    ours = any((folder / name).exists() for name in ("run.jsonl", "run.jsonl.part"))
+    ours = any((folder / name).exists() for name in ("run.jsonl", PART))
     if theirs := [name for name in renderings if not ours and name != LOG and (folder / name).exists()]:
         problem = f"has {', '.join(theirs)}, which no run of rankproof left there"
         raise refuse("report", str(folder), problem, "give another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("run.jsonl", "run.jsonl.part", *renderings):
+        for name in ("run.jsonl", PART, *renderings):
             (folder / name).unlink(missing_ok=True)
-        (folder / "run.jsonl.part").touch()
-        (folder / "run.jsonl.part").unlink()
+        (folder / PART).touch()
+        (folder / PART).unlink()
     except OSError as error:
         raise refuse("report", str(folder), f"cannot be written: {error.strerror}", "give another folder") from None
 
@@ -303,7 +346,7 @@ class Recorder:
             self._sole.enter_context(only_writer(folder))
         make_folder(folder)
         self.path = folder / "run.jsonl"
-        self._part = folder / "run.jsonl.part"
+        self._part = folder / PART
         self._file: TextIO = self._part.open("w", encoding="utf-8")
         self._above = hashlib.sha256()
         self._key = key()

@@ -60,9 +60,12 @@ def verdict(run: Run, today: datetime.date) -> Verdict:
     results = [result for result in results if str(result.item) not in later]
     faults += _claim_faults(run, results)
     faults += _suite_faults(run)
+    if run.cut_off:
+        came = f"{len(run.results)} of {len(run.plan.items)} planned items have a result"
+        faults.insert(0, Fault(kind="cut off", words=f"the run did not finish: {came}, and no footer vouches for them"))
     counts = Counter(result.outcome for result in results)
     return Verdict(
-        word=_word(results, faults),
+        word="incomplete" if run.cut_off else _word(results, faults),
         profile=run.header.profile,
         subject=told(run.header.subject),
         results=tuple(results),

@@ -324,15 +324,17 @@ class Run:
     kills: tuple[Kill, ...] = ()
     unfit: tuple[Unfit, ...] = ()
     baseline: Baseline | None = None
+    cut_off: bool = False
+    """Whether it did not finish. What came in is told, and the verdict is incomplete, whatever it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """Something wrong with the run itself: a stale deviation, an unplanned result, an offered question that was never
     answered, a suite that does not catch its own mutants, an item that an earlier run judged and this one does not, an
-    earlier run that is not there."""
+    earlier run that is not there, a run that did not finish."""
 
-    kind: Literal["deviation", "plan", "claim", "suite", "baseline", "no baseline"]
+    kind: Literal["deviation", "plan", "claim", "suite", "baseline", "no baseline", "cut off"]
     words: str
 
 

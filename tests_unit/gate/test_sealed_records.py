@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from contracts.checks.gate._recorded_run import TODAY, A, B, recorded
 from contracts.court import record
 from contracts.court.court import Court
+from contracts.court.verdict import verdict
 from contracts.spec.errors import Refused
 
 pytestmark = pytest.mark.unit
@@ -68,3 +71,18 @@ def test_a_record_that_was_cut_anywhere_is_refused() -> None:
     text = Court().write_run(RUN, TODAY)
     for end in range(len(text)):
         _refused(text[:end])
+
+
+def test_what_came_in_of_a_run_is_never_more_than_incomplete() -> None:
+    """Also where all that was planned holds, and only the footer is missing."""
+    text = Court().write_run(recorded((A, "holds"), (B, "holds")), TODAY)
+    seen = set()
+    for end in range(len(text)):
+        with contextlib.suppress(Refused):  # it has no plan yet
+            part = record.read_part(text[:end])
+            seen.add(len(part.results))
+            judged = verdict(part, datetime.date.fromisoformat(TODAY))
+            assert (judged.word, judged.faults[0].kind) == ("incomplete", "cut off")
+    assert seen == {0, 1, 2}
+    with pytest.raises(Refused, match="closes a run that is called unfinished"):
+        record.read_part(text)

@@ -18,6 +18,7 @@ import pytest
 from contracts.harness import torchrun
 from contracts.ranks import guard
 from contracts.ranks.guard_program import LOOKS_S
+from contracts.spec.records import EXIT_CODES
 from tests_unit._parties.running import RANKPROOF, ROOT, environment
 
 pytestmark = pytest.mark.unit
@@ -31,6 +32,9 @@ class Slow:
     name, version, labels = "slow", "1", {}
     layouts, offers = frozenset(), frozenset({"blocks"})
     def blocks(self, pattern, depth):
+        if not pathlib.Path("once").exists():
+            pathlib.Path("once").touch()
+            return ("ablock",) * depth
         pathlib.Path("asked").touch()
         time.sleep(600)
 """
@@ -122,10 +126,18 @@ def test_a_check_that_is_stopped_takes_the_judge_with_it(tmp_path: Path, number:
     assert not list(tmp_path.glob("out/run.jsonl")), "a record that looks complete"
     told = subprocess.run([RANKPROOF, "report", "out"], cwd=tmp_path, env=environment(), capture_output=True, text=True,
                           check=False)  # fmt: skip
-    assert told.returncode == 2, told.stdout
-    assert "holds a run that did not finish" in told.stderr
+    last = "INCOMPLETE: slow 1, profile PAT-01 (1 violated, 8 not run, 1 faults of the run)"
+    assert told.returncode == EXIT_CODES["incomplete"], told.stderr
+    assert "the run did not finish: 1 of 9 planned items have a result" in " ".join(told.stdout.split())
+    assert told.stdout.splitlines()[-1] == last
     if number != signal.SIGKILL:
         assert f"stopped by {number.name} before there was a verdict" in run.log
+        assert last in run.log.splitlines(), "what was found so far"
+        assert "INCOMPLETE" in (tmp_path / "out/summary.md").read_text()
+    again = subprocess.run([RANKPROOF, "replay", "out"], cwd=tmp_path, env=environment(), capture_output=True,
+                           text=True, check=False)  # fmt: skip
+    assert again.returncode == 2, again.stdout
+    assert "holds a run that did not finish" in again.stderr
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed; pip install torch")

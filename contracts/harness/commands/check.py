@@ -8,8 +8,9 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -159,12 +160,12 @@ def check(
             how = torchrun.run(ranks, [*arguments, f"--dist-backend={carried}", *APART], folder)
         return _verdict(folder, how)
 
-    output, code, older = Output(folder), EXIT_CODES["broken"], _record_there(folder)
+    output, code, older = Output(folder), EXIT_CODES["broken"], _there(folder / "run.jsonl")
     try:
-        with record.only_writer(folder), checkout.put_first(named, at) as root:
-            code = supervised(lambda: told(work), watched(output, folder / "run.jsonl.part"), deadline_s=deadline)
+        with record.only_writer(folder), checkout.put_first(named, at) as root, _or_so_far(folder, form, verbose):
+            code = supervised(lambda: told(work), watched(output, folder / record.PART), deadline_s=deadline)
             _confirm(folder, code)
-            if _record_there(folder) not in (None, older):
+            if _there(folder / "run.jsonl") not in (None, older):
                 _show(folder, form, verbose)
     except Ended:
         code = EXIT_CODES["broken"]
@@ -196,16 +197,18 @@ def _planned(profile: str, ranks: int | None, jobs: int, *, prove: bool) -> Plan
 
 
 def _refuse_unreadable(deviations: Path | None, given: Path | None, law: str | None, changed: str | None) -> None:
-    """Refuse what cannot be read before anything is written."""
-    record.key()
-    if deviations is not None:
-        deviations_file.load(deviations)
-    if given is not None:
-        kill_matrix.load(given)
-    if law is not None:
-        law_release.load(law)
-    if changed is not None:
-        touched.changed(changed)
+    """Refuse what cannot be read, all of it and before anything is written."""
+    found = Refusals()
+    readers: tuple[tuple[Callable[[Any], object], object], ...] = (
+        (lambda _: record.key(), ""), (deviations_file.load, deviations), (kill_matrix.load, given),
+        (law_release.load, law), (touched.changed, changed),
+    )  # fmt: skip
+    for read, what in readers:
+        try:
+            _ = None if what is None else read(what)
+        except Refused as refused:
+            found.extend(refused)
+    found.raise_any()
 
 
 def _apart(stack: str, ranks: int | None) -> str:
@@ -320,10 +323,10 @@ def _verdict(folder: Path, how: str) -> int:
     return judged.exit_code
 
 
-def _record_there(folder: Path) -> tuple[int, int] | None:
-    """Which record a folder has; None for none."""
+def _there(file: Path) -> tuple[int, int] | None:
+    """Which record a file is; None for none."""
     with contextlib.suppress(OSError):
-        at = (folder / "run.jsonl").stat()
+        at = file.stat()
         return at.st_ino, at.st_mtime_ns
     return None
 
@@ -336,3 +339,30 @@ def _show(folder: Path, form: Form, verbose: bool) -> None:
         with whoever_listens():
             click.echo(f"report: {folder / 'report.html'} ({beside} beside it)")
     print_report(report.render(run, verdict(run, today()), form, verbose, terminal_width()), closing.word, form)
+
+
+@contextlib.contextmanager
+def _or_so_far(folder: Path, form: Form, verbose: bool) -> Iterator[None]:
+    """Where the run ends without a verdict, show what it found, and leave that in every form beside the record's part.
+
+    Only a terminal is shown it: the exit code is another than that of the incomplete verdict, and a script takes the
+    two for one.
+    """
+    older = _there(folder / record.PART)
+    try:
+        yield
+    except Ended:
+        if _there(folder / record.PART) not in (None, older):
+            _show_part(folder, form, verbose)
+        raise
+
+
+def _show_part(folder: Path, form: Form, verbose: bool) -> None:
+    with contextlib.suppress(Refused):  # nothing had been planned
+        run, _ = record.load_any(folder)
+        judged = verdict(run, today())
+        with contextlib.suppress(OSError):  # a full disk, perhaps
+            for name, text in report.files(run, judged).items():
+                (folder / name).write_text(text, encoding="utf-8")
+        if form == "terminal":
+            print_report(report.render(run, judged, form, verbose, terminal_width()), judged.word, form)

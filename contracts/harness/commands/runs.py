@@ -47,7 +47,7 @@ def report(
     runs: tuple[Path, ...], form: Form, page: Path | None, earlier: Path | None, as_json: bool, verbose: bool
 ) -> None:
     """Print a recorded run as text, JUnit, Markdown (for a step summary), HTML, JSON, GitHub annotations or SARIF; of
-    several runs, the verdict of each."""
+    several runs, the verdict of each. A run that did not finish is shown as far as it came, and is incomplete."""
     form = "json" if as_json else form
     if len(runs) > 1 and form != "terminal" and page is None:
         raise refuse("form", form, f"is of one run, and there are {len(runs)}", "give one run, or --html FILE")
@@ -69,13 +69,13 @@ def report(
 
 def _recorded(path: Path, page: Path | None, earlier: Path | None) -> Recorded:
     """A run, called by its folder: seen from the page, so that the page can link to it."""
-    run, closing = record.load(path)
+    run, closing = record.load_any(path)
     if earlier is not None:
         there, ended = record.load(earlier)
         run = replace(run, baseline=baseline(there, verdict(there, day_of(ended.finished)), run.header))
     folder = path if path.is_dir() else path.parent
     label = os.path.relpath(folder, page.parent) if page is not None else str(folder)
-    return Recorded(label=label, run=run, verdict=verdict(run, day_of(closing.finished)))
+    return Recorded(label=label, run=run, verdict=verdict(run, day_of(closing.finished) if closing else today()))
 
 
 @click.command()
