@@ -32,7 +32,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from contracts.spec.codec import decode
-from contracts.spec.errors import Refusals, Refused, refuse
+from contracts.spec.errors import Refusals, Refused
 from contracts.spec.records import Deviation, Item, Violation
 
 _NUMBER = r"[-+]?(?:\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?|inf|nan)"
@@ -77,10 +77,11 @@ def load(path: Path) -> tuple[Deviation, ...]:
 
     Raises:
         Refused: when it cannot be read, is not TOML, or an entry lacks a field, has an unknown one or an empty one;
-            every fault at once. Entries that name no words are one fault, with the command that finds them.
+            every fault at once, each with the file. Entries that name no words are one fault, with the command that
+            finds them.
     """
-    declared = read(path)
     found = Refusals()
+    declared = _declared(path, found)
     silent = [f"{each.id}[{each.case}]" for each in declared if not each.says]
     if silent:
         named = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")
@@ -91,47 +92,48 @@ def load(path: Path) -> tuple[Deviation, ...]:
             "run `rankproof check` without this file, then `rankproof deviations REPORT --fill` with it writes them in",
         )
     found.raise_any()
-    return declared
+    return tuple(declared)
 
 
-def read(path: Path, *, taken: bool = True, for_files: tuple[Path, ...] = ()) -> tuple[Deviation, ...]:
+def read(path: Path, *, taken: bool = True) -> tuple[Deviation, ...]:
     """Read a deviations file whose entries may still lack their words.
 
     Args:
         taken: whether the entries that it takes from other files are among them, before its own.
-        for_files: the files that take entries from this one, if any.
 
     Raises:
         Refused: as `load`, but for missing words.
     """
+    found = Refusals()
+    declared = _declared(path, found, taken=taken)
+    found.raise_any()
+    return tuple(declared)
+
+
+def _declared(path: Path, found: Refusals, *, taken: bool = True, for_files: tuple[Path, ...] = ()) -> list[Deviation]:
+    """The entries of a file that are as they should be; `for_files` take entries from this one. What is wrong with it
+    and with the others is `found`."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise refuse(
-            "deviations", str(path), f"cannot be read: {error.strerror}", "give the path of a TOML file"
-        ) from None
+        found.add("deviations", str(path), f"cannot be read: {error.strerror}", "give the path of a TOML file")
+        return []
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of too many digits, too deep
-        raise refuse("deviations", str(path), f"is not TOML: {error}", "see docs/deviations/") from None
-    entries, others = data.pop("deviation", []), data.pop("taken", [])
-    found = Refusals()
+        found.add("deviations", str(path), f"is not TOML: {error}", "see docs/deviations/")
+        return []
+    tables = {name: data.pop(name, []) for name in ("taken", "deviation")}
     for key in data:
-        found.add("deviations", key, "is not a table of this file", "write [[deviation]] and [[taken]] tables only")
-    for name, tables in (("deviation", entries), ("taken", others)):
-        if not isinstance(tables, list) or not all(isinstance(entry, dict) for entry in tables):
-            raise refuse("deviations", name, "is no list of tables", f"write [[{name}]], with double brackets")
-    declared = []
-    for number, entry in enumerate(others if taken else (), start=1):
-        try:
-            declared += _taken(decode(_Taken, entry, name=f"taken {number}"), f"taken {number}", (*for_files, path))
-        except Refused as refused:
-            found.extend(refused)
-    for number, entry in enumerate(entries, start=1):
-        try:
-            declared.append(_entry(entry, f"deviation {number}"))
-        except Refused as refused:
-            found.extend(refused)
-    found.raise_any()
-    return tuple(declared)
+        found.add(f"{path}: {key}", data[key], "is not a table of this file", "write [[deviation]] and [[taken]] only")
+    for name, each in tables.items():
+        if not isinstance(each, list) or not all(isinstance(entry, dict) for entry in each):
+            found.add(f"{path}: {name}", each, "is no list of tables", f"write [[{name}]], with double brackets")
+            tables[name] = []
+    declared: list[Deviation] = []
+    for number, entry in enumerate(tables["taken"] if taken else (), start=1):
+        declared += _taken(entry, f"{path}: taken {number}", (*for_files, path), found)
+    for number, entry in enumerate(tables["deviation"], start=1):
+        declared += _entry(entry, f"{path}: deviation {number}", found)
+    return declared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,49 +144,65 @@ class _Taken:
     cases: tuple[str, ...]
 
 
-def _taken(taken: _Taken, name: str, files: tuple[Path, ...]) -> list[Deviation]:
+def _taken(entry: object, name: str, files: tuple[Path, ...], found: Refusals) -> list[Deviation]:
     """The entries that the last of these files takes."""
+    try:
+        taken = decode(_Taken, entry, name=name)
+    except Refused as refused:
+        found.extend(refused)
+        return []
     other = files[-1].parent / taken.file
     if other.resolve() in [each.resolve() for each in files]:
-        raise refuse(f"{name}.file", taken.file, "takes entries from itself", "name a file that has them")
-    there = read(other, for_files=files)
-    if taken.cases == ("*",):
-        return list(there)
-    found = Refusals()
-    for case in taken.cases:
-        known = any(case == f"{each.id}[{each.case}]" for each in there)
-        found.unless(known, f"{name}.cases", case, f"is no entry of {other}", "write id and case as they stand there")
-    found.raise_any()
-    return [each for each in there if f"{each.id}[{each.case}]" in taken.cases]
+        found.add(f"{name}.file", taken.file, "takes entries from itself", "name a file that has them")
+        return []
+    wrong = Refusals()
+    there = _declared(other, wrong, for_files=files)
+    if not wrong and taken.cases != ("*",):
+        for case in taken.cases:
+            known = any(case == f"{each.id}[{each.case}]" for each in there)
+            wrong.unless(
+                known, f"{name}.cases", case, f"is no entry of {other}", "write id and case as they stand there"
+            )
+    found.merge(wrong)
+    return [each for each in there if taken.cases == ("*",) or f"{each.id}[{each.case}]" in taken.cases]
 
 
-def _entry(entry: object, name: str) -> Deviation:
-    if not isinstance(entry, dict):
-        raise refuse(name, entry, "is not a table", "write [[deviation]] tables only")
+def _entry(entry: dict[str, object], name: str, found: Refusals) -> list[Deviation]:
+    """The deviation that a table declares; none where something is wrong with it."""
     expires = entry.get("expires")
     if isinstance(expires, datetime.date) and not isinstance(expires, datetime.datetime):
         entry = {**entry, "expires": expires.isoformat()}
-    deviation = decode(Deviation, entry, name=name)
-    found = Refusals()
-    for field in ("id", "case", "reason", "issue", "owner"):
-        value = getattr(deviation, field)
-        found.unless(
-            bool(value.strip()), f"{name}.{field}", value, "is empty", "say it; a reader must be able to judge"
-        )
-    if "says" in entry:
-        told = re.search(rf"[^\W\d_]{{{_LETTERS}}}", deviation.says)
-        found.unless(bool(told), f"{name}.says", deviation.says, "has no word in it, so that anything would match",
-                     "give words of the violation")  # fmt: skip
-    for each in deviation.tensors:
-        found.unless(bool(each), f"{name}.tensors", each, "is no name", "name a tensor, or a selector over names")
-    for each in deviation.versions:
-        found.unless(bool(each), f"{name}.versions", each, "is no version", "name a version, or a selector over them")
+    wrong, declared = _empty(entry, name), []
     try:
-        datetime.date.fromisoformat(deviation.expires)
-    except ValueError:
-        found.add(f"{name}.expires", deviation.expires, "is not a date", "write YYYY-MM-DD")
-    found.raise_any()
-    return deviation
+        declared = [decode(Deviation, entry, name=name)]
+    except Refused as refused:
+        wrong.extend(refused)
+    found.merge(wrong)
+    return [] if wrong else declared
+
+
+def _empty(entry: dict[str, object], name: str) -> Refusals:
+    """What says nothing in the fields of an entry that are of their type."""
+    found = Refusals()
+    texts = {field: value for field, value in entry.items() if isinstance(value, str)}
+    for field in ("id", "case", "reason", "issue", "owner"):
+        given = texts.get(field, "given")
+        found.unless(
+            bool(given.strip()), f"{name}.{field}", given, "is empty", "say it; a reader must be able to judge"
+        )
+    told = re.search(rf"[^\W\d_]{{{_LETTERS}}}", texts.get("says", "no words yet"))
+    found.unless(bool(told), f"{name}.says", texts.get("says"), "has no word in it, so that anything would match",
+                 "give words of the violation")  # fmt: skip
+    for field, kind in (("tensors", "name"), ("versions", "version")):
+        named = entry.get(field)
+        for _ in [each for each in named if each == ""] if isinstance(named, list) else ():
+            found.add(f"{name}.{field}", "", f"is no {kind}", f"give a {kind}, or a selector over them")
+    if "expires" in texts:
+        try:
+            datetime.date.fromisoformat(texts["expires"])
+        except ValueError:
+            found.add(f"{name}.expires", texts["expires"], "is not a date", "write YYYY-MM-DD")
+    return found
 
 
 def unused(deviation: Deviation, violations: Iterable[Violation]) -> list[str]:

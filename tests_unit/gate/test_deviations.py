@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -290,20 +291,23 @@ def test_an_entry_is_read_field_by_field(tmp_path: Path) -> None:
         ("2099-12-31", '"soon"', "deviation 1.expires = 'soon': is not a date"),
         ("2099-12-31", '"2099-02-30"', "deviation 1.expires = '2099-02-30': is not a date"),
         ("2099-12-31", "2099-12-31T00:00:00", "deviation 1.expires"),
+        ("2099-12-31", "7", "deviation 1.expires = 7"),
         ('owner = "o"', "", "deviation 1.*owner"),
         ('owner = "o"', 'owner = "o"\nmood = "x"', "deviation 1.mood = 'x': Deviation has no such field"),
         ('owner = "o"', 'owner = "o"\ntensors = ["wq", ""]', "deviation 1.tensors = '': is no name"),
         ('owner = "o"', 'owner = "o"\nversions = ["", "1"]', "deviation 1.versions = '': is no version"),
-        ("[[deviation]]", "[deviation]", "deviations = 'deviation': is no list of tables"),
-        ("[[deviation]]", "[[mood]]\n[[deviation]]", "deviations = 'mood': is not a table of this file"),
-        ("[[deviation]]", "taken = [1]\n[[deviation]]", "deviations = 'taken': is no list of tables"),
+        ("[[deviation]]", "[deviation]", "deviation = {.*: is no list of tables"),
+        ("[[deviation]]", "[[mood]]\n[[deviation]]", r"mood = \[{}\]: is not a table of this file"),
+        ("[[deviation]]", "taken = [1]\n[[deviation]]", r"taken = \[1\]: is no list of tables"),
         ("[[deviation]]", "[[deviation", "deviations = .*: is not TOML"),
     ],
 )
 def test_a_faulty_entry_is_refused_for_its_fault(old: str, new: str, fault: str, tmp_path: Path) -> None:
     assert ENTRY.count(old) == 1
-    with pytest.raises(Refused, match=f"^{fault}") as caught:
-        deviations.read(written(tmp_path, ENTRY.replace(old, new)))
+    file = written(tmp_path, ENTRY.replace(old, new))
+    with pytest.raises(Refused, match=f"^({re.escape(str(file))}: )?{fault}") as caught:
+        deviations.read(file)
+    assert str(file) in str(caught.value)
     assert len(caught.value.refusals) == 1
 
 
@@ -316,15 +320,25 @@ def test_two_letters_are_a_word(says: str, tmp_path: Path) -> None:
 @pytest.mark.unit
 def test_every_fault_of_a_file_is_told_with_the_number_of_its_entry(tmp_path: Path) -> None:
     first, second = ENTRY.replace('"r"', '""'), ENTRY.replace('"o"', '""').replace("2099-12-31", '"soon"')
+    third = ENTRY.replace('owner = "o"', "mood = 1").replace('"r"', '""')
+    silent = ENTRY.replace('says = "dp is #"\n', "").replace("tp2", "tp4")
     taken = '[[taken]]\nfile = "other.toml"\ncases = ["PAR-01[tp2]", "PAR-00[tp2]", "PAR-01[tp4]"]\n'
-    written(tmp_path, ENTRY, "other.toml")
-    file = written(tmp_path, f"{ENTRY}{first}{second}\n{taken}\n[[taken]]\nfile = 1\n")
+    faulty, missing = (taken.replace("other", each) for each in ("faulty", "missing"))
+    other, faulty_one = written(tmp_path, ENTRY, "other.toml"), written(tmp_path, first, "faulty.toml")
+    tables = f"mood = 1\n{ENTRY}{first}{second}{third}{silent}\n{taken}\n[[taken]]\nfile = 1\n{faulty}{missing}"
+    file = written(tmp_path, tables)
     with pytest.raises(Refused) as caught:
-        deviations.read(file)
-    fields = caught.value.fields
-    assert fields[:2] == ("taken 1.cases", "taken 1.cases")
-    assert {each.partition(".")[0] for each in fields[2:-3]} == {"taken 2"}
-    assert fields[-3:] == ("deviation 2.reason", "deviation 3.owner", "deviation 3.expires")
+        deviations.load(file)
+    own = (
+        "mood", "taken 1.cases", "taken 1.cases", "taken 2.file", "taken 2.cases", "deviation 2.reason",
+        "deviation 3.owner", "deviation 3.expires", "deviation 4.reason", "deviation 4.mood", "deviation 4.owner",
+    )  # fmt: skip
+    expected = [f"{file}: {each}" for each in own] + [f"{faulty_one}: deviation 1.reason", "deviations", "deviations"]
+    assert sorted(caught.value.fields) == sorted(expected)
+    said = str(caught.value)
+    assert f"deviations = '{tmp_path / 'missing.toml'}': cannot be read" in said
+    assert "PAR-01[tp4] say nothing of what they forgive" in said
+    assert f"is no entry of {other}" in said
 
 
 @pytest.mark.unit
@@ -356,7 +370,7 @@ def test_a_file_takes_the_entries_that_it_names_and_none_from_itself(tmp_path: P
     through = written(tmp_path, taken.format("below/second.toml"))
     assert [each.case for each in deviations.read(through)] == ["tp2", "tp8"], "a file is looked for beside its taker"
     for name in ("d.toml", "../" + tmp_path.name + "/d.toml"):
-        with pytest.raises(Refused, match=r"^taken 1\.file = .*: takes entries from itself"):
+        with pytest.raises(Refused, match=r"^.*: taken 1\.file = .*: takes entries from itself"):
             deviations.read(written(tmp_path, taken.format(name)))
     written(tmp_path, taken.format("d.toml"), "back.toml")
     with pytest.raises(Refused, match=r"takes entries from itself"):
