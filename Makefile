@@ -45,8 +45,19 @@ SELF := $(MAKE) --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
-help:  ## these lines
-	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+help:  ## these lines, with the times of docs/measurements.md
+	@awk -F ' [|] ' '
+	  FNR == NR { gsub("`", "", $$2); if (match($$3, /[0-9.]+ (h|min|s)( [0-9.]+ s)?/)) took[$$2] = substr($$3, RSTART, RLENGTH); next }
+	  /^[a-z-]+:.*## / { command = "make " $$0; sub(/:.*/, "", command); sub(/^.*## /, "") }
+	  /^## / { command = $$0; gsub(/^## |:.*/, "", command); sub(/^[^:]*: /, "") }
+	  command { printf length(command) < 18 ? "%-18s%s%s\n" : "%s\n                  %s%s\n", command, $$0, \
+	    command in took ? " [" took[command] "]" : ""; command = "" }
+	' docs/measurements.md $(MAKEFILE_LIST)
+
+# What pytest runs, in an environment that has the package and torch; the development tools bring more of it:
+## pytest -m unit: every contract of one process put to the reference, numbers included, and the suite's own tests
+## pytest -m gpu: the contracts of one GPU; without one it ends with an error
+## torchrun --nproc-per-node 4 -m pytest -m dist: every contract of several ranks; 8 ranks ask more layouts
 
 gate: $(READY)  ## a quick verdict on STACK=reference, or on any other: one process, then RANKS=4
 gate-all: $(READY) megatron-if-possible  ## test the gate, then judge all stacks and versions by everything that runs here
@@ -139,7 +150,7 @@ megatron-if-possible:
 gpu:  ## the GPU tier, its counterexamples, the benchmarks and a receipt, into reports/gpu; one CUDA device, ten minutes
 	@$(BIN)/python -m benchmarks.gpu --out reports/gpu $(GPU)
 
-machines: $(READY)  ## the reference on variations of this machine, 90 minutes; MACHINES=--quick: a few
+machines: $(READY)  ## the reference on variations of this machine; MACHINES=--quick: a few
 	@$(BIN)/python -m benchmarks.machines $(MACHINES)
 
 # For a night: what is in the journals of reports/ is not tried again as long as the source is the same.

@@ -5,6 +5,7 @@ pip itself is asked, in an environment of its own that holds a torch nightly; no
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from contracts.spec.former_name import FORMER, NAME
+from tests_unit._parties.running import environment
 
 ROOT = Path(__file__).parents[1]
 SEEDS_NIGHTLY = "2.12.0.dev20260405+cu132"  # the torch of the stack this suite was written for
@@ -275,3 +277,20 @@ def test_a_repository_with_contracts_of_its_own_has_every_form_of_the_gate(
         done = subprocess.run(command, cwd=project, env=alone, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"
         assert words in done.stdout
+
+
+@pytest.mark.unit
+def test_the_law_is_judged_without_the_development_tools_and_what_is_left_out_is_said(python: Path) -> None:
+    [there] = python.parents[1].glob("lib/python*/site-packages")
+    for name in ("pytest", "pluggy", "iniconfig", "packaging", "click", "rich", "jinja2", "markupsafe", "junitparser",
+                 "pygments", "markdown-it-py", "mdurl"):  # fmt: skip
+        distribution = importlib.metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or ()} - {".."}:
+            (there / top).symlink_to(distribution.locate_file(top))
+    words = ("-q", "-m", "unit", "-k", "PAT-01", "tests_unit/test_law.py")
+    done = subprocess.run(
+        [python, "-m", "pytest", *words, "tests_unit/pattern"], cwd=ROOT, env=environment(), capture_output=True,
+        text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert re.search(r"\n9 passed", done.stdout), done.stdout + done.stderr
+    assert "\nleft out: tests that need hypothesis, jsonschema, pytest_timeout, syrupy or xdist; " in done.stdout
