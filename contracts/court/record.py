@@ -275,8 +275,7 @@ def make_folder(folder: Path, renderings: Iterable[str] = ()) -> None:
     Raises:
         Refused: when it cannot be made or written to, and where files of these names lie beside no record of ours.
     """
-    ours = any((folder / name).exists() for name in ("run.jsonl", PART))
-    if theirs := [name for name in renderings if not ours and name != LOG and (folder / name).exists()]:
+    if theirs := [name for name in ("run.jsonl", PART, *renderings) if (folder / name).exists() and not _ours(folder)]:
         problem = f"has {', '.join(theirs)}, which no run of rankproof left there"
         raise refuse("report", str(folder), problem, "give another folder")
     try:
@@ -287,6 +286,33 @@ def make_folder(folder: Path, renderings: Iterable[str] = ()) -> None:
         (folder / PART).unlink()
     except OSError as error:
         raise refuse("report", str(folder), f"cannot be written: {error.strerror}", "give another folder") from None
+
+
+WHOLE = ("run.jsonl", "kills.json")
+"""What a run of `check` leaves, and one of `selftest`."""
+
+
+def mark(folder: Path) -> None:
+    """Leave the sign of a run beside a log whose run has no record yet, and may never have: an empty part."""
+    if not any((folder / name).exists() for name in (PART, *WHOLE)):  # in this order: a part becomes a record
+        (folder / PART).touch()
+
+
+def unmark(folder: Path) -> None:
+    """Take that sign away."""
+    if (folder / PART).exists() and not (folder / PART).stat().st_size:
+        (folder / PART).unlink()
+
+
+def _ours(folder: Path) -> bool:
+    """Whether a run of the suite wrote into a folder: by the first line of its record, or by its part."""
+    first = b'{"header":'
+    for name in ("run.jsonl", PART):
+        with contextlib.suppress(OSError), (folder / name).open("rb") as file:
+            begins = file.read(len(first))
+            if begins == first or (name == PART and not begins):
+                return True
+    return False
 
 
 @contextlib.contextmanager

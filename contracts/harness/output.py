@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from contracts.court.plain_text import cut, terminal
-from contracts.court.record import LOG
+from contracts.court.record import LOG, mark
 from contracts.spec.redaction import LineRedactor, secrets_here
 
 FILE = LOG
@@ -83,6 +83,7 @@ class Output:
         kept = self._folder is not None and self._folder.is_dir()
         if self._folder is not None and kept:
             with contextlib.suppress(OSError):  # a full disk has been told already, and has no say in the exit code
+                mark(self._folder)
                 (self._folder / FILE).write_text(text, encoding="utf-8")
         lines = text.splitlines()
         where = f"rankproof: output of the stack and of torch: {len(lines)} lines"
@@ -124,8 +125,10 @@ class Output:
         if self._folder is not None and self._saved < end and self._folder.is_dir():
             lines = bytes(self._head[self._saved : end]).decode("utf-8", "replace").splitlines(keepends=True)
             self._saved = end
-            with contextlib.suppress(OSError), (self._folder / FILE).open("a", encoding="utf-8") as file:
-                file.write("".join(map(self._redactor.line, lines)))
+            with contextlib.suppress(OSError):
+                mark(self._folder)
+                with (self._folder / FILE).open("a", encoding="utf-8") as file:
+                    file.write("".join(map(self._redactor.line, lines)))
 
     def _keep(self, data: bytes) -> None:
         room = HEAD - len(self._head)

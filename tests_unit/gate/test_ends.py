@@ -99,24 +99,32 @@ def test_a_key_that_is_not_there_is_bad_input_before_anything_runs(tmp_path: Pat
 
 def test_files_of_somebody_else_stay_where_they_are(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    for name in ("summary.md", "junit.xml", "report.html"):
-        (tmp_path / "out" / name).write_text("mine")
-    for stack in ("nosuch:X", "reference"):
-        done = shell(tmp_path, f"rp {' '.join(WORDS)} --stack {stack}")
-        assert done.returncode == USAGE, done.stdout + done.stderr
-        assert {each.name: each.read_text() for each in (tmp_path / "out").iterdir()} == dict.fromkeys(
-            ("summary.md", "junit.xml", "report.html"), "mine"
-        )
-    assert (
-        "has junit.xml, report.html, summary.md, which no run of rankproof left there"
-        in " ".join(sorted(done.stderr.replace(",", "").split()))
-        or "which no run of rankproof left there" in done.stderr
-    )
-    own = shell(
-        tmp_path,
-        "rp check --profile PAT-01 --with none --report own; rp check --profile PAT-01 --with none --report own",
-    )
-    assert own.returncode == 0, own.stderr
+    for names in (["summary.md", "junit.xml", "report.html"], ["output.log"], ["run.jsonl", "summary.md"]):
+        mine = dict.fromkeys(names, "mine")
+        for name in names:
+            (tmp_path / "out" / name).write_text("mine")
+        for line in (f"rp {' '.join(WORDS)} --stack nosuch:X", f"rp {' '.join(WORDS)} --stack reference"):
+            done = shell(tmp_path, line)
+            assert done.returncode == USAGE, done.stdout + done.stderr
+            assert {each.name: each.read_text() for each in (tmp_path / "out").iterdir()} == mine
+        assert "which no run of rankproof left there" in done.stderr
+        if names == ["output.log"]:
+            done = shell(tmp_path, "rp selftest --only PAT-01 --with none --report out")
+            assert (done.returncode, (tmp_path / "out/output.log").read_text()) == (USAGE, "mine"), done.stderr
+        for name in names:
+            (tmp_path / "out" / name).unlink()
+
+
+def test_a_folder_is_used_again_whatever_became_of_the_run_before(tmp_path: Path) -> None:
+    """Also of one that died before it had a record, and left only what its stack had printed."""
+    (tmp_path / "dies.py").write_text("import os\nprint('about to', flush=True)\nos._exit(0)\n")
+    done = shell(tmp_path, f"rp {' '.join(WORDS)} --stack dies:Dies")
+    assert done.returncode == BROKEN, done.stdout + done.stderr
+    assert "about to" in (tmp_path / "out/output.log").read_text()
+    for _ in range(2):
+        done = shell(tmp_path, f"rp {' '.join(WORDS)} --stack reference")
+        assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "out/run.jsonl.part").exists()
 
 
 def on_a_terminal(folder: Path, *words: str) -> str:
@@ -138,7 +146,7 @@ def on_a_terminal(folder: Path, *words: str) -> str:
 
 def test_the_report_begins_in_a_line_of_its_own_and_no_older_run_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    lines = [{"plan": {"items": [{"id": "A-01", "case": str(n)} for n in range(1755)]}},
+    lines = [{"header": {}}, {"plan": {"items": [{"id": "A-01", "case": str(n)} for n in range(1755)]}},
              *({"result": {"id": "A-01", "case": str(n), "outcome": "holds"}} for n in range(220))]  # fmt: skip
     (tmp_path / "out/run.jsonl.part").write_text("".join(json.dumps(each) + "\n" for each in lines))
     (tmp_path / "wrong.py").write_text(WRONG)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from contracts.contract import LAW
-from contracts.court import deviations, profiles, record
+from contracts.court import deviations, profiles, record, report
 from contracts.harness.contract_count import contract_count
 from contracts.harness.families import read_checks
 from contracts.spec.errors import Refused
@@ -79,7 +79,7 @@ DEVIATIONS: dict[str, tuple[str, str, int, str]] = {  # file, profile, exit code
 FAULTY: dict[str, tuple[str, str]] = {  # file, words of its refusal
     "malformed": ("[[deviation]\n", "is not TOML"),
     "one-table": (_entry().replace("[[deviation]]", "[deviation]"), "with double brackets"),
-    "another-table": ("[exceptions]\n", "'exceptions': is not a table of this file"),
+    "another-table": ("[exceptions]\n", "exceptions = {}: is not a table of this file"),
     "field-missing": (_entry(owner=None), "deviation 1.owner"),
     "field-unknown": (_entry(until="2027-01-01"), "until"),
     "field-of-another-type": (_entry(issue=None) + "issue = 7\n", "deviation 1.issue = 7"),
@@ -140,7 +140,7 @@ def test_the_plan_is_on_disk_before_anything_runs(runs: dict[str, Done], folder:
     out = folder / "killed/out"
     assert runs["killed"].returncode == BROKEN
     assert "ended with SIGKILL before there was a verdict" in runs["killed"].stderr
-    assert [path.name for path in out.iterdir()] == ["run.jsonl.part"]
+    assert {path.name for path in out.iterdir()} == {"run.jsonl.part", *report.FILES}
     lines: list[dict[str, Any]] = [json.loads(line) for line in (out / "run.jsonl.part").read_text().splitlines()]
     assert [next(iter(line)) for line in lines] == ["header", "plan", "result"]
     assert len(lines[1]["plan"]["items"]) == PLANNED
@@ -163,15 +163,19 @@ def test_an_interrupt_from_the_keyboard_ends_the_run_without_a_verdict(tmp_path:
     assert running.returncode == 128 + signal.SIGINT, complained
     assert "stopped by SIGINT before there was a verdict" in complained
     assert "Traceback" not in said + complained
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.jsonl.part"]
+    assert said.splitlines()[-1].startswith("INCOMPLETE: ")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"run.jsonl.part", *report.FILES}
 
 
 def test_a_run_that_was_cut_off_is_refused_by_every_reader(runs: dict[str, Done], folder: Path) -> None:
     assert runs["killed"].returncode == BROKEN
     with pytest.raises(Refused, match="holds a run that did not finish"):
         record.load(folder / "killed/out")
-    with pytest.raises(Refused, match="ends without a footer"):
+    with pytest.raises(Refused, match="holds a run that did not finish"):
         record.load(folder / "killed/out/run.jsonl.part")
+    (folder / "killed/renamed.jsonl").write_bytes((folder / "killed/out/run.jsonl.part").read_bytes())
+    with pytest.raises(Refused, match="ends without a footer"):
+        record.load(folder / "killed/renamed.jsonl")
 
 
 def test_two_workers_find_what_one_process_finds(runs: dict[str, Done], folder: Path) -> None:

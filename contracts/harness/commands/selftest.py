@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from contracts.contract import LAW, Law, Tier
-from contracts.court import pairs
+from contracts.court import pairs, record
 from contracts.court.device import refuse_absent
 from contracts.court.profiles import nearest
 from contracts.harness import detection, kill_matrix, parties, torchrun
@@ -150,6 +150,7 @@ def _whole(
             matrix = _tried(law, profile, ranks, only, folder, jobs, assistants, watched_file)
         if folder is not None:
             kill_matrix.write(folder, kill_matrix.Proof(about=about, matrix=matrix))
+            record.unmark(folder)
             (folder / PAIRS).write_text(pairs.table(LAW.contracts.values()) + "\n", encoding="utf-8")
         _show_matrix(matrix, as_json, folder)
         return EXIT_CODES[matrix.word]
@@ -193,10 +194,20 @@ def _show_figure(folders: tuple[Path, ...], folder: Path | None) -> None:
 
 
 def _forget(folder: Path | None) -> None:
-    """An older matrix must not be read as this one, whatever happens now."""
-    if folder is not None:
-        for name in (kill_matrix.FILE, output_of.FILE):
-            (folder / name).unlink(missing_ok=True)
+    """An older matrix must not be read as this one, whatever happens now.
+
+    Raises:
+        Refused: where there is a log that no run of the suite left.
+    """
+    if folder is None:
+        return
+    if (folder / output_of.FILE).exists() and not any(
+        (folder / name).exists() for name in (record.PART, *record.WHOLE)
+    ):
+        problem = f"has {output_of.FILE}, which no run of rankproof left there"
+        raise refuse("report", str(folder), problem, "give another folder")
+    for name in (kill_matrix.FILE, output_of.FILE):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _nothing_beside(option: str, others: Mapping[str, object]) -> None:
