@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from contracts import instruments
+from contracts.checks._support.folders import shared_folder
 from contracts.checks._support.fp8_calls import FP8, with_scaling
 from contracts.checks._support.small_models import LATENT_EXPERTS, Cell, cell, session
 from contracts.checks._support.step_comparison import on_one_rank
@@ -24,6 +26,7 @@ from contracts.checks._support.training_run import (
 from contracts.checks._support.transformer_layouts import cells_named
 from contracts.contract import contract
 from contracts.spec.conventions import chosen
+from contracts.spec.errors import NotOffered, Refused
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import EXACT, FLOAT32_TRANSFORMER, within
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
@@ -204,6 +207,60 @@ def the_loss_of_a_validation_is_that_of_one_rank(
     assert abs(got - want) <= bound * want, f"the loss of a validation is {got:.7g} on {world} ranks, {want:.7g} on one"
     words = _unlike(many[1], stack.train(plain).steps[1])
     assert not words, f"behind a validation on {world} ranks, {words}"
+
+
+UNEVEN: dict[str, tuple[Recipe, Execution, int, int]] = {
+    f"{name}-of-{rows}": (*RANKS[name], rows)
+    for name, rows in (("dp2", 3), ("fsdp2", 3), ("dense-dp2", 1), ("hsdp-2x2", 3), ("borrowed-ep2-fsdp", 1))
+}
+
+
+@contract(
+    "OPT-06d", asks=("built", "train"), cases=UNEVEN,
+    needs={"": ("validation", "checkpoint", "experts"), "dense-dp2-of-1": ("validation", "checkpoint")}, tier="dist",
+    conventions=("validation-mean",), source="torch: DistributedSampler; transformers: Trainer.evaluation_loop",
+)  # fmt: skip
+def a_validation_that_ranks_do_not_divide_is_whole_or_refused(
+    stack: Training, recipe: Recipe, execution: Execution, world: int, rows: int
+) -> None:
+    """The loss of a validation whose sequences the ranks do not divide is that of one rank, or the run is refused
+    before its first step, with the number of sequences.
+
+    A sampler that gives every rank as many pads with copies of the first sequences, or drops the last. A rank without a
+    sequence is missed in a collective, or refuses when the run has trained for hours.
+    """
+    if chosen(stack, "validation-mean") != "labels":
+        raise NotOffered("means of batches weigh what ranks hold, and these hold unequal numbers", "case")
+    asked = session(stack, recipe, execution, 3)
+    first, second, other = asked.batches
+    few = _rows(other, rows)
+    asked = replace(asked, steps=2, batches=(first, second), validation=(few,), validate_at=frozenset({2}))
+    alone = replace(asked, execution=Execution(precision="float32", layout=asked.execution.layout))
+    want = on_one_rank(stack, alone).steps[1].validation
+    assert want is not None, "a validation on one rank told no loss"
+    with shared_folder() as at:
+        words = _uneven(stack, replace(asked, save=str(at), save_at=frozenset({1})), want, rows)
+    assert not words, words
+
+
+def _uneven(stack: Training, asked: Session, want: float, rows: int) -> str:
+    """What is wrong with the validation of some rows, or with their refusal; asked by every rank."""
+    words = f"a validation over {rows} sequences on {asked.execution.world} ranks"
+    try:
+        got = stack.train(asked).steps[1].validation
+    except Refused as refused:
+        left = any(Path(asked.save or "").iterdir())
+        said = f"{words} is refused: {refused}"
+        return f"{said}; a step was saved by then" if left else "" if str(rows) in str(refused) else said
+    off = got is None or abs(got - want) > FLOAT32_TRANSFORMER.bound * want
+    return f"the loss of {words} is {got}, {want:.7g} on one rank" if off else ""
+
+
+def _rows(given: Tokens, number: int) -> Tokens:
+    """The first rows of a batch of whole documents."""
+    numerics = instruments.numerics
+    tokens, labels = (numerics.array(numerics.tensor(each)[:number]) for each in (given.tokens, given.labels))
+    return Tokens(tokens=tokens, labels=labels)
 
 
 def _with_few_labels(given: Tokens) -> Tokens:

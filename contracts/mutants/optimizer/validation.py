@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from contracts.mutants._support.broken import broken
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
+from contracts.stacks.reference.answers import training
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks.fp8 import Fp8Conversion, Fp8Matmul
 from contracts.stacks.reference.model.blocks.moe import Router
@@ -243,3 +245,50 @@ def leaves_gradients_unsynchronised(validate, self, batches):
         if isinstance(each, FSDPModule):
             each.set_requires_gradient_sync(False)
     return loss
+
+
+class _Draws(ParallelTrainer):
+    """Gives every rank of a validation as many sequences."""
+
+    padded = False
+
+    def share(self, batch: Batch) -> Batch:
+        members = len(self.mesh.place("rows"))
+        rows = len(batch.tokens_BT)
+        each = -(-rows // members) if self.padded else rows // members
+        order = [at % rows for at in range(each * members)]
+        return super().share(Batch(*(None if part is None else part[order] for part in batch)))  # type: ignore[arg-type]
+
+
+class _Pads(_Draws):
+    padded = True
+
+
+@mutant(of="OPT-06d", case="dp2-of-3", says="the loss of a validation over 3 sequences on 2 ranks is")
+class PadsAValidation(Spread):
+    """As DistributedSampler does: the first sequences stand in for those that are missing, and count twice."""
+
+    trains = _Pads
+
+
+@mutant(of="OPT-06d", case="fsdp2-of-3", says="the loss of a validation over 3 sequences on 2 ranks is")
+class DropsTheRestOfAValidation(Spread):
+    """As DistributedSampler(drop_last=True) does."""
+
+    trains = _Draws
+
+
+@broken(
+    training,
+    "_trained",
+    "OPT-06d[dense-dp2-of-1]: a step was saved by then",
+    "OPT-06d[hsdp-2x2-of-3]: a step was saved by then",
+)
+def opens_a_validation_late(trained, trainer, session):
+    """A validation is set up when the first one is due, and what does not fit the ranks is found as late."""
+    if not session.validation or session.steps < 2:
+        return trained(trainer, session)
+    first = trained(trainer, replace(session, steps=1, batches=session.batches[:1], validation=()))
+    given = session.batches[1:]
+    rest = trained(trainer, replace(session, steps=len(given), batches=given, weights={}, buffers={}))
+    return replace(first, steps=(*first.steps, *rest.steps))

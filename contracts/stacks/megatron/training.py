@@ -43,7 +43,7 @@ from contracts.stacks.megatron.optimizer import gradient, inner, main, optimizer
 from contracts.stacks.megatron.process_groups import parallel
 from contracts.stacks.megatron.rank_tensors import RankTensor, full_tensors, is_trained, rank_tensors_of
 from contracts.stacks.megatron.shims import mcore, older, on_the_host
-from contracts.stacks.megatron.validation import validated
+from contracts.stacks.megatron.validation import Rows, validated
 from contracts.stacks.megatron.weight_mapping import EXPERTS, cut, ours_of, theirs_of
 
 
@@ -198,11 +198,11 @@ class Trainer:
         finally:
             del self.optimizer.prepare_grads
 
-    def validated(self, batches: Iterable[Tokens]) -> float:
-        """The loss of its training script's evaluation over other batches."""
+    def validated(self, batches: list[Rows]) -> float:
+        """The loss of its training script's evaluation over this rank's rows of other batches."""
         clear_losses()
         with distributed_optimizer.weights_gathered(self.chunks):
-            return validated(self, [_share(each, self.execution) for each in batches], _token_losses)
+            return validated(self, batches, _token_losses)
 
     def passed(self, batch: Tokens, backward: bool) -> Pass:
         """One batch forward and backward; the logits are those of the output layer."""
@@ -488,11 +488,12 @@ def train(session: Session, *, distributed: bool = False) -> Trained:
         if session.load is not None:
             checkpoint.load(trainer, session.load)
         trainer.put(numerics.tensors(session.weights) | numerics.tensors(session.buffers))
+        others = [_share(each, session.execution) for each in session.validation]  # too few are refused before a step
         start, loaded = trainer.number, None
         if session.load is not None and 0 in session.at:
             nothing = Step(number=start, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
             loaded = _with_state(trainer, nothing, session.observe)
-        steps = tuple(_seen(trainer, session, index) for index in range(session.steps))
+        steps = tuple(_seen(trainer, session, index, others) for index in range(session.steps))
     return Trained(start=start, steps=steps, loaded=loaded)
 
 
@@ -523,15 +524,16 @@ def rehearsed(
     return dry_runs.rehearsal(issued, held, {name for name in held if EXPERTS in name})
 
 
-def _seen(trainer: Trainer, session: Session, index: int) -> Step:
+def _seen(trainer: Trainer, session: Session, index: int, others: list[Rows]) -> Step:
     """One step of a session, its validation, the observed state behind them, and its checkpoint."""
     number = trainer.number + 1
     observed = session.observe if not session.at or number in session.at else frozenset()
     step = trainer.step(session.batches[index], "gradients" in observed)
-    if observed - {"gradients"} or (session.validation and number in session.validate_at):
+    due = others and number in session.validate_at
+    if observed - {"gradients"} or due:
         trainer.settle()
-    if session.validation and number in session.validate_at:
-        step = replace(step, validation=trainer.validated(session.validation))
+    if due:
+        step = replace(step, validation=trainer.validated(others))
     step = _with_state(trainer, step, observed)
     if session.save is not None and number in session.save_at:
         checkpoint.save(trainer, session.save)

@@ -15,6 +15,7 @@ from torchtitan.config import Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.trainer import Trainer
 
+from contracts.spec.errors import refuse
 from contracts.stacks.torchtitan import symbols
 from contracts.stacks.torchtitan.recorded_step import Alone, Logged, RecordsGradients
 
@@ -43,6 +44,8 @@ class Rows(symbols.data_loader()):  # type: ignore[misc]
 
     def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, **_: Any) -> None:
         self.config, self.ranks, self.rank = config, dp_world_size, dp_rank
+        for rows in (len(each) for each, _ in config.given if len(each) % dp_world_size):
+            raise refuse("validation", rows, f"must be a multiple of dp ({dp_world_size})", "choose a multiple")
 
     def __iter__(self) -> Iterator[Any]:
         for tokens_BT, labels_BT in self.config.given:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -91,12 +92,14 @@ def _trained(trainer: Trainer, session: Session) -> Trained:
     if session.buffers:
         trainer.put(numerics.tensors(session.buffers), dict(trainer.model.named_buffers()), "buffers")
     start = trainer.number
+    # Too few sequences for the ranks are refused before the first step.
+    others = [trainer.share(_batch(each)) for each in session.validation]
     loaded = _loaded(trainer, session) if session.load is not None and 0 in session.at else None
-    steps = tuple(_step(trainer, session, index) for index in range(session.steps))
+    steps = tuple(_step(trainer, session, index, others) for index in range(session.steps))
     return Trained(start=start, steps=steps, loaded=loaded)
 
 
-def _step(trainer: Trainer, session: Session, index: int) -> Step:
+def _step(trainer: Trainer, session: Session, index: int, others: Sequence[Batch]) -> Step:
     """One step of a session, and what is to be seen of it."""
     number = trainer.number + 1
     seen = session.observe if not session.at or number in session.at else frozenset()
@@ -108,8 +111,8 @@ def _step(trainer: Trainer, session: Session, index: int) -> Step:
     else:
         done = trainer.next(wanted)
     validated = None
-    if session.validation and number in session.validate_at:
-        validated = trainer.validate([trainer.share(_batch(each)) for each in session.validation])
+    if others and number in session.validate_at:
+        validated = trainer.validate(others)
     if session.save is not None and number in session.save_at:
         trainer.save(session.save)
         if session.keep is not None:
