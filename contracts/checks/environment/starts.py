@@ -10,7 +10,7 @@ from contracts.checks._support.folders import folder
 from contracts.contract import contract
 from contracts.spec.devices import Devices
 from contracts.spec.presets import PRESETS
-from contracts.spec.recipe import Checkpoint, Data
+from contracts.spec.recipe import Batch, Checkpoint, Data, Dsa, Mla, Recipe
 
 TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
@@ -83,8 +83,34 @@ def a_run_that_fails_half_way_says_so(stack: Devices, there: str) -> None:
     assert str(path) in ended.words, f"where its checkpoints cannot be written no word of {path}, after {words}"
 
 
-def _text(at: Path) -> str:
+TOO_LARGE = {
+    "a-step": replace(
+        TINY, name="too-long", pattern="A", depth=1, moe=None, seq_length=2**21, hidden=16, ffn_hidden=16, heads=2,
+        kv_groups=2, qk_norm=False, mla=Mla(q_lora=4, kv_lora=4, qk_head=4, qk_rope=2, v_head=4),
+        dsa=Dsa(a_ranks=(0,), index_heads=8, index_head_dim=4, top_k=4), batch=Batch(micro=1, total=1),
+    ),
+}  # fmt: skip
+"""A model of some thousand parameters whose indexer has 2^45 scores of a sequence, which no address space holds."""
+
+
+@contract("ENV-09c", asks="started", cases=TOO_LARGE, source="F21", slow=True)
+def a_step_that_finds_no_memory_ends_the_run(stack: Devices, recipe: Recipe) -> None:
+    """A training process that finds no memory for a step takes none, names memory, and ends with an exit code other
+    than 0.
+
+    Loops that catch the error, empty a cache and go on with the next batch are common. On one rank that leaves out
+    every long sequence; on several, one rank leaves out a step that its peers take, or all train on nothing.
+    """
+    with folder() as at:
+        ended = stack.started(replace(recipe, data=Data(path=_text(at, recipe.seq_length + 1))), {}, 2)
+    words = f"{ended.steps} steps, exit code {ended.exit_code}: {ended.words[-300:]}"
+    assert ended.steps == 0, f"where no step finds memory it took {words}"
+    assert ended.exit_code != 0, f"where no step finds memory it ended after {words}"
+    assert "memory" in ended.words.lower(), f"where no step finds memory its end does not say so, after {words}"
+
+
+def _text(at: Path, size: int = 40 * TINY.seq_length) -> str:
     """The path of a text for some sequences."""
     file = at / "text"
-    file.write_bytes(bytes(3 * k % 59 for k in range(40 * TINY.seq_length)))
+    file.write_bytes(bytes(3 * k % 59 for k in range(59)) * (size // 59 + 1))
     return str(file)
