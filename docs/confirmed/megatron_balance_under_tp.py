@@ -1,6 +1,6 @@
 """With calculate_per_token_loss and sequence parallel, Megatron-Core 0.17 and 0.18 divide balance and z loss by TP.
 
-Each rank weighs them by its own tokens, and finalize_model_grads divides by those of both. Exit code 0: the fault is there.
+Each rank weighs them by its own tokens, and finalize_model_grads divides by those of both. PR 5047. Exit code 0: it is so.
 """
 import sys, tempfile
 

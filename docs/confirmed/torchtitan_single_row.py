@@ -1,5 +1,5 @@
 """Sequence parallel without expert parallel, one row: the gradient that leaves the experts is wrong, the loss right.
-torchrun --standalone --nproc-per-node 2 docs/confirmed/torchtitan_single_row.py      # torchtitan 0.3.0, on a CPU"""
+torchrun --standalone --nproc-per-node 2 docs/confirmed/torchtitan_single_row.py   # 0.3.0, on a CPU; see #4794"""
 # ruff: noqa: E402, I001
 import sys
 from types import ModuleType
