@@ -19,14 +19,15 @@ _guarded = guard.Guarded()
 
 
 def under_guard(here: Place, console: Callable[[], AbstractContextManager[object]]) -> None:
-    """Put a guard between torchrun and this process, once; in `console` the standard streams are torchrun's."""
+    """Put a guard between torchrun and this process, once; in `console` the standard streams are torchrun's. What tests
+    have started and left ends with the session."""
     global _guarded  # noqa: PLW0603  # of the process, as its guard is
     if _guarded.words >= 0:
         return
     missing = f"ranks: rank {here.rank} left with exit code 0 before its session was over"
     with console():
         _guarded = guard.stand_between(
-            parent=here.agent, orders=True, words=missing, leads=here.local_rank == 0,
+            parent=here.agent, orders=True, words=missing, leads=here.local_rank == 0, tree=True,
             agent=here.agent if here.agent_store and here.restarts_left > 0 else 0,
         )  # fmt: skip
 

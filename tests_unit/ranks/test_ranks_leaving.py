@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -71,6 +73,44 @@ def test_a_red_end_uses_no_restart_and_what_a_test_does_to_its_process_is_its_ow
     assert len(outcomes) == 5
     assert "that rank 1 forked in the call of test_red.py::test_forks came back into pytest" in run.words("test_forks")
     assert "ValueError: in the copy" in run.words("test_forks")
+
+
+LEAVES = """
+import signal, subprocess, sys
+
+def test_leaves_processes():
+    subprocess.Popen(["sleep", "300"])
+    subprocess.Popen(["sleep", "301"], start_new_session=True)
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(302)"
+    child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True, stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"deaf\\n"
+    if os.fork() == 0:  # a daemon: its parent is gone before the session is over
+        subprocess.Popen(["sleep", "303"], start_new_session=True)
+        os._exit(0)
+    os.wait()
+    assert summed(1) == 2
+
+def test_dies():
+    if RANK == 1 and os.path.exists("die"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert summed(1) == 2
+"""
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["green", "a rank dies"])
+def test_what_tests_leave_ends_with_the_session(dies: bool, tmp_path: Path) -> None:
+    if dies:
+        (tmp_path / "die").touch()
+    mark = uuid.uuid4().hex
+    conftest = f"{LEAVE}os.environ['LEFT_BY'] = {mark!r}\n"
+    run = torchrun(tmp_path, {"test_it.py": LEAVES, "conftest.py": conftest}, ranks=2, limit_s=90)
+    assert (run.code, run.outcome("test_leaves_processes")) == (int(dies), "passed"), run.output[-3000:]
+    left = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if entry.name.isdecimal() and mark.encode() in (entry / "environ").read_bytes():
+                left.append((entry / "cmdline").read_bytes())
+    assert left == []
 
 
 FULL = """
