@@ -106,6 +106,34 @@ def padding_takes_no_slot(stack: Blocks, moe: Moe, lengths: tuple[int, ...]) -> 
     assert lost, "no expert is full, and the case shows nothing"
 
 
+PACKED: dict[str, tuple[Moe, tuple[int, ...]]] = {
+    "balance-loss": (replace(SOFTMAX, aux_loss=0.3, z_loss=0.2), (7, 4, 2)),
+    "selection-bias": (replace(SIGMOID, aux_loss=0.3, z_loss=0.0), (3, 6)),
+}
+
+
+@contract("MOE-09c", asks="run_block", cases=PACKED, source="GATE-22; F06")
+def documents_change_nothing_about_padding(stack: Blocks, moe: Moe, lengths: tuple[int, ...]) -> None:
+    """A router that is told of documents beside padding gives the output, losses, gradients and counts that it gives
+    without: a row is one sequence to it, however many documents it holds.
+
+    Both say which positions belong together, and where one mask is made of the other, or stands in for it, padding
+    becomes the last document.
+    """
+    import torch
+
+    numerics = instruments.numerics
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe), len(lengths), LENGTH)
+    call = replace(call, padding=_padding(lengths))
+    documents_BT = (torch.arange(LENGTH) >= 2).long().expand(len(lengths), -1)
+    plain, packed = stack.run_block(call), stack.run_block(replace(call, documents=numerics.array(documents_BT)))
+    words = numerics.difference("y", packed.y, plain.y, FLOAT64)
+    words = words or numerics.differences("the loss", packed.losses, plain.losses, FLOAT64)
+    words = words or numerics.gradient_differences("the gradient of", packed.gradients, plain.gradients, FLOAT64)
+    words = words or numerics.difference("the counts", packed.seen["counts"], plain.seen["counts"], FLOAT64)
+    assert not words, f"told of documents beside padding, {words}"
+
+
 def _silent(call: BlockCall) -> BlockCall:
     """The call with an output gradient of zero."""
     import torch

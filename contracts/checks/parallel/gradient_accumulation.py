@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.checks._support import model_passes
+from contracts.checks._support.model_passes import EVERYTHING, WHOLE
 from contracts.checks._support.training_run import (
     AHEAD,
     DENSE,
@@ -24,7 +26,7 @@ from contracts.spec.conventions import chosen
 from contracts.spec.ladder import rung_of
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN, within
-from contracts.spec.training import Tokens, Training
+from contracts.spec.training import Execution, Tokens, Training
 
 PLAIN = replace(
     LETTERS, name="letters-without-auxiliary-losses", moe=Moe(experts=14, top_k=3, expert_hidden=20, aux_loss=0.0)
@@ -168,3 +170,36 @@ def the_sequence_length_may_change_from_step_to_step(stack: Training, recipe: Re
         (alone,) = run(stack, recipe, (each,), "gradients", weights=before.weights, microbatches=microbatches).steps
         words = instruments.numerics.gradient_differences("the gradient of", step.gradients, alone.gradients, FLOAT64)
         assert not words, f"{words} (step {step.number}, after a step of another length)"
+
+
+PASSED: dict[str, tuple[Recipe, int]] = {
+    "one-a-row": (WHOLE, 3),
+    "two-of-three-rows": (WHOLE, 2),
+    "everything": (EVERYTHING, 3),
+    "dense": (replace(DENSE, name="passed"), 3),
+}
+
+
+@contract("PAR-05l", float32=True, asks=("initial", "run_model"), cases=PASSED, needs=("microbatches",),
+          sheds=("packed",), source="F19; GATE-22")  # fmt: skip
+def a_pass_in_microbatches_is_the_pass(stack: Training, recipe: Recipe, microbatches: int) -> None:
+    """One forward and backward pass over a batch in microbatches has the logits, losses and gradients of the pass over
+    the whole batch, row by row.
+
+    An evaluation cuts a batch that does not fit. A mean of means weighs a row of one label as much as a row of twelve;
+    gradients that are not added are those of the last part.
+    """
+    weights, given = model_passes.drawn_weights(stack, recipe), model_passes.batch(recipe)
+    whole = model_passes.one_pass(stack, recipe, weights, given, backward=True)
+    execution = Execution(microbatches=microbatches, precision="float64")
+    cut = stack.run_model(recipe, execution, weights, given, True)
+    numerics = instruments.numerics
+    words = numerics.difference("the logits", cut.logits, whole.logits, FLOAT64_SCAN)
+    for depth, (got, want) in enumerate(zip(cut.mtp_logits, whole.mtp_logits, strict=True)):
+        words = words or numerics.difference(f"the logits of depth {depth}", got, want, FLOAT64_SCAN)
+    for name, want_loss in whole.losses.items():
+        told = cut.losses.get(name)
+        same = told is not None and abs(told - want_loss) <= within(1e-11) * max(1.0, abs(want_loss))
+        words = words or ("" if same else f"the loss {name} is {told}, {want_loss} whole")
+    words = words or numerics.gradient_differences("the gradient of", cut.gradients, whole.gradients, FLOAT64_SCAN)
+    assert not words, f"in {microbatches} microbatches {words}"

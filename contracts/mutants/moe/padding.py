@@ -68,3 +68,15 @@ class DeclaresSlotsOfPadding(Reference):
     """Declares that padding takes slots as tokens do, and gives it none."""
 
     conventions = {"padding-slots": "as-others"}
+
+
+@broken(
+    MoE,
+    "forward",
+    "MOE-09c[balance-loss]: told of documents beside padding, the loss aux differs",
+    "MOE-09c[selection-bias]: told of documents beside padding, the loss aux differs",
+)
+def packs_instead_of_padding(forward, self, x_BTD, packing, state):
+    """Packed rows are full, so that whoever has documents is thought to have no padding."""
+    packed = bool((packing.documents_BT != packing.documents_BT[:, :1]).any())
+    return forward(self, x_BTD, packing._replace(padding_BT=None) if packed else packing, state)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from contracts.contract import mutant
+from contracts.instruments import numerics
 from contracts.mutants._support.broken import broken
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
+from contracts.spec.training import Tokens
+from contracts.stacks.reference.answers import model
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.stack import Reference
@@ -179,3 +183,40 @@ class DividesByTheFirstCount(Trained):
         def count(self, micro: Batch) -> dict[str, Tensor]:
             self.counted = self.counted or dict(super().count(micro))
             return self.counted
+
+
+def _parts(batch: Tokens, microbatches: int) -> list[Tokens]:
+    held = {"tokens": batch.tokens, "labels": batch.labels, "documents": batch.documents}
+    cut = {name: numerics.tensor(each).chunk(microbatches) for name, each in held.items() if each is not None}
+    rows = zip(*cut.values(), strict=True)
+    return [Tokens(**dict(zip(cut, map(numerics.array, each), strict=True))) for each in rows]
+
+
+@broken(
+    model, "forward_pass", "PAR-05l[dense]: in 3 microbatches the logits has shape (1, 13, 61), expected (3, 13, 61)"
+)
+def returns_in_its_first_turn(forward_pass, built, execution, batch, *, backward):
+    """The loop over microbatches ends with the first of them."""
+    (first, *_), alone = _parts(batch, execution.microbatches), replace(execution, microbatches=1)
+    return forward_pass(built, alone, first, backward=backward)
+
+
+@broken(
+    model,
+    "forward_pass",
+    "PAR-05l[two-of-three-rows]: in 2 microbatches the loss lm is",
+    "PAR-05l[everything]: in 3 microbatches the loss",
+)
+def averages_the_losses_of_a_pass(forward_pass, built, execution, batch, *, backward):
+    """Each part of a pass has a mean over its own labels, and the means are averaged."""
+    whole, alone = forward_pass(built, execution, batch, backward=backward), replace(execution, microbatches=1)
+    each = [forward_pass(built, alone, part, backward=False).losses for part in _parts(batch, execution.microbatches)]
+    return replace(whole, losses={name: sum(losses[name] for losses in each) / len(each) for name in whole.losses})
+
+
+@broken(model, "forward_pass", "PAR-05l[one-a-row]: in 3 microbatches the gradient of")
+def keeps_the_gradients_of_the_last_part(forward_pass, built, execution, batch, *, backward):
+    """Gradients are cleared in front of each part."""
+    whole, alone = forward_pass(built, execution, batch, backward=backward), replace(execution, microbatches=1)
+    last = forward_pass(built, alone, _parts(batch, execution.microbatches)[-1], backward=backward)
+    return replace(whole, gradients=last.gradients)
