@@ -178,6 +178,36 @@ def test_a_comparison_that_a_stack_replaces_while_it_is_asked_ends_the_gate(plac
     assert not (place / "out/run.jsonl").exists()
 
 
+BLIND = {
+    "distance": "diff.distance = lambda one, other: 0.0", "loss": "diff._Phases.loss = lambda self, step: []",
+    "gradient": "diff._Phases.gradients = lambda self, step: []",
+    "rate": "diff._Phases.settings = lambda self, step: []",
+    "update": "diff._Phases.updates = lambda self, step: []", "floor": "diff.UNITS = float('inf')",
+    "all": "diff._Phases.walk = lambda self, steps: ((), '')",
+}  # fmt: skip
+
+
+@numbers
+@pytest.mark.parametrize("how", BLIND)
+def test_a_diff_that_would_see_nothing_is_broken(how: str, place: Path) -> None:
+    asked = ("from contracts.harness.cli import main\nfrom contracts.observe import diff, trace\n"
+             f"trace.read = lambda folder: None\n{BLIND[how]}\nmain(['diff', 'one', 'other'])")  # fmt: skip
+    done = python(place, "-c", asked)
+    assert done.returncode == EXIT_CODES["broken"], done.stdout + done.stderr
+    assert done.stderr.startswith("rankproof: this process would not see a difference"), done.stderr
+    assert done.stdout == ""
+
+
+@numbers
+def test_a_diff_shows_its_power_in_no_time() -> None:
+    import timeit
+
+    from contracts.observe import power as of_diff
+
+    assert of_diff.lost() == ""
+    assert min(timeit.repeat(of_diff.lost, number=1, repeat=20)) < 0.03
+
+
 LEFT = {
     "meta": "torch.set_default_device('meta')", "float64": "torch.set_default_dtype(torch.float64)",
     "inference": "torch.inference_mode().__enter__()", "no-grad": "torch.set_grad_enabled(False)",
@@ -188,9 +218,10 @@ LEFT = {
 @numbers
 @pytest.mark.parametrize("what", LEFT)
 def test_what_a_stack_leaves_of_torch_costs_no_power(what: str, place: Path) -> None:
-    asked = f"import torch\n{LEFT[what]}\nfrom contracts.harness import power\nprint([power.lost(numbers=True)])"
+    imports = "from contracts.harness import power\nfrom contracts.observe import power as of_diff\n"
+    asked = f"import torch\n{LEFT[what]}\n{imports}print([power.lost(numbers=True), of_diff.lost()])"
     done = python(place, "-c", asked)
-    assert done.stdout == "['']\n", done.stdout + done.stderr
+    assert done.stdout == "['', '']\n", done.stdout + done.stderr
 
 
 @numbers

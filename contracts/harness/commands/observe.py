@@ -14,6 +14,7 @@ import click
 from contracts.contract import LAW
 from contracts.court import deviations as deviations_file
 from contracts.court import profiles, record, report
+from contracts.court.party import Broken
 from contracts.court.plain_text import terminal
 from contracts.harness import output
 from contracts.harness.commands._errors import (
@@ -112,6 +113,7 @@ def diff(
 
     Exit codes: 0 equal up to rounding, 1 different, 3 not comparable.
     """
+    from contracts.observe import power
     from contracts.observe.diff import compare, lines  # torch, which `rankproof --help` does not need
     from contracts.observe.merged import Merged
     from contracts.observe.pairing import renamed
@@ -119,6 +121,8 @@ def diff(
 
     one, two = read(reference), read(other)
     two = renamed(two, renames, one) if renames else two
+    if blind := power.lost():
+        raise Broken(f"this process would not see a difference, so that its answer would say nothing: {blind}")
     whole, again = Merged(one, behind), [Merged(read(each), behind) for each in repeats]
     found = compare(whole, Merged(two), again)
     if as_json:
