@@ -1,8 +1,13 @@
-"""`explain` leads to the lines of a contract and to commands that judge it, for every contract."""
+"""`explain` leads to the lines of a contract and to commands that judge it, for every contract; so does every other
+command that a message prints."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -10,11 +15,16 @@ import pytest
 
 from contracts.contract import LAW, Contract, Law
 from contracts.court import profiles
+from contracts.court.telling import rerun
 from contracts.harness import places
 from contracts.harness.cli import main
 from contracts.harness.families import read_checks, read_mutants
-from contracts.spec.records import EXIT_CODES
+from contracts.harness.gate import Gate
+from contracts.instruments import accelerator
+from contracts.spec.records import EXIT_CODES, Item, Plan, Result
+from contracts.stacks.reference.stack import Reference
 from tests_unit._parties.running import ROOT, rankproof
+from tests_unit.gate._reported import GREEN
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.unit
@@ -49,6 +59,84 @@ def test_the_commands_that_explain_prints_judge_the_contract() -> None:
               for case in ("", *contract.cases)}  # fmt: skip
     assert len(faults) > 3000
     assert {item: fault for item, fault in faults.items() if fault} == {}
+
+
+def _reruns(contract: Contract, case: str) -> Iterator[str]:
+    """The command lines that a report and the gate print about one item."""
+    item = Item(id=contract.id, case=case)
+    gate = Gate(subject=Reference(), origin="reference", assistants=(), profile=contract.id, plan=Plan(items=(item,)))
+    yield rerun(GREEN, Result(id=item.id, case=case, outcome="violated"))
+    for words in (gate.missing_ranks(item), gate.missing_device(item)):
+        yield from re.findall(r"`(rankproof [^`]+)`", words)
+
+
+def test_every_item_s_own_commands_judge_that_item_on_ranks_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "name", lambda: None)
+    told, faults = 0, []
+    for contract in LAW.contracts.values():
+        law = Law()
+        law.contracts = {contract.id: contract}
+        several = contract.tier == "dist" and not contract.of_the_court
+        for case in contract.asked:
+            for line in _reruns(contract, case):
+                told += 1
+                asked = _parsed(line).params
+                ranks = contract.ranks(case) if several else 1
+                if [each.case for each in profiles.plan(law, asked["profile"]).items] != [case] or not (
+                    max(2, ranks) <= (asked["ranks"] or 0) if several else asked["ranks"] is None
+                ):
+                    faults.append(line)
+    assert told > 5000
+    assert faults == []
+
+
+_TARGETS = {*re.findall(r"^([a-z-]+)[a-z -]*:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)}
+_VARIABLES = {*re.findall(r"\b([A-Z]+) \?=", (ROOT / "Makefile").read_text(encoding="utf-8"))}
+_PRINTED = re.compile(
+    r"`((?:rankproof|make|torchrun|python -m) [^`\n]*)|((?<!`)\brankproof (?:[a-z-]+) [^`\n]*--[^`\n]*)"
+)
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    """Every text of a module; what is filled in is a `?`."""
+    joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in joined for part in node.values}
+    for node in joined:
+        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "?" for part in node.values)
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in parts:
+            yield each.value
+
+
+def _unknown(line: str) -> list[str]:
+    """What there is not of a command that a message names."""
+    program, *words = line.split()
+    if program == "torchrun":
+        return []  # by its parser, where the command is whole: tests_unit/ranks
+    if program == "make":
+        unknown = [each for each in words[:1] if each.rstrip("?") not in _TARGETS]
+        return unknown + [each for each in re.findall(r"\b([A-Z]+)=", line) if each not in _VARIABLES]
+    if program == "python":
+        return [words[1]] if len(words) > 1 and importlib.util.find_spec(words[1]) is None else []
+    command = main.commands.get(words[0])
+    if command is None:
+        return [words[0]]
+    known = {"-h", "--help"}.union(*([*each.opts, *each.secondary_opts] for each in command.params))
+    before = words[: words.index("-m") if "-m" in words else None]
+    return [each for each in before[1:] if each.startswith("--") and each.partition("=")[0].rstrip(".,;)") not in known]
+
+
+def test_every_command_that_a_message_names_exists_with_its_options() -> None:
+    found = {}
+    for folder in ("contracts", "rankproof"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            if file.parent.name not in ("gate", "argv"):  # whose cases are commands that are none
+                tree = ast.parse(file.read_text(encoding="utf-8"))
+                for text in _texts(tree):
+                    for quoted, plain in _PRINTED.findall(text):
+                        found[f"{file.relative_to(ROOT)}: {quoted or plain}"] = _unknown(quoted or plain)
+    assert len(found) > 40
+    assert {where: unknown for where, unknown in found.items() if unknown} == {}
 
 
 def _line(place: str) -> str:
