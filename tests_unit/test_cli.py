@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 from dataclasses import replace
@@ -218,7 +219,8 @@ def runs(folder: Path) -> dict[str, Done]:
 def test_the_installed_command_runs(tmp_path: Path) -> None:
     done = subprocess.run([RANKPROOF, "--version"], cwd=tmp_path, env=environment(), capture_output=True, text=True,
                           check=True)  # fmt: skip
-    assert done.stdout.startswith("rankproof, version ")
+    said = r"rankproof \d+\.\d+\.\d+, revision \S+, law 20\d\d\.\d\d\S*, torch \S.*, Python 3\.\d+\.\d+\n"
+    assert re.fullmatch(said, done.stdout)
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)
@@ -326,7 +328,8 @@ def test_explain_tells_promise_story_cases_mutants_and_how_to_see_it_fail(runs: 
     for words in ("TOPO-02\n", "world size divided by every other axis", "asks       topology",
                   "check      contracts/checks/topology/", "    contracts/mutants/topology/mesh_sizes.py:",
                   "reference  topology: contracts/stacks/reference/stack.py:", "pp13-on-52: ",
-                  "(docs/sources.md#bringup): effective DP under PP", "mutants it must catch",
+                  "(docs/sources.md#bringup): effective DP under PP", "time       ", "6 cases\n",
+                  " mutants that it must catch",
                   "forgets_pipeline (DPS-01)", "rankproof selftest --only TOPO-02"):  # fmt: skip
         assert words in said
     assert "Not judged yet: " in runs["explain-untested"].stdout

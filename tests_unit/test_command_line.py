@@ -62,7 +62,7 @@ def test_an_item_of_a_report_can_be_pasted(tmp_path: Path) -> None:
     assert code == 0
     assert text.splitlines()[0] == ITEM
     assert f"rankproof check --stack reference --ranks 2 --profile '{ITEM}'" in text
-    assert [line.split(":")[0].strip() for line in text.split("\ncases\n")[1].split("\n\n")[0].splitlines()] == [
+    assert [line.split(":")[0].strip() for line in text.split(" cases\n")[1].split("\n\n")[0].splitlines()] == [
         "tp2-sp@pairs"
     ]
     assert said("list", "--profile", ITEM)[1].startswith("PAR-01e ")
@@ -117,7 +117,9 @@ def test_a_probe_tells_in_json_what_holds_and_what_to_answer_next(tmp_path: Path
 def test_every_command_stands_in_one_group_of_the_help() -> None:
     code, text = said("--help")
     assert code == 0
-    assert sorted(each.name or "" for group in GROUPS.values() for each in group) == sorted(main.commands)
+    assert sorted(name for group in GROUPS.values() for name in group) == sorted(main.commands)
+    assert all(command.name == name for group in GROUPS.values() for name, (command, _) in group.items())
+    assert all(len(told) <= 54 for group in GROUPS.values() for _, told in group.values())
     assert all(f"{title}:" in text for title in GROUPS)
     assert "Exit codes: 0 conformant" in " ".join(text.split())
 

@@ -279,18 +279,43 @@ def test_a_repository_with_contracts_of_its_own_has_every_form_of_the_gate(
         assert words in done.stdout
 
 
-@pytest.mark.unit
-def test_the_law_is_judged_without_the_development_tools_and_what_is_left_out_is_said(python: Path) -> None:
+@pytest.fixture
+def bare(python: Path) -> Path:
+    """An environment with what the core requires, and neither torch nor development tools."""
     [there] = python.parents[1].glob("lib/python*/site-packages")
     for name in ("pytest", "pluggy", "iniconfig", "packaging", "click", "rich", "jinja2", "markupsafe", "junitparser",
                  "pygments", "markdown-it-py", "mdurl"):  # fmt: skip
         distribution = importlib.metadata.distribution(name)
         for top in {file.parts[0] for file in distribution.files or ()} - {".."}:
             (there / top).symlink_to(distribution.locate_file(top))
+    return python
+
+
+@pytest.mark.unit
+def test_the_law_is_judged_without_the_development_tools_and_what_is_left_out_is_said(bare: Path) -> None:
     words = ("-q", "-m", "unit", "-k", "PAT-01", "tests_unit/test_law.py")
     done = subprocess.run(
-        [python, "-m", "pytest", *words, "tests_unit/pattern"], cwd=ROOT, env=environment(), capture_output=True,
+        [bare, "-m", "pytest", *words, "tests_unit/pattern"], cwd=ROOT, env=environment(), capture_output=True,
         text=True, check=False, timeout=120,
     )  # fmt: skip
     assert re.search(r"\n9 passed", done.stdout), done.stdout + done.stderr
     assert "\nleft out: tests that need hypothesis, jsonschema, pytest_timeout, syrupy or xdist; " in done.stdout
+
+
+@pytest.mark.unit
+def test_a_command_that_needs_torch_says_so_and_what_does_not_goes_on(bare: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    needs = ("observe --out runs/a train.py", "diff a b", "traffic tiny-nam56r")
+    for words, code in (
+        *((each, 2) for each in needs),
+        ("explain PAT-01", 0),
+        ("explain BLK-01a", 0),
+        ("--version", 0),
+    ):
+        done = subprocess.run([bare, "-m", "rankproof", *words.split()], cwd=tmp_path, env=environment(),
+                              capture_output=True, text=True, check=False, timeout=60)  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "torch" in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        assert ("rankproof: torch is not installed" in done.stderr) == (code == 2)
+    assert "torch not installed" in done.stdout

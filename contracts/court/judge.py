@@ -23,7 +23,7 @@ from contracts.court import party as asking
 from contracts.court.deadline import Overdue, deadline
 from contracts.court.party import Broken, OnTheStand, words_of
 from contracts.spec import interpreter
-from contracts.spec.errors import MOST_REFUSALS, Moved, NotOffered, Refused, Unreachable
+from contracts.spec.errors import MOST_REFUSALS, Moved, NotOffered, Refused, Unreachable, install_by
 from contracts.spec.lacks import Lack
 from contracts.spec.records import EXIT_CODES, Fate, Kill, Outcome, Result, Violation
 from contracts.spec.stack import Party, questions
@@ -171,7 +171,8 @@ def _of_the_check(error: BaseException) -> bool:
 def remedy_for(missing: Iterable[str]) -> str:
     """What a user does so that somebody answers these questions."""
     if {"read_argv", "read_pattern"} & set(missing):
-        return "make Megatron-Core available with `make megatron` and ask it by --with megatron"
+        command = install_by("make megatron", "pip install 'rankproof[megatron]'")
+        return f"make Megatron-Core available with `{command}` and ask it by --with megatron"
     return "name one that does with --with"
 
 

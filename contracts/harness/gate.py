@@ -156,7 +156,7 @@ class Gate:
         """Why an item of the gpu tier cannot be judged here; empty when it can be, and for every other tier."""
         if LAW.contracts[item.id].tier != "gpu" or accelerator.name() is not None:
             return ""
-        return f"torch sees no CUDA device: where one is, `rankproof check --profile '{item}'` or `make gpu`"
+        return f"torch sees no CUDA device: where one is, `rankproof check --profile '{item}'`"
 
     def add(self, result: Result) -> None:
         """Take a result in; it is on disk before the next one starts."""

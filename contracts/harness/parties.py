@@ -71,6 +71,8 @@ BY_NAME: Mapping[str, Callable[[], Party]] = {
 }
 """The parties that ship here. A further one is a file under `stacks/` and a line in this table."""
 
+VERSIONED = frozenset({"megatron", "megatron-distributed-optimizer", "torchtitan", "transformers"})
+"""Those that `NAME==VERSION` asks for one version."""
 NO_ONE = "none"
 
 
@@ -107,7 +109,25 @@ class Absent:
         self.name = name
 
 
+def refuse_unknown(name: str) -> None:
+    """Refuse a name that leads nowhere by its form, without importing anything.
+
+    Raises:
+        Refused: with the name that may be meant.
+    """
+    head, _, version = name.partition("==")
+    module, _, attribute = name.partition(":")
+    if name in BY_NAME or (version and head in VERSIONED) or (module and attribute):
+        return
+    known = ", ".join([*BY_NAME, "megatron==VERSION", "launched:COMMAND", "package.module:Name"])
+    near = difflib.get_close_matches(head.lower(), BY_NAME, n=1)
+    module, _, attribute = name.rpartition(".")
+    meant = f"{near[0]!r}" if near else f"'{module}:{attribute}'" if module and attribute.isidentifier() else ""
+    raise refuse("stack", name, "is not a stack", f"use one of {known}{f'; did you mean {meant}?' if meant else ''}")
+
+
 def _load(name: str) -> Party:
+    refuse_unknown(name)
     if name in BY_NAME:
         return BY_NAME[name]()
     head, _, rest = name.partition("==")
@@ -128,13 +148,7 @@ def _load(name: str) -> Party:
         from contracts.stacks.launched import Launched
 
         return Launched(tuple(shlex.split(rest)))
-    if head and rest:
-        return _imported(name, head, rest)
-    known = ", ".join([*BY_NAME, "megatron==VERSION", "launched:COMMAND", "package.module:Name"])
-    near = difflib.get_close_matches(name.partition("==")[0].lower(), BY_NAME, n=1)
-    module, _, attribute = name.rpartition(".")
-    meant = f"{near[0]!r}" if near else f"'{module}:{attribute}'" if module and attribute.isidentifier() else ""
-    raise refuse("stack", name, "is not a stack", f"use one of {known}{f'; did you mean {meant}?' if meant else ''}")
+    return _imported(name, head, rest)
 
 
 def assistants(subject: Party, named: tuple[str, ...], *, quick: bool) -> tuple[tuple[str, Party], ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from contracts.spec.lacks import Lack
 
@@ -88,6 +89,11 @@ class Unreachable(Exception):
     If a stack or an assistant raises it, the case is broken. If a check raises it (say, a package is not installed),
     the case was not run.
     """
+
+
+def install_by(make: str, pip: str) -> str:
+    """The command that installs what is missing: make's in a checkout of this repository, pip's where there is none."""
+    return make if (Path(__file__).parents[2] / "Makefile").is_file() else pip
 
 
 def refuse(field: str, value: object, problem: str, remedy: str) -> Refused:

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ParamSpec
 
@@ -79,7 +80,13 @@ def told(work: Callable[[], int | None]) -> int:
     except Stopped as error:
         click.echo(f"rankproof: {error}", err=True)
         return error.exit_code
-    except (Broken, Ended) as error:
+    except (Broken, Ended, ModuleNotFoundError) as error:
+        missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+        if getattr(missing, "name", None) == "torch" and find_spec("torch") is None:
+            _say("torch is not installed, and this command needs it: `pip install torch`, as a training run has it")
+            return USAGE_ERROR
+        if isinstance(error, ModuleNotFoundError):
+            raise
         _say(str(error))
         return EXIT_CODES["broken"]
 

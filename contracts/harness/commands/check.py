@@ -116,6 +116,8 @@ def check(
     """Put a stack under test and print the verdict."""
     if python is not None:
         checkout.in_interpreter(python, sys.argv[1:])
+    for name in (stack, *(each for each in assistants if each != parties.NO_ONE)):
+        parties.refuse_unknown(name)
     launchers.leave(os.environ)  # inside a job, too, this command starts what it judges by itself
     if at is not None and (sides := checkout.sides(at)) is not None:
         sys.exit(_change.judged(sides, folder, "json" if as_json else form, baseline))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
@@ -109,21 +111,49 @@ def _explained(contract: Contract, only: str) -> None:
         click.echo(f"\n{contract.story}")
     source = "\n           ".join(sources.explained(contract.source))
     click.echo(f"\nsource     {source}\nasks       {', '.join(contract.asks)}\ntier       {contract.tier}")
-    read_mutants([contract.id])
     click.echo(f"check      {places.place(contract.check)}")
     for asked, where in places.answers(contract).items():
         click.echo(f"{'gate' if contract.of_the_court else 'reference':<10} {asked}: {where}")
-    for name, where in places.guarded(contract).items():
-        click.echo(f"{'guards':<10} {name}: {where}")
-    click.echo("\ncases")
+    click.echo(f"time       {_time(contract)}")
+    click.echo(f"\n{_number(len(contract.cases), 'case')}")
     for case, arguments in contract.asked.items() if "@" in only else contract.cases.items():
         if only in ("", case):
             click.echo(f"  {case}: {', '.join(short(argument) for argument in arguments)}")
             if rungs := contract.rungs(case) if case in contract.cases else ():
                 click.echo(f"    on leaner recipes: {', '.join(rungs)}")
-    click.echo("\nmutants it must catch")
-    for mutant in LAW.mutants_of(contract.id):
+    if find_spec("torch") is None:
+        click.echo("\nthe mutants that it must catch are shown where torch is installed")
+    else:
+        _mutants(contract)
+    click.echo("\n  ".join(("\nreproduce", *places.commands(contract, only))))
+
+
+def _mutants(contract: Contract) -> None:
+    """What of the reference they change, then what each is and says."""
+    read_mutants([contract.id])
+    mutants, guarded = LAW.mutants_of(contract.id), places.guarded(contract)
+    click.echo(f"\n{_number(len(mutants), 'mutant')} that it must catch")
+    for name, where in guarded.items():
+        click.echo(f"  guards {name}: {where}")
+    for mutant in mutants:
         bugs = f" ({', '.join(mutant.bugs)})" if mutant.bugs else ""
         click.echo(f"  {mutant.name}{bugs}: {mutant.story.splitlines()[0]}\n    in {mutant.case}, says: {mutant.says}")
         click.echo(f"    {places.of_mutant(mutant)}")
-    click.echo("\n  ".join(("\nreproduce", *places.commands(contract, only))))
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _time(contract: Contract) -> str:
+    """What it took where it was judged last, or what the law says of it."""
+    folder = Path("reports/last")
+    try:
+        lines = (folder / "run.jsonl").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    rows = [json.loads(each) for each in lines if each.startswith(f'{{"result":{{"id":"{contract.id}",')]
+    took = [row["result"]["seconds"] for row in rows]
+    if took:
+        return f"{sum(took):.2g} s for {_number(len(took), 'case')} in {folder}"
+    return "more than some seconds a case" if contract.slow else "at most some seconds a case"

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from contracts.spec.abilities import Abilities
-from contracts.spec.errors import Moved, NotOffered, Refused, Unreachable
+from contracts.spec.errors import Moved, NotOffered, Refused, Unreachable, install_by
 from contracts.spec.records import Answering
 from contracts.spec.topology import Layout
 from contracts.stacks.kit.answering import JUDGE, answering, version_of
@@ -45,10 +45,9 @@ def present(package: str, wanted: str | None, newest: str, command: str) -> str:
     if found is not None and wanted in (None, found):
         return found
     here, other = f"{package} {found}" if found else f"no {package}", wanted or newest
-    raise Unreachable(
-        f"there is {here} in this interpreter: `{command.format(other)}` makes one for {other}, and its bin/rankproof "
-        "judges it"
-    )
+    make = f"`{command.format(other)}` makes one for {other}, and its bin/rankproof judges it"
+    pip = f"`pip install {package}=={other}`, or name the interpreter that has it by --python"
+    raise Unreachable(f"there is {here} in this interpreter: {install_by(make, pip)}")
 
 
 def labels(said: Mapping[str, str], version: str, tried: Iterable[str]) -> dict[str, str]:

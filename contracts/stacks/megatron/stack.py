@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.spec.abilities import Abilities
-from contracts.spec.errors import NotOffered, Unreachable
+from contracts.spec.errors import NotOffered, Unreachable, install_by
 from contracts.spec.stack import questions
 from contracts.stacks.kit.answering import JUDGE, answering, version_of
 from contracts.stacks.kit.versions import FallingBack, labels
@@ -74,7 +74,8 @@ class Megatron:
         chosen = version or own or (max(found, key=_order) if found else VERSIONS[-1])
         if chosen not in found:
             other = "" if chosen in VERSIONS else f" MEGATRON={chosen}"
-            raise Unreachable(f"Megatron-Core {chosen} is not installed: make it with `make megatron{other}`")
+            command = install_by(f"make megatron{other}", f"pip install megatron-core=={chosen}")
+            raise Unreachable(f"Megatron-Core {chosen} is not installed: make it with `{command}`")
         self._worker = _worker(found[chosen], chosen == own)
         if self._worker.version != chosen:
             raise Unreachable(f"{found[chosen]} has Megatron-Core {self._worker.version}, not {chosen}")

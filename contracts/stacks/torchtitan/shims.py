@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from contracts.spec.errors import Unreachable
+from contracts.spec.errors import Unreachable, install_by
 
 if TYPE_CHECKING:
     import torch
@@ -70,13 +70,16 @@ KERNELS = ("torchtitan.distributed.minimal_async_ep.kernels", "torchtitan.models
 """Modules of 0.3.0 and 0.2.2 that import triton when they are imported."""
 
 
+INSTALL = install_by("make titan", "pip install torchtitan")
+
+
 def without_triton() -> None:
     """Replace the modules of triton kernels by modules whose functions refuse to be called."""
     if importlib.util.find_spec("triton") is not None:
         return
     found = importlib.util.find_spec("torchtitan")  # does not import it: 0.2.2 needs triton at its first line
     if found is None or found.origin is None:
-        raise Unreachable("could not reach torchtitan; `make titan` installs it")
+        raise Unreachable(f"could not reach torchtitan; `{INSTALL}` installs it")
     root = Path(found.origin).parent.parent
     for name in KERNELS:
         source = root / f"{name.replace('.', '/')}.py"
@@ -295,7 +298,7 @@ def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise Unreachable(f"could not reach {name}: {error}; `make titan` installs torchtitan") from None
+        raise Unreachable(f"could not reach {name}: {error}; `{INSTALL}` installs torchtitan") from None
 
 
 def apply() -> None:
