@@ -72,9 +72,9 @@ def rerun_words(run: Run) -> list[str]:
 
 
 def ranks_words(item: Item) -> list[str]:
-    """`--ranks N` for an item that several ranks judge."""
+    """`--ranks N` for an item that several ranks judge; the court starts ranks of its own."""
     contract = LAW.contracts.get(item.id)  # None where a record is read without the contracts
-    if contract is None or contract.tier != "dist" or item.case not in contract.asked:
+    if contract is None or contract.tier != "dist" or contract.of_the_court or item.case not in contract.asked:
         return []
     return ["--ranks", str(max(2, contract.ranks(item.case)))]
 
