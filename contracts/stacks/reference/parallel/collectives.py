@@ -171,7 +171,8 @@ class _CopyToRanks(torch.autograd.Function):
 class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        return sum_over_ranks(x, group)
+        held = sum_over_ranks(x, group)
+        return held.view_as(held)  # compiled by 2.11, what changed in place gets no gradient (pytorch#180642)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
