@@ -49,10 +49,8 @@ class TokenDispatcher(nn.Module):
         if self.sharers is None:
             return routed(x_BTD, routing, dropped_BTK)
         x_ND, gates_NK = x_BTD.flatten(0, 1), routing.gates_BTK.flatten(0, 1)
-        mine = routing._replace(
-            experts_BTK=own_rows(routing.experts_BTK.flatten(0, 1), self.sharers)[None],
-            gates_BTK=split_rows(gates_NK, self.sharers)[None],
-        )
+        experts = own_rows(routing.experts_BTK.flatten(0, 1), self.sharers)[None]
+        mine = Routing(experts, split_rows(gates_NK, self.sharers)[None], routing.counts_E, routing.losses)
         dropped = own_rows(dropped_BTK.flatten(0, 1), self.sharers)[None]
         y_SD = routed(split_rows(x_ND, self.sharers)[None], mine, dropped)[0]
         return gather_rows(y_SD, len(x_ND), self.sharers).view(x_BTD.shape)

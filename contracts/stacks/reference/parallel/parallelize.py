@@ -145,6 +145,6 @@ def share_losses(moe: MoE, group: Group, ranks: int) -> None:
     moe.router.sequence = lambda fraction_BE: sum_over_ranks(within(fraction_BE), group) / ranks
 
     def parts(_: nn.Module, args: object, out: Output) -> Output:
-        return out._replace(losses={name: loss / ranks for name, loss in out.losses.items()})
+        return Output(out.y_BTD, {name: loss / ranks for name, loss in out.losses.items()}, out.state, out.seen)
 
     moe.register_forward_hook(parts)

@@ -146,7 +146,7 @@ class TensorParallel:
 
         def behind(_: nn.Module, args: tuple[Any, ...], out: Output) -> Output:
             losses = {name: scale_gradient(loss, 1 / self.size) for name, loss in out.losses.items()}
-            return out._replace(y_BTD=self.leave(out.y_BTD), losses=losses)
+            return Output(self.leave(out.y_BTD), losses, out.state, out.seen)
 
         mixer.register_forward_pre_hook(before)
         mixer.register_forward_hook(behind)
