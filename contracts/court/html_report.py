@@ -104,7 +104,7 @@ def page(run: Run, verdict: Verdict) -> str:
         device=device_line(run),
         compared_items=_COMPARED,
         rerun=lambda result: rerun(run, result),
-        ranks=lambda result: " ".join(ranks_words(result.item)),
+        ranks=lambda result: " ".join(ranks_words(result.item, run.header.ranks)),
         identity=id,
         family_of=family_of,
         by_id=by_id,

@@ -60,7 +60,7 @@ def rerun(run: Run, result: Result) -> str:
     words = rerun_words(run)
     if result.outcome == "not run" and (lacked := _WITH.search(result.words)) and lacked["who"] not in words:
         words += ["--with", lacked["who"]]
-    return shlex.join([*words, "--profile", str(result.item), *ranks_words(result.item)])
+    return shlex.join([*words, "--profile", str(result.item), *ranks_words(result.item, run.header.ranks)])
 
 
 def rerun_words(run: Run) -> list[str]:
@@ -71,10 +71,12 @@ def rerun_words(run: Run) -> list[str]:
     return ["rankproof", "check", "--stack", run.header.subject.origin, *device, *_kept(run.header.command)]
 
 
-def ranks_words(item: Item) -> list[str]:
-    """`--ranks N` for an item that several ranks judge; the court starts ranks of its own."""
-    contract = LAW.contracts.get(item.id)  # None where a record is read without the contracts
-    if contract is None or contract.tier != "dist" or contract.of_the_court or item.case not in contract.asked:
+def ranks_words(item: Item, judged: int = 1) -> list[str]:
+    """`--ranks N` for an item that several ranks judge: as many as judged it, if the contract is not read here."""
+    contract = LAW.contracts.get(item.id)
+    if contract is None:
+        return ["--ranks", str(judged)] if judged > 1 else []
+    if contract.tier != "dist" or contract.of_the_court or item.case not in contract.asked:
         return []
     return ["--ranks", str(max(2, contract.ranks(item.case)))]
 

@@ -301,6 +301,7 @@ def test_a_case_of_several_ranks_says_how_many() -> None:
         for each in LAW.contracts.values() if each.tier == "dist" for case in each.asked
     }  # fmt: skip
     assert min(fewest) == 2
+    assert ranks_words(Item(id="X-01", case=""), 4) == ["--ranks", "4"], "of a contract that is not read here"
 
 
 def test_details_are_what_a_reader_needs() -> None:
