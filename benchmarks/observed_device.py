@@ -197,10 +197,10 @@ def tuned() -> Iterator[dict[str, Any]]:
 
                 def once(x: torch.Tensor = x, piece: Piece = piece, there: Any = there, kind: str = kind) -> None:
                     if kind == "batched":
-                        there.batched(f"o{tuple(x.shape)}", x, piece)
+                        there.batched(x, piece)
                         return
-                    for number, each in enumerate(x):
-                        there.ask(f"w{number}", each, whole(tuple(each.shape)), sketch=kind == "parameters")
+                    for each in x:
+                        there.ask(each, whole(tuple(each.shape)), sketch=kind == "parameters")
                     there.launch()
 
                 once()

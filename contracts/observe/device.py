@@ -21,7 +21,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from contracts.observe.sketch import BUCKETS, COARSE, SIGN, Piece, combined, hashed, key_of, span, whole
+from contracts.observe.sketch import BUCKETS, COARSE, SIGN, TENSOR, Piece, combined, hashed, key_of, span, whole
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _CHUNK = 1 << 18  # places of the arena that are made and read back at once: 2 MiB
@@ -64,7 +64,7 @@ def of(place: torch.device) -> Device | None:
     """A device; None if Triton cannot run there, as without a C compiler. What the CPU does without it is slow."""
     try:
         found = Device(place)
-        found.ask("first", torch.zeros(2, device=place), whole((2,)), sketch=True)
+        found.ask(torch.zeros(2, device=place), whole((2,)), sketch=True)
         found.read()
     except Exception as error:  # whatever a compiler may raise
         print(f"rankproof: Triton does not run on {place}, so observing is slow: {error}"[:500], file=sys.stderr)  # noqa: T201
@@ -114,7 +114,6 @@ class Sums:
 class Asked:
     """What is asked for of a tensor: what a launch finds under its number; its sketch may have another."""
 
-    label: str
     pieces: tuple[Piece, ...]
     wants_sketch: bool
     local: Tensor | None = None
@@ -160,44 +159,43 @@ class Device:
         self.at(place, torch.float64 if flat.is_floating_point() else torch.int64).copy_(flat)
         return lambda: self.found(place, torch.float64 if tensor.is_floating_point() else torch.int64)
 
-    def ask(self, label: str, local: Tensor, pieces: tuple[Piece, ...], *, sketch: bool) -> Asked:
+    def ask(self, local: Tensor, pieces: tuple[Piece, ...], *, sketch: bool) -> Asked:
         """Ask for the squares, the fingerprint and, if that is wanted, the sketch of what is held of a tensor."""
-        asked = Asked(label=label, local=local.detach().reshape(-1), pieces=pieces, wants_sketch=sketch)
+        asked = Asked(local=local.detach().reshape(-1), pieces=pieces, wants_sketch=sketch)
         self.waiting.append(asked)
         return asked
 
-    def batched(self, label: str, output: Tensor, piece: Piece) -> Asked:
+    def batched(self, output: Tensor, piece: Piece) -> Asked:
         """Ask for the squares and the sketch of a batched output, and launch that."""
         rows, count, width = piece.indices[0], output.shape[0], output.shape[-1]
         lines = output.numel() // max(1, count * width)
-        known = (label, output.shape[1:])
+        known = output.shape[1:]
         hashes = lines >= COARSE  # else each line is in the order, which is then of this batch
         if not hashes or known not in self.orders:
-            self.orders[known] = self._order(label, piece, hashes)
+            self.orders[known] = self._order(piece, hashes)
         order, starts, table = self.orders[known]
         blocks = -(-width // _WIDE)
         each = max(1, count * COARSE * blocks // _PROGRAMS) if hashes else 1
         groups = -(-count // each) if hashes else 1
         place = self.place(BUCKETS + COARSE * blocks * groups)
         squares = Place(place.chunk, place.at + BUCKETS, place.size - BUCKETS)
-        key = key_of(label, 0)
+        key = key_of(TENSOR, 0)
         with self.current():
             self.kernels.batched[(COARSE, blocks, groups)](
                 output.contiguous(), rows.to(self.device), key - (1 << 64) if key >> 63 else key, order, starts, table,
                 self.chunks[place.chunk], place.at, squares.at, count if hashes else 1, lines, width, each,
                 HASHED=hashes, DEPTH=_DEPTH, BLOCK=_WIDE,
             )  # fmt: skip
-        return Asked(
-            label=label, pieces=(piece,), wants_sketch=True, sums=Sums(self, squares, [0], place._replace(size=BUCKETS))
-        )
+        sums = Sums(self, squares, [0], place._replace(size=BUCKETS))
+        return Asked(pieces=(piece,), wants_sketch=True, sums=sums)
 
-    def _order(self, label: str, piece: Piece, hashes: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _order(self, piece: Piece, hashes: bool) -> tuple[Tensor, Tensor, Tensor]:
         """The lines of a batched output by their 64 buckets, where each bucket begins, and the table of columns."""
         rows, *inner, columns = piece.indices
         numbered = list(enumerate((*inner, columns), start=1))
-        lines, last = (combined(label, each, odd=False).to(self.device) for each in (numbered[:-1], numbered[-1:]))
+        lines, last = (combined(each, odd=False).to(self.device) for each in (numbered[:-1], numbered[-1:]))
         if not hashes:
-            found = hashed(key_of(label, 0), rows.to(self.device))
+            found = hashed(key_of(TENSOR, 0), rows.to(self.device))
             own = ((found & (BUCKETS - 1)) + (1 - (found >> 32 & 1)) * SIGN).int()
             lines = (own[:, None] + lines).reshape(-1)
         bucket, minus = lines & (COARSE - 1), (lines & SIGN) != 0
@@ -211,7 +209,7 @@ class Device:
         waiting, self.waiting = self.waiting, []
         for dtype in {each.local.dtype: None for each in waiting if each.local is not None}:
             mine = [each for each in waiting if each.local is not None and each.local.dtype == dtype]
-            key = (dtype, *((each.label, each.pieces, each.wants_sketch) for each in mine))
+            key = (dtype, *((each.pieces, each.wants_sketch) for each in mine))
             if key not in self.plans:
                 if len(self.plans) > 256:
                     self.plans.clear()
@@ -222,11 +220,10 @@ class Device:
                 each.local, each.sums, each.number = None, sums, number
                 each.sketch_number = next(sketched) if each.wants_sketch else 0
 
-    def table(self, label: str, piece: Piece) -> _Tables:
-        known = (label, piece)
-        if known not in self.tables:
-            self.tables[known] = _Tables.of(label, piece, self.device)
-        return self.tables[known]
+    def table(self, piece: Piece) -> _Tables:
+        if piece not in self.tables:
+            self.tables[piece] = _Tables.of(piece, self.device)
+        return self.tables[piece]
 
     def current(self) -> contextlib.AbstractContextManager[object]:
         """Kernels are launched on the current device."""
@@ -273,12 +270,12 @@ class _Tables(NamedTuple):
     base: int
 
     @classmethod
-    def of(cls, label: str, piece: Piece, device: torch.device) -> _Tables:
+    def of(cls, piece: Piece, device: torch.device) -> _Tables:
         axes = list(enumerate(piece.indices or (span(1),)))
         sizes = [len(each) for _, each in axes]
         at = min(range(1, len(axes) + 1), key=lambda cut: math.prod(sizes[:cut]) + math.prod(sizes[cut:]))
-        rows, columns = (combined(label, each, odd=False) for each in (axes[:at], axes[at:]))
-        row_odd, column_odd = (combined(label, each, odd=True) for each in (axes[:at], axes[at:]))
+        rows, columns = (combined(each, odd=False) for each in (axes[:at], axes[at:]))
+        row_odd, column_odd = (combined(each, odd=True) for each in (axes[:at], axes[at:]))
         held = (row_odd != 0).nonzero().reshape(-1)
         order = held[torch.sort(rows[held] & (BUCKETS - 1), stable=True)[1]]
         bucket = (rows[order] & (BUCKETS - 1)).long()
@@ -317,7 +314,7 @@ class Plan:
         for owner, each in enumerate(asked):
             self.bounds.append(len(parts))
             for piece in each.pieces:
-                table, item = device.table(each.label, piece), len(items)
+                table, item = device.table(piece), len(items)
                 self.tables.append(table)
                 self.owners.append((owner, piece.start * dtype.itemsize))
                 bases[owner] += table.base

@@ -52,7 +52,6 @@ class Comparison:
         incomparable: why the numbers cannot be compared from some step on; empty where they can.
         unseen: what one of them has and the other has not, or could not be placed, by how often.
         paired: names of the second run → those of the reference that they were taken for.
-        by_norm: how many pairs were compared by their norms alone, because a sketch depends on the tensor's name.
         compared: how many pairs were compared, by what they are.
         nothing: the phases in which not one pair was compared. Without a difference, the runs are not comparable then.
     """
@@ -64,7 +63,6 @@ class Comparison:
     compared: Mapping[str, int] = field(default_factory=dict)
     nothing: tuple[str, ...] = ()
     paired: Mapping[str, str] = field(default_factory=dict)
-    by_norm: int = 0
 
 
 FLOOR = {
@@ -91,7 +89,6 @@ def compare(reference: Merged, other: Merged, repeats: Sequence[Merged] = ()) ->
     return Comparison(
         differences=tuple(differences), agreed=tuple(found.agreed), incomparable=why, unseen=found.unseen,
         compared=found.counts(), nothing=nothing, paired=pairs,
-        by_norm=found.by_norm,
     )  # fmt: skip
 
 
@@ -99,18 +96,26 @@ def _incomparable(one: Merged, other: Merged, step: int) -> str:
     staged = one.staged or other.staged
     rows, its = one.rows(step, ids=staged), other.rows(step, ids=staged)
     if rows != its:
-        missing, more = sum((rows - its).values()), sum((its - rows).values())
+        missing, more = rows - its, its - rows
         return (
-            f"the inputs differ: {sum(rows.values())} rows and {sum(its.values())} rows, of which {missing} are only "
-            f"in the first run and {more} only in the second"
+            f"the inputs differ: {sum(rows.values())} rows and {sum(its.values())} rows, of which "
+            f"{sum(missing.values())} are only in the first run{_whose(one, step, missing, ids=staged)} and "
+            f"{sum(more.values())} only in the second{_whose(other, step, more, ids=staged)}"
         )
-    if one.rows(step, ids=True) != other.rows(step, ids=True):
-        return "the rows have other numbers: an earlier suite recorded one of the runs, so record it again"
     drawn = [merged for merged in (one, other) if any(line["drawn"] for _, line in merged.lines("drawn", step))]
     if drawn:
         states = [[line["random"] for _, line in merged.lines("input", step)] for merged in (one, other)]
         if states[0] != states[1]:
             return "the forward pass draws random numbers (dropout?), and the random states differ"
+    return ""
+
+
+def _whose(merged: Merged, step: int, rows: Counter[int], *, ids: bool) -> str:
+    """Where the first of such rows was consumed."""
+    for rank, line in merged.lines("input", step):
+        for at, row in enumerate(line["ids"] if ids and "ids" in line else line["rows"]):
+            if row in rows:
+                return f" (such as row {at} of microbatch {line['microbatch']} on rank {rank.rank})"
     return ""
 
 
@@ -122,7 +127,7 @@ class _Phases:
         self.agreed: list[str] = []
         self.unseen: dict[str, int] = {}
         self.compared: Counter[tuple[str, int]] = Counter()
-        self.flipped, self.by_norm = "", 0
+        self.flipped = ""
 
     def walk(self, steps: int) -> tuple[Sequence[Difference], str]:
         """The first differences in so many steps, or why no more can be compared."""
@@ -311,9 +316,6 @@ class _Phases:
             also = "" if len(ranks) == 1 else f" (and {len(ranks) - 1} more ranks)"
             return f"rank {second} holds other bits than rank {first}{also}, and both hold the same part"
         apart = _by_rank(want, got) if got.unlike else _apart(want, got)
-        self.by_norm += apart is not None and want.was != got.was
-        if want.was != got.was and (want.summed or got.summed) and apart is not None and not apart <= bound:
-            apart = None
         if apart is not None and not apart <= bound and not got.unlike:  # each rank may have a part of a sum
             sums = itertools.product((want, want.summed), (got, got.summed))
             others = [_apart(one, other) for one, other in sums if one is not None and other is not None]
@@ -350,10 +352,7 @@ def _elements(want: Whole, got: Whole) -> str:
 
 
 def _apart(one: Whole, other: Whole) -> float | None:
-    """How far two tensors are apart; at least so far, by their norms, if they were recorded under other names."""
-    if one.was != other.was:
-        told = math.isfinite(one.squares) and math.isfinite(other.squares) and not (one.partial or other.partial)
-        return abs(one.norm - other.norm) if told else None
+    """How far two tensors are apart; None if nobody can say."""
     if one.sketch is None or other.sketch is None:
         finite = math.isfinite(one.squares), math.isfinite(other.squares)
         return None if finite[0] == finite[1] else math.nan
@@ -364,7 +363,7 @@ def _by_rank(one: Whole, other: Whole) -> float | None:
     """How far what is another on each rank, in both runs, is apart on the rank on which it is most."""
     most = 0.0
     for mine, its in ((one.every.get(place), other.every.get(place)) for place in one.every.keys() | other.every):
-        if mine is None or its is None or None in (mine[1]["sketch"], its[1]["sketch"]) or one.was != other.was:
+        if mine is None or its is None or None in (mine[1]["sketch"], its[1]["sketch"]):
             if mine is None or its is None or mine[1]["bits"] != its[1]["bits"]:
                 return None
             continue
@@ -416,7 +415,4 @@ def _counted(comparison: Comparison) -> str:
         if count
     ]
     left = sum(comparison.unseen.values())
-    norms = f" ({comparison.by_norm} of them only by norm: they have other names)" if comparison.by_norm else ""
-    return f"compared: {', '.join(compared) or 'nothing'}{norms}" + (
-        f"; not compared: {left}, listed above" if left else ""
-    )
+    return f"compared: {', '.join(compared) or 'nothing'}" + (f"; not compared: {left}, listed above" if left else "")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts import observe
+from contracts.observe.started import Options, observed
+from contracts.spec import launchers
 from contracts.spec.errors import Refusals, Refused
 
 if TYPE_CHECKING:
@@ -23,18 +27,17 @@ class Script:
     def __init__(self, words: Sequence[str], *, module: bool = False) -> None:
         self.words, self.module = tuple(words), module
         self.recorder: Recorder | None = None
+        self.options: Options | None = None
 
-    def observe(
-        self, out: Path, *, steps: int = 3, perturb: int | None = None, collectives: bool = True, shims: str = "",
-        keep: bool = False, full: Sequence[str] = (), lender: Path | None = None,
-    ) -> None:  # fmt: skip
-        """Begin the trace of this rank; `shims` says what was replaced so that the script runs here. What torchrun
-        starts again has a folder of its own beside `out`.
+    def observe(self, options: Options) -> None:
+        """Begin the trace of this rank. What torchrun starts again has a folder of its own beside `out`. A rank that no
+        launcher has started is known by its process group, when it makes its first step.
 
         Raises:
             Refused: where there is no such script, or the trace cannot be written; nothing was run.
         """
         found = Refusals()
+        out, steps, lender = options.out, options.steps, options.lender
         found.unless(steps >= 1, "steps", steps, "must be at least 1", "leave it out for 3")
         known = self.module or Path(self.words[0]).is_file()
         found.unless(known, "script", self.words[0], "is no file", "give a script, or -m MODULE")
@@ -42,33 +45,49 @@ class Script:
         found.raise_any()
 
         from contracts.observe.recorder import Recorder  # torch, which a command that is refused does not need
-        from contracts.observe.trace import Writer
+        from contracts.observe.trace import Writer, refuse_traces
 
-        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        launched = "RANK" in os.environ and not (options.started and multiprocessing.parent_process())
+        if not launched and not options.started and not any(map(launchers.names_rank, os.environ)):
+            refuse_traces(out)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}"
         out = out if attempt == "0" else out.with_name(f"{out.name}-restart-{attempt}")
-        writer = Writer(out, rank, world, self.words, {"run": run, "perturb": perturb, "shims": shims,
-                                                         "lent": lent is not None, "torch": _torch()})  # fmt: skip
+        writer = Writer(
+            out, *_place(), self.words,
+            {"run": run, "perturb": options.perturb, "shims": options.shims, "lent": lent is not None,
+             "torch": _torch()}, place=None if launched else _place,
+        )  # fmt: skip
+        self.options = None if launched and not options.started else options
         self.recorder = Recorder(
-            writer, steps, perturb=perturb, collectives=collectives, keep=keep, full=full, lent=lent
-        )
+            writer, steps, perturb=options.perturb, collectives=options.collectives, keep=options.keep,
+            full=options.full, lent=lent,
+        )  # fmt: skip
 
     def run(self) -> None:
         """Run the script as `__main__`. Whatever ends it ends this call, and the trace says what that was."""
         sys.argv = list(self.words)
         folder = Path.cwd() if self.module else Path(self.words[0]).resolve().parent
         sys.path[: not sys.flags.safe_path] = [str(folder)]  # instead of where this command lies, if that stands there
-        if self.recorder is not None:
-            observe.ACTIVE.append(self.recorder)
-            self.recorder.start()
-        make_way(folder)
-        error = ""
-        try:
+        with self.observing():
+            make_way(folder)
             if self.module:
                 runpy.run_module(self.words[0], run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(self.words[0], run_name="__main__")
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Observe what runs inside, and the ranks that it starts itself if no launcher has started this one."""
+        if self.recorder is not None:
+            observe.ACTIVE.append(self.recorder)
+            self.recorder.start()
+        error, others = "", []
+        try:
+            with ExitStack() as stack:
+                if self.options is not None:
+                    others = stack.enter_context(observed(self.words, module=self.module, options=self.options))
+                yield
         except SystemExit as ended:
             error = "" if ended.code in (None, 0) else f"SystemExit: {ended.code}"
             raise
@@ -77,7 +96,7 @@ class Script:
             raise
         finally:
             if self.recorder is not None:
-                self.recorder.close(error)
+                self.recorder.close(error, is_rank=not others)
 
 
 def make_way(folder: Path) -> None:
@@ -106,6 +125,15 @@ def _lent(folder: Path, found: Refusals) -> Mapping[str, Whole]:
     problem = f"kept {len(kept)} of {len(weights)} weights"
     found.unless(0 < len(kept) == len(weights), "weights-from", str(folder), problem, "record it with --keep-weights")
     return kept
+
+
+def _place() -> tuple[int, int]:
+    """The number of this rank and how many there are: as the process group says, or the launcher."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _torch() -> str:

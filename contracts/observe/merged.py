@@ -25,8 +25,6 @@ class Whole:
         places: the sketches of its parts, by rank and number; None where a part has none.
         unlike: pairs of ranks that should hold the same bits and do not.
         every: by part and rank, what was written of it; empty if no ranks are unlike.
-        was: the name by which it was recorded, on which its sketch depends, if that is another.
-        partial: whether its parts are summands, whose norms say nothing of its own.
         replicas: how many pairs of ranks should hold the same bits.
         kept: where the values of its parts lie; None where a part has none.
         summed: an output that several ranks computed of the same rows, and not to the same numbers, is here the sum of
@@ -41,8 +39,6 @@ class Whole:
     unlike: tuple[tuple[int, int], ...] = ()
     replicas: int = 0
     every: Mapping[tuple[str, int], tuple[RankTrace, Line]] = field(default_factory=dict)
-    was: str = ""
-    partial: bool = False
     kept: tuple[tuple[RankTrace, tuple[int, ...]], ...] | None = None
     summed: Whole | None = None
 
@@ -103,7 +99,7 @@ class Merged:
         self.steps = max(0, min((each.end or {}).get("steps", _last(each)) for each in trace.ranks) - behind)
         self._lines: dict[tuple[str, int], list[tuple[RankTrace, Line]]] = {}
         for rank in trace.ranks:
-            for line in rank.lines:
+            for line in _kept(rank.lines):
                 kind, step = line["e"], line.get("step", 0) - (behind if "step" in line else 0)
                 if behind and (kind, step) == ("weight", 1):
                     continue
@@ -228,6 +224,16 @@ class Merged:
             seen.add(_consumed(line))
 
 
+_OF_A_PASS = frozenset({"input", "forward", "drawn", "loss", "labels", "routed", "statistics", "clip"})
+
+
+def _kept(lines: Sequence[Line]) -> Iterator[Line]:
+    """Lines without those of passes whose gradients were dropped before an optimizer stepped: those are of no step."""
+    last = {line["step"]: at for at, line in enumerate(lines) if line["e"] == "dropped"}
+    return (line for at, line in enumerate(lines)
+            if line["e"] not in _OF_A_PASS or at > last.get(line["step"], -1))  # fmt: skip
+
+
 def _consumed(line: Line) -> tuple[Any, ...]:
     """What tells an input from others in its step. A stage behind the first one knows ids at most."""
     return line["microbatch"], tuple(_ids(line))
@@ -241,7 +247,7 @@ def _ids(line: Line) -> list[int]:
 def _output(name: str, lines: list[tuple[RankTrace, Line]], batch: int) -> Whole:
     return Whole(
         name=name, shape=tuple(lines[0][1]["shape"][batch:]), dtypes=_dtypes(lines), places=_places(lines),
-        squares=sum(float(line["squares"]) for _, line in lines), was=lines[0][1].get("was", ""),
+        squares=sum(float(line["squares"]) for _, line in lines),
     )  # fmt: skip
 
 
@@ -266,7 +272,7 @@ def _whole(name: str, found: list[tuple[RankTrace, Line]]) -> Whole:
         kept=tuple(kept) if len(kept) == len(firsts) else None,
         squares=sum(float(line["squares"]) for _, line in firsts), unlike=tuple(unlike),
         every={(line["part"], rank.rank): (rank, line) for rank, line in found} if unlike else {},
-        replicas=replicas, was=found[0][1].get("was", ""), partial=any(line["partial"] for _, line in found),
+        replicas=replicas,
     )  # fmt: skip
 
 

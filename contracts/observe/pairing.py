@@ -137,7 +137,7 @@ def _under(trace: Trace, names: Mapping[str, str]) -> Trace:
 def _line(line: Line, names: Mapping[str, str]) -> Line:
     new: Line = {field: [names.get(each, each) for each in line[field]] for field in _NAMED if field in line}
     if line.get("name") in names:
-        new |= {"name": names[line["name"]], "was": line["name"]}
+        new["name"] = names[line["name"]]
     return line | new
 
 

@@ -92,7 +92,7 @@ def made(
                for each in parts):  # fmt: skip
         return None
     held = [each[0] for each in parts]
-    asked = [Asked(label=name, pieces=mine.pieces or (), wants_sketch=sketched and mine.first) for name, mine in held]
+    asked = [Asked(pieces=mine.pieces or (), wants_sketch=sketched and mine.first) for _, mine in held]
     begins = [json.dumps({"e": kind, "shape": list(mine.shape), "dtype": str(mine.local.dtype).removeprefix("torch."),
                           "part": mine.part, "partial": mine.partial, "name": name, **more},
                          separators=(",", ":"))[:-1] for name, mine in held]  # fmt: skip

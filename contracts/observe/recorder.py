@@ -18,7 +18,7 @@ import re
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -106,7 +106,7 @@ class Recorder:
         self.epochs = consumed.Epochs()
         self.labels: list[consumed.Labels] = []  # of the backward pass that is under way
         self.updated: dict[tuple[str, str], str] = {}  # bits of the weights behind the latest step, by name and dtype
-        self.failed = ""
+        self.failed, self.forked = "", False
         self.devices: dict[torch.device, device.Device | None] = {}
         self.phases: dict[Any, phases.Phase] = {}
         self.moved: list[Callable[[], bool]] = []  # whether weights have moved since their update
@@ -135,13 +135,15 @@ class Recorder:
             self._replace(owner, "clip_grad_norm_", self._clip)
         for each in _schedulers(torch.optim.lr_scheduler.LRScheduler):
             self._replace(each, "step", self._scheduled)
+        self._replace(Optimizer, "zero_grad", self._zeroes)
+        self._replace(nn.Module, "zero_grad", self._zeroes)
         self._replace(consumed.LOADER, "__iter__", self._epoch)
         self._replace(consumed.ITERATOR, "_next_index", self._drawn)
         if self.hears:
             mode = _Dispatched(self)
             mode.__enter__()  # type: ignore[no-untyped-call]
             self._undo.append(mode.leave)
-        os.register_at_fork(after_in_child=self._unhook)  # a worker that loads data is not this rank
+        os.register_at_fork(after_in_child=self._forked)  # a worker that loads data is not this rank
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         before = getattr(owner, name)
@@ -172,8 +174,17 @@ class Recorder:
                 print(f"rankproof: {self.failed}; the script goes on unobserved", file=sys.stderr)  # noqa: T201
         self.on = False  # the hooks stay until the end: torch goes through them at this moment
 
-    def close(self, error: str = "") -> None:
-        """End the trace."""
+    def _forked(self) -> None:
+        self._unhook()
+        if not self.forked:
+            self.forked = True
+            self.writer.leave()
+
+    def close(self, error: str = "", *, is_rank: bool = True) -> None:
+        """End the trace; a process that is no rank has none, unless it has written one."""
+        if self.forked or not (is_rank or self.writer.opened):
+            self._unhook()
+            return
         self.stop()
         with _Apart(self):
             self._settle()
@@ -331,7 +342,7 @@ class Recorder:
     def _write_buffers(self) -> None:
         self.due, self.held = False, {}
         for name, mine in self._every_buffer():
-            self.held[name] = self._bits(name, mine)
+            self.held[name] = self._bits(mine)
             self._add(
                 "buffer", step=self.step, name=name, shape=list(mine.shape), dtype=_dtype(mine.local), part=mine.part,
                 partial=mine.partial, bits=self.held[name], squares=0.0, sketch=None,
@@ -342,7 +353,7 @@ class Recorder:
         """Which buffers a forward pass changes, by what this rank's rows are."""
         before, self.held = self.held, None
         if before:
-            after = {name: self._bits(name, mine) for name, mine in self._every_buffer()}
+            after = {name: self._bits(mine) for name, mine in self._every_buffer()}
             self._launch()
             waits = any(callable(each) for each in after.values())
 
@@ -351,12 +362,12 @@ class Recorder:
 
             self._add("statistics", step=self.step, names=changed if waits else changed())
 
-    def _bits(self, name: str, mine: Held) -> Any:
+    def _bits(self, mine: Held) -> Any:
         """The fingerprint of what is held; a function that reads it behind the step, if a device has to say it."""
         there = self._there(mine.local, mine.pieces)
         if there is None:
-            return f"{fingerprint(name, mine.local.detach(), mine.pieces or ()):016x}"
-        asked = there.ask(name, mine.local, mine.pieces or (), sketch=False)
+            return f"{fingerprint(mine.local.detach(), mine.pieces or ()):016x}"
+        asked = there.ask(mine.local, mine.pieces or (), sketch=False)
         return functools.cache(lambda: asked.bits)
 
     def _epoch(self, before: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -401,8 +412,7 @@ class Recorder:
         if len(self.tokens) > 1 and tuple(output.shape[:2]) == self.tokens[::-1] != self.tokens:
             output = output.transpose(0, 1)  # Megatron's: positions first, then rows
         pieces, batched = self._of_batch(output)
-        label = f"forward {name}"
-        self._tensor("forward", label, Held(local=output, shape=tuple(output.shape), pieces=pieces), name=name,
+        self._tensor("forward", Held(local=output, shape=tuple(output.shape), pieces=pieces), name=name,
                      call=call, microbatch=self.microbatch, batched=batched)  # fmt: skip
         return None
 
@@ -465,6 +475,8 @@ class Recorder:
         self.step, self.stepped, self.backward, self.microbatch = self.step + 1, False, 0, 0
         self.due = running
         if self.step == 1:
+            if dist.is_initialized():
+                self._add("world", step=1, rank=dist.get_rank(), size=dist.get_world_size())
             for pair in self._tied:
                 self._add("tied", names=[self._full_name(*each) for each in pair])
         self._begin_weights(*self.roots)
@@ -639,6 +651,20 @@ class Recorder:
             )  # fmt: skip
         self.labels = []
 
+    def _zeroes(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        """Gradients that are dropped before an optimizer has stepped are of a trial pass, which is of no step."""
+
+        def zero_grad(*arguments: Any, **named: Any) -> Any:
+            found = before(*arguments, **named)
+            if self.on and not self.busy and self.step and self.backward and not (self.stepped or self.optimizing):
+                with _Apart(self):
+                    if not any(map(_has_gradient, dict(self._every_parameter()).values())):
+                        self._add("dropped", step=self.step, microbatches=self.microbatch, backward=self.backward)
+                        self.microbatch, self.backward, self.recounts = 0, 0, True
+            return found
+
+        return zero_grad
+
     def _clip(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def clip(parameters: Any, max_norm: float, *arguments: Any, **named: Any) -> Any:
             listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
@@ -787,7 +813,7 @@ class Recorder:
 
     def _each(self, kind: str, parts: Sequence[tuple[str, Held]], **more: Any) -> list[str]:
         for name, mine in parts:
-            self._tensor(kind, name, mine, name=name, **more)
+            self._tensor(kind, mine, name=name, **more)
         return [name for name, _ in parts]
 
     def _phase(self, key: tuple[str, bool, Any], shown: phases.Shown, more: Mapping[str, Any]) -> phases.Phase | None:
@@ -810,16 +836,16 @@ class Recorder:
         if not moved and phase.write(self.writer, step, sums):
             return
         numbers = itertools.count()
-        for at, ((name, mine), line) in enumerate(zip(phase.held, phase.lines(step), strict=True)):
+        for at, ((_, mine), line) in enumerate(zip(phase.held, phase.lines(step), strict=True)):
             told = sums.sketches[next(numbers)] if phase.sketched[at] else None
             held = replace(mine, local=kept[at]) if kept else mine
-            self._write_tensor(kind, name, line, held, sums.squares[at], sums.bits[at], told, phase.sketched[at])
+            self._write_tensor(kind, line, held, sums.squares[at], sums.bits[at], told, phase.sketched[at])
 
     def _has_moved(self, phase: phases.Phase, sums: device.Sums) -> bool:
         """Whether a weight has other bits than its update, which may not be written yet."""
         return any(self.updated.get(name, bits) != bits for name, bits in phase.bits(sums).items())
 
-    def _tensor(self, kind: str, label: str, mine: Held, *, sketched: bool = True, **more: Any) -> None:
+    def _tensor(self, kind: str, mine: Held, *, sketched: bool = True, **more: Any) -> None:
         local = mine.local.detach()
         if local.is_sparse or local.is_complex() or mine.pieces is None:
             self._miss(f"{kind}s that cannot be placed: {mine.part or 'sparse or complex'}")
@@ -836,11 +862,11 @@ class Recorder:
                 pieces = tuple(each.cpu() for each in pieces)
                 mine = replace(mine, pieces=pieces)
             # a batch has its rows in another order on another layout: its bits say nothing
-            bits = "" if batched else f"{fingerprint(label, local, pieces):016x}"
-            return self._write_tensor(kind, label, line, mine, _squares(local), bits, None, sketched)
+            bits = "" if batched else f"{fingerprint(local, pieces):016x}"
+            return self._write_tensor(kind, line, mine, _squares(local), bits, None, sketched)
         if batched:
-            return self._in_turn(self._output(there, label, local, pieces[0], line), waits=True)
-        asked = there.ask(label, local, pieces, sketch=wanted)
+            return self._in_turn(self._output(there, local, pieces[0], line), waits=True)
+        asked = there.ask(local, pieces, sketch=wanted)
         if kind == "forward":
             there.launch()  # before the script overwrites it
         elif wanted and self._keeps(kind, line):
@@ -852,15 +878,13 @@ class Recorder:
 
         def write() -> None:
             told = asked.sketch if wanted else None
-            self._write_tensor(kind, label, line, mine, asked.squares, asked.bits, told, sketched)
+            self._write_tensor(kind, line, mine, asked.squares, asked.bits, told, sketched)
 
         return self._in_turn(write, waits=True)
 
-    def _output(
-        self, there: device.Device, label: str, output: Tensor, piece: Piece, line: dict[str, Any]
-    ) -> Callable[[], None]:
+    def _output(self, there: device.Device, output: Tensor, piece: Piece, line: dict[str, Any]) -> Callable[[], None]:
         """What writes the line of a batched output when the device was read."""
-        asked = there.batched(label, output, piece)
+        asked = there.batched(output, piece)
         begin = json.dumps({"e": "forward", **line}, separators=(",", ":"))[:-1]
 
         def write() -> None:
@@ -872,18 +896,18 @@ class Recorder:
         return write
 
     def _write_tensor(
-        self, kind: str, label: str, line: dict[str, Any], mine: Held, squares: float, bits: str,
+        self, kind: str, line: dict[str, Any], mine: Held, squares: float, bits: str,
         told: Tensor | None, sketched: bool,
     ) -> None:  # fmt: skip
         """Write the line of a tensor, with its sketch if it is to have one; `told` is that if a device has made it."""
-        known = (label, line["dtype"])
+        known = (line.get("name", ""), line["dtype"])
         if kind == "updated":
             self.updated[known] = bits
         if kind == "weight":  # one that moved since its update is to be told from rounding
             sketched = sketched or self.updated.get(known, bits) != bits
         number, kept = None, line.pop("values", None)
         if sketched and mine.first and math.isfinite(squares):
-            number = self.writer.sketch(sketch(label, mine.local, mine.pieces or ()) if told is None else told)
+            number = self.writer.sketch(sketch(mine.local, mine.pieces or ()) if told is None else told)
             if kept is None and self._keeps(kind, line):
                 kept = self._values(kind, mine)
         values = {"values": kept} if kept and number is not None else {}
@@ -1066,12 +1090,15 @@ def _rows(tensors: Mapping[str, Tensor], later: bool) -> tuple[Tensor | None, Te
     pipeline may be given no more; and the leading sizes of a batched output. Where there are ids alone, both are one.
 
     A mask of (1 or rows, 1, length, length) beside tensors of that length counts for none: where there is one row,
-    nobody can tell whether the mask is of that row or of all.
+    nobody can tell whether the mask is of that row or of all. An attention mask says where a row has padding, which
+    is none of its contents.
     """
     local = {name: _local(each) for name, each in tensors.items() if each.dim() > 0 and each.numel()}
     lengths = {each.shape[1] for each in local.values() if each.dim() in (2, 3)}
     local = {name: each for name, each in local.items()
              if each.dim() != 4 or each.shape[1] != 1 or not lengths.issuperset(each.shape[2:])}  # fmt: skip
+    mask = next((each for name, each in local.items() if _last(name) == "attention_mask" and each.dim() == 2), None)
+    local = {name: each for name, each in local.items() if _last(name) not in _BESIDE} or local
     if not local:
         return None, None, ()
     first = next((each for _, each in sorted(local.items()) if not each.is_floating_point()), None)
@@ -1079,7 +1106,7 @@ def _rows(tensors: Mapping[str, Tensor], later: bool) -> tuple[Tensor | None, Te
     count = first.shape[0]
     tokens = tuple(first.shape[:2]) if not first.is_floating_point() else (count,)
     held = {name: each for name, each in local.items() if each.shape[0] == count and not each.is_complex()}
-    rows = _numbers({"ids" if len(local) == 1 else name: each for name, each in held.items()}, count)
+    rows = _numbers(held.values(), count, mask)
     # by its name, or the first that is no mask
     whole = {name: each for name, each in held.items() if each.dtype in (torch.int64, torch.int32)}
     named = next((each for name, each in whole.items() if name.endswith("input_ids")), None)
@@ -1088,28 +1115,42 @@ def _rows(tensors: Mapping[str, Tensor], later: bool) -> tuple[Tensor | None, Te
     if named is None and device.here(rows) and not later:  # the device knows which is no mask; nothing waits for it
         ids = rows
         for each in reversed(whole.values()):
-            ids = torch.where((each > 1).any(), _numbers({"ids": each}, count), ids)
+            ids = torch.where((each > 1).any(), _numbers([each], count, mask), ids)
         return rows, ids, tokens
     found = named if named is not None else next((each for each in whole.values() if bool((each > 1).any())), None)
-    return rows, rows if found is None else _numbers({"ids": found}, count), tokens
+    return rows, rows if found is None else _numbers([found], count, mask), tokens
 
 
-def _numbers(tensors: Mapping[str, Tensor], count: int) -> Tensor:
-    """A number for each row, on the device of the tensors if that sums up what is on it, else on the CPU."""
-    places = {each.device for each in tensors.values()}
-    place = places.pop() if len(places) == 1 and all(map(device.here, tensors.values())) else torch.device("cpu")
+_BESIDE = frozenset({"attention_mask", "position_ids", "cache_position"})
+"""Arguments of models of transformers that say where a row's ids lie, and are no contents of it."""
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _numbers(tensors: Iterable[Tensor], count: int, mask: Tensor | None) -> Tensor:
+    """A number for each row, whatever its tensors are called and in which order they are given; on the device of the
+    tensors if that sums up what is on it, else on the CPU. What a mask leaves out does not count."""
+    held = list(tensors)
+    places = {each.device for each in held}
+    place = places.pop() if len(places) == 1 and all(map(device.here, held)) else torch.device("cpu")
     rows = torch.zeros(count, dtype=torch.int64, device=place)
-    for name, each in tensors.items():
+    for each in held:
         flat = each.detach().to(place).reshape(count, -1)
         values = flat.double().view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
-        rows = rows + ((values + 1) * _odd(name, flat.shape[1], place)).sum(1)
+        odd, values = _odd(flat.shape[1], place), values + 1
+        if mask is not None and each.shape == mask.shape:
+            kept = mask.detach().to(place) != 0
+            odd, values = odd[(kept.cumsum(1) - 1).clamp(min=0)], values * kept
+        rows = rows + hashed(_ROW, (values * odd).sum(1))
     return hashed(_ROW, rows) & _POSITIVE
 
 
 @functools.lru_cache(maxsize=64)
-def _odd(name: str, size: int, place: torch.device) -> Tensor:
+def _odd(size: int, place: torch.device) -> Tensor:
     """The odd numbers that the elements of an input's rows are multiplied with."""
-    return (hashed(key_of("rankproof input " + name, 1), torch.arange(size)) | 1).to(place)
+    return (hashed(key_of("rankproof input", 1), torch.arange(size)) | 1).to(place)
 
 
 _SCHEDULED = frozenset({"forward_one_chunk"})  # of torch.distributed.pipelining's stages; torch 2.5 - 2.13
@@ -1192,6 +1233,11 @@ def _gradient(parameter: Tensor) -> Tensor | None:
     """A parameter's gradient, where its stack adds it up elsewhere too."""
     kept: Tensor | None = getattr(parameter, "main_grad", None)
     return parameter.grad if kept is None else kept
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    found = _gradient(parameter)
+    return found is not None and (found.device.type != "cpu" or bool(_local(found).any()))
 
 
 def _told(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """Shard-additive summaries of a tensor: a count sketch of its values, and a fingerprint of its bits.
 
-Both are sums over elements whose terms depend on the tensor's name and the element's global index alone, so those of
-shards add up to those of the whole, however it was cut. docs/sketches.md has the mathematics and its sources.
+Both are sums over elements whose terms depend on the element's global index alone, so those of shards add up to those
+of the whole, however it was cut, and two runs may call a tensor otherwise. docs/sketches.md has the mathematics and its
+sources.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ BUCKETS, COARSE = 1024, 64
 CHUNK = 1 << 17  # elements at a time: 1 MiB in float64
 SIGN = 2 * BUCKETS  # in a table: what is added to a bucket where the sign is minus
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+TENSOR = "rankproof tensor"
+"""What keys the hashes of every tensor's axes."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -59,18 +62,17 @@ def whole(shape: tuple[int, ...]) -> tuple[Piece, ...]:
 
 
 @torch.no_grad()
-def sketch(name: str, local: Tensor, pieces: Iterable[Piece]) -> Tensor:
+def sketch(local: Tensor, pieces: Iterable[Piece]) -> Tensor:
     """The count sketch of what is held of a tensor: [1024], float64, on the CPU.
 
     Args:
-        name: the canonical name of the tensor; tensors of different names have independent hashes.
         local: the values, of any shape; real.
         pieces: where they lie in the whole tensor.
     """
     flat = local.detach().reshape(-1)
     found = torch.zeros(3 * SIGN, dtype=torch.float64, device=flat.device)
     for piece in pieces:
-        values, rows, columns = _matrix(name, flat, piece)
+        values, rows, columns = _matrix(flat, piece)
         height = max(1, CHUNK // max(1, len(columns)))
         if piece.coarse:
             rows = rows & ~(BUCKETS - 1) | rows % COARSE
@@ -93,7 +95,7 @@ def sketch(name: str, local: Tensor, pieces: Iterable[Piece]) -> Tensor:
 
 
 @torch.no_grad()
-def fingerprint(name: str, local: Tensor, pieces: Iterable[Piece]) -> int:
+def fingerprint(local: Tensor, pieces: Iterable[Piece]) -> int:
     """A number of 64 bits that depends on every bit of what is held of a tensor.
 
     The sum over elements of bits x odd number, modulo 2^64. A change of one element always changes it; any other
@@ -103,7 +105,7 @@ def fingerprint(name: str, local: Tensor, pieces: Iterable[Piece]) -> int:
     bits = flat.view(BITS[flat.element_size()])
     total = 0
     for piece in pieces:
-        values, row, column = _matrix(name, bits, piece, odd=True)
+        values, row, column = _matrix(bits, piece, odd=True)
         height = max(1, CHUNK // max(1, len(column)))
         for top in range(0, len(row), height):
             part = slice(top, top + height)
@@ -119,7 +121,7 @@ def norm(held: Tensor) -> float:
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """The estimated L2 norm of the difference of two tensors of the same name and shape."""
+    """The estimated L2 norm of the difference of two tensors of the same shape."""
     return norm(one - other)
 
 
@@ -134,16 +136,16 @@ def hashed(key: int, counters: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def key_of(name: str, axis: int) -> int:
-    """The key of one axis of a tensor: the first 64 bits of a SHA-256."""
+    """The key of one axis of what is named so: the first 64 bits of a SHA-256."""
     return int.from_bytes(hashlib.sha256(f"{name}\0{axis}".encode()).digest()[:8], "little")
 
 
-def _matrix(name: str, flat: Tensor, piece: Piece, *, odd: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def _matrix(flat: Tensor, piece: Piece, *, odd: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """The values of a piece as a matrix, and the tables of its leading axes, combined, and of its last axis."""
     axes = piece.indices or (torch.zeros(1, dtype=torch.int64),)
     leading = axes[:-1]
     numbered = list(enumerate(axes))
-    rows, last = (combined(name, each, odd=odd).to(flat.device) for each in (numbered[:-1], numbered[-1:]))
+    rows, last = (combined(each, odd=odd).to(flat.device) for each in (numbered[:-1], numbered[-1:]))
     values = flat[piece.start : piece.start + piece.numel].view(len(rows), len(last))
     if not odd and any(_padded(each) for each in axes):  # the odd numbers of padding are 0 already
         held = [each >= 0 for each in axes]
@@ -154,9 +156,9 @@ def _matrix(name: str, flat: Tensor, piece: Piece, *, odd: bool = False) -> tupl
     return values, rows, last
 
 
-def combined(name: str, axes: Sequence[tuple[int, Tensor]], *, odd: bool) -> Tensor:
+def combined(axes: Sequence[tuple[int, Tensor]], *, odd: bool) -> Tensor:
     """The table of the product of some axes, each with its number: that of one row if there is none."""
-    tables = [_table(name, axis, indices, odd) for axis, indices in axes]
+    tables = [_table(axis, indices, odd) for axis, indices in axes]
     found = tables[0] if tables else torch.full((1,), int(odd), dtype=torch.int64 if odd else torch.int32)
     for more in tables[1:]:
         both = found[:, None] * more if odd else found[:, None] + more
@@ -168,18 +170,18 @@ _TABLES: Any = WeakTensorKeyDictionary()
 """By the tensor of indices itself: tables live as long as what they are of."""
 
 
-def _table(name: str, axis: int, indices: Tensor, odd: bool) -> Tensor:
+def _table(axis: int, indices: Tensor, odd: bool) -> Tensor:
     """For each index of an axis its odd number for a fingerprint, int64, and 0 for padding; or its bucket, and
     `SIGN` more where its sign is minus, int32."""
     known = _TABLES.setdefault(indices, {})
-    if (name, axis, odd) not in known:
-        found = hashed(key_of(name, axis), indices)
+    if (axis, odd) not in known:
+        found = hashed(key_of(TENSOR, axis), indices)
         if odd:
-            known[name, axis, odd] = (found | 1) * (indices >= 0)
+            known[axis, odd] = (found | 1) * (indices >= 0)
         else:
             minus = 1 - (_shifted(found, 32) & 1)
-            known[name, axis, odd] = ((found & (BUCKETS - 1)) + minus * SIGN).int()
-    table: Tensor = known[name, axis, odd]
+            known[axis, odd] = ((found & (BUCKETS - 1)) + minus * SIGN).int()
+    table: Tensor = known[axis, odd]
     return table
 
 

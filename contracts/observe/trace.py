@@ -18,7 +18,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from typing import Any
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.redaction import redact, redact_words, secrets_here
 
-FORMAT, MINOR = "rankproof.trace/1", 2
+FORMAT, MINOR = "rankproof.trace/2", 0
 VERSION = f"{FORMAT}.{MINOR}"
 """A later minor version has further kinds of lines and means the same by the others; another format does not."""
 SKETCH_BYTES = 1024 * 8
@@ -53,6 +53,8 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "bias": _COUNTS,
     "counted": _COUNTS | {"again": bool},
     "loss": {"step": int, "backward": int, "value": float},
+    "world": {"step": int, "rank": int, "size": int},
+    "dropped": {"step": int, "microbatches": int, "backward": int},
     "left": {"step": int, "names": [str]},
     "clip": {"step": int, "max": float, "norm": float, "partial": bool, "names": [str]},
     "group": {"step": int, "optimizer": str, "number": int, "names": [str], "lr": float, "decay": float,
@@ -88,14 +90,27 @@ def sketches_of(folder: Path, rank: int) -> Path:
 class Writer:
     """The files of one rank. Lines are on disk when a step ends."""
 
-    def __init__(self, folder: Path, rank: int, world: int, command: Sequence[str], about: Mapping[str, Any]) -> None:
-        """Begin the trace of a rank.
+    def __init__(
+        self, folder: Path, rank: int, world: int, command: Sequence[str], about: Mapping[str, Any], *,
+        place: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:  # fmt: skip
+        """Begin the trace of a rank; `place` says its number and how many there are when it writes, if only then.
 
         Raises:
             Refused: where the folder cannot be written, or holds a trace of this rank.
         """
         self.known = secrets_here(os.environ, command)
-        self.written, self.sketches, self.full = 0, 0, False
+        self.written, self.sketches, self.full, self.opened = 0, 0, False, False
+        self.folder, self.command, self.about = folder, command, about
+        self.place = place or (lambda: (rank, world))
+        if place is None:
+            self._open()
+
+    def _open(self) -> None:
+        if self.opened:
+            return
+        self.opened, folder = True, self.folder
+        rank, world = self.place()
         self._values = sketches_of(folder, rank).with_suffix(".values")
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -105,11 +120,20 @@ class Writer:
             raise refuse("out", str(folder), f"holds a trace of rank {rank}", "give a new folder") from None
         except OSError as error:
             raise refuse("out", str(folder), f"cannot be written: {error.strerror}", "give another folder") from None
-        self.add("begin", version=VERSION, rank=rank, world=world, command=redact_words(command, self.known), **about)
+        command = redact_words(self.command, self.known)
+        self.add("begin", version=VERSION, rank=rank, world=world, command=command, **self.about)
         self.flush()
+
+    def leave(self) -> None:
+        """What a fork has of the files goes nowhere: they are its parent's."""
+        if self.opened and not self._lines.closed:
+            with Path(os.devnull).open("wb") as nowhere:
+                for each in (self._lines, self._sketches):
+                    os.dup2(nowhere.fileno(), each.fileno())
 
     def add(self, kind: str, /, **more: Any) -> None:
         """Write one line; without secrets, and nothing but the end once the limit is reached."""
+        self._open()
         text = json.dumps({"e": kind, **more}, ensure_ascii=True, separators=(",", ":"))
         if self.known and any(each in text for each in self.known):
             text = redact(text, self.known)
@@ -133,6 +157,7 @@ class Writer:
     def sketch(self, held: Any) -> int | None:
         """Write a sketch, a tensor [1024] of float64 on the CPU, or several; give the number of the first, None if that
         is beyond the limit."""
+        self._open()
         data = held.contiguous().numpy().astype("<f8", copy=False).tobytes()
         if self.written + len(data) > LIMIT:
             self.full = True
@@ -146,6 +171,7 @@ class Writer:
         """Write what is held of a tensor, with where it lies, and give its place in the file; None beyond the limit."""
         import torch
 
+        self._open()
         kept = {"local": local.detach().cpu().clone(), "pieces": [(start, list(held)) for start, held in pieces]}
         data = io.BytesIO()
         torch.save(kept, data)
@@ -159,11 +185,13 @@ class Writer:
         return [at, data.tell()]
 
     def flush(self) -> None:
-        self._sketches.flush()
-        self._lines.flush()
+        if self.opened:
+            self._sketches.flush()
+            self._lines.flush()
 
     def close(self, error: str = "", **more: Any) -> None:
         """Write the end; `error` is the exception that ended the script, where one did."""
+        self._open()
         if not self._lines.closed:
             self.add("end", error=redact(error, self.known)[:2000], full=self.full, **more)
             self._sketches.close()
@@ -223,6 +251,12 @@ class Trace:
     world: int
     ranks: tuple[RankTrace, ...]
     missing: tuple[int, ...] = field(default=())
+
+
+def refuse_traces(folder: Path) -> None:
+    """Refuse a folder that holds a trace."""
+    if held := sorted(folder.glob("rank-*.jsonl")):
+        raise refuse("out", str(folder), f"holds a trace of rank {int(held[0].stem[5:])}", "give a new folder")
 
 
 def read(folder: Path) -> Trace:

@@ -172,7 +172,7 @@ from contracts.observe.sketch import Piece, fingerprint, sketch, span, whole
 
 there, asked, torch_seed = device.Device(torch.device("cpu")), [], torch.manual_seed(0)
 def ask(name, x, pieces):
-    asked.append((name, x, pieces, there.ask(name, x, pieces, sketch=len(asked) % 4 != 3)))
+    asked.append((name, x, pieces, there.ask(x, pieces, sketch=len(asked) % 4 != 3)))
 for dtype in device.FLOATS:
     for shape in ((70, 30), (4, 5, 6), (), (0, 4), (1100,)):
         ask(f"w{shape}", torch.randn(shape).to(dtype), whole(shape))
@@ -185,16 +185,16 @@ for dtype in device.FLOATS[:2]:
         x = torch.randn(shape).to(dtype)
         rows = torch.randint(1 << 62, shape[:1])
         piece = Piece(start=0, indices=(rows, *map(span, shape[1:])), coarse=True)
-        outputs.append((str(shape), x, (piece,), there.batched(str(shape), x, piece)))
+        outputs.append((str(shape), x, (piece,), there.batched(x, piece)))
 numbers = [there.keep(torch.tensor([1 << 62, -3])), there.keep(torch.tensor(2.5))]
 there.read()
 assert [each().tolist() for each in numbers] == [[1 << 62, -3], [2.5]]
 for name, x, pieces, found in asked:
-    assert found.bits == f"{fingerprint(name, x, pieces):016x}", (name, x.dtype)
+    assert found.bits == f"{fingerprint(x, pieces):016x}", (name, x.dtype)
 for name, x, pieces, found in asked + outputs:
     assert abs(found.squares - float(x.double().square().sum())) <= 1e-12 * found.squares, name
     if found.wants_sketch:
-        torch.testing.assert_close(found.sketch, sketch(name, x, pieces), rtol=1e-12, atol=1e-11)
+        torch.testing.assert_close(found.sketch, sketch(x, pieces), rtol=1e-12, atol=1e-11)
 print(len(asked), len(outputs))
 """
 

@@ -155,6 +155,7 @@ SUBJECTS: dict[str, tuple[tuple[str, ...], ...]] = {  # contract → what is tak
     "OBS-13": (("evaluation",), ("weight", "evaluated", "modes")),
     "OBS-14": (("routed",), ("counted", "bias"), ("counter", "bias")),
     "OBS-15": (("gradient", "updated", "moment", "loss"),), "OBS-16": (("root",), ("group",), ("gradient",)),
+    "OBS-17": (("world", "root", "collectives"),),
 }  # fmt: skip
 LIKE = {"OBS-01": "one-rank", "OBS-09": "whole", "OBS-11": "plain"}
 
@@ -207,8 +208,9 @@ def _named(change: Callable[[str], str], *, scale: float = 1.0, of: str = "gradi
                 line[field] = [change(each) for each in line[field]]
         if line.get("name", "(root)") != "(root)":
             line["name"] = change(line["name"])
-        if line["e"] == of:
-            line["squares"] *= scale**2
+        if line["e"] == of and scale != 1:
+            other = None if line["sketch"] is None else line["sketch"] ^ 1  # that of another tensor
+            line |= {"squares": line["squares"] * scale**2, "sketch": other}
         yield line
 
     return edit

@@ -60,10 +60,10 @@ def test_parts_of_a_dtensor_lie_where_they_say_and_add_up(layout: str) -> None:
     bits = 0
     for each in parts.values():
         assert each.pieces is not None
-        total += sketch("w", each.local, each.pieces)
-        bits += fingerprint("w", each.local, each.pieces)
-    torch.testing.assert_close(total, sketch("w", tensor, whole(shape)))
-    assert bits % 2**64 == fingerprint("w", tensor, whole(shape))
+        total += sketch(each.local, each.pieces)
+        bits += fingerprint(each.local, each.pieces)
+    torch.testing.assert_close(total, sketch(tensor, whole(shape)))
+    assert bits % 2**64 == fingerprint(tensor, whole(shape))
 
 
 def test_what_ranks_hold_of_a_sum_adds_up_to_it() -> None:
@@ -78,8 +78,8 @@ def test_what_ranks_hold_of_a_sum_adds_up_to_it() -> None:
             dist.destroy_process_group()
         assert found.partial
         assert found.pieces is not None
-        total += sketch("w", found.local, found.pieces)
-    torch.testing.assert_close(total, sketch("w", 3 * tensor, whole((4, 3))), rtol=1e-6, atol=1e-6)
+        total += sketch(found.local, found.pieces)
+    torch.testing.assert_close(total, sketch(3 * tensor, whole((4, 3))), rtol=1e-6, atol=1e-6)
 
 
 def test_a_maximum_over_ranks_cannot_be_placed() -> None:

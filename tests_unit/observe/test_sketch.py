@@ -16,6 +16,7 @@ from contracts.observe.merged import put  # noqa: E402
 from contracts.observe.placement import flat_range  # noqa: E402
 from contracts.observe.sketch import (  # noqa: E402
     BUCKETS,
+    TENSOR,
     Piece,
     distance,
     fingerprint,
@@ -35,12 +36,12 @@ def _drawn(shape: tuple[int, ...], seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
-def _both(name: str, local: torch.Tensor, pieces: tuple[Piece, ...]) -> tuple[torch.Tensor, int]:
-    return sketch(name, local, pieces), fingerprint(name, local, pieces)
+def _both(local: torch.Tensor, pieces: tuple[Piece, ...]) -> tuple[torch.Tensor, int]:
+    return sketch(local, pieces), fingerprint(local, pieces)
 
 
-def _add_up(parts: list[tuple[torch.Tensor, int]], name: str, tensor: torch.Tensor) -> None:
-    want, bits = _both(name, tensor, whole(tensor.shape))
+def _add_up(parts: list[tuple[torch.Tensor, int]], tensor: torch.Tensor) -> None:
+    want, bits = _both(tensor, whole(tensor.shape))
     total = sum((each for each, _ in parts), torch.zeros(BUCKETS, dtype=torch.float64))
     torch.testing.assert_close(total, want, rtol=1e-12, atol=1e-12)
     assert sum(each for _, each in parts) % 2**64 == bits
@@ -58,8 +59,8 @@ def test_index_sets_of_an_axis_add_up_to_the_whole(shape: tuple[int, ...], seed:
         indices = [torch.arange(size) for size in shape]
         indices[axis] = mine
         piece = Piece(start=0, indices=tuple(indices))
-        parts.append(_both("w", tensor.index_select(axis, mine), (piece,)))
-    _add_up(parts, "w", tensor)
+        parts.append(_both(tensor.index_select(axis, mine), (piece,)))
+    _add_up(parts, tensor)
 
 
 @settings(max_examples=60)
@@ -75,8 +76,8 @@ def test_ranges_of_the_flattened_tensor_add_up_to_the_whole(
         held = flat_range(tensor.reshape(-1)[start:end], shape, start)
         assert held.pieces is not None
         assert sum(piece.numel for piece in held.pieces) == end - start
-        parts.append(_both("w", held.local, held.pieces))
-    _add_up(parts, "w", tensor)
+        parts.append(_both(held.local, held.pieces))
+    _add_up(parts, tensor)
 
 
 @settings(max_examples=40)
@@ -96,10 +97,10 @@ def test_shards_of_a_fused_weight_add_up_to_the_whole_and_their_values_are_put_w
         columns = torch.arange(width)
         pieces = [Piece(start=0, indices=(held[0], columns)),
                   Piece(start=held[0].numel() * width, indices=(held[1], columns))]  # fmt: skip
-        parts.append(_both("w", local, tuple(pieces)))
+        parts.append(_both(local, tuple(pieces)))
         for piece in pieces:
             put(total, piece.indices, local.reshape(-1)[piece.start :])
-    _add_up(parts, "w", tensor)
+    _add_up(parts, tensor)
     assert torch.equal(total, tensor)
 
 
@@ -107,7 +108,7 @@ def test_padding_does_not_count() -> None:
     tensor = _drawn((5, 3), 1)
     padded = torch.cat([tensor, torch.full((2, 3), math.nan).nan_to_num(7.0)])
     rows = torch.tensor([0, 1, 2, 3, 4, -1, -1])
-    _add_up([_both("w", padded, (Piece(start=0, indices=(rows, torch.arange(3))),))], "w", tensor)
+    _add_up([_both(padded, (Piece(start=0, indices=(rows, torch.arange(3))),))], tensor)
 
 
 def _one_element(g: torch.Generator) -> torch.Tensor:
@@ -138,8 +139,9 @@ def test_the_norm_of_a_difference_is_told_within_a_fifth(kind: str) -> None:
         g = torch.Generator().manual_seed(draw)
         base = torch.randn(128, 128, generator=g, dtype=torch.float64)
         moved = base + 1e-3 * DIFFERENCES[kind](g).double()
-        name, pieces = f"layers.{draw}.weight", whole(base.shape)
-        told.append(distance(sketch(name, base, pieces), sketch(name, moved, pieces)) / float((moved - base).norm()))
+        axes = tuple(torch.arange(128 * draw, 128 * draw + 128) for _ in base.shape)  # other hashes in each draw
+        pieces = (Piece(start=0, indices=axes),)
+        told.append(distance(sketch(base, pieces), sketch(moved, pieces)) / float((moved - base).norm()))
     assert 0.8 < min(told) <= max(told) < 1.25, (min(told), max(told))
     assert abs(sum(told) / len(told) - 1) < 0.05
 
@@ -150,18 +152,18 @@ def test_a_fingerprint_sees_every_bit(size: int, seed: int, data: st.DataObject)
     dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]))
     tensor = (_drawn((size,), seed) * 8).to(dtype)
     again = tensor.clone()
-    assert fingerprint("w", again, whole((size,))) == fingerprint("w", tensor, whole((size,)))
+    assert fingerprint(again, whole((size,))) == fingerprint(tensor, whole((size,)))
     bytes_of = again.view(torch.uint8)
     at = data.draw(st.integers(0, len(bytes_of) - 1))
     bytes_of[at] ^= 1 if dtype == torch.bool else 1 << data.draw(st.integers(0, 7))
-    assert fingerprint("w", again, whole((size,))) != fingerprint("w", tensor, whole((size,)))
+    assert fingerprint(again, whole((size,))) != fingerprint(tensor, whole((size,)))
 
 
 def test_a_fingerprint_sees_the_sign_of_zero_and_an_exchange_of_rows() -> None:
     zeros = torch.zeros(4, 4)
-    assert fingerprint("w", zeros, whole((4, 4))) != fingerprint("w", -zeros, whole((4, 4)))
+    assert fingerprint(zeros, whole((4, 4))) != fingerprint(-zeros, whole((4, 4)))
     tensor = _drawn((4, 4), 3)
-    assert fingerprint("w", tensor, whole((4, 4))) != fingerprint("w", tensor.flip(0), whole((4, 4)))
+    assert fingerprint(tensor, whole((4, 4))) != fingerprint(tensor.flip(0), whole((4, 4)))
 
 
 def test_no_two_names_of_a_large_model_share_a_key() -> None:
@@ -181,21 +183,19 @@ def test_hashes_depend_on_the_counter_alone_and_are_those_of_splitmix64() -> Non
 
 
 def test_an_integer_tensor_and_a_scalar_have_sketches() -> None:
-    assert norm(sketch("n", torch.tensor(3), whole(()))) == 3.0
-    assert norm(sketch("n", torch.zeros(0, 4), whole((0, 4)))) == 0.0
+    assert norm(sketch(torch.tensor(3), whole(()))) == 3.0
+    assert norm(sketch(torch.zeros(0, 4), whole((0, 4)))) == 0.0
 
 
 def test_a_coarse_sketch_adds_up_over_rows_and_tells_the_norm() -> None:
     tensor = _drawn((300, 4, 8), 5)  # more rows than buckets, so that they are added up first
     axes = [torch.arange(size) for size in tensor.shape]
-    want = sketch("out", tensor, [Piece(start=0, indices=tuple(axes), coarse=True)])
+    want = sketch(tensor, [Piece(start=0, indices=tuple(axes), coarse=True)])
     total = torch.zeros(BUCKETS, dtype=torch.float64)
     for rows in (axes[0][::7], axes[0][torch.arange(300) % 7 != 0]):
-        total += sketch("out", tensor[rows], [Piece(start=0, indices=(rows, *axes[1:]), coarse=True)])
+        total += sketch(tensor[rows], [Piece(start=0, indices=(rows, *axes[1:]), coarse=True)])
     few, rest = axes[0][:1], axes[0][1:]  # few rows are hashed one by one, into the same buckets
-    one, more = (
-        sketch("out", tensor[rows], [Piece(start=0, indices=(rows, *axes[1:]), coarse=True)]) for rows in (few, rest)
-    )
+    one, more = (sketch(tensor[rows], [Piece(start=0, indices=(rows, *axes[1:]), coarse=True)]) for rows in (few, rest))
     torch.testing.assert_close(one + more, want)
     torch.testing.assert_close(total, want)
     assert 0.8 < norm(want) / float(tensor.norm()) < 1.25
@@ -210,12 +210,12 @@ def test_a_sketch_is_that_of_its_formula_and_leaves_the_tensor_alone(coarse: boo
         if padded:
             axes[0][-1] = -1
         before, want = tensor.clone(), torch.zeros(BUCKETS, dtype=torch.float64)
-        hashes = [hashed(key_of("w", axis), each).tolist() for axis, each in enumerate(axes)]
+        hashes = [hashed(key_of(TENSOR, axis), each).tolist() for axis, each in enumerate(axes)]
         for at in itertools.product(*map(range, shape)):
             found = [each[index] for each, index in zip(hashes, at, strict=True)]
             leading, last = sum(each % BUCKETS for each in found[:-1]) % BUCKETS, found[-1] % BUCKETS
             sign = math.prod((each >> 32 & 1) * 2 - 1 for each in found)
             if axes[0][at[0]] >= 0:
                 want[((leading % 64 if coarse else leading) + last) % BUCKETS] += sign * tensor[at]
-        torch.testing.assert_close(sketch("w", tensor, [Piece(start=0, indices=tuple(axes), coarse=coarse)]), want)
+        torch.testing.assert_close(sketch(tensor, [Piece(start=0, indices=tuple(axes), coarse=coarse)]), want)
         assert torch.equal(tensor, before)

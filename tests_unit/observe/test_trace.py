@@ -84,11 +84,11 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
         read(tmp_path)
 
 
-@pytest.mark.parametrize("version", ["rankproof.trace/2", "rankproof.trace/2.1", "rankproof.trace/1.x", "1", None])
+@pytest.mark.parametrize("version", ["rankproof.trace/3", "rankproof.trace/1.2", "rankproof.trace/2.x", "1", None])
 def test_another_version_is_refused(tmp_path: Path, version: str | None) -> None:
     begin = {"e": "begin", "version": version, "rank": 0, "world": 1, "run": ""}
     lines_of(tmp_path, 0).write_text(json.dumps(begin) + "\n")
-    with pytest.raises(Refused, match=rf"is of version {version}, and this suite reads rankproof\.trace/1 up to"):
+    with pytest.raises(Refused, match=rf"is of version {version}, and this suite reads rankproof\.trace/2 up to"):
         read(tmp_path)
 
 
@@ -103,16 +103,16 @@ def _of_version(folder: Path, version: str, kind: str) -> None:
 
 
 def test_lines_that_a_later_suite_added_are_left_out_and_counted(tmp_path: Path) -> None:
-    _of_version(tmp_path, "rankproof.trace/1.99", "routed-again")
+    _of_version(tmp_path, "rankproof.trace/2.99", "routed-again")
     (rank,) = read(tmp_path).ranks
     assert rank.end is not None
     assert not list(rank.of("routed-again"))
     (sparse, count), (words, left_out) = sorted(rank.end["unseen"].items(), reverse=True)
     assert (sparse, count, left_out) == ("sparse", 3, 2)
-    assert words.startswith("line 'routed-again' of rankproof.trace/1.99")
+    assert words.startswith("line 'routed-again' of rankproof.trace/2.99")
 
 
-@pytest.mark.parametrize("version", [VERSION, "rankproof.trace/1"])
+@pytest.mark.parametrize("version", [VERSION, "rankproof.trace/2"])
 def test_a_line_of_no_kind_is_refused_where_nothing_was_added(tmp_path: Path, version: str) -> None:
     _of_version(tmp_path, version, "routed-again")
     with pytest.raises(Refused, match="has no valid 'e'"):
@@ -120,7 +120,7 @@ def test_a_line_of_no_kind_is_refused_where_nothing_was_added(tmp_path: Path, ve
 
 
 def test_a_trace_of_an_earlier_suite_is_read(tmp_path: Path) -> None:
-    _of_version(tmp_path, "rankproof.trace/1", "drawn")
+    _of_version(tmp_path, "rankproof.trace/2", "drawn")
     path = lines_of(tmp_path, 0)
     path.write_text(path.read_text().replace('"of":["anything"]', '"microbatch":1,"drawn":false'))
     (rank,) = read(tmp_path).ranks

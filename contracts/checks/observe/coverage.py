@@ -1,4 +1,4 @@
-"""Whether a run was observed (OBS-16)."""
+"""Whether a run was observed, on all of its ranks (OBS-16, OBS-17)."""
 
 from __future__ import annotations
 
@@ -43,3 +43,27 @@ def _wrong(merged: Merged) -> Iterator[str]:
         )  # fmt: skip
         if not trainable & owned:
             yield f"step {step}: no optimizer holds a parameter of the model that was observed"
+
+
+@contract("OBS-17", asks="trace", cases=RUN, source="F22", slow=True)
+def the_world_that_ran_is_the_world_that_is_judged(stack: Observing) -> None:
+    """Every member of a process group, and every rank that a gradient is reduced over, left a trace.
+
+    A script may start ranks itself. What they do wrong is on no rank that was observed.
+    """
+    none_of(_missing(merged_of(stack)), "no rank has a process group")
+
+
+def _missing(merged: Merged) -> Iterator[str]:
+    present = {rank.rank for rank in merged.trace.ranks}
+    for rank in merged.trace.ranks:
+        groups = [("the process group", [*range(line["size"])]) for line in rank.of("world")]
+        groups += [
+            ("the replicas", [*line["replicas"], *line["data"], *line.get("same", ())]) for line in rank.of("root")
+        ]
+        groups += [("a collective", [*map(int, line["group"].split("-"))]) for line in rank.of("collectives")]
+        for what, members in groups:
+            listed = set(members)
+            gone = sorted(listed - present)
+            ranks = f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone[:8]))}"
+            yield from [f"{ranks} of {what} of rank {rank.rank} left no trace" if gone else ""] * bool(listed)

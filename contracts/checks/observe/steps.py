@@ -76,7 +76,8 @@ def _last(clips: list[tuple[RankTrace, Line]]) -> Iterator[tuple[int, int, Line]
 @contract("OBS-07", asks="trace", cases=RUN, source="F19", slow=True)
 def a_step_has_the_microbatches_that_were_told(stack: Observing) -> None:
     """A step that was told to have n microbatches (`observe.step(microbatches=n)`) has n backward passes, in which each
-    label that a cross-entropy counts weighs the same, and DDP reduces each of its gradients once.
+    label that a cross-entropy counts weighs the same, and DDP reduces each of its gradients once. A trial pass, whose
+    gradients are dropped before an optimizer steps, is not in every step.
 
     A mean of each microbatch's mean makes a label of a short text weigh more. A step that reduces every microbatch
     computes the same, and sends n times as much.
@@ -87,9 +88,19 @@ def a_step_has_the_microbatches_that_were_told(stack: Observing) -> None:
         for line in rank.of("told"):
             if line["step"] <= merged.steps:
                 told.setdefault((rank.rank, line["step"]), []).append(line["microbatches"])
-    if not told:
+    dropped = list(_dropped(merged))
+    if not told and not dropped:
         raise NotOffered("the script told no number of microbatches", "case")
-    none_of([*_microbatches(merged, told), *_weights(merged, told)], "no step was seen of which the script told it")
+    seen = [*_microbatches(merged, told), *_weights(merged, told), *dropped]
+    none_of(seen, "no step was seen of which the script told it")
+
+
+def _dropped(merged: Merged) -> Iterator[str]:
+    """Gradients that are dropped in one step may be of a trial, or not finite; in each step they are a window's."""
+    steps = [sum(line["backward"] for _, line in merged.lines("dropped", step)) for step in range(1, merged.steps + 1)]
+    if len(steps) > 1 and all(steps):
+        count = "a microbatch" if min(steps) == 1 else f"{min(steps)} microbatches"
+        yield f"in each of {len(steps)} steps, the gradients of {count} are dropped before an optimizer steps"
 
 
 def _weights(merged: Merged, told: dict[tuple[int, int], list[int]]) -> Iterator[str]:

@@ -29,6 +29,7 @@ from contracts.harness.commands.check import not_empty
 from contracts.harness.families import read_checks
 from contracts.harness.gate import Gate
 from contracts.observe.entry import Script
+from contracts.observe.started import Options
 from contracts.spec import launchers
 from contracts.spec.errors import Refusal, Refused, refuse
 from contracts.spec.records import EXIT_CODES, FORMS, Form
@@ -54,12 +55,13 @@ LIKE = ("one-rank", "whole", "plain")
               help="Write weights and gradients of these names whole, as 'layers.1.*'; may be repeated.")  # fmt: skip
 @click.option("--on-cpu", "stack", type=click.Choice(["megatron", "torchtitan"]), metavar="STACK",
               help="megatron or torchtitan: run its script on this CPU, by the shims of its adapter.")  # fmt: skip
+@click.option("--started", is_flag=True, hidden=True, help="A rank of the run has started this one.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def observe(
     out: Path, steps: int, perturb: int | None, collectives: bool, keep: bool, lender: Path | None,
-    full: tuple[str, ...], stack: str | None, module: bool, script: str, arguments: tuple[str, ...],
+    full: tuple[str, ...], stack: str | None, started: bool, module: bool, script: str, arguments: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run a training script and record what it does. Not a line of it changes.
 
@@ -73,8 +75,10 @@ def observe(
             from contracts.stacks.script_on_cpu import on_cpu  # a self-test forks before anything of stacks is imported
 
             shims = shimmed.enter_context(on_cpu(stack)) if stack else ""
-            prepared.observe(out, steps=steps, perturb=perturb, collectives=collectives, shims=shims, keep=keep,
-                             full=full, lender=lender)  # fmt: skip
+            prepared.observe(Options(
+                out=out, steps=steps, perturb=perturb, collectives=collectives, shims=shims, keep=keep, full=full,
+                lender=lender, stack=stack, started=started,
+            ))  # fmt: skip
 
         if code := told(begin):
             sys.exit(code)
@@ -101,13 +105,15 @@ def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...])
               help="A trace of the reference run under --perturb, to measure rounding; may be repeated.")  # fmt: skip
 @click.option("--behind", type=click.IntRange(min=0), default=0, metavar="N",
               help="OTHER resumes behind step N of REFERENCE: compare its first step with step N + 1.")  # fmt: skip
+@click.option("--from-step", "first", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Leave out the steps before step N of both runs.")  # fmt: skip
 @click.option("--rename", "renames", multiple=True, metavar="A=B", callback=_pairs,
               help="What REFERENCE calls A, or beginning with A, OTHER calls B; may be repeated.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @one_clear_error
 def diff(
-    reference: Path, other: Path, repeats: tuple[Path, ...], behind: int, renames: tuple[tuple[str, str], ...],
-    as_json: bool,
+    reference: Path, other: Path, repeats: tuple[Path, ...], behind: int, first: int,
+    renames: tuple[tuple[str, str], ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Compare two traces: the first tensor that differs, in the order of computation.
 
@@ -123,8 +129,9 @@ def diff(
     two = renamed(two, renames, one) if renames else two
     if blind := power.lost():
         raise Broken(f"this process would not see a difference, so that its answer would say nothing: {blind}")
+    behind += first - 1
     whole, again = Merged(one, behind), [Merged(read(each), behind) for each in repeats]
-    found = compare(whole, Merged(two), again)
+    found = compare(whole, Merged(two, first - 1), again)
     if as_json:
         apart = [vars(each) for each in found.differences]
         click.echo(json.dumps(vars(found) | {"differences": apart, "unseen": dict(found.unseen)}, indent=2))

@@ -1,4 +1,4 @@
-"""Scripts that die, or never step."""
+"""Scripts that die, never step, or start ranks that nobody observes."""
 
 from __future__ import annotations
 
@@ -18,3 +18,17 @@ class NeverSteps(Reference):
     """Computes gradients and never steps, so that nothing could be judged."""
 
     edits = {"        optimizer.step()": "        pass"}
+
+
+@mutant(of="OBS-17", case="one-run", says="rank 2 of the process group of rank 0 left no trace")
+class StartsARankItself(Reference):
+    """The second rank forks a third one, which nobody observes."""
+
+    edits = {
+        '    dist.init_process_group("gloo")': """    import os
+
+    os.environ["WORLD_SIZE"] = "3"
+    if os.environ["RANK"] == "1" and not os.fork():
+        os.environ["RANK"] = "2"
+    dist.init_process_group("gloo")""",
+    }

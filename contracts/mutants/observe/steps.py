@@ -46,6 +46,13 @@ class TakesAMeanOfMeans(Reference):
     edits = {"rows[:, 1:].flatten())": "rows[:, 1:].masked_fill(rows[:, 1:] < 40, -100).flatten())"}
 
 
+@mutant(of="OBS-07", case="one-run", says="the gradients of 2 microbatches are dropped before an optimizer")
+class ZeroesInEveryMicrobatch(Reference):
+    """`zero_grad` stands in the loop over microbatches, so that only the last one counts."""
+
+    edits = {"        for micro in range(2):": "        for micro in range(2):\n            optimizer.zero_grad()"}
+
+
 @mutant(of="OBS-08", case="one-run", says="applies the rate 0.001 to embed.weight on rank 0; the scheduler set 0.0005")
 class MakesTheOptimizerAgain(Reference):
     """The schedule sets the rates of an optimizer that was made before."""

@@ -108,6 +108,7 @@ def _forked(job: Job, rank: int, port: int) -> int:
 
 def _observe(job: Job, rank: int, port: int) -> None:
     from contracts.observe.entry import Script
+    from contracts.observe.started import Options
 
     os.chdir(job["folder"])
     for number, name in ((0, os.devnull), (1, os.devnull), (2, f"stderr-{rank}")):
@@ -117,7 +118,7 @@ def _observe(job: Job, rank: int, port: int) -> None:
              "LOCAL_WORLD_SIZE": job["ranks"], "MASTER_ADDR": "localhost", "MASTER_PORT": port}  # fmt: skip
     os.environ.update({name: str(value) for name, value in place.items()})
     script = Script(job["words"])
-    script.observe(Path(job["trace"]))
+    script.observe(Options(out=Path(job["trace"])))
     script.run()
 
 

@@ -1,0 +1,166 @@
+"""Rows are known by their contents: not by an argument's name, place or padding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from click.testing import CliRunner  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from contracts.harness.cli import main  # noqa: E402
+from contracts.observe.recorder import Recorder  # noqa: E402
+from contracts.observe.trace import Writer  # noqa: E402
+
+pytestmark = pytest.mark.unit
+
+STEPS = 2
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(64, 16), nn.Linear(16, 64)
+
+    def forward(self, x: Tensor | tuple[Tensor, Tensor], y: Tensor | None = None, **_: Tensor | None) -> Tensor:
+        ids, labels = x if isinstance(x, tuple) else (x, y)
+        scores = self.head(self.embed(ids)).flatten(0, 1)
+        return nn.functional.cross_entropy(scores, labels.flatten(), ignore_index=-100)  # type: ignore[union-attr]
+
+
+def _padded(rows: Tensor, by: int, value: int, *, left: bool = False) -> Tensor:
+    return nn.functional.pad(rows, (by, 0) if left else (0, by), value=value)
+
+
+def _masked(x: Tensor, y: Tensor, by: int = 0, *, left: bool = False) -> dict[str, Tensor]:
+    return {
+        "x": _padded(x, by, 0, left=left), "y": _padded(y, by, -100, left=left),
+        "attention_mask": _padded(torch.ones_like(x), by, 0, left=left),
+        "position_ids": torch.arange(x.shape[1] + by)[None],
+    }  # fmt: skip
+
+
+Call = Callable[[Net, Tensor, Tensor], Tensor]
+CALLS: dict[str, Call] = {
+    "two arguments": lambda net, x, y: net(x, y),
+    "a tuple": lambda net, x, y: net((x, y)),
+    "named": lambda net, x, y: net(x=x, y=y),
+    "a mask of ones": lambda net, x, y: net(**_masked(x, y)),
+    "padded": lambda net, x, y: net(**_masked(x, y, 3)),
+    "padded on the left": lambda net, x, y: net(**_masked(x, y, 2, left=True)),
+}
+
+
+def _observed(out: Path, train: Callable[[], None]) -> Path:
+    recorder = Recorder(Writer(out, 0, 1, ["train.py"], {"run": "r/0"}), STEPS)
+    recorder.start()
+    try:
+        train()
+    finally:
+        recorder.close()
+    return out
+
+
+def _train(
+    call: Call, *, seed: int = 0, trial: Callable[[Net, torch.optim.Optimizer, int], None] | None = None
+) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(STEPS):
+        if trial is not None:
+            trial(net, optimizer, step)
+        text = torch.randint(1, 64, (4, 9), generator=torch.Generator().manual_seed(step + seed * step))
+        call(net, text[:, :-1], text[:, 1:]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _diff(one: Path, other: Path, *words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["diff", str(one), str(other), *words])
+    return done.exit_code, done.output
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _observed(tmp_path_factory.mktemp("one") / "trace", lambda: _train(CALLS["two arguments"]))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_same_rows_are_the_same_however_they_are_given(one: Path, tmp_path: Path, call: str) -> None:
+    code, said = _diff(one, _observed(tmp_path / "other", lambda: _train(CALLS[call])))
+    assert code == 0, said
+
+
+OTHERS: dict[str, Call] = {
+    "ids in another order": lambda net, x, y: net(x.flip(1), y),
+    "labels of other rows": lambda net, x, y: net(x, y.roll(1, 0)),
+    "an id that is masked": lambda net, x, y: net(
+        **_masked(x, y) | {"attention_mask": (torch.arange(8) < 7).expand(4, 8)}
+    ),
+}
+
+
+@pytest.mark.parametrize("call", OTHERS)
+def test_other_rows_are_named_with_step_rank_and_place(one: Path, tmp_path: Path, call: str) -> None:
+    code, said = _diff(one, _observed(tmp_path / "other", lambda: _train(OTHERS[call])))
+    assert code == 3, said
+    assert (
+        "step 1: the inputs differ: 4 rows and 4 rows, of which 4 are only in the first run (such as row 0 of " in said
+    )
+    assert "only in the second (such as row 0 of microbatch 1 on rank 0)" in said
+
+
+def _dropped(net: Net, optimizer: torch.optim.Optimizer, step: int) -> None:
+    if step == 0:
+        for _ in range(2):
+            net(torch.arange(8).reshape(1, 8), torch.arange(8)).backward()
+        optimizer.zero_grad()
+
+
+def test_a_trial_pass_whose_gradients_are_dropped_is_of_no_step(one: Path, tmp_path: Path) -> None:
+    other = _observed(tmp_path / "other", lambda: _train(CALLS["two arguments"], trial=_dropped))
+    code, said = _diff(one, other)
+    assert code == 0, said
+    assert CliRunner().invoke(main, ["judge", str(other), "--report", str(tmp_path / "report")]).exit_code == 0
+    assert [each for each in _lines(other) if each["e"] == "dropped"] == [
+        {"e": "dropped", "step": 1, "microbatches": 2, "backward": 2}
+    ]
+
+
+def test_a_window_whose_microbatches_are_dropped_in_every_step_is_named(tmp_path: Path) -> None:
+    """`zero_grad` stands inside the loop over microbatches."""
+
+    def trial(net: Net, optimizer: torch.optim.Optimizer, step: int) -> None:
+        net(torch.arange(8).reshape(1, 8), torch.arange(8)).backward()
+        optimizer.zero_grad()
+
+    other = _observed(tmp_path / "other", lambda: _train(CALLS["two arguments"], trial=trial))
+    done = CliRunner().invoke(main, ["judge", str(other), "--report", str(tmp_path / "report")])
+    assert done.exit_code == 1
+    said = " ".join(done.output.split())
+    assert "in each of 2 steps, the gradients of a microbatch are dropped before an optimizer steps" in said
+
+
+def test_what_differs_in_an_early_step_can_be_left_out(one: Path, tmp_path: Path) -> None:
+    """Both from the same weights in step 2: the first step's rows are permuted, which SGD does not see."""
+
+    def permuted(net: Net, x: Tensor, y: Tensor) -> Tensor:
+        return net(x, y)
+
+    other = _observed(tmp_path / "other", lambda: _train(permuted, seed=5))
+    assert _diff(one, other)[0] == 3
+    code, said = _diff(other, other, "--from-step", "2")
+    assert code == 0, said
+    assert "compared: 3 initial weights, 1 step," in said
+    assert _diff(one, other, "--from-step", "2")[0] == 3
+    assert _diff(one, one, "--from-step", "3")[0] == 3  # no step is left
+
+
+def _lines(trace: Path) -> Iterator[dict[str, object]]:
+    return (json.loads(line) for line in (trace / "rank-00000.jsonl").read_text().splitlines())

@@ -1,0 +1,93 @@
+"""Ranks that a script starts itself are observed, or named as missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from click.testing import CliRunner  # noqa: E402
+
+from contracts.harness.cli import main  # noqa: E402
+from contracts.observe.trace import read  # noqa: E402
+from contracts.spec.launchers import without  # noqa: E402
+
+pytestmark = [pytest.mark.unit, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import os, socket, subprocess, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+def free():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return str(held.getsockname()[1])
+
+def train(rank, port):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 64)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        x = torch.randint(64, (4, 9))  # the same on both ranks
+        nn.functional.cross_entropy(net(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    how, port = sys.argv[1], os.environ.get("PORT") or free()
+    if how == "spawn":
+        torch.multiprocessing.spawn(train, (port,), nprocs=2)
+    elif how == "fork":
+        other = torch.multiprocessing.get_context("fork").Process(target=train, args=(1, port))
+        other.start()
+        train(0, port)
+        other.join()
+    else:
+        words = [sys.executable, __file__, how] if how == "again" else [sys.executable, "-W", "ignore", __file__, how]
+        other = None if "PORT" in os.environ else subprocess.Popen(words, env={**os.environ, "PORT": port})
+        train(int(other is None), port)
+        if other:
+            sys.exit(other.wait())
+"""
+
+
+def _observed(tmp_path: Path, how: str) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-P", "-m", "contracts.harness.cli", "observe", "--out", "trace", "train.py", how]
+    environment = {**without(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "trace"
+
+
+def _judged(trace: Path, tmp_path: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["judge", str(trace), "--report", str(tmp_path / "report")])
+    return done.exit_code, " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("how", ["again", "spawn", "fork"])
+def test_ranks_that_a_script_starts_are_observed(tmp_path: Path, how: str) -> None:
+    trace = _observed(tmp_path, how)
+    assert [each.rank for each in read(trace).ranks] == [0, 1]
+    code, said = _judged(trace, tmp_path)
+    assert code == 1
+    assert "Violated: 1 OBS-06[one-run] got step 1: ranks 0 and 1 consume the same 4 rows" in said
+
+
+def test_ranks_that_are_not_observed_are_named(tmp_path: Path) -> None:
+    code, said = _judged(_observed(tmp_path, "otherwise"), tmp_path)
+    assert code == 1
+    assert "OBS-17[one-run] got rank 1 of the process group of rank 0 left no trace" in said
