@@ -309,7 +309,7 @@ class _Phases:
             if phase == "output of module":
                 self._miss("outputs of another shape")
                 return None
-            return f"shape {got.shape}, and {want.shape} in the reference"
+            return self._shards(phase, want, got, bound)
         if got.unlike and got.unlike != want.unlike:
             first, second = got.unlike[0]
             ranks = sorted({second for _, second in got.unlike})
@@ -327,6 +327,23 @@ class _Phases:
             over = f", {apart / bound:.3g} times as much" if bound else ""
             return f"differs by {apart:.3g} of {want.norm:.3g}; rounding explains {bound:.2g}{over}"
         return ""
+
+    def _shards(self, phase: str, want: Whole, got: Whole, bound: float) -> str | None:
+        """How parts that ranks hold, as plain tensors, differ from the whole tensor: by their norm together."""
+        cut = [axis for axis, (one, its) in enumerate(zip(want.shape, got.shape, strict=False)) if one != its]
+        held = {str(line["bits"]): float(line["squares"]) for _, line in got.holders}
+        count, rest = divmod(math.prod(want.shape), max(1, math.prod(got.shape)))
+        if len(want.shape) != len(got.shape) or len(cut) != 1 or rest or not 1 < count <= len(got.holders):
+            return f"shape {got.shape}, and {want.shape} in the reference"
+        squares = sum(held.values())
+        if len(held) < count and squares not in (0.0, float(math.prod(got.shape))):  # zeros and ones are all alike
+            return f"{len(got.holders)} ranks hold {len(held)} different parts of shape {got.shape} of {want.shape}"
+        if len(held) != count:
+            self._miss(f"{phase} of which ranks hold equal parts")
+            return None
+        apart = abs(math.sqrt(squares) - want.norm)
+        words = f"the parts of {count} ranks have the norm {math.sqrt(squares):.6g} together, and {want.norm:.6g}"
+        return "" if apart <= bound else f"{words} in the reference"
 
     def _units(self, step: int) -> float:
         return UNITS * 8.0 ** (step - 1)

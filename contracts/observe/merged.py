@@ -25,6 +25,7 @@ class Whole:
         places: the sketches of its parts, by rank and number; None where a part has none.
         unlike: pairs of ranks that should hold the same bits and do not.
         every: by part and rank, what was written of it; empty if no ranks are unlike.
+        holders: the ranks that hold it, with their lines, if it has no parts.
         replicas: how many pairs of ranks should hold the same bits.
         kept: where the values of its parts lie; None where a part has none.
         summed: an output that several ranks computed of the same rows, and not to the same numbers, is here the sum of
@@ -39,6 +40,7 @@ class Whole:
     unlike: tuple[tuple[int, int], ...] = ()
     replicas: int = 0
     every: Mapping[tuple[str, int], tuple[RankTrace, Line]] = field(default_factory=dict)
+    holders: tuple[tuple[RankTrace, Line], ...] = ()
     kept: tuple[tuple[RankTrace, tuple[int, ...]], ...] | None = None
     summed: Whole | None = None
 
@@ -272,7 +274,7 @@ def _whole(name: str, found: list[tuple[RankTrace, Line]]) -> Whole:
         kept=tuple(kept) if len(kept) == len(firsts) else None,
         squares=sum(float(line["squares"]) for _, line in firsts), unlike=tuple(unlike),
         every={(line["part"], rank.rank): (rank, line) for rank, line in found} if unlike else {},
-        replicas=replicas,
+        replicas=replicas, holders=tuple(found) if parts.keys() == {""} else (),
     )  # fmt: skip
 
 

@@ -94,6 +94,8 @@ class Recorder:
         self.rates: dict[int, float] = {}  # by parameter, as a scheduler set it last
         self.unseen: dict[str, int] = {}
         self.collectives: dict[str, list[str]] = {}
+        self.reduced = 0  # elements that an optimizer's `step` has reduced over ranks in this step
+        self.within: set[str] = set()  # groups that a forward pass has sent numbers over
         self.routing: list[tuple[str, Any, str]] = []
         self.counted: dict[str, list[float]] = {}  # behind the last backward pass
         self.recounts = False
@@ -471,9 +473,9 @@ class Recorder:
         if self.step:
             self.done = self.step
             self._add("step", step=self.step, backward=self.backward, microbatches=self.microbatch,
-                      devices=sorted(self.trained_on))  # fmt: skip
+                      devices=sorted(self.trained_on), reduced=self.reduced, within=sorted(self.within))  # fmt: skip
         self.step, self.stepped, self.backward, self.microbatch = self.step + 1, False, 0, 0
-        self.due = running
+        self.due, self.reduced, self.within = running, 0, set()
         if self.step == 1:
             if dist.is_initialized():
                 self._add("world", step=1, rank=dist.get_rank(), size=dist.get_world_size())
@@ -591,7 +593,7 @@ class Recorder:
                  for each in root.parameters()}  # fmt: skip
         self._add(
             "root", number=number, type=type(root).__name__, replicas=list(_replicas(root)),
-            data=list(reader.data() if reader else _data(root)),
+            data=list(reader.data() if reader else _data(root)), apart=sorted(_apart_of(root)),
             same=list(reader.same() if reader else _same(root)),
             trainable=[name for each in root.parameters() if each.requires_grad for name in names[id(each)]],
             frozen=[name for each in root.parameters() if not each.requires_grad for name in names[id(each)]],
@@ -986,6 +988,10 @@ class Recorder:
         """A collective that the script issued."""
         key = "-".join(map(str, found.members))
         self.collectives.setdefault(key, []).append(found.said())
+        if self.optimizing and found.op in _REDUCE:
+            self.reduced += sum(map(math.prod, found.shapes))
+        elif self.running and not _recomputed() and any("float" in each for each in found.dtypes):
+            self.within.add(key)
 
     def weighed(self, arguments: Sequence[Any]) -> None:
         """The backward pass of a loss over labels."""
@@ -1067,6 +1073,7 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
 
 _POSITIVE = (1 << 63) - 1
+_REDUCE = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 
 
 def _recomputed() -> bool:
@@ -1269,6 +1276,12 @@ def _replicas(root: nn.Module) -> tuple[int, ...]:
     if isinstance(root, DistributedDataParallel) and dist.is_initialized():
         return tuple(dist.get_process_group_ranks(root.process_group))
     return ()
+
+
+def _apart_of(root: nn.Module) -> set[str]:
+    """The names of parameters and buffers that DDP was asked to leave alone."""
+    found: Iterable[str] = getattr(root, "parameters_to_ignore", ())
+    return {canonical(each) for each in found} if isinstance(root, DistributedDataParallel) else set()
 
 
 def _data(root: nn.Module) -> tuple[int, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from contracts.checks.observe._trace import RUN, merged_of, none_of, observed
 from contracts.contract import contract
-from contracts.observe.merged import Merged
+from contracts.observe.merged import Merged, Whole
 from contracts.spec.errors import NotOffered
 from contracts.spec.observing import Observing
 
@@ -22,7 +23,8 @@ KINDS = {
 def replicas_are_equal_to_the_bit(stack: Observing) -> None:
     """Ranks that hold the same part of a weight, of a reduced gradient or of a moment hold the same bits of it, before
     and after every step. So do ranks that share a batch, of each buffer that a checkpoint keeps, unless forward passes
-    change it, as a norm's statistics of a rank's own rows.
+    change it, as a norm's statistics of a rank's own rows. Two kinds of tensors are not alike: gradients that an
+    optimizer reduces itself, and weights that begin otherwise on ranks which exchange numbers in their forward passes.
 
     Replicas drift apart without a word: the loss is a mean over them.
     """
@@ -31,12 +33,45 @@ def replicas_are_equal_to_the_bit(stack: Observing) -> None:
 
 
 def _unlike(merged: Merged) -> Iterator[str]:
+    begun = dict(_shards(merged))
     for step in range(1, merged.steps + 2):
         for kind, words in KINDS.items():
-            for name, whole in merged.tensors(kind, step).items():
-                yield from [""] * whole.replicas
-                for first, second in whole.unlike[:1]:
+            tensors = merged.tensors(kind, step)
+            unlike = sum(math.prod(each.shape) for each in tensors.values() if each.unlike)
+            reduced = min((line.get("reduced", 0) for _, line in merged.lines("step", step)), default=0)
+            if kind == "gradient" and unlike and reduced >= unlike:  # by the optimizer, behind where they were seen
+                continue
+            for name, whole in tensors.items():
+                pairs = list(_pairs(whole, begun)) if whole.unlike else []
+                yield from [""] * (len(pairs) or whole.replicas * (not whole.unlike))
+                for first, second in [pair for pair in pairs if pair][:1]:
                     yield f"step {step}: {words.format(name)} has other bits on rank {second} than on rank {first}"
+
+
+def _pairs(whole: Whole, begun: Mapping[tuple[str, int], str]) -> Iterator[tuple[int, int] | tuple[()]]:
+    """Ranks that should hold the same bits of a tensor and do not; an empty pair for two that do."""
+    firsts: dict[tuple[str, str], tuple[int, str]] = {}
+    for (part, rank), (_, line) in whole.every.items():
+        if not line["partial"]:
+            first, bits = firsts.setdefault((part, begun.get((line["name"], rank), "")), (rank, line["bits"]))
+            if first != rank:
+                yield () if bits == line["bits"] else (first, rank)
+
+
+def _shards(merged: Merged) -> Iterator[tuple[tuple[str, int], str]]:
+    """What a weight begins with on each rank, if ranks hold parts of it that nobody has named: it begins otherwise, DDP
+    does not keep it equal, and forward passes exchange numbers between the ranks, as tensor and expert parallelism do.
+    """
+    within = {rank.rank: [set(map(int, group.split("-"))) for _, line in merged.lines("step", 1)
+                          for group in line.get("within", ())] for rank in merged.trace.ranks}  # fmt: skip
+    kept = {(rank.rank, name): set(line["replicas"]) for rank, line in merged.lines("root")
+            for name in (*line["trainable"], *line["frozen"]) if name not in line.get("apart", ())}  # fmt: skip
+    for name, whole in merged.tensors("weight", 1).items():
+        if whole.unlike and all(
+            any({first, second} <= group for group in within[first]) and second not in kept.get((first, name), ())
+            for first, second in whole.unlike
+        ):
+            yield from (((name, rank), line["bits"]) for (_, rank), (_, line) in whole.every.items())
 
 
 def _unlike_buffers(merged: Merged) -> Iterator[str]:

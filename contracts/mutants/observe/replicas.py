@@ -24,6 +24,24 @@ class NeverReduces(Reference):
     edits = {"if micro == 0 else": "if True else"}
 
 
+@mutant(
+    of="OBS-02", case="one-run", says="step 1: the gradient of embed.weight has other bits on rank 1 than on rank 0"
+)
+class ReducesTheRestInTheOptimizer(Reference):
+    """The optimizer adds up the gradients itself, and leaves the first one out."""
+
+    edits = {
+        "if micro == 0 else": "if True else",
+        "        optimizer.step()": """        def reduced(optimizer, *_):
+            for each in optimizer.param_groups[0]["params"][1:]:
+                dist.all_reduce(each.grad.div_(world))
+
+        hook = optimizer.register_step_pre_hook(reduced)
+        optimizer.step()
+        hook.remove()""",
+    }
+
+
 @mutant(of="OBS-02", case="one-run", says="step 1: the updated weight embed.weight has other bits on rank 1")
 class GivesOneRankAnotherRate(Reference):
     """The learning rate is scaled by something that ranks do not agree on."""

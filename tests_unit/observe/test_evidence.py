@@ -1,0 +1,152 @@
+"""Which ranks hold the same is known by evidence: optimizers that reduce, and tensor parallelism by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from click.testing import CliRunner  # noqa: E402
+
+from contracts.harness.cli import main  # noqa: E402
+from contracts.stacks.reference.answers.observing import observe  # noqa: E402
+
+pytestmark = [pytest.mark.unit, pytest.mark.slow]
+
+REDUCES = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+class Reducing(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"][int("some" in sys.argv):]:
+                whole = p.grad.clone()
+                dist.all_reduce(whole)
+                p.sub_(whole, alpha=group["lr"] / dist.get_world_size())
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 64))
+opt = Reducing(net.parameters(), lr=0.1)
+for step in range(2):
+    torch.manual_seed(10 * step + dist.get_rank())
+    x = torch.randint(64, (4, 9))
+    nn.functional.cross_entropy(net(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
+    opt.step()
+    opt.zero_grad()
+"""
+HALVES = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        dist.all_reduce(x)
+        return x
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+    @staticmethod
+    def backward(ctx, g):
+        if "forgets" not in sys.argv:
+            dist.all_reduce(g)
+        return g
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(64, 16), nn.Linear(16, 64)
+        self.up, self.down = nn.Linear(16, 32 // world, bias=False), nn.Linear(32 // world, 16, bias=False)
+        torch.manual_seed(1)
+        up, down = torch.randn(32, 16) / 4, torch.randn(16, 32) / 6
+        mine = 0 if "copies" in sys.argv else rank
+        self.up.weight.data, self.down.weight.data = up.chunk(world)[mine].clone(), down.chunk(world, 1)[mine].clone()
+    def forward(self, x):
+        h = self.embed(x)
+        return self.head(h + Sum.apply(self.down(torch.relu(self.up(Copy.apply(h))))))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(2):
+    torch.manual_seed(step)
+    x = torch.randint(64, (4, 9))
+    nn.functional.cross_entropy(net(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
+    opt.step()
+    opt.zero_grad()
+"""
+RUNS: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
+    "reduces": (REDUCES, 2, ()), "some": (REDUCES, 2, ("some",)), "one": (HALVES, 1, ()), "halves": (HALVES, 2, ()),
+    "copies": (HALVES, 2, ("copies",)), "forgets": (HALVES, 2, ("forgets",)),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    for name, (script, ranks, words) in RUNS.items():
+        (folder / "train.py").write_text(script)
+        assert observe(folder, ("train.py", *words), folder / name, ranks) == [0] * ranks, name
+    return folder
+
+
+def _judged(trace: Path, tmp_path: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["judge", str(trace), "--report", str(tmp_path / "report")])
+    return done.exit_code, " ".join(done.output.split())
+
+
+def _diff(one: Path, other: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["diff", str(one), str(other)])
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize("run", ["reduces", "halves"])
+def test_a_healthy_run_violates_nothing_and_is_equal_to_itself(traces: Path, tmp_path: Path, run: str) -> None:
+    code, said = _judged(traces / run, tmp_path)
+    assert code == 0, said
+    assert _diff(traces / run, traces / run)[0] == 0
+
+
+def test_a_gradient_that_the_optimizer_leaves_out_is_named(traces: Path, tmp_path: Path) -> None:
+    code, said = _judged(traces / "some", tmp_path)
+    assert code == 1
+    assert "OBS-02[one-run] got step 1: the gradient of 0.weight has other bits on rank 1 than on rank 0" in said
+
+
+def test_a_gradient_of_a_replica_beside_shards_is_named(traces: Path, tmp_path: Path) -> None:
+    """The backward pass of a layer that is cut by columns adds nothing up."""
+    code, said = _judged(traces / "forgets", tmp_path)
+    assert code == 1
+    assert "OBS-02[one-run] got step 1: the gradient of embed.weight has other bits on rank 1 than on rank 0" in said
+
+
+def test_shards_by_hand_are_those_of_the_whole(traces: Path) -> None:
+    code, said = _diff(traces / "one", traces / "halves")
+    assert code == 0, said
+    code, said = _diff(traces / "one", traces / "forgets")
+    assert code == 1
+    assert "first in step 1, gradient: embed.weight: " in said
+
+
+def test_ranks_that_hold_the_same_shard_are_named(traces: Path) -> None:
+    code, said = _diff(traces / "one", traces / "copies")
+    assert code == 1
+    assert "initial weights: up.weight: 2 ranks hold 1 different parts of shape (16, 16) of (32, 16)" in said
