@@ -226,7 +226,7 @@ class Merged:
             seen.add(_consumed(line))
 
 
-_OF_A_PASS = frozenset({"input", "forward", "drawn", "loss", "labels", "routed", "statistics", "clip"})
+_OF_A_PASS = frozenset({"input", "forward", "drawn", "loss", "labels", "routed", "statistics", "clip", "told"})
 
 
 def _kept(lines: Sequence[Line]) -> Iterator[Line]:

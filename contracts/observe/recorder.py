@@ -20,6 +20,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from contracts.instruments import traffic
-from contracts.observe import consumed, device, phases, placement, routing
+from contracts.observe import around, consumed, device, phases, placement, routing
 from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
@@ -48,7 +49,7 @@ _Place = tuple[Any, str]
 """A weak reference to a module, and the name that it gives to a parameter."""
 MOST_ROWS = 4096
 MOST_COLLECTIVES = 20_000
-_ROW = key_of("rankproof row", 0)
+_ROW = key_of("rankproof row", 0) >> 1
 
 
 class Recorder:
@@ -85,6 +86,9 @@ class Recorder:
         self.parameters: dict[int, str] = {}
         self.modules: dict[int, str] = {}
         self.depth, self.busy, self.on = 0, False, False
+        self.inside: tuple[FrameType, nn.Module] | None = (
+            None  # a root whose `forward` was called by name, and its frame
+        )
         self.running = False  # whether a root's forward pass under grad is under way
         self.rows: Tensor | None = None  # a number for each row, where outputs can be told by rows
         self.tokens: tuple[int, ...] = ()
@@ -166,7 +170,7 @@ class Recorder:
             undo()
         self._undo.clear()
         self.roots, self.optimizers, self.readers, self.routing = [], [], [], []
-        self.phases = {}
+        self.phases, self.inside = {}, None
 
     def fails(self, error: Exception) -> None:
         """What the recorder cannot do ends the observing, and not the script."""
@@ -234,19 +238,40 @@ class Recorder:
                 self._write_buffers()
         if self.depth > 1 or _recomputed():
             return
+        frame, owner = around.around(module)
+        if self.inside is not None and self.inside[0] is frame:
+            return
         # torch gives a global pre-hook no keyword arguments; they stand in the frame that calls it
         named = sys._getframe(1).f_locals.get("kwargs") or {}
         training = torch.is_grad_enabled()
         with _Apart(self):
+            self._ends_inside()
+            if frame is not None and owner is not None:
+                module, arguments, named, self.inside = owner, (), around.given(frame), (frame, owner)
             self._root_begins(module, arguments, named, training)
             if self.due and not _replicas(module):
                 self._write_buffers()
+
+    def _ends_inside(self) -> None:
+        """The pass of a root whose `forward` was called by name ends where something else begins."""
+        if self.inside is not None:
+            root, self.inside = self.inside[1], None
+            if self.buffers is not None:
+                self._evaluation_ends(self.buffers)
+            if self.running:
+                self._pass_ends(root)
+
+    def _pass_ends(self, root: nn.Module) -> None:
+        self._write_statistics()
+        self._add("drawn", step=self.step, microbatch=self.microbatch, drawn=_random_state(root) != self.random)
+        self.running, self.rows = False, None
 
     def _after_module(self, module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
         if torch.compiler.is_compiling() or self.busy or not self.on:
             return
         self.depth = max(0, self.depth - 1)
-        if self.depth == 0 and self.buffers is not None:
+        outermost = self.depth == 0 and self.inside is None
+        if outermost and self.buffers is not None:
             with _Apart(self):
                 self._evaluation_ends(self.buffers)
         if _recomputed() or self.step == 0 or not self.running:
@@ -255,11 +280,8 @@ class Recorder:
             self._routed(module, arguments, result)
             if self.rows is not None:
                 self._module_ends(module, result)
-            if self.depth == 0:
-                self._write_statistics()
-                drawn = _random_state(module) != self.random
-                self._add("drawn", step=self.step, microbatch=self.microbatch, drawn=drawn)
-                self.running, self.rows = False, None
+            if outermost:
+                self._pass_ends(module)
 
     def _root_begins(
         self, root: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], training: bool
@@ -466,6 +488,8 @@ class Recorder:
     def _begin_step(self, *, running: bool = True) -> None:
         """End the step before, and write what the weights are before the next one; `running` says whether there is
         one."""
+        if not running:
+            self._ends_inside()
         self._write_collectives()
         for each, found in self.counted.items():
             self._add("counted", step=self.step, name=each, values=found, again=self.recounts)
@@ -625,6 +649,7 @@ class Recorder:
         return backward
 
     def _before_backward(self, tensors: Any) -> None:
+        self._ends_inside()
         self._write_waiting()
         self._write_left(first=self.backward == 0)
         self.backward += 1
@@ -1113,19 +1138,21 @@ def _rows(tensors: Mapping[str, Tensor], later: bool) -> tuple[Tensor | None, Te
     count = first.shape[0]
     tokens = tuple(first.shape[:2]) if not first.is_floating_point() else (count,)
     held = {name: each for name, each in local.items() if each.shape[0] == count and not each.is_complex()}
-    rows = _numbers(held.values(), count, mask)
+    place = next(iter(held.values())).device if _on_one_device(held.values()) else torch.device("cpu")
+    summed = {name: _summed(each, count, mask, place) for name, each in held.items()}
+    rows = _numbers(*summed.values())
     # by its name, or the first that is no mask
     whole = {name: each for name, each in held.items() if each.dtype in (torch.int64, torch.int32)}
-    named = next((each for name, each in whole.items() if name.endswith("input_ids")), None)
+    named = next((name for name in whole if name.endswith("input_ids")), "")
     if len(local) == 1:
         return rows, rows, tokens
-    if named is None and device.here(rows) and not later:  # the device knows which is no mask; nothing waits for it
+    if not named and device.here(rows) and not later:  # the device knows which is no mask; nothing waits for it
         ids = rows
-        for each in reversed(whole.values()):
-            ids = torch.where((each > 1).any(), _numbers([each], count, mask), ids)
+        for name in reversed(whole):
+            ids = torch.where((whole[name] > 1).any(), _numbers(summed[name]), ids)
         return rows, ids, tokens
-    found = named if named is not None else next((each for each in whole.values() if bool((each > 1).any())), None)
-    return rows, rows if found is None else _numbers([found], count, mask), tokens
+    found = named or next((name for name, each in whole.items() if bool((each > 1).any())), "")
+    return rows, _numbers(summed[found]) if found else rows, tokens
 
 
 _BESIDE = frozenset({"attention_mask", "position_ids", "cache_position"})
@@ -1136,22 +1163,26 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _numbers(tensors: Iterable[Tensor], count: int, mask: Tensor | None) -> Tensor:
-    """A number for each row, whatever its tensors are called and in which order they are given; on the device of the
-    tensors if that sums up what is on it, else on the CPU. What a mask leaves out does not count."""
+def _on_one_device(tensors: Iterable[Tensor]) -> bool:
+    """Whether one device sums up what is on it; else the CPU does."""
     held = list(tensors)
-    places = {each.device for each in held}
-    place = places.pop() if len(places) == 1 and all(map(device.here, held)) else torch.device("cpu")
-    rows = torch.zeros(count, dtype=torch.int64, device=place)
-    for each in held:
-        flat = each.detach().to(place).reshape(count, -1)
-        values = flat.double().view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
-        odd, values = _odd(flat.shape[1], place), values + 1
-        if mask is not None and each.shape == mask.shape:
-            kept = mask.detach().to(place) != 0
-            odd, values = odd[(kept.cumsum(1) - 1).clamp(min=0)], values * kept
-        rows = rows + hashed(_ROW, (values * odd).sum(1))
-    return hashed(_ROW, rows) & _POSITIVE
+    return len({each.device for each in held}) == 1 and all(map(device.here, held))
+
+
+def _summed(tensor: Tensor, count: int, mask: Tensor | None, place: torch.device) -> Tensor:
+    """A number for what each row has of a tensor; what a mask leaves out does not count."""
+    flat = tensor.detach().to(place).reshape(count, -1)
+    values = (flat.double().view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)) + 1
+    odd = _odd(flat.shape[1], place)
+    if mask is not None and tensor.shape == mask.shape:
+        kept = mask.detach().to(place) != 0
+        odd, values = odd[(kept.cumsum(1) - 1).clamp(min=0)], values * kept
+    return (values * odd).sum(1)
+
+
+def _numbers(*summed: Tensor) -> Tensor:
+    """A number for each row, whatever its tensors are called and in which order they are given."""
+    return hashed(_ROW, sum(each * (each ^ _ROW) for each in summed[1:]) + summed[0] * (summed[0] ^ _ROW)) & _POSITIVE
 
 
 @functools.lru_cache(maxsize=64)

@@ -84,10 +84,9 @@ def a_step_has_the_microbatches_that_were_told(stack: Observing) -> None:
     """
     merged = observed(stack)
     told: dict[tuple[int, int], list[int]] = {}  # a step that a scaler skips is told again
-    for rank in merged.trace.ranks:
-        for line in rank.of("told"):
-            if line["step"] <= merged.steps:
-                told.setdefault((rank.rank, line["step"]), []).append(line["microbatches"])
+    for step in range(1, merged.steps + 1):
+        for rank, line in merged.lines("told", step):
+            told.setdefault((rank.rank, step), []).append(line["microbatches"])
     dropped = list(_dropped(merged))
     if not told and not dropped:
         raise NotOffered("the script told no number of microbatches", "case")
