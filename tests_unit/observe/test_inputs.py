@@ -51,6 +51,7 @@ CALLS: dict[str, Call] = {
     "a tuple": lambda net, x, y: net((x, y)),
     "named": lambda net, x, y: net(x=x, y=y),
     "a mask of ones": lambda net, x, y: net(**_masked(x, y)),
+    "forward by its name": lambda net, x, y: net.forward(x, y),
     "padded": lambda net, x, y: net(**_masked(x, y, 3)),
     "padded on the left": lambda net, x, y: net(**_masked(x, y, 2, left=True)),
 }

@@ -67,7 +67,7 @@ def _observed(tmp_path: Path, how: str) -> Path:
     command = [sys.executable, "-P", "-m", "contracts.harness.cli", "observe", "--out", "trace", "train.py", how]
     environment = {**without(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return tmp_path / "trace"
