@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.history import Fix, drawn, judged, kept
+from benchmarks.history import Fix, Row, drawn, fate_of, judged, kept
+from benchmarks.history_page import PAGE, counted, fates, page, stored
 from tests_unit._parties.running import ROOT
 from tests_unit.gate.test_base_and_head import ADAPTER, VERSIONS
 from tests_unit.test_answering import checkout as repository
@@ -66,3 +68,41 @@ def test_what_cannot_be_asked_or_is_set_aside_says_so(fork: Path, tmp_path: Path
     why = {"commit": fix.commit, "kind": "device", "why": "streams"}
     (row,) = kept(fork, [fix], [why], sys.executable, tmp_path)
     assert (row.fate, row.first) == ("device", "streams")
+
+
+def test_the_page_has_the_results_that_are_stored() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert page(text, *stored()) == text, "python -m benchmarks.history_page"
+    rules, rows, _ = stored()
+    _, now, of = counted(fates(rows, rules.get("note", ()), rules["aside"]), rules["aside"])
+    assert f"{now} of {of}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_fix_that_was_judged_twice_shows_both_and_one_set_aside_neither() -> None:
+    row = Row(
+        commit="c0ffee0", day="2026-05-01", subject="Fix [x]", stack="ours", profile="PAT", fate="blind", first="-"
+    )
+    again = replace(row, fate="named", first="PAT-01: violated: 3|4", seconds=61.2, red_s=12.0)
+    other = replace(row, commit="facade0")
+    aside = [
+        {"commit": "facade0", "kind": "device", "why": "a kernel"},
+        {"commit": "f", "kind": "question", "why": "x"},
+    ]
+    rules = {"rule": [{"takes": 4}], "aside": aside, "note": [{"commit": "c0ffee0", "why": "told [now]"}]}
+    marks = "".join(f"<!-- {mark} -->old<!-- /{mark} -->" for mark in ("named", "aside", "months"))
+    month = {"stack": "ours", "month": "2026-05", "commit": "c0ffee0", "answered": 3, "of": 4}
+    text = page(marks, rules, [row, other, again], [month])
+    assert "ours `c0ffee0` | Fix \\[x] | blind | named | told \\[now] | 61 | 12 s" in text
+    assert "The rules take 4 fixes. 1 are set aside (1 device), and 1 were not judged yet" in text
+    assert "**Of the other 2, 1 are named** (50 %); 0 were when they were first" in text
+    assert "| ours | 2026-05 | `c0ffee0` | 3 of 4 | 75 % |" in text
+    assert "old" not in text.replace("told", "")
+
+
+def test_a_fault_is_named_by_a_violation_and_not_by_what_is_no_longer_offered() -> None:
+    lost = {"item": "PAT-01", "kind": "lost", "head": {"outcome": "not offered", "words": "no such option"}}
+    red = {"item": "PAT-02[x]", "kind": "worse", "head": {"outcome": "violated", "words": "3 and\n4"}}
+    assert fate_of([lost], "VIOLATED: (1 lost, 3 hold)") == ("not asked", "PAT-01: not offered: no such option")
+    assert fate_of([lost, red], "VIOLATED: (1 lost, 3 hold)") == ("named", "PAT-02[x]: violated: 3 and 4")
+    assert fate_of([], "CONFORMANT: (3 hold)")[0] == "blind"
+    assert fate_of([], "NOTHING RAN: (3 judged on neither side)")[0] == "not asked"
