@@ -87,12 +87,13 @@ lint: $(READY)  ## ruff, its formatter, mypy --strict
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-snapshots: $(READY)  ## write snapshots/, docs/schema/ and docs/questions.md anew; read the diff before you commit it
+snapshots: $(READY)  ## write snapshots/, docs/schema/ and the generated pages anew; read the diff before you commit it
 	@$(BIN)/python -m contracts.stacks.protocol docs/schema/rankproof-1.json
 	$(BIN)/python -m contracts.court.record docs/schema/run-1.json
 	$(BIN)/python -m contracts.stacks.reference.receipts.receipt docs/schema/receipt-1.json
 	$(BIN)/python -m contracts.harness.question_pages docs/questions.md
 	$(BIN)/python -m contracts.harness.convention_page docs/conventions.md
+	$(BIN)/python -m contracts.court.promises docs/promises.md
 	$(BIN)/pytest -m unit -n 0 --snapshot-update \
 	  tests_unit/test_law_table.py tests_unit/test_snapshots.py tests_unit/test_cli.py tests_unit/memory/test_budget.py
 

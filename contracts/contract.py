@@ -103,21 +103,13 @@ class Contract:
         return self.id.split("-")[0]
 
     @property
-    def of_the_court(self) -> bool:
-        """Whether it is a contract of the gate itself, which judges the suite (`Court`) instead of the stack."""
-        return all(questions()[asked].of_the_court for asked in self.asks)
-
-    @property
     def of_numbers(self) -> bool:
         """Whether it asks for tensors, so that its check needs torch."""
         return any(questions()[asked].of_numbers for asked in self.asks)
 
     def ranks(self, case: str) -> int:
-        """How many ranks judge a case: in tier dist the argument `world` of the check, otherwise one.
-
-        A contract of the gate itself has one, which starts the ranks that it needs.
-        """
-        if self.tier != "dist" or self.of_the_court:
+        """How many ranks judge a case: in tier dist the argument `world` of the check, otherwise one."""
+        if self.tier != "dist":
             return 1
         world = inspect.signature(self.check).bind(None, *self.asked[case]).arguments["world"]
         assert isinstance(world, int)
@@ -279,7 +271,7 @@ def contract(
             leaner=_leaner(written, wanted, frozenset(sheds)), needs=wanted, sheds=frozenset(sheds),
             conventions=conventions, float32=float32,
         )  # fmt: skip
-        if tier == "dist" and not entry.of_the_court and "world" not in inspect.signature(check).parameters:
+        if tier == "dist" and "world" not in inspect.signature(check).parameters:
             raise AssertionError(f"{id} is judged by several ranks; its parameter `world` must say by how many")
         LAW.add(entry)
         return check

@@ -54,10 +54,11 @@ RUNS: dict[str, tuple[object, ...]] = {
     "list": ("list", "--profile", "TOPO-02,PREC-04", "--cases"),
     "explain": ("explain", "TOPO-02"),
     "explain-untested": ("explain", "PREC-04b"),
+    "explain-promise": ("explain", "GATE-15a"),
     "emit": EMIT,
     "emit-json": (*EMIT, "--json"),
     "emit-set": ("emit", PRESET, "--set", "optim.lr=1e-3", "--set", "seed=7", "--mode", "author_dp", "--json"),
-    "selftest": ("selftest", "--only", "GATE-0", "--with", "none", "--report", "kills"),
+    "selftest": ("selftest", "--only", "TOPO-0", "--with", "none", "--report", "kills"),
     # bad input
     "stack-unknown": (*CHECK, "--stack", "refrence"),
     "stack-without-module": (*CHECK, "--stack", "no.such.module:Stack"),
@@ -80,6 +81,7 @@ RUNS: dict[str, tuple[object, ...]] = {
     "emit-not-offered": ("emit", PRESET, "--stack", f"{BAD}:Hangs"),
     "emit-broken": ("emit", PRESET, "--stack", f"{BAD}:AnswersNan"),
     "id-unknown": ("explain", "TOPO-2"),
+    "profile-of-promises": (*CHECK, "--profile", "GATE-04"),
     "prefix-unknown": ("selftest", "--only", "NOPE"),
     "run-missing": ("report", "nowhere"),
     "run-is-an-empty-folder": ("report", "empty"),
@@ -125,6 +127,10 @@ BAD_INPUT: dict[str, tuple[int, str]] = {  # exit code, words of the one error
     "emit-not-offered": (USAGE, "not offered: bad does not offer preset, launch"),
     "emit-broken": (BROKEN, "which is not a Recipe"),
     "id-unknown": (USAGE, "the nearest are TOPO-02"),
+    "profile-of-promises": (
+        USAGE,
+        "names promises of the suite itself, which no stack is asked; rankproof explain GATE",
+    ),
     "prefix-unknown": (USAGE, "--only = 'NOPE': selects no contract"),
     "run-missing": (USAGE, "cannot be read: No such file or directory"),
     "run-is-an-empty-folder": (USAGE, "cannot be read: No such file or directory"),
@@ -333,6 +339,9 @@ def test_explain_tells_promise_story_cases_mutants_and_how_to_see_it_fail(runs: 
                   "forgets_pipeline (DPS-01)", "rankproof selftest --only TOPO-02"):  # fmt: skip
         assert words in said
     assert "Not judged yet: " in runs["explain-untested"].stdout
+    said = runs["explain-promise"].stdout
+    assert "held by\n  tests_unit/gate/test_tolerances.py::test_rounding_is_no_difference\n" in said
+    assert "not held: that the verdict on the reference is the same" in said
 
 
 STUB = """#!/bin/sh

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 from contracts.contract import LAW
+from contracts.court import promises
+from contracts.court.promises import PROMISES
 from contracts.court.sources import BUGS, DOCUMENTS, FAULTS, PAGE, explained
 from contracts.harness import convention_page
 from contracts.harness.families import read_checks
@@ -59,6 +62,23 @@ def test_the_page_of_conventions_is_current() -> None:
     )
 
 
+def test_the_page_of_promises_is_current() -> None:
+    assert _text("docs/promises.md") == promises.page(), "write it: python -m contracts.court.promises docs/promises.md"
+
+
+@pytest.mark.parametrize("id", PROMISES)
+def test_each_test_that_holds_a_promise_is_there(id: str) -> None:
+    """A name that pytest collects: a function of the module, or of a class whose name begins with Test."""
+    assert PROMISES[id].tests or PROMISES[id].lacks
+    for name in PROMISES[id].tests:
+        file, *path = name.split("::")
+        body = ast.parse(_text(file)).body
+        for part in path:
+            [found] = [each for each in body if isinstance(each, (ast.ClassDef, ast.FunctionDef)) and each.name == part]
+            assert found.name.startswith("Test" if isinstance(found, ast.ClassDef) else "test_")
+            body = found.body
+
+
 def test_each_promise_under_attack_has_tests() -> None:
     rows = re.findall(
         r"^\| .* \| ([^|]+) \|$", _text("docs/gate.md").partition("## Promises under attack")[2], re.MULTILINE
@@ -69,7 +89,7 @@ def test_each_promise_under_attack_has_tests() -> None:
     for row in rows:
         for named in re.findall(r"`([^`]+)`|(GATE-\w+)", row):
             name = "".join(named)
-            known = name in LAW.contracts or re.search(rf"\b{re.escape(name)}\b", everything)
+            known = name in PROMISES or re.search(rf"\b{re.escape(name)}\b", everything)
             assert any(path.name == Path(name).name for path in tests) if name.endswith(".py") else known, name
 
 
@@ -101,7 +121,7 @@ def test_every_part_of_a_source_leads_somewhere(source: str) -> None:
         if anchor is not None:
             lost += [line] if anchor[1] not in _anchors(ROOT / PAGE) else []
         elif command is not None:
-            lost += [line] if command[1] not in LAW.contracts else []
+            lost += [line] if command[1] not in PROMISES else []
         elif linked is None and not line.startswith(OTHERS):
             lost.append(line)
     assert not lost

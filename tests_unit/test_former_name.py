@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from contracts.checks._support.recorded_runs import RECEIPT
-from contracts.checks.gate._recorded_run import TODAY, A, recorded
 from contracts.court import record
 from contracts.spec import codec, manifest
 from contracts.spec.errors import Refused
@@ -20,6 +19,7 @@ from contracts.spec.receipt import SCHEMA
 from contracts.stacks.reference.receipts import receipt as receipts
 from contracts.stacks.reference.train import read
 from tests_unit._parties.running import ROOT, rankproof
+from tests_unit.gate._recorded_run import TODAY, A, recorded
 
 pytestmark = pytest.mark.unit
 

@@ -6,6 +6,7 @@ A few hundred inputs each in every run; 100,000 each with `make fuzz`.
 from __future__ import annotations
 
 import copy
+import datetime
 import itertools
 import json
 import re
@@ -20,11 +21,9 @@ import pytest
 
 import contracts.harness
 from contracts.checks._support.recorded_runs import RECEIPT
-from contracts.checks.gate._recorded_run import TODAY, A, B, declared, recorded
 from contracts.checks.manifest.run_states import DETACHED
 from contracts.contract import LAW
 from contracts.court import deviations, profiles, record
-from contracts.court.court import Court
 from contracts.harness import detection, kill_matrix, telemetry
 from contracts.harness.commands.installation import read_plan, read_table
 from contracts.harness.commands.storage import read_map
@@ -49,6 +48,7 @@ from contracts.stacks.protocol import PROTOCOL
 from contracts.stacks.reference.launch import overrides
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import reply
+from tests_unit.gate._recorded_run import TODAY, A, B, declared, recorded
 
 FEW, MANY = 150, 100_000
 JUNK = (
@@ -148,7 +148,8 @@ def _read_back(text: str) -> object:
 
 
 _RUN = recorded((A, "violated"), (B, "holds"), deviations=(declared("pp2-tp2"),))
-_PART = "".join(Court().write_run(_RUN, TODAY).splitlines(keepends=True)[:-1])
+_RECORD = record.write(_RUN, datetime.date.fromisoformat(TODAY))
+_PART = "".join(_RECORD.splitlines(keepends=True)[:-1])
 _HELLO = {"protocol": PROTOCOL, "id": 1, "answer": {
     "name": "p", "version": "1", "offers": ["blocks"], "layouts": [], "labels": {"blocks": "x"}, "persistent": False,
     "abilities": codec.encode(Abilities(has=frozenset({"experts"}))), "conventions": {"rope-angles": "float32"},
@@ -215,7 +216,7 @@ def _readers(folder: Path) -> Mapping[str, Reader]:
         "recipe": Reader(read=lambda text: codec.loads(Recipe, text), example=recipe, json=True),
         "answer": Reader(read=lambda text: codec.loads(questions()["topology"].answer, text), example=mesh, json=True),
         "hello": Reader(read=_hello, example=json.dumps(_HELLO), errors=(Unreachable, NotOffered, Refused), json=True),
-        "record": Reader(read=record.read, example=Court().write_run(_RUN, TODAY)),
+        "record": Reader(read=record.read, example=_RECORD),
         "part of a record": Reader(read=record.read_part, example=_PART),
         "deviations": Reader(read=_of(folder / "d.toml", deviations.load), example=_DEVIATION),
         "mountinfo": Reader(read=storage.parse_mountinfo, example=_MOUNTS),
@@ -342,8 +343,8 @@ def test_a_reader_takes_no_time_for_long_lines(name: str, pairs: bool, tmp_path:
         ("deviations", f"a = {'9' * 5000}", "is not TOML"),
         ("hello", json.dumps(_HELLO).replace('["blocks"]', '[["a"]]'), "did not introduce itself"),
         ("mountinfo", f"{'9' * 5000} 1 8:1 / / rw - ext4 /dev/root rw\n", "is not a mount"),
-        ("record", Court().write_run(_RUN, TODAY).replace('{"result":', '{"result":1,"result":', 1), "is not JSON"),
-        ("record", Court().write_run(_RUN, TODAY).replace("my.stack", "\ud800.stack", 1), "belongs to other lines"),
+        ("record", _RECORD.replace('{"result":', '{"result":1,"result":', 1), "is not JSON"),
+        ("record", _RECORD.replace("my.stack", "\ud800.stack", 1), "belongs to other lines"),
     ],
 )  # fmt: skip
 def test_what_once_raised_something_else_is_refused(name: str, text: str, says: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from contracts.court.promises import PROMISES
 from contracts.court.verdict import JUDGED, OWED
 from contracts.spec.errors import Refusals
 from contracts.spec.records import Baseline, Before, Header, Result, Run, Verdict
@@ -34,11 +35,13 @@ def unlike(earlier: Header, name: str, profile: str, ranks: int, device: str) ->
 def baseline(earlier: Run, judged: Verdict, of: Header) -> Baseline:
     """What a run with the header `of` must judge because an earlier run did; `judged` is the verdict on that one.
 
+    What an older suite judged of itself there (`contracts.court.promises`) is asked of no stack.
+
     Raises:
         Refused: when the two cannot be compared, or nothing was judged there.
     """
     unlike(earlier.header, of.subject.name, of.profile, of.ranks, of.device)
-    items = tuple(result.item for result in judged.results if result.outcome in OWED)
+    items = tuple(each.item for each in judged.results if each.outcome in OWED and each.id not in PROMISES)
     if not items:
         found = Refusals()
         found.add("baseline", str(judged.word), "judged nothing, so that nothing can be lost", "give another record")

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from contracts.court.promises import PROMISES
 from contracts.spec.errors import refuse
 from contracts.spec.lacks import LACKS, Lack
 from contracts.spec.records import Item, Plan, Result, Run, Verdict
-from contracts.spec.stack import questions
 
 ANSWERED = ("holds", "violated", "deviates")
 _LOST = ("not run", "broken")
@@ -72,8 +72,8 @@ class Coverage:
 def coverage(run: Run, judged: Verdict, part: Part | None = None) -> Coverage:
     """The coverage of a run, or of a part of it.
 
-    Contracts of the gate itself and those without a check are left out: no stack answers them. A case that is asked on
-    several rungs (`tp2-sp@pairs`) counts once, by the best that became of it.
+    Contracts without a check are left out, and so is what an older record judged of the suite itself: no stack answers
+    them. A case that is asked on several rungs (`tp2-sp@pairs`) counts once, by the best that became of it.
 
     Raises:
         Refused: where the run did not plan all of the part.
@@ -88,7 +88,7 @@ def coverage(run: Run, judged: Verdict, part: Part | None = None) -> Coverage:
     best: dict[Item, str] = {}
     for result in judged.results:
         item, became = _as_written(Item(id=result.id, case=result.case)), _became(result)
-        if result.outcome == "untested" or _of_the_court(run, result.id) or (wanted is not None and item not in wanted):
+        if result.outcome == "untested" or result.id in PROMISES or (wanted is not None and item not in wanted):
             continue
         if item not in best or _ORDER.index(became) < _ORDER.index(best[item]):
             best[item] = became
@@ -115,12 +115,6 @@ def _became(result: Result) -> str:
 def _share(became: Iterable[str]) -> Share:
     found = Counter(became)
     return Share(planned=found.total(), counts={each: found[each] for each in (*ANSWERED, *LACKS, *_LOST)})
-
-
-def _of_the_court(run: Run, id: str) -> bool:
-    statement = run.plan.promises.get(id)
-    asks = statement.asks if statement else ()
-    return bool(asks) and all(name in questions() and questions()[name].of_the_court for name in asks)
 
 
 def _json(share: Share) -> dict[str, object]:

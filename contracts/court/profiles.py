@@ -16,13 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from contracts.contract import TIERS, Contract, Law, Untested
+from contracts.court.promises import FAMILY
 from contracts.spec.abilities import Abilities, Absence
 from contracts.spec.errors import refuse
 from contracts.spec.records import Choice, Item, Plan, Statement
 
 _FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "launch": ("GATE", "PAT", "NAME", "REC", "PREC", "ARGV", "ENV", "TOPO"),
-    "machine": ("GATE", "PREF", "INST", "STOR", "RCPT", "CMP", "MANI", "MEM", "KRN", "GOOD"),
+    "launch": ("PAT", "NAME", "REC", "PREC", "ARGV", "ENV", "TOPO"),
+    "machine": ("PREF", "INST", "STOR", "RCPT", "CMP", "MANI", "MEM", "KRN", "GOOD"),
 }
 
 NAMED: Mapping[str, str] = {
@@ -199,6 +200,9 @@ def _words(law: Law, profile: str) -> tuple[str, ...]:
     """The words of a profile, each of which selects something."""
     words = tuple(dict.fromkeys(word.strip() for word in profile.split(",") if word.strip()))
     for word in words:
+        if word.upper().startswith(FAMILY):
+            raise refuse("profile", word, "names promises of the suite itself, which no stack is asked",
+                         f"rankproof explain {FAMILY} prints them and the tests that hold them")  # fmt: skip
         if word not in NAMED and not any(_matches(word, id, case) for id in law.ids() for case in _cases(law, id)):
             raise refuse("profile", word, "selects no contract", f"the nearest are {', '.join(nearest(law, word))}")
     return words

@@ -76,7 +76,7 @@ def ranks_words(item: Item, judged: int = 1) -> list[str]:
     contract = LAW.contracts.get(item.id)
     if contract is None:
         return ["--ranks", str(judged)] if judged > 1 else []
-    if contract.tier != "dist" or contract.of_the_court or item.case not in contract.asked:
+    if contract.tier != "dist" or item.case not in contract.asked:
         return []
     return ["--ranks", str(max(2, contract.ranks(item.case)))]
 

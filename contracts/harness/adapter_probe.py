@@ -50,7 +50,7 @@ def plan_of(offers: Collection[str], law: Law = LAW, abilities: Abilities | None
 
 
 def _suffices(contract: Contract, offers: Collection[str]) -> bool:
-    return not contract.of_the_court and set(contract.asks) <= set(offers)
+    return set(contract.asks) <= set(offers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def unlocked(offers: Collection[str], law: Law = LAW) -> list[Unlocked]:
 
     A set that contains a better one is left out: it is proposed again when that one is answered.
     """
-    lacking = {c.id: frozenset(c.asks) - set(offers) for c in law.contracts.values() if not c.of_the_court}
+    lacking = {c.id: frozenset(c.asks) - set(offers) for c in law.contracts.values()}
     gained = {
         together: Counter(law.contracts[id].tier for id, lacks in lacking.items() if lacks and lacks <= together)
         for together in lacking.values()

@@ -2,8 +2,7 @@
 
 `python -m contracts.harness.contract_count STACK PROFILE` prints the number.
 
-GATE contracts are left out: they are judged whichever stack is under test, and a tier that would judge nothing else
-need not be started.
+A tier that would judge nothing need not be started.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def contract_count(law: Law, profile: str, subject: Party) -> int:
     found = set()
     for item in plan.items:
         contract = law.contracts.get(item.id)
-        if contract is None or contract.of_the_court or not set(contract.asks) & subject.offers:
+        if contract is None or not set(contract.asks) & subject.offers:
             continue
         if abilities is None or abilities.absence(contract.features(item.case), contract.asks) is None:
             found.add(item.id)

@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from contracts.contract import LAW, Contract, Law, Mutant
-from contracts.court.court import Court
 from contracts.court.judge import fate_of, judge
 from contracts.harness import parties, selftest
 from contracts.harness.families import read_checks
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.loss_curves import Curves, Watched
-from contracts.harness.plugin import OWN_RANKS_S, PROPERTY, SLOW_S, result_of
+from contracts.harness.plugin import PROPERTY, SLOW_S, result_of
 from contracts.harness.progress import WATCHED, Told
 from contracts.harness.selftest import Matrix
 from contracts.instruments.ranks import here
@@ -44,11 +43,7 @@ class Trial:
 
     def judged(self) -> tuple[Result, Curves]:
         """The result of this rank, and what loss and gradient norm alone would have shown."""
-        if self.mutant is not None:
-            party = self.mutant.make()
-        else:
-            party = Court() if self.contract.of_the_court else parties.load("reference")
-        watched = Watched(party)
+        watched = Watched(parties.load("reference") if self.mutant is None else self.mutant.make())
         return judge(self.contract, self.case, watched), watched.curves
 
 
@@ -87,8 +82,6 @@ def _fits(contract: Contract, case: str) -> bool:
 
 def _mark(trial: Trial) -> pytest.MarkDecorator:
     ranks = trial.contract.ranks(trial.case)
-    if trial.contract.of_the_court:
-        return pytest.mark.dist(ranks=ranks, timeout=OWN_RANKS_S)
     return pytest.mark.dist(world=ranks, timeout=SLOW_S if trial.contract.slow else None)
 
 

@@ -23,7 +23,7 @@ FAMILIES: Mapping[str, str] = {
     "STOR": "storage", "MEM": "memory", "RCPT": "receipts", "CMP": "comparison", "GOOD": "goodput",
     "KRN": "kernels", "BLK": "blocks", "MOE": "moe", "OPT": "optimizer", "PAR": "parallel",
     "PREC": "precision", "COMP": "compile", "CKPT": "checkpoint", "OBS": "observe",
-    "TRAF": "traffic", "GATE": "gate",
+    "TRAF": "traffic",
 }  # fmt: skip
 """In reading order: the beginning of its ids → its folder."""
 _ROOT = Path(contracts.__file__).parent
@@ -60,14 +60,10 @@ def ids() -> tuple[str, ...]:
 
 
 def read_checks(*beginnings: str) -> None:
-    """Import the contracts whose ids begin so, in either case; every contract where no beginning is given.
-
-    A contract of the gate judges what is planned of the whole law, so it brings all of it.
-    """
+    """Import the contracts whose ids begin so, in either case; every contract if no beginning is given."""
     begin = tuple(each.lower() for each in beginnings) or ("",)
     chosen = {id for id in ids() if id.lower().startswith(begin)}
-    every = any(id.startswith("GATE-") for id in chosen)
-    _import(module for module, there in checks().items() if every or chosen & {*there})
+    _import(module for module, there in checks().items() if chosen & {*there})
     LAW.arrange(ids())
 
 

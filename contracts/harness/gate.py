@@ -20,7 +20,6 @@ from typing import Literal
 
 from contracts.contract import LAW, Contract
 from contracts.court import device, record
-from contracts.court.court import Court
 from contracts.court.deviations import covers
 from contracts.court.judge import DEADLINE_S, judge
 from contracts.court.plain_text import fit
@@ -121,11 +120,10 @@ class Gate:
         return tuple(Unfit(id=id, words=self.unfit[id]) for id in self.plan.promises if id in self.unfit)
 
     def judge(self, item: Item) -> Result:
-        """Judge one item: on the subject, or on the court for a GATE contract; not at all where the contract is
-        unfit."""
+        """Judge one item, unless its contract is unfit."""
         if item.id in self.unfit:
             return not_judged(item, self.unfit[item.id])
-        if self.apart and not LAW.contracts[item.id].of_the_court:
+        if self.apart:
             return Result(id=item.id, case=item.case, outcome="not run", words=self.apart)
         if str(item) in self._declined:
             lack = self._declined[str(item)]
@@ -138,16 +136,15 @@ class Gate:
         missing = self.missing_ranks(item) or self.missing_device(item)
         if missing:
             return Result(id=item.id, case=item.case, outcome="not run", words=missing)
-        party = Court() if contract.of_the_court else self.subject
         helping = [assistant for _, assistant in self.assistants]
-        return fit(judge(contract, item.case, party, helping, deadline_s=self.deadline_s), self.known)
+        return fit(judge(contract, item.case, self.subject, helping, deadline_s=self.deadline_s), self.known)
 
     def missing_ranks(self, item: Item) -> str:
         """Why there are not enough ranks for an item of the dist tier; empty when there are."""
         contract = LAW.contracts[item.id]
         needed = contract.ranks(item.case)
-        if contract.tier != "dist" or contract.of_the_court or (1 < here().world >= needed):
-            return ""  # the court starts ranks of its own
+        if contract.tier != "dist" or (1 < here().world >= needed):
+            return ""
         said = f"needs {needed} ranks, and there are {here().world}"
         by_torchrun = f"torchrun --nproc-per-node {needed} -m pytest -m dist"
         return f"{said}: `rankproof check --ranks {needed} --profile '{item}'`, or `{by_torchrun}`"
@@ -268,7 +265,7 @@ def _unclaimed(subject: Party, deadline_s: float, *, numbers: bool) -> list[Uncl
     numbers only where the plan has some, because they load torch."""
     found = []
     for question in questions().values():
-        if question.of_the_court or question.name in subject.offers or (question.of_numbers and not numbers):
+        if question.name in subject.offers or (question.of_numbers and not numbers):
             continue
         if not _has(subject, question.name):
             continue

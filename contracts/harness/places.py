@@ -14,12 +14,11 @@ from typing import Any
 
 import contracts
 from contracts.contract import LAW, Contract, Mutant
-from contracts.court.court import Court
 from contracts.harness import parties
 
 _ROOT = Path(contracts.__file__).parents[1]
 _MUTANTS = "contracts.mutants."
-_OURS = ("contracts.stacks.reference.", "contracts.court.")
+_OURS = "contracts.stacks.reference."
 _BUILT = ("parts", "trainer", "parallel_trainer", "pipeline_trainer")
 """What the reference builds itself from; a mutant may build itself from something else."""
 
@@ -43,8 +42,8 @@ def _lines(file: Path) -> Mapping[str, int]:
 
 
 def answers(contract: Contract) -> dict[str, str]:
-    """Question → where the reference answers it, or the gate itself."""
-    answering: Any = Court if contract.of_the_court else type(parties.load("reference"))
+    """Question → where the reference answers it."""
+    answering: Any = type(parties.load("reference"))
     return {asked: place(getattr(answering, asked)) for asked in contract.asks if hasattr(answering, asked)}
 
 
@@ -98,7 +97,7 @@ def commands(contract: Contract, case: str = "") -> tuple[str, str]:
     check, selftest = ["rankproof", "check", "--stack", "reference"], ["rankproof", "selftest"]
     if contract.tier != "unit":
         selftest += ["--profile", contract.tier]
-    if contract.tier == "dist" and not contract.of_the_court:
+    if contract.tier == "dist":
         check += ["--ranks", str(_most(contract, (case,) if case else contract.asked))]
         selftest += ["--ranks", str(_most(contract, [each.case for each in LAW.mutants_of(contract.id)]))]
     return shlex.join([*check, "--profile", item]), shlex.join([*selftest, "--only", contract.id])

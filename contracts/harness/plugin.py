@@ -59,7 +59,6 @@ NEEDS = {
 }
 GPU = "gpu"  # a tier, its marker and its profile
 SLOW_S = 240.0  # for a contract whose compiler starts cold on every rank
-OWN_RANKS_S = 290.0  # for a GATE contract, which starts ranks of its own, one torchrun after the other
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -160,8 +159,6 @@ def _marks(gate: Gate, item: Item) -> tuple[pytest.MarkDecorator, ...]:
         return slow or (getattr(pytest.mark, contract.tier),)
     if gate.missing_ranks(item):
         return (pytest.mark.dist, *slow)
-    if contract.of_the_court:
-        return (pytest.mark.dist(ranks=1, timeout=OWN_RANKS_S), *slow)
     limit = SLOW_S if contract.slow else None
     return (pytest.mark.dist(world=contract.ranks(item.case), timeout=limit), *slow)
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from contracts.contract import LAW, Contract, Law, Mutant, Tier
 from contracts.court import fitness
-from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties
 from contracts.harness.families import read_checks, read_mutants
@@ -130,7 +129,7 @@ def run(law: Law, assistants: Iterable[Party] | None = None, tell: Telling = _no
     kills: list[Kill] = []
     for contract in law.contracts.values():
         for case in contract.asked:
-            baseline.append(judge(contract, case, Court() if contract.of_the_court else subject, helping))
+            baseline.append(judge(contract, case, subject, helping))
             tell(baseline[-1])
     for mutant in law.tried():
         kills.append(try_mutant(mutant, _contract(law, mutant.of), helping))
@@ -151,7 +150,7 @@ def sample(law: Law, helping: Iterable[Party], seed: int, tell: Telling = _nobod
     for mutants in by_family(law).values():
         for mutant in draw.sample(mutants, len(mutants)):
             contract = law.contracts[mutant.of]
-            result = judge(contract, mutant.case, Court() if contract.of_the_court else subject, helping)
+            result = judge(contract, mutant.case, subject, helping)
             if result.outcome == "not run":
                 continue
             kill = try_mutant(mutant, contract, helping)

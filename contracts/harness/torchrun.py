@@ -8,13 +8,30 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from contracts.court.torchrun_session import RESTARTS, command, environment
 from contracts.harness import child_process
+from contracts.spec import launchers
 from contracts.spec.errors import Unreachable
+from contracts.spec.interpreter import python
 from contracts.spec.redaction import secrets_here
 
 GRACE_S = 20.0  # what the ranks get after a signal before they are killed
 LOG = "ranks.log"
+RESTARTS = 3  # how many tests may kill a rank before the run is given up
+
+
+def environment() -> dict[str, str]:
+    """The environment of this process without its rank and without options or plugins for another pytest, with one
+    thread."""
+    outside = launchers.without(os.environ)
+    for inherited in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        outside.pop(inherited, None)
+    return {"OMP_NUM_THREADS": "1", **outside, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+def command(ranks: int, arguments: Sequence[str], *, restarts: int = RESTARTS) -> tuple[str, ...]:
+    """`torchrun … -m pytest …` for this interpreter, on this machine alone."""
+    launcher = python("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python")
+    return (*launcher, f"--max-restarts={restarts}", *python("-m", "pytest", *arguments))
 
 
 def run(ranks: int, arguments: Sequence[str], folder: Path, *, restarts: int = RESTARTS) -> str:

@@ -378,21 +378,3 @@ class Kill:
     loss: str = ""
     norm: str = ""
     seconds: float = 0.0
-
-
-Stop = Literal["SIGTERM", "SIGKILL", "full disk"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stopped:
-    """What a check leaves that was stopped from outside while it waited for an answer of its stack.
-
-    Args:
-        exit_code: of the command; negative where a signal ended it.
-        left: the commands of its processes that live on some seconds later.
-        word: of the record in its folder, read once nothing of it lives any more; None where there is none to be read.
-    """
-
-    exit_code: int
-    left: tuple[str, ...]
-    word: Word | None

@@ -23,8 +23,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from contracts.spec.abilities import Abilities
-from contracts.spec.array import Arrays
 from contracts.spec.blocks import Blocks
 from contracts.spec.capacity import Capacity
 from contracts.spec.checkpointing import Checkpointing
@@ -42,11 +40,10 @@ from contracts.spec.party import Party
 from contracts.spec.pattern import HybridPattern, Placement, Translation
 from contracts.spec.receipt import Evidence
 from contracts.spec.recipe import Recipe
-from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Stop, Stopped, Verdict, Violation
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.spec.traffic import Rehearsing
 from contracts.spec.training import Training
-from contracts.spec.world import RanksRun, World
+from contracts.spec.world import World
 
 
 class Stack(Party, Protocol):
@@ -175,80 +172,6 @@ class Stack(Party, Protocol):
         ...
 
 
-class Court(Party, Protocol):
-    """The gate's own questions. The suite answers them itself: the GATE contracts judge it like any other stack."""
-
-    def plan(self, profile: str) -> Plan:
-        """The items that a profile selects from the contracts, and what it leaves outside."""
-        ...
-
-    def plan_for(self, profile: str, abilities: Abilities) -> Plan:
-        """The plan for a stack that declares these abilities.
-
-        A case with leaner recipes is asked on the richest that the stack can build, and on the leanest.
-        """
-        ...
-
-    def verdict(self, run: Run, today: str) -> Verdict:
-        """The verdict on a run. `today` (ISO date) decides which deviations have expired."""
-        ...
-
-    def baseline(self, earlier: Run, run: Run, today: str) -> Run:
-        """The run with an earlier one as its baseline: the items that were judged there, as of `today`.
-
-        Raises `Refused` where the two are of different stacks, profiles, devices or numbers of ranks.
-        """
-        ...
-
-    def write_run(self, run: Run, today: str) -> str:
-        """The run as JSON lines, closed by its footer."""
-        ...
-
-    def read_run(self, text: str) -> Run:
-        """A run read back. Raises `Refused` for a record that was cut off, altered or mixed."""
-        ...
-
-    def report(self, run: Run, today: str, form: Form) -> str:
-        """The verdict on a run in one of the report forms."""
-        ...
-
-    def fate(self, result: Result, says: str) -> Fate:
-        """What the result of a mutant proves, when `says` are the words it must provoke."""
-        ...
-
-    def unfit(
-        self, baseline: tuple[Result, ...], kills: tuple[Kill, ...], unguarded: tuple[str, ...]
-    ) -> Mapping[str, str]:
-        """The contracts that may not judge after this self-test, each with the reason.
-
-        `baseline` holds their results on the correct stack; `unguarded` names the contracts without a mutant.
-        """
-        ...
-
-    def run_ranks(self, tests: str, ranks: int, limit_s: float) -> RanksRun:
-        """Run a pytest file on several ranks of this machine. One phase of a test may take `limit_s` seconds."""
-        ...
-
-    def stopped(self, by: Stop) -> Stopped:
-        """Check a stack that does not answer, and stop the check from outside. The stack answers once it is over."""
-        ...
-
-
-class CourtOfNumbers(Party, Protocol):
-    """The gate's own questions about tensors."""
-
-    def differences(self, got: Arrays, want: Arrays) -> str:
-        """How the gradients of one pass differ from the expected ones, by name, in words.
-
-        Empty when they differ by rounding alone.
-        """
-        ...
-
-    def parts(self, got: Arrays, want: Arrays) -> tuple[Violation, ...]:
-        """What a violation carries when a check finds that the gradients of one pass differ: each tensor by itself."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """One question with the types of its parameters and of its answer."""
@@ -257,7 +180,6 @@ class Question:
     parameters: Mapping[str, Any]
     answer: Any
     doc: str
-    of_the_court: bool = False
     of_numbers: bool = False
 
 
@@ -274,7 +196,7 @@ def questions() -> Mapping[str, Question]:
 
 def _read_questions() -> dict[str, Question]:
     found = {}
-    for protocol in (*PROTOCOLS, Court, CourtOfNumbers):
+    for protocol in PROTOCOLS:
         for name, function in vars(protocol).items():
             if name.startswith("_") or not inspect.isfunction(function):
                 continue
@@ -283,13 +205,10 @@ def _read_questions() -> dict[str, Question]:
             types = dict(hints(function))
             answer = types.pop("return")
             doc = inspect.getdoc(function) or ""
-            found[name] = Question(
-                name=name, parameters=types, answer=answer, doc=doc,
-                of_the_court=protocol in (Court, CourtOfNumbers), of_numbers=protocol in (*NUMERIC, CourtOfNumbers),
-            )  # fmt: skip
+            found[name] = Question(name=name, parameters=types, answer=answer, doc=doc, of_numbers=protocol in NUMERIC)
     return found
 
 
 _QUESTIONS = _read_questions()
 
-__all__ = ["Court", "CourtOfNumbers", "Party", "Question", "Stack", "questions"]
+__all__ = ["Party", "Question", "Stack", "questions"]

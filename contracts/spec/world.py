@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from contracts.spec.kernel_selection import Kernel
 from contracts.spec.party import Party
@@ -118,30 +118,6 @@ class LeftReceipts:
 
     own: str
     kept: Mapping[str, Receipt]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """The report of one test: its outcome, the text of its failure or the reason of its skip, its time."""
-
-    outcome: Literal["passed", "failed", "skipped"]
-    words: str = ""
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RanksRun:
-    """The result of a test file that several ranks ran.
-
-    Args:
-        tests: name of a test → its entry in the report file; a test that did not run has none.
-        console: the end of the output; its last line says so if the time ran out.
-        exit_code: of the launcher.
-    """
-
-    tests: Mapping[str, Told]
-    console: str
-    exit_code: int
 
 
 class World(Party, Protocol):

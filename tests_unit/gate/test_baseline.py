@@ -291,11 +291,15 @@ def test_runs_whose_device_nobody_recorded_are_not_compared() -> None:
 def test_a_baseline_says_what_it_is_of_and_what_became_of_each_item() -> None:
     earlier = on_a_cpu(run(
         ended("PAR-01", "a", "holds", seconds=2.0), ended("PAR-01", "b", "violated"), ended("PAR-01", "c", "not run"),
+        ended("PAR-01", "d", "not offered"), ended("PAR-01", "e", "broken"), ended("PAR-01", "f", "violated"),
+        ended("GATE-01", "of-an-older-suite", "holds"),
     ))  # fmt: skip
-    found = baseline(earlier, verdict(earlier, TODAY), on_a_cpu(AFTER).header)
+    judged = verdict(earlier, TODAY)
+    declared = [replace(each, outcome="deviates") if each.case == "f" else each for each in judged.results]
+    found = baseline(earlier, replace(judged, results=tuple(declared)), on_a_cpu(AFTER).header)
     assert found.of == "the baseline (mine 3, suite 0123456789ab, 2026-06-15T12:00:00+00:00)"
-    assert [each.case for each in found.judged] == ["a", "b"]
-    assert found.before == {
+    assert [each.case for each in found.judged] == ["a", "b", "e", "f"]
+    assert {item: each for item, each in found.before.items() if item[-2] in "abc"} == {
         "PAR-01[a]": Before(outcome="holds", seconds=2.0), "PAR-01[b]": Before(outcome="violated"),
         "PAR-01[c]": Before(outcome="not run"),
     }  # fmt: skip

@@ -16,7 +16,7 @@ from contracts.court.verdict import verdict
 from contracts.harness.cli import main
 from contracts.spec.errors import Refused
 from contracts.spec.lacks import LACKS, Lack
-from contracts.spec.records import Item, Result, Run, Statement
+from contracts.spec.records import Item, Result, Run
 from tests_unit.gate.test_deviations import DP, ended, run, violated
 
 TODAY = datetime.date(2026, 6, 15)
@@ -33,12 +33,6 @@ RESULTS = (
     ended("MOE-02", "", "untested"), ended("GATE-01", "all-hold", "holds"),
 )  # fmt: skip
 RUN = run(*RESULTS)
-RUN = replace(
-    RUN,
-    plan=replace(
-        RUN.plan, promises={"GATE-01": Statement(promise="…", source="law", asks=("verdict",)), **RUN.plan.promises}
-    ),
-)
 
 
 def of(judged: Run) -> dict[str, object]:
@@ -129,17 +123,6 @@ def test_of_two_rungs_the_better_counts(pair: tuple[str, str]) -> None:
     ]
     counts = coverage(run(*came), replace(judged, results=tuple(results))).total.counts
     assert {name for name, count in counts.items() if count} == {min(pair, key=BEST_FIRST.index)}
-
-
-@pytest.mark.unit
-def test_only_what_asks_nothing_but_the_court_is_of_the_gate_itself() -> None:
-    asks = {"GATE-01": ("verdict",), "PAR-01": ("verdict", "train"), "PAR-02": (), "PAR-03": ("no such question",)}
-    judged = run(*(ended(id, "a", "holds") for id in (*asks, "PAR-04")))
-    promises = {id: Statement(promise="…", source="law", asks=each) for id, each in asks.items()}
-    judged = replace(judged, plan=replace(judged.plan, promises=promises))
-    found = of(judged)
-    assert found["total"]["planned"] == 4  # type: ignore[index]
-    assert list(found["families"]) == ["PAR"]  # type: ignore[call-overload]
 
 
 @pytest.mark.unit

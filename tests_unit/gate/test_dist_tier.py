@@ -18,18 +18,17 @@ from click.testing import CliRunner
 
 from contracts.contract import LAW, contract
 from contracts.court import profiles
-from contracts.court import torchrun_session as ranking
 from contracts.harness.cli import main
 from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.gate import Gate
 from contracts.harness.plugin import _marks, result_of
-from contracts.mutants.gate.multi_rank import _RANK_0_REPORTS
+from contracts.harness.torchrun import environment
 from contracts.spec import codec
 from contracts.spec.errors import NotOffered
 from contracts.spec.records import Result, Violation
 from contracts.stacks.reference.stack import Reference
 from tests_unit._parties.running import RANKPROOF, Done, rankproof
-from tests_unit.ranks.running import needs_torch
+from tests_unit.ranks.running import PLAIN, needs_torch, torchrun
 
 read_checks()
 read_mutants()
@@ -121,7 +120,6 @@ def test_a_case_says_how_many_ranks_judge_it() -> None:
     assert LAW.contracts["TOPO-05d"].ranks("own-axis-dp3") == 3
     assert LAW.contracts["PREF-03"].ranks("16-mib-on-8") == 8
     assert LAW.contracts["PREF-03a"].ranks("one-rank") == 1, "of one process"
-    assert LAW.contracts["GATE-05"].ranks("hangs") == 1, "it starts its own"
     with pytest.raises(AssertionError, match="its parameter `world` must say by how many"):
 
         @contract("DEMO-01", asks="devices", cases={"one": (2,)}, source="here", tier="dist")
@@ -229,15 +227,15 @@ def test_the_slurm_script_is_bash_and_starts_what_the_plain_block_starts(tmp_pat
 class TestUnderTorchrun:
     pytestmark = needs_torch()
 
-    def test_plain_pytest_lies_about_the_file_of_the_page_and_this_plugin_does_not(self) -> None:
-        file = _example("ranks.md", "lie")
-        plain = ranking.run(file, 2, 10, plugin=(), restarts=0, beside={"conftest.py": _RANK_0_REPORTS})
-        told = {name: each.outcome for name, each in plain.tests.items()}
-        assert told == {"test_with_a_bug_on_rank_1": "passed", "test_that_is_right": "failed"}
-        judged = ranking.run(file, 2, 10)
-        told = {name: each.outcome for name, each in judged.tests.items()}
-        assert told == {"test_with_a_bug_on_rank_1": "failed", "test_that_is_right": "passed"}
-        assert "rank 1 diverged first: ValueError: the bug" in judged.tests["test_with_a_bug_on_rank_1"].words
+    @pytest.mark.parametrize("plain", [True, False])
+    def test_plain_pytest_lies_about_the_file_of_the_page_and_this_plugin_does_not(
+        self, plain: bool, tmp_path: Path
+    ) -> None:
+        files = {"test_lie.py": _example("ranks.md", "lie"), **({"conftest.py": PLAIN} if plain else {})}
+        run = torchrun(tmp_path, files, ranks=2)
+        outcomes = [run.outcome(name) for name in ("test_with_a_bug_on_rank_1", "test_that_is_right")]
+        assert outcomes == (["passed", "failed"] if plain else ["failed", "passed"]), run.output[-3000:]
+        assert plain or "rank 1 diverged first: ValueError: the bug" in run.words("test_with_a_bug_on_rank_1")
 
     def test_ranks_that_die_or_raise_or_hold_other_groups_leave_one_record(self, tmp_path: Path) -> None:
         (tmp_path / "faulty.py").write_text(FAULTY, encoding="utf-8")
@@ -285,7 +283,7 @@ class TestUnderTorchrun:
             port = free.getsockname()[1]
         chosen = {"NODES": "2", "RANKS": "2", "ENDPOINT": f"localhost:{port}", "RUN": "two", "PROFILE": profile,
                   "REPORT": str(tmp_path / "out")}  # fmt: skip
-        outside = ranking.environment() | chosen
+        outside = environment() | chosen
         outside["PATH"] = f"{Path(RANKPROOF).parent}:{outside['PATH']}"
         block = ["bash", "-c", _example("several-nodes.md", "plain")]
         agents = [subprocess.Popen(block, cwd=tmp_path, env=outside, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import pytest
 
 from contracts.contract import LAW, Mutant
-from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties, selftest
 from contracts.harness.families import read_checks, read_mutants
@@ -102,7 +101,7 @@ def test_a_broken_stack_is_caught_for_its_words(
     if contract.tier == "gpu" or assistants is not table:
         key = (mutant.of, mutant.case)
         if key not in judged:
-            judged[key] = judge(contract, mutant.case, Court() if contract.of_the_court else reference, assistants)
+            judged[key] = judge(contract, mutant.case, reference, assistants)
         sound = judged[key]
         if contract.tier == "gpu" and sound.outcome == "not run":
             pytest.skip(sound.words)  # a package is not installed

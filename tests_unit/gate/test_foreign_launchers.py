@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.court import torchrun_session
+from contracts.harness import torchrun
 from contracts.spec.launchers import leave, names_rank, without
 from tests_unit._parties.running import environment
 
@@ -68,7 +68,7 @@ def test_what_torchrun_reads_and_what_it_gives_its_ranks_is_left_out(monkeypatch
     assert held == kept
     for name, value in {**options(), **JOB}.items():
         monkeypatch.setenv(name, value)
-    assert not any(map(names_rank, torchrun_session.environment()))
+    assert not any(map(names_rank, torchrun.environment()))
 
 
 @pytest.mark.torchrun

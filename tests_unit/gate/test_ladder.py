@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from contracts.checks.gate._recorded_run import recorded
 from contracts.contract import LAW
 from contracts.court import profiles
 from contracts.court.judge import judge
@@ -29,6 +28,7 @@ from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import introduce
 from contracts.stacks.torchtitan.abilities import ABILITIES as TITAN
 from contracts.stacks.transformers.abilities import ABILITIES as TRANSFORMERS
+from tests_unit.gate._recorded_run import recorded
 
 read_checks()
 pytestmark = pytest.mark.unit
@@ -147,12 +147,37 @@ def test_abilities_are_refused_with_every_fault() -> None:
         assert words in text
 
 
-def test_the_reference_is_asked_every_case_as_it_was_written_and_on_its_leanest_recipe() -> None:
-    planned = {*profiles.plan(LAW, "unit").items}
-    for contract in (each for each in LAW.contracts.values() if each.tier == "unit"):
-        for case in contract.cases:
-            assert Item(id=contract.id, case=case) in planned
-            assert Item(id=contract.id, case=contract.leanest(case)) in planned
+def lacking(*features: str) -> Abilities:
+    """A stack with every feature but these."""
+    lacks = tuple(Absence(features=frozenset({each}), kind="stack", reason="nobody wrote it") for each in features)
+    return Abilities(has=frozenset(FEATURES) - {*features}, lacks=lacks)
+
+
+NOT_BOTH = Absence(features=frozenset({"mamba", "adamw"}), kind="adapter", reason="they were not tried")
+LADDERS: dict[str, tuple[Abilities, tuple[str, ...], str]] = {  # the rungs of OPT-01b[muon], and why not as written
+    "every feature": (lacking(), ("muon", "muon@dense"), ""),
+    "no recurrent block": (lacking("recurrent"), ("muon@hybrid", "muon@dense"), "recurrent: nobody wrote it"),
+    "nor Mamba": (lacking("recurrent", "mamba"), ("muon@pairs", "muon@dense"), "nobody wrote it"),
+    "no experts either": (lacking("recurrent", "mamba", "experts"), ("muon@dense",), "nobody wrote it"),
+    "not with another optimizer": (
+        replace(lacking("recurrent"), lacks=(*lacking("recurrent").lacks, NOT_BOTH)),
+        ("muon@hybrid", "muon@dense"), "recurrent: nobody wrote it",
+    ),
+    "nothing of it": (lacking("attention"), ("muon@dense",), "attention: nobody wrote it"),
+    "nothing declared": (Abilities(has=frozenset()), ("muon@dense",), "its abilities say nothing about it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LADDERS)
+def test_abilities_choose_the_recipes_of_the_plan(name: str) -> None:
+    able, asked, why = LADDERS[name]
+    plan = profiles.plan(LAW, "OPT-01b", able)
+    assert tuple(each.case for each in plan.items if each.case.partition("@")[0] == "muon") == asked
+    reasons = [each.why for each in plan.choices if each.item == "OPT-01b[muon]"]
+    assert len(reasons) == (asked[0] != "muon")
+    assert all(why in each for each in reasons)
+    ruled_out = {each.item for each in plan.choices}
+    assert all((f"OPT-01b[{each}]" in plan.claimed) is not (f"OPT-01b[{each}]" in ruled_out) for each in asked)
 
 
 def test_a_single_item_is_planned_as_it_is_named() -> None:

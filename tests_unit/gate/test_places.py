@@ -44,7 +44,7 @@ def _faults(contract: Contract, case: str) -> str:
     law = Law()
     law.contracts, law.mutants = {contract.id: contract}, LAW.mutants_of(contract.id)
     asked = [item.case for item in profiles.plan(law, check["profile"]).items]
-    several = contract.tier == "dist" and not contract.of_the_court
+    several = contract.tier == "dist"
     if case and asked != [case]:
         return f"judges {asked}"
     if (check["ranks"] is not None) != several or any(contract.ranks(each) > (check["ranks"] or 1) for each in asked):
@@ -76,7 +76,7 @@ def test_every_item_s_own_commands_judge_that_item_on_ranks_enough(monkeypatch: 
     for contract in LAW.contracts.values():
         law = Law()
         law.contracts = {contract.id: contract}
-        several = contract.tier == "dist" and not contract.of_the_court
+        several = contract.tier == "dist"
         for case in contract.asked:
             for line in _reruns(contract, case):
                 told += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +27,8 @@ pytestmark = pytest.mark.unit
 
 PATIENCE_S = 90.0  # for what takes seconds, on a loaded machine
 SLOW = """
-import os, pathlib, time
+import os, pathlib, subprocess, time
+from contracts.spec.pattern import blocks, parse
 print("logged in with", os.environ["HF_TOKEN"], flush=True)
 
 class Slow:
@@ -35,8 +38,11 @@ class Slow:
         if not pathlib.Path("once").exists():
             pathlib.Path("once").touch()
             return ("ablock",) * depth
+        subprocess.Popen(["sleep", "600"])  # as a stack has workers
         pathlib.Path("asked").touch()
-        time.sleep(600)
+        while not pathlib.Path("answer").exists():
+            time.sleep(0.02)
+        return blocks(parse(pattern, depth))
 """
 SECRET = "PLANTED-in-the-environment"
 PRINTS = """
@@ -51,7 +57,7 @@ def test_prints():
     assert os.environ["HF_TOKEN"] not in log.read_text()
 """
 SELFTEST = ("selftest", "--only", "PAT", "--with", "none", "--jobs", "2", "--report", "out")
-CHECK = ("check", "--stack", "slow:Slow", "--profile", "PAT-01", "--report", "out")
+CHECK = ("check", "--stack", "slow:Slow", "--profile", "PAT-01", "--with", "none", "--report", "out")
 RANKS = ("check", "--ranks", "2", "--profile", "TOPO-05d", "--report", "out")
 
 
@@ -67,8 +73,11 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
-def until(true: Callable[[], object], what: Callable[[], str], running: Callable[[], object] = lambda: True) -> None:
-    patience = time.monotonic() + PATIENCE_S
+def until(
+    true: Callable[[], object], what: Callable[[], str], running: Callable[[], object] = lambda: True,
+    seconds: float = PATIENCE_S,
+) -> None:  # fmt: skip
+    patience = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < patience, what()
         assert running(), what()
@@ -98,10 +107,13 @@ class Started:
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
-    def stop(self, number: signal.Signals) -> None:
+    def stop(self, number: signal.Signals, seconds: float = PATIENCE_S) -> None:
         self.process.send_signal(number)
+        self.ends(seconds)
+
+    def ends(self, seconds: float = PATIENCE_S) -> None:
         self.process.wait(PATIENCE_S)
-        until(lambda: not marked(self.mark), lambda: f"still there: {marked(self.mark)}")
+        until(lambda: not marked(self.mark), lambda: f"still there: {marked(self.mark)}", seconds=seconds)
 
     def end(self) -> None:
         for pid in marked(self.mark):
@@ -109,20 +121,33 @@ class Started:
         self.process.wait()
 
 
+def asked(folder: Path, *command: object) -> Started:
+    """A check whose stack has been asked and does not answer yet."""
+    (folder / "slow.py").write_text(SLOW)
+    run = Started(folder, *command)
+    run.until((folder / "asked").exists)
+    run.until((folder / "out/output.log").exists)
+    return run
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_a_check_that_is_stopped_takes_the_judge_with_it(tmp_path: Path, number: signal.Signals) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
-    run = Started(tmp_path, RANKPROOF, *CHECK)
+    takes_the_judge_with_it(tmp_path, number, RANKPROOF, *CHECK)
+
+
+def takes_the_judge_with_it(
+    tmp_path: Path, number: signal.Signals, *command: object, seconds: float = PATIENCE_S
+) -> None:
+    run = asked(tmp_path, *command)
     try:
-        run.until((tmp_path / "asked").exists)
-        run.until((tmp_path / "out/output.log").exists)
-        run.stop(number)
+        run.stop(number, seconds)
     finally:
         run.end()
     log = (tmp_path / "out/output.log").read_text()
     assert "logged in with [redacted]" in log, log
     assert SECRET not in log
-    assert run.process.returncode == (-9 if number == signal.SIGKILL else 128 + number), run.log
+    expected = -9 if number == signal.SIGKILL else 128 + number
+    assert run.process.returncode == expected, f"ends with {run.process.returncode}, expected {expected}: {run.log}"
     assert not list(tmp_path.glob("out/run.jsonl")), "a record that looks complete"
     told = subprocess.run([RANKPROOF, "report", "out"], cwd=tmp_path, env=environment(), capture_output=True, text=True,
                           check=False)  # fmt: skip
@@ -138,6 +163,61 @@ def test_a_check_that_is_stopped_takes_the_judge_with_it(tmp_path: Path, number:
                            text=True, check=False)  # fmt: skip
     assert again.returncode == 2, again.stdout
     assert "holds a run that did not finish" in again.stderr
+
+
+def test_a_full_disk_is_no_verdict(tmp_path: Path) -> None:
+    is_no_verdict(tmp_path, RANKPROOF, *CHECK)
+
+
+def is_no_verdict(tmp_path: Path, *command: object) -> None:
+    """On the disk there is no room for a line of a record."""
+    run = asked(tmp_path, *command)
+    try:
+        for pid in marked(run.mark):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (64, 64))
+        (tmp_path / "answer").touch()
+        run.process.wait(PATIENCE_S)
+    finally:
+        run.end()
+    assert not list(tmp_path.glob("out/run.jsonl")), "a record that looks complete"
+    of_a_verdict = [word for word, code in EXIT_CODES.items() if code == run.process.returncode and word != "broken"]
+    assert not of_a_verdict, f"ends with {run.process.returncode}, which is {of_a_verdict[0]}: {run.log}"
+
+
+GUARD = "from contracts.ranks import guard\nwhole = guard.stand_between\n"
+BROKEN: dict[str, tuple[str, signal.Signals | None, str]] = {  # a part of the command that is replaced → what it does
+    "the judge lives on": (
+        f"{GUARD}guard.stand_between = lambda **_: guard.Guarded()", signal.SIGKILL, "still there: .*stand_between",
+    ),
+    "workers live on": (
+        f"{GUARD}guard.stand_between = lambda **how: whole(**{{**how, 'tree': False}})", signal.SIGKILL,
+        "still there: .*'sleep 600 '",
+    ),
+    "a stop is an end": (
+        "from contracts.harness import supervisor\n"
+        "def stopped(self, number):\n    Exception.__init__(self, 'stopped')\n    self.exit_code = 0\n"
+        "supervisor.Stopped.__init__ = stopped",
+        signal.SIGTERM, "ends with 0, expected 143",
+    ),
+    "no record is no fault": (
+        "from contracts.harness.commands import check\nstrict = check._verdict\n"
+        "check._verdict = lambda folder, *how: strict(folder, *how) if (folder / 'run.jsonl').exists() else 0\n"
+        "check._confirm = lambda *_: None",
+        None, "ends with 0, which is conformant",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", BROKEN)
+def test_a_gate_that_lives_on_is_noticed(part: str, tmp_path: Path) -> None:
+    instead, number, words = BROKEN[part]
+    start = f"{instead}\nfrom contracts.harness.cli import main\nmain(prog_name='rankproof')"
+    command = (sys.executable, "-c", start, *CHECK)
+    requirement = partial(is_no_verdict, tmp_path, *command)
+    if number is not None:
+        requirement = partial(takes_the_judge_with_it, tmp_path, number, *command, seconds=10)
+    with pytest.raises(AssertionError, match=words):
+        requirement()
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed; pip install torch")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from contracts.checks._support import small_models, step_comparison
 from contracts.instruments import fixtures, half_precision, numerics
 from contracts.spec.array import Arrays
+from contracts.spec.records import Violation
 from contracts.spec.tolerance import (
     EXACT,
     FLOAT32,
@@ -29,6 +31,7 @@ from contracts.spec.tolerance import (
     Tolerance,
 )
 from contracts.spec.training import Step
+from contracts.spec.violations import heard, parts_of
 
 pytestmark = pytest.mark.unit
 
@@ -248,3 +251,143 @@ def test_the_first_gradient_that_differs_is_told_with_how_many_before_it_agree()
     assert numerics.gradient_differences("the gradient of", lacking, want, FLOAT64).startswith(
         "the gradient of lacks mixer.wo.weight; the gradient of mixer.wq.weight differs"
     )
+
+
+Element = Literal["float64", "float32"]
+Numbers = Mapping[str, tuple[float, ...]]
+ONES = {"wo": (1.0, -1.0, 1.0, 1.0)}
+ALIKE: dict[str, tuple[Element, Numbers, Numbers]] = {  # dtype, what was computed, what is expected
+    "a-zero-of-terms-that-cancel": ("float64", ONES | {"k_norm": (3e-16, -2e-16)}, ONES | {"k_norm": (0.0, 0.0)}),
+    "the-same-in-float32": ("float32", ONES | {"k_norm": (2e-7, -1e-7)}, ONES | {"k_norm": (0.0, 0.0)}),
+    "one-element": ("float64", {"w": (1 + 2**-52,)}, {"w": (1.0,)}),
+    "zeros": ("float64", {"w": (0.0, -0.0)}, {"w": (0.0, 0.0)}),
+    "denormals": ("float64", {"w": (5e-324, 1e-310)}, {"w": (5e-324, 1e-310)}),
+    "no-square-is-a-number": ("float64", {"w": (1e-200, 2e-200)}, {"w": (1e-200, 2e-200 * (1 + 2**-52))}),
+    "every-square-is-infinite": ("float64", {"w": (1e300, 2e300)}, {"w": (1e300, 2e300 * (1 + 2**-52))}),
+    "mixed-sizes": ("float64", {"w": (1e-12, 1.0)}, {"w": (1e-12 + 1e-16, 1.0)}),
+    "nothing": ("float64", {"w": ()}, {"w": ()}),
+}
+UNLIKE: dict[str, tuple[Element, Numbers, Numbers, str]] = {  # … and the words
+    "beside-a-zero": ("float64", ONES | {"k_norm": (1e-3, 0.0)}, ONES | {"k_norm": (0.0, 0.0)}, "k_norm differs"),
+    "zeros-alone": ("float64", {"w": (1e-9, 0.0)}, {"w": (0.0, 0.0)}, "w differs"),
+    "half-of-a-small-one": ("float64", ONES | {"b": (5e-7, 5e-7)}, ONES | {"b": (1e-6, 1e-6)}, "b differs"),
+    "the-same-in-float32": ("float32", ONES | {"b": (5e-5, 5e-5)}, ONES | {"b": (1e-4, 1e-4)}, "b differs"),
+    "one-element": ("float64", {"w": (1.0001,)}, {"w": (1.0,)}, "w differs"),
+    "no-square-is-a-number": ("float64", {"w": (1e-200, 4e-200)}, {"w": (1e-200, 2e-200)}, "w differs"),
+    "every-square-is-infinite": ("float64", {"w": (1e300, 4e300)}, {"w": (1e300, 2e300)}, "w differs"),
+    "not-a-number": ("float64", {"w": (math.nan, 1.0)}, {"w": (1.0, 1.0)}, "w is not finite"),
+    "infinite-on-both-sides": ("float64", {"w": (math.inf, 1.0)}, {"w": (math.inf, 1.0)}, "w is not finite"),
+    "a-name-that-one-side-lacks": ("float64", ONES, ONES | {"w": (1.0,)}, "gradient lacks w"),
+}
+
+
+def compared(got: Arrays, want: Arrays) -> str:
+    """How the gradients of one pass differ from those that are expected."""
+    double = all(each.dtype == "float64" for each in want.values())
+    return numerics.gradient_differences("gradient", got, want, FLOAT64 if double else FLOAT32)
+
+
+Compare = Callable[[Arrays, Arrays], str]
+
+
+def arrays(element: Element, held: Numbers) -> Arrays:
+    return numerics.arrays({name: torch.tensor(each, dtype=getattr(torch, element)) for name, each in held.items()})
+
+
+def takes_rounding(compare: Compare, name: str) -> None:
+    element, got, want = ALIKE[name]
+    words = compare(arrays(element, got), arrays(element, want))
+    assert not words, f"rounding is reported as a difference: {words}"
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_rounding_is_no_difference(name: str) -> None:
+    takes_rounding(compared, name)
+
+
+def reports_a_fault(compare: Compare, name: str) -> None:
+    element, got, want, words = UNLIKE[name]
+    found = compare(arrays(element, got), arrays(element, want))
+    assert words in found, f"expected {words!r}, and the comparison reports {found or 'nothing'!r}"
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_a_fault_is_a_difference(name: str) -> None:
+    """An absolute floor under every tolerance avoids the division by zero, and hides a fault as large as the floor."""
+    reports_a_fault(compared, name)
+
+
+SIDES: dict[str, tuple[str, str, str]] = {  # tensors that are expected, those that differ, those that are missing
+    "one": ("ab", "b", ""), "five": ("abcde", "abcde", ""), "five of seven": ("abcdefg", "acdfg", ""),
+    "missing": ("abcde", "a", "be"),
+}  # fmt: skip
+
+
+def parts(got: Arrays, want: Arrays) -> tuple[Violation, ...]:
+    with heard() as comparisons:
+        words = compared(got, want)
+    return parts_of(AssertionError(words), comparisons)
+
+
+def names_each(of: Callable[[Arrays, Arrays], tuple[Violation, ...]], name: str) -> None:
+    names, wrong, missing = SIDES[name]
+    want = arrays("float64", dict.fromkeys(names, (1.0, -2.0)))
+    off = arrays("float64", dict.fromkeys(wrong, (1.5, -2.0)))
+    found = of({each: off.get(each, want[each]) for each in names if each not in missing}, want)
+    assert sorted(each.tensor for each in found) == sorted(wrong + missing)
+    for part in found:
+        assert {each for each in names if f" {each} " in f"{part.words} "} == {part.tensor}
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_every_tensor_that_differs_is_named(name: str) -> None:
+    names_each(parts, name)
+
+
+def by_its_own_size(got: Arrays, want: Arrays) -> str:
+    return numerics.differences("gradient", got, want, FLOAT64)
+
+
+def beside_a_floor(got: Arrays, want: Arrays) -> str:
+    return numerics.differences("gradient", got, want, FLOAT64, scale=numerics.scale_of(want) * 1e10)
+
+
+def by_bits(got: Arrays, want: Arrays) -> str:
+    return next((f"gradient {name} differs" for name in want if got.get(name) != want[name]), "")
+
+
+def by_squares(got: Arrays, want: Arrays) -> str:
+    held = [name for name, each in numerics.tensors(want).items() if float(each.square().sum()) > 0]
+    return compared({name: got[name] for name in held}, {name: want[name] for name in held})
+
+
+def without_nan(got: Arrays, want: Arrays) -> str:
+    words = compared(got, want)
+    return "" if "not finite" in words else words
+
+
+def what_both_have(got: Arrays, want: Arrays) -> str:
+    return compared(got, {name: each for name, each in want.items() if name in got})
+
+
+BLUNT: dict[str, tuple[Callable[[], None], str]] = {  # a requirement of a comparison that is wrong, and its words
+    "divides by a zero": (
+        lambda: takes_rounding(by_its_own_size, "a-zero-of-terms-that-cancel"), "rounding is reported .* k_norm",
+    ),
+    "compares bits": (lambda: takes_rounding(by_bits, "no-square-is-a-number"), "rounding is reported .* gradient w"),
+    "a floor as large as a fault": (lambda: reports_a_fault(beside_a_floor, "half-of-a-small-one"), "'nothing'"),
+    "squares vanish": (lambda: reports_a_fault(by_squares, "no-square-is-a-number"), "'nothing'"),
+    "NaN exceeds nothing": (lambda: reports_a_fault(without_nan, "not-a-number"), "'nothing'"),
+    "compares what both have": (lambda: reports_a_fault(what_both_have, "a-name-that-one-side-lacks"), "'nothing'"),
+    "names three tensors": (lambda: names_each(lambda *sides: parts(*sides)[:3], "five"), "'a', 'b', 'c'"),
+    "names none that is missing": (
+        lambda: names_each(lambda got, want: parts(got, {each: want[each] for each in got}), "missing"), "'a'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BLUNT)
+def test_a_broken_comparison_is_noticed(name: str) -> None:
+    requirement, words = BLUNT[name]
+    with pytest.raises(AssertionError, match=words):
+        requirement()

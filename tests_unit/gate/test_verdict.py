@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime
 from dataclasses import replace
 from itertools import permutations
+from typing import Literal
 
 import pytest
 
-from contracts.checks.gate._recorded_run import UNTESTED, A, B, declared, recorded
 from contracts.court import record
 from contracts.court.verdict import declared as as_declared
 from contracts.court.verdict import expired, in_force, verdict
@@ -17,6 +17,7 @@ from contracts.spec.lacks import Lack
 from contracts.spec.records import (
     OUTCOMES,
     Baseline,
+    Before,
     Choice,
     Deviation,
     Fate,
@@ -32,6 +33,7 @@ from contracts.spec.records import (
     Violation,
     Word,
 )
+from tests_unit.gate._recorded_run import UNTESTED, A, B, declared, recorded
 
 pytestmark = pytest.mark.unit
 
@@ -75,6 +77,23 @@ CLAIMED = "claim: mine claims topology and declined each of its 1 cases"
 LOST = f"baseline: {B} was judged in it, and is not planned now"
 EARLIER = Baseline(of="it", judged=(A, B))
 AGAIN = f"plan: {A} is planned 2 times"
+ELSEWHERE = Item(id="TOPO-03", case="tp4")
+BLUNT = (Unfit(id=A.id, words="it is blind"),)
+EXITS: dict[Word, int] = {"conformant": 0, "violated": 1, "incomplete": 3, "broken": 4, "nothing ran": 5}
+
+
+def since(run: Run, *judged: Item) -> Run:
+    return replace(run, baseline=Baseline(of="it", judged=judged))
+
+
+def on(device: Literal["cpu", "cuda"], run: Run) -> Run:
+    return replace(run, header=replace(run.header, device=device))
+
+
+BROKE = Baseline(of="it", judged=(A, B), before={str(A): Before(outcome="holds"), str(B): Before(outcome="broken")})
+GONE = Baseline(of="reports/main", judged=(), missing="there is no record")
+NONE = "no baseline: reports/main was to be compared with, and there is no record: judge the default branch first"
+GPU_ONLY = (declared("pp2-tp2", device="cuda"),)
 WORDS: dict[str, tuple[Run, Word, list[str]]] = {
     "holds": (recorded((A, "holds")), "conformant", []),
     "violated": (recorded((A, "violated")), "violated", []),
@@ -103,13 +122,69 @@ WORDS: dict[str, tuple[Run, Word, list[str]]] = {
         "broken", [BLIND],
     ),
     "plan before not run": (recorded((A, "not run"), (B, "holds"), plan=(A,)), "broken", [STRANGE]),
+    # GATE-01: none of these is a pass, whatever else holds
+    "one violated": (recorded((A, "holds"), (B, "violated")), "violated", []),
+    "one broken": (recorded((A, "holds"), (B, "broken")), "broken", []),
+    "one not run": (recorded((A, "holds"), (B, "not run")), "incomplete", []),
+    "one untested": (recorded((A, "holds"), (UNTESTED, "untested")), "incomplete", []),
+    "one not offered": (recorded((A, "holds"), (B, "not offered")), "conformant", []),
+    "all not run": (recorded((A, "not run"), (B, "not run")), "incomplete", []),
+    # GATE-02
+    "absent": (recorded((A, "holds"), plan=(A, B)), "incomplete", []),
+    "a failure that was tried again": (
+        recorded((A, "holds"), (A, "violated"), (B, "holds"), plan=(A, B)), "violated", [TWICE],
+    ),
+    "planned twice": (recorded((A, "holds"), plan=(A, A)), "broken", [AGAIN]),
+    # GATE-03
+    "a late deviation that is still needed": (
+        recorded((A, "violated"), deviations=(declared(expires="2026-06-14"),)), "violated", [LATE],
+    ),
+    "the last day of a deviation": (
+        recorded((A, "violated"), deviations=(declared(expires="2026-06-15"),)), "conformant", [],
+    ),
+    "a deviation of what is broken": (recorded((A, "broken"), deviations=(declared(),)), "broken", []),
+    "a deviation of one of two": (
+        recorded((A, "violated"), (B, "violated"), deviations=(declared("pp2-tp2"),)), "violated", [],
+    ),
+    # GATE-07c
+    "unfit, and another is violated": (
+        replace(recorded((A, "holds"), (ELSEWHERE, "violated")), unfit=BLUNT), "violated", [],
+    ),
+    "unfit and not planned": (
+        replace(recorded((A, "holds")), unfit=(Unfit(id="TOPO-09", words="it has no mutant"),)), "conformant", [],
+    ),
+    # GATE-10b
+    "declared for a GPU, fails on a CPU": (on("cpu", recorded((A, "violated"), deviations=GPU_ONLY)), "violated", []),
+    "declared for a GPU, holds on a CPU": (on("cpu", recorded((A, "holds"), deviations=GPU_ONLY)), "conformant", []),
+    "declared for a GPU, declined on a CPU": (
+        on("cpu", recorded((A, "not offered"), (B, "holds"), deviations=GPU_ONLY)), "conformant", [],
+    ),
+    "declared for another version": (
+        recorded((A, "violated"), deviations=(declared(versions=("2.*",)),)), "violated", [],
+    ),
+    # GATE-11a
+    "declared since the baseline": (
+        since(recorded((A, "violated"), (B, "holds"), deviations=(declared("pp2-tp2"),)), A, B), "conformant", [],
+    ),
+    "more than the baseline": (since(recorded((A, "holds"), (B, "not offered")), A), "conformant", []),
+    "broken in the baseline and declined": (
+        replace(recorded((A, "holds"), (B, "not offered")), baseline=BROKE),
+        "violated", [f"baseline: {B} was broken in it, and is not offered now: some words"],
+    ),
+    "broken in the baseline and now": (replace(recorded((A, "holds"), (B, "broken")), baseline=BROKE), "broken", []),
+    "broken in the baseline and mended": (
+        replace(recorded((A, "holds"), (B, "holds")), baseline=BROKE), "conformant", [],
+    ),
+    "no baseline": (replace(recorded((A, "holds")), baseline=GONE), "incomplete", [NONE]),
+    "violated without a baseline": (replace(recorded((A, "violated")), baseline=GONE), "violated", [NONE]),
+    "absent, and the baseline had it": (since(recorded((A, "holds"), plan=(A, B)), A, B), "incomplete", []),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WORDS)
 def test_the_word_follows_from_the_results_and_the_faults(name: str) -> None:
     run, word, faults = WORDS[name]
-    assert (judged(run).word, said(run)) == (word, faults)
+    assert (judged(run).word, judged(run).exit_code, said(run)) == (word, EXITS[word], faults)
 
 
 def test_a_verdict_tells_the_stack_the_profile_and_the_number_of_each_outcome() -> None:
@@ -203,6 +278,8 @@ def test_what_is_declared_in_part_is_violated_and_says_what_is_not() -> None:
     assert (found.outcome, found.words) == (
         "violated", f"not declared: dp is 4; cp is 4\nbeside what is {BY}\nin all: in short",
     )  # fmt: skip
+    found = as_declared(violated(WQ, WK, WV), [declared(says=DIFFERS, tensors=("wq", "wk"))])
+    assert (found.outcome, found.words.partition("\n")[0]) == ("violated", f"not declared: {WV.words}")
 
 
 @pytest.mark.parametrize("outcome", [each for each in OUTCOMES if each != "violated"])
@@ -464,6 +541,10 @@ CLAIMS: dict[str, tuple[Run, list[str]]] = {
 def test_a_claim_that_is_declined_in_every_case_is_a_fault(name: str) -> None:
     run, faults = CLAIMS[name]
     assert said(run) == faults
+
+
+def test_a_stack_that_declined_all_it_could_for_a_declared_lack_was_not_judged() -> None:
+    assert judged(CLAIMS["each for a declared lack"][0]).word == "nothing ran"
 
 
 def claimed(run: Run, *items: Item) -> Run:

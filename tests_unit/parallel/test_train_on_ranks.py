@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from contracts.court.torchrun_session import environment
 from contracts.harness.child_process import descendants
+from contracts.harness.torchrun import environment
 from contracts.instruments import numerics
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 

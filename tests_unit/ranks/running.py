@@ -20,6 +20,23 @@ from junitparser import Error, Failure, JUnitXml, Skipped
 ROOT = Path(__file__).parents[2]
 TORCHRUN = re.compile(r"RANK|WORLD_SIZE|LOCAL_|MASTER_|TORCHELASTIC_|GROUP_|ROLE_|PYTEST_|COV_|OMP_")
 CONFTEST = 'pytest_plugins = ["contracts.ranks.plugin"]\n'
+PLAIN = """
+import os
+
+def pytest_addoption(parser):
+    for option in ("--dist-out", "--dist-timeout", "--dist-grace", "--dist-hard"):
+        parser.addoption(option)
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "dist: of several ranks")
+    if os.environ["RANK"] != "0":
+        config.option.xmlpath = None
+
+def pytest_sessionfinish(session):
+    if os.environ["RANK"] != "0":
+        session.exitstatus = 0  # else torchrun may end rank 0 before it has written
+"""
+"""The conftest of plain `torchrun -m pytest`: each rank has a session of its own, and rank 0 writes the report."""
 HEAD = """
 import os, time, pytest, torch, torch.distributed as dist
 pytestmark = pytest.mark.dist

@@ -26,6 +26,75 @@ def test_fails():
     assert RANK == 0, "rank 1 fails"
 """
 LEAVE = "import os\n" + running.CONFTEST
+UNSAID = "left with exit code 0 before its session was over"
+ALL_LEAVE = """
+def test_leaves():
+    summed(1)
+    os._exit(0)
+
+def test_never():
+    assert 0
+"""
+IN_A_FIXTURE = """
+@pytest.fixture(scope="session", autouse=True)
+def leaves():
+    yield
+    os._exit(0)
+"""
+AT_THE_END = """
+class AtTheEnd:
+    def pytest_sessionfinish(self, session):
+        {deed}
+
+@pytest.fixture(scope="session", autouse=True)
+def at_the_end(pytestconfig):
+    pytestconfig.pluginmanager.register(AtTheEnd())
+"""
+WAYS: dict[str, tuple[str, str]] = {  # file, words of the console
+    "in a test": (ALL_LEAVE, UNSAID),
+    "in a session fixture": (RED + IN_A_FIXTURE, UNSAID),
+    "in sessionfinish": (RED + AT_THE_END.format(deed="os._exit(0)"), UNSAID),
+    "at exit": (f"import atexit\natexit.register(lambda: os._exit(0))\n{RED}", "1 failed"),
+    "by the status": (RED + AT_THE_END.format(deed="session.exitstatus = 0"), "1 failed"),
+}
+
+
+def is_red(run: running.Run, says: str) -> None:
+    assert run.code != 0, f"2 ranks end with 0, though a test failed or did not run: {run.output[-300:]}"
+    assert says in run.output, f"the console does not say {says!r}: {run.output[-400:]}"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_session_that_is_not_through_and_green_never_ends_with_0(way: str, tmp_path: Path) -> None:
+    """A launcher sees exit codes and nothing else, and whatever runs in a rank can leave with 0."""
+    file, says = WAYS[way]
+    is_red(torchrun(tmp_path, {"test_it.py": file}, ranks=2, restarts=3), says)
+
+
+BELIEVED: dict[str, tuple[str, str]] = {  # a rank whose exit code is believed → the way that passes then
+    "no guard": ("in a session fixture", running.PLAIN),
+    "over as soon as it begins": (
+        "in sessionfinish",
+        f"{running.CONFTEST}\ndef pytest_sessionstart():\n"
+        "    from contracts.ranks import exit\n    exit.through(0)\n",
+    ),
+    "the status decides": (
+        "by the status",
+        f"{running.CONFTEST}\ndef pytest_unconfigure(config):\n"
+        "    config.pluginmanager.getplugin('ranks').session.testsfailed = 0\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", BELIEVED)
+def test_a_guard_that_believes_an_exit_code_of_0_is_noticed(why: str, tmp_path: Path) -> None:
+    way, conftest = BELIEVED[why]
+    file, says = WAYS[way]
+    run = torchrun(tmp_path, {"test_it.py": file, "conftest.py": conftest}, ranks=2)
+    with pytest.raises(AssertionError, match="2 ranks end with 0, though a test failed or did not run"):
+        is_red(run, says)
+
+
 STARTS = f"""{LEAVE}
 with open("starts", "a") as starts:
     starts.write(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -321,14 +390,6 @@ def test_raises_on_one_node():
 def test_ends():
     assert summed(RANK) == 6
 """
-ALL_LEAVE = """
-def test_leaves():
-    summed(1)
-    os._exit(0)
-
-def test_never():
-    assert 0
-"""
 
 
 def test_two_nodes_agree_on_what_one_of_them_did_and_use_no_restart(tmp_path: Path) -> None:
@@ -349,4 +410,4 @@ def test_two_nodes_agree_on_what_one_of_them_did_and_use_no_restart(tmp_path: Pa
 def test_two_nodes_whose_ranks_all_leave_with_0_are_red_on_both(tmp_path: Path) -> None:
     run, other = running.two_nodes(tmp_path, {"test_nodes.py": ALL_LEAVE})
     assert 0 not in (run.code, other), run.output[-3000:]
-    assert "left with exit code 0 before its session was over" in run.output
+    assert UNSAID in run.output

@@ -160,6 +160,13 @@ def test_ends_the_group():
 def test_has_a_group_again():
     assert summed(3) == 9
 
+def test_fails_on_two_ranks():
+    if RANK == 1:
+        time.sleep(1.5)  # on a busy machine a rank may wait for its core, and rank 2 is to come first
+        assert RANK == 99, "rank one came second"
+    assert RANK != 2, "rank two found 17, expected 18"
+    summed(1)
+
 def test_stops_the_session_on_one_rank_only_by_exit_code():
     if RANK == 1:
         import sys
@@ -205,6 +212,9 @@ EXPECTED = {  # test → what JUnit says, words that stand in it
     "test_a_subtest_fails_on_one_rank": ("failed", ("rank 1 diverged first: ", "part two of rank one")),
     "test_ends_the_group": ("passed", ()),
     "test_has_a_group_again": ("passed", ()),
+    "test_fails_on_two_ranks": (
+        "failed", ("rank 2 diverged first: AssertionError: rank two found 17, expected 18",),
+    ),
     "test_stops_the_session_on_one_rank_only_by_exit_code": ("failed", ("rank 1 diverged first: SystemExit: 3",)),
     "test_ends_well": ("passed", ()),
 }  # fmt: skip

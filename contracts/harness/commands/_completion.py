@@ -6,6 +6,7 @@ import click
 
 from contracts.contract import LAW
 from contracts.court.profiles import NAMED
+from contracts.court.promises import PROMISES
 from contracts.harness.families import ids, read_checks
 from contracts.harness.parties import BY_NAME
 
@@ -29,5 +30,5 @@ def complete_items(context: click.Context, parameter: click.Parameter, incomplet
         asked = LAW.contracts[id].asked if id in LAW.contracts else ()
         found = [f"{id}[{case}]" for case in asked]
     else:
-        found = [*(NAMED if parameter.name == "profile" else ()), *ids()]
+        found = [*(NAMED if parameter.name == "profile" else ()), *ids(), *(PROMISES if parameter.name == "id" else ())]
     return [f"{before}{comma}{each}" for each in found if each.startswith(last)]

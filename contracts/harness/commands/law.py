@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,10 +12,12 @@ import click
 
 from contracts.contract import LAW, Contract
 from contracts.court import profiles, sources
+from contracts.court.promises import FAMILY, PROMISES
 from contracts.harness import places
 from contracts.harness.commands._completion import complete_items
 from contracts.harness.commands._errors import one_clear_error, short
 from contracts.harness.families import read_checks, read_mutants
+from contracts.spec import codec
 from contracts.spec.errors import refuse
 
 
@@ -69,10 +72,14 @@ def _described(id: str) -> dict[str, Any]:
 def explain(id: str, as_json: bool) -> None:
     """Explain the contract ID: its statement, why it exists, its cases, its mutants, and how to see it fail.
 
-    ID may be as a report has it, with a case in brackets, or the beginning of several ids.
+    ID may be as a report has it, with a case in brackets, or the beginning of several ids. Of a promise of the suite
+    itself (GATE-04) it prints the statement and the tests that hold it.
     """
     named, bracket, case = id.strip().removesuffix("]").partition("[")
     named = _spelt(named)
+    if named.startswith(FAMILY):
+        _promised(id, named, as_json)
+        return
     read_checks(named)
     if named not in {*LAW.ids()}:
         found = [each for each in LAW.ids() if named and each.startswith(named)]
@@ -96,6 +103,20 @@ def explain(id: str, as_json: bool) -> None:
         _explained(contract, case)
 
 
+def _promised(id: str, named: str, as_json: bool) -> None:
+    """The promises of the suite whose ids begin so."""
+    found = {name: each for name, each in PROMISES.items() if name.startswith(named)}
+    if not found:
+        near = difflib.get_close_matches(named, PROMISES, n=3, cutoff=0.0)
+        raise refuse("id", id, "is no promise of the suite", f"the nearest are {', '.join(near)}")
+    if as_json:
+        click.echo(json.dumps({name: codec.encode(each) for name, each in found.items()}, indent=2, ensure_ascii=False))
+    for name, each in {} if as_json else found.items():
+        click.secho(name, bold=True)
+        click.echo(f"{each.statement}\n\n{each.held_by}")
+        click.echo(f"not held: {each.lacks}\n" if each.lacks else "")
+
+
 def _spelt(id: str) -> str:
     """An id, or the beginning of ids, as the law spells it: `topo-02A` is `TOPO-02a`."""
     family, hyphen, rest = id.partition("-")
@@ -113,7 +134,7 @@ def _explained(contract: Contract, only: str) -> None:
     click.echo(f"\nsource     {source}\nasks       {', '.join(contract.asks)}\ntier       {contract.tier}")
     click.echo(f"check      {places.place(contract.check)}")
     for asked, where in places.answers(contract).items():
-        click.echo(f"{'gate' if contract.of_the_court else 'reference':<10} {asked}: {where}")
+        click.echo(f"{'reference':<10} {asked}: {where}")
     click.echo(f"time       {_time(contract)}")
     click.echo(f"\n{_number(len(contract.cases), 'case')}")
     for case, arguments in contract.asked.items() if "@" in only else contract.cases.items():

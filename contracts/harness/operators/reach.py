@@ -87,7 +87,7 @@ def item_of(name: str) -> Item:
 def asked(law: Law) -> Iterator[Contract]:
     """The contracts that one process puts to a stack in some seconds."""
     for contract in law.contracts.values():
-        if contract.tier == "unit" and not contract.slow and not contract.of_the_court:
+        if contract.tier == "unit" and not contract.slow:
             yield contract
 
 

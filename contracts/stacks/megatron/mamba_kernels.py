@@ -127,12 +127,10 @@ def reached() -> None:
 
     If those cannot be imported, empty modules replace them during the import; no question calls them. The substitutes
     of mamba-ssm are also there during the import: without them 0.16.1 leaves its names unset, and nothing could be
-    replaced. Main up to March 2026 leaves them unset beside a triton that can be imported; they are set to nothing.
+    replaced.
     """
     try:
-        mixer = importlib.import_module(_MIXER)
-        for name in ("mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined"):
-            vars(mixer).setdefault(name, None)
+        importlib.import_module(_MIXER)
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
@@ -200,7 +198,6 @@ KERNELS: tuple[Shim, ...] = (
     Shim(
         at=f"{_MIXER}:_check_mamba_sequence_packing_support",
         put=lambda **_: (True, None),
-        optional=True,
         why="the versions of mamba-ssm and causal-conv1d: the substituted scan knows documents",
     ),
 )

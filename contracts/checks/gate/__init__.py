@@ -1,1 +1,0 @@
-"""GATE: the suite itself."""

@@ -1,1 +1,0 @@
-"""Mutants of GATE, under the file names of `contracts/checks/gate`."""
