@@ -32,6 +32,7 @@ TITAN ?= 0.3.0 0.2.2
 TRANSFORMERS ?= 5.23.0
 DEEPSPEED ?= 0.19.8
 FROM ?=
+REPOSITORY ?=
 COVERED ?= megatron==0.19.2 torchtitan==0.3.0 transformers==5.23.0
 versions = $(1) $(patsubst %,$(1)==%,$(filter-out $(firstword $(2)),$(2)))
 # Of the declared range, beside the one in constraints.txt.
@@ -72,8 +73,8 @@ proof: $(READY)  ## put every mutant before the law, and 40 drawn changes, and l
 	$(BIN)/rankproof selftest --operators 40 --likely --seed $(SEED)
 
 # Nothing is published: that is a step of whoever may.
-release: $(READY)  ## wheel, sdist, notes and checksums of VERSION=x.y.z in dist/, of a clean tree tagged vVERSION
-	@PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/release "$(VERSION)"
+release: $(READY)  ## wheel, sdist, notes and checksums of VERSION=x.y.z in dist/, of a clean tree tagged vVERSION; REPOSITORY=https://…
+	@PYTHON=$(BIN)/python JOBS=$(JOBS) REPOSITORY="$(REPOSITORY)" .ci/release "$(VERSION)"
 
 test: $(READY) lint  ## the project's own tests, after lint; those of several ranks first, on RANKS=4
 	@export OMP_NUM_THREADS=1  # a second thread in each of several processes only waits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -16,6 +17,7 @@ from tests_unit._parties.running import ROOT
 from tests_unit.test_packaging import NO_REGISTRY
 
 VERSION = "0.1.0"
+AT = "https://example.invalid/rankproof"
 PROVED = """
 from contracts.contract import LAW
 from contracts.harness import kill_matrix, selftest
@@ -33,6 +35,10 @@ FAULTS = {
     "tag": ("git tag -d v0.1.0", "HEAD is not tagged v0.1.0"),
     "version": ("sed -i 's/^version = .*/version = \"0.2.0\"/' pyproject.toml; $commit", 'set version = "0.1.0"'),
     "notes": ("sed -i 's/^## 0.1.0$/## 0.0.9/' CHANGELOG.md; $commit", "CHANGELOG.md has no section ## 0.1.0"),
+    "repository": (
+        "sed -i 's/^repository=.*//; s/ repository=[^ ]*$/ repository=/' .ci/release; $commit",
+        "REPOSITORY is not set",
+    ),
     "law": ("rm contracts/law/2*.json; $commit", "is not frozen"),
 }
 
@@ -64,7 +70,7 @@ def clone(snapshot_of_the_tree: Path, tmp_path: Path) -> Path:
 def shell(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     commit = "git add -A && git -c user.name=t -c user.email=t@example.invalid -c commit.gpgsign=false commit -qm r"
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    variables = outside | {"PYTHONPATH": str(folder), "PYTHON": sys.executable, "LC_ALL": "C",
+    variables = outside | {"PYTHONPATH": str(folder), "PYTHON": sys.executable, "LC_ALL": "C", "REPOSITORY": AT,
                            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # fmt: skip
     script = script.replace("$commit", f"{commit} && git tag -f v{VERSION} > /dev/null")
     return subprocess.run(
@@ -97,9 +103,14 @@ def test_a_release_is_a_wheel_with_its_proof_an_sdist_notes_and_checksums(clone:
     proof = (clone / "contracts/proof/kills.json").read_bytes()
     with zipfile.ZipFile(wheel) as packed:
         assert packed.read("contracts/proof/kills.json") == proof
+        told = packed.read(f"rankproof-{VERSION}.dist-info/METADATA").decode()
         assert {"contracts/law/2026.11.json", "contracts/harness/samples/map.toml"} <= {*packed.namelist()}
     with tarfile.open(sdist) as packed_too:
         assert any(name.endswith("/contracts/proof/kills.json") for name in packed_too.getnames())
+    assert f"Project-URL: Source, {AT}\n" in told
+    assert f"({AT}/raw/v{VERSION}/docs/images/report.png)" in told
+    assert f"[Your fork]({AT}/blob/v{VERSION}/docs/your-fork.md)" in told
+    assert not re.findall(r"\]\((?!https://)[^)]*\)", told), "an index has no file beside a page"
     notes = (dist / "NOTES.md").read_text()
     assert notes.startswith(f"# rankproof {VERSION}\n")
     assert "### Added" in notes
@@ -110,5 +121,5 @@ def test_a_release_is_a_wheel_with_its_proof_an_sdist_notes_and_checksums(clone:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     read = "from contracts.harness import kill_matrix as k; print(k.load(k.SHIPPED).about.content == k.content())"
     said = subprocess.run([sys.executable, "-c", read], cwd=tmp_path, env=os.environ | {"PYTHONPATH": "site"},
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    assert said.stdout.strip() == "True"
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert said.stdout.strip() == "True", said.stdout + said.stderr
