@@ -171,7 +171,7 @@ def _of_the_check(error: BaseException) -> bool:
 def remedy_for(missing: Iterable[str]) -> str:
     """What a user does so that somebody answers these questions."""
     if {"read_argv", "read_pattern"} & set(missing):
-        command = install_by("make megatron", "pip install 'rankproof[megatron]'")
+        command = install_by("make megatron", "pip install megatron-core")
         return f"make Megatron-Core available with `{command}` and ask it by --with megatron"
     return "name one that does with --with"
 
