@@ -21,10 +21,10 @@ SHIPPED: Mapping[str, object] = {"Megatron-Core": Megatron, "torchtitan": Torcht
 
 HEAD = """# Conventions
 
-Generated from `contracts/spec/conventions.py`; `make snapshots` writes it anew. Where correct stacks differ, a stack
-declares its choice, as `conventions = {"rope-angles": "float32"}`, and is judged by it: what it declares one way and
-does another is violated. A stack that declares nothing has the first choice of each, also where it is not asked. A
-convention is no way out: a new choice needs a stack that has it on purpose, and a source.
+Generated from `contracts/spec/conventions.py`; `make snapshots` writes it anew. If correct stacks differ, a stack
+declares its choice, as `conventions = {"rope-angles": "float32"}`, and is judged by it: if it
+declares one choice and computes another, it is violated. A stack that declares nothing has the first choice of each,
+also where it is not asked. A convention is no way out: a new choice needs a stack that has it on purpose, and a source.
 """
 
 

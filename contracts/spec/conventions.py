@@ -27,7 +27,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """A question on which correct stacks differ. The first choice is that of a stack that declares nothing."""
+    """A question on which correct stacks differ. A stack that declares nothing has the first choice."""
 
     about: str
     choices: tuple[Choice, ...]
@@ -80,7 +80,7 @@ CONVENTIONS: Mapping[str, Convention] = {
         "the dtype of a router with sigmoid gates under bfloat16", *_ROUTER[:2], shown=_ROUTERS
     ),
     "gate-sum": _convention(
-        "what the chosen sigmoids are divided by",
+        "the divisor of the chosen sigmoids",
         ("plain", "their sum", "arXiv 2412.19437, eq. 13"),
         (
             "1e-20",
@@ -119,13 +119,13 @@ CONVENTIONS: Mapping[str, Convention] = {
         ),
         (
             "global-batch",
-            "load is that of all data-parallel ranks, over the microbatches of the step so far; probability is that of "
+            "the load of all data-parallel ranks, over the microbatches of the step so far, and the probabilities of "
             "one microbatch",
             "arXiv 2501.11873; Megatron-Core: --moe-router-load-balancing-type global_aux_loss",
         ),
     ),
     "window-divides-by": _convention(
-        "what the losses of labels are divided by in a step of several microbatches or ranks",
+        "the divisor of the losses of labels in a step of several microbatches or ranks",
         (
             "labels",
             "the labels that count, over all microbatches and data-parallel ranks",
@@ -178,7 +178,7 @@ CONVENTIONS: Mapping[str, Convention] = {
             "what the output projection reads: the model's after its final norm, then that of the depth below after "
             "its norm",
             "Megatron-Core: TransformerBlock.final_layernorm, MultiTokenPredictionLayer._postprocess; vLLM: "
-            "deepseek_mtp.py, as told in vllm-project/vllm#47448",
+            "deepseek_mtp.py, as reported in vllm-project/vllm#47448",
         ),
         shown="megatron_heads_read_normed_states",
     ),
@@ -230,7 +230,7 @@ CONVENTIONS: Mapping[str, Convention] = {
         ("min-lr", "min_lr, or the rate at which its schedule ends", "arXiv 1608.03983, eq. 5"),
         (
             "step-before",
-            "behind the warm-up each step has the rate of the step before: min_lr comes after the last step",
+            "after the warm-up each step has the rate of the step before: min_lr comes after the last step",
             "torchtitan: LRSchedulersContainer, a virtual last step",
         ),
     ),

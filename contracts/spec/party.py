@@ -17,8 +17,8 @@ class Party(Protocol):
     that builds no mesh. `labels` maps a question to how its answer comes about, where that is not simply the code under
     test: a shim, a substituted kernel, a table of facts. Every report shows all three.
 
-    A party in Python may also have `repeats`: a frozenset of the questions whose answers depend on their arguments
-    alone. Such a question is asked once a run with the same arguments. It is asked again only by a check that asks
+    A party in Python may also have `repeats`: a frozenset of the questions whose answers depend only on their
+    arguments. Such a question is asked once a run with the same arguments. It is asked again only by a check that asks
     twice within one case, in order to compare the two answers. Without `repeats` every question is asked every time.
 
     A party may also have `abilities`: an `Abilities` value that says what it can build (`contracts.spec.abilities`).
@@ -28,7 +28,7 @@ class Party(Protocol):
     A party may have `computes_on`: the devices, in torch's names, that an `Execution` and a `BlockCall` may name.
     Without it that is only the CPU.
 
-    Where correct stacks differ, a party may have `conventions`: name → its choice (`contracts.spec.conventions`). It is
+    If correct stacks differ, a party may have `conventions`: name → its choice (`contracts.spec.conventions`). It is
     judged by what it declares; where it names none, by the first choice.
     """
 

@@ -191,7 +191,8 @@ WATCHED: dict[str, tuple[Recipe, Mode]] = {
 @contract("BLK-07d", asks=("initial", "run_model"), cases=WATCHED, sheds=("packed",), source="F13; F15",
           needs={"": (), "custom-mixers": ("mamba", "author-dp")})  # fmt: skip
 def a_pass_that_only_looks_is_the_one_that_trains(stack: Training, recipe: Recipe, mode: Mode) -> None:
-    """A pass without gradients has the logits, losses and counters of a pass with them, before it and behind it.
+    """A pass without gradients (`no_grad`) gives the same logits, losses and counters as a pass with gradients, before
+    or after it.
 
     A validation loss is compared with a training loss. Noise, capacity or a kernel that depends on whether gradients
     are wanted makes them losses of two models, and a mode that nobody sets back stays.

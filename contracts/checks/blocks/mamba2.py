@@ -55,7 +55,7 @@ FORGETS = {  # A_log: decay so fast that nothing remains, and so slow that every
 
 @contract("BLK-04e", asks=("block_weights", "run_block"), cases=FORGETS, source="arXiv 2405.21060 §2: limits of A")
 def the_decay_has_its_limits(stack: Blocks, a_log: float, lengths: scan_calls.Lengths) -> None:
-    """As A goes to minus infinity, each output of Mamba-2 depends on its own token alone; at A = 0, reversing the
+    """As A goes to minus infinity, each output of Mamba-2 depends only on its own token; at A = 0, reversing the
     sequence does not change the last state.
 
     The convolution passes each token through unmixed here, so only the scan has memory.
@@ -104,7 +104,7 @@ READ = {  # head, and the group whose B, C and norm it shares
 
 @contract("BLK-04i", asks=("block_weights", "run_block"), cases=READ, source="arXiv 2405.21060 §7.2; mamba-ssm ngroups")
 def neighbouring_heads_share_a_group(stack: Blocks, head: int, group: int) -> None:
-    """In Mamba-2 head i of h reads group i // (h / g), and its norm covers the heads of that group alone.
+    """In Mamba-2 head i of h reads group i // (h / g), and its norm covers only the heads of that group.
 
     With all of wo zero except one head's part, the gradients of wb and wc are zero outside that group's rows, and those
     of wx and wz outside its heads' rows. The cases have 6 heads in 3 groups; with i mod g, head 2 would read group 2.

@@ -121,7 +121,7 @@ RESTING = {"relu2": (RELU2, "mixer.w1.weight"), "swiglu": (SWIGLU, "mixer.w1.wei
 
 @contract("BLK-06k", asks=_ASKS, cases=RESTING, source="naming")
 def an_mlp_at_zero_has_finite_gradients(stack: Blocks, recipe: Recipe, name: str) -> None:
-    """Where w1 x is exactly 0, the MLP's output is 0 and every gradient is finite; with relu2 the gradient of w1 is 0.
+    """If w1 x is exactly 0, the MLP's output is 0 and every gradient is finite; with relu2 the gradient of w1 is 0.
 
     A power written as exp(2 log x) has the right value at 0 and no derivative.
     """

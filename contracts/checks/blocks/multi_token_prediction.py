@@ -49,7 +49,7 @@ def a_depth_joins_the_state_below_with_the_token_ahead(
 ) -> None:
     """Prediction depth k is projection [RMSNorm(h); RMSNorm(E[token t + k])], an attention, an MLP, a norm and the
     model's own output projection, where h is the output of the depth below or the residual stream before the final
-    norm; of a stack that declares so, each of them behind its norm.
+    norm; of a stack that declares so, each of them after its norm.
 
     The check compares the logits of every depth and the gradient of every weight with the sum written out. All depths
     share the embedding and the output projection, so those gradients are sums over depths. Where a document has no

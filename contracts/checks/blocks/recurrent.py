@@ -118,8 +118,8 @@ FORGETS = {  # A_log
 
 @contract("BLK-05e", asks=("block_weights", "run_block"), cases=FORGETS, source="arXiv 2603.14360 §3: limits of f")
 def the_forget_gate_has_its_limits(stack: Blocks, a_log: float) -> None:
-    """With forget gate f = 1 the state of R stays as given; with f = 0 and W = 0 each output depends on its own token
-    alone.
+    """With forget gate f = 1 the state of R stays as given; with f = 0 and W = 0 each output depends only on its own
+    token.
     """
     import torch
 

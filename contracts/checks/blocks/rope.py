@@ -39,7 +39,7 @@ ANGLES = {
 def rope_turns_each_pair_by_its_own_angle(
     stack: Blocks, theta: int, apart: int, products: dict[tuple[int, int], float]
 ) -> None:
-    """Rope rotates elements j and j + d/2 by theta^(-2j/d) per token, so a score depends on the distance alone.
+    """Rope rotates elements j and j + d/2 by theta^(-2j/d) per token, so a score depends only on the distance.
 
     The check computes the score from the output. Only one key has a value, so the output is its weight w; against n
     keys of score 0 its score is log(w n / (1 - w)).

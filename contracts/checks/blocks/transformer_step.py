@@ -90,7 +90,7 @@ STEPS = {
 @contract("BLK-01i", asks=("built", "run_model", "train"), cases=STEPPED, needs=STEPS, float32=True,
           source="spec: the objective of a step; F19")  # fmt: skip
 def a_step_is_a_pass_over_its_batch(stack: Training, recipe: Recipe, microbatches: int) -> None:
-    """A training step tells each loss that a pass over its batch tells, and has the gradients of that pass.
+    """A training step reports the losses, and computes the gradients, of one pass over its batch.
 
     A trainer counts once more what its losses are means over: labels of a whole step, of each depth of prediction,
     sequences, tokens. A count that is off by a factor weighs one loss against the others, in every step alike, so that

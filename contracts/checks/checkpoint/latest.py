@@ -135,7 +135,7 @@ PLACES: dict[str, tuple[str, Disks]] = {
 
 @contract("CKPT-07a", asks="checkpoint_folder", cases=PLACES, source="playbook: storage contract")
 def a_place_on_the_durable_volume_is_taken(stack: Checkpointing, save: str, disks: Disks) -> None:
-    """A recipe's checkpoint folder below the durable directory is used as it is. Where the recipe names none, the stack
+    """A recipe's checkpoint folder below the durable directory is used as it is. If the recipe names none, the stack
     chooses one below the durable directory, a different one for each run.
 
     A check that compares paths as text refuses a link that leads back into the directory.

@@ -104,7 +104,7 @@ APART: dict[str, Cell] = {
 def what_experts_hand_back_is_outside_the_graphs(
     stack: Stack, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """Where experts lie on several ranks, pipeline stages included, graphs break only at declared places, and at every
+    """If experts are on several ranks, pipeline stages included, graphs break only at declared places, and at every
     place that is declared for experts on several ranks and not for one.
 
     What the routers of other ranks decide stays outside the graphs. A declared break that never occurs permits the next

@@ -63,7 +63,8 @@ def the_selection_bias_moves_once_a_step(stack: Training, microbatches: int, rec
 @contract("MOE-06h", asks=("built", "train"), cases={"from-one": (HALF, 1.0), "from-minus-four": (HALF, -4.0)},
           conventions=("bias-moves",), source="F09")  # fmt: skip
 def the_selection_bias_stays_float32(stack: Training, recipe: Recipe, begin: float) -> None:
-    """Under bfloat16 a router's selection bias stays float32 and moves by its whole rate each step, wherever it stands.
+    """Under bfloat16 a router's selection bias stays float32 and moves by its whole rate each step, so no update is
+    rounded away.
 
     A wrapper that casts a model casts its buffers too. In bfloat16 a bias of 1 plus 0.001 is 1: the router never
     balances, and nothing else shows it. A stack may declare that moves are centred.

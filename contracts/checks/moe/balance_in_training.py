@@ -54,8 +54,8 @@ LAYOUTS: dict[str, Cell] = {
 def what_a_router_learns_does_not_depend_on_the_layout(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """For a transformer with experts, the balance loss, the z loss and the gradients that they give are those of one
-    rank, over data, tensor, context and expert parallel and their combinations, whatever the balance loss is over.
+    """The balance loss, the z loss and their gradients equal one rank's, over data, tensor, context and expert parallel
+    and their combinations, whatever the balance loss is over.
 
     These losses outweigh the task loss here. Where a stack declares a balance loss over a microbatch, the one rank has
     the microbatches of all of them. The loss that is reported is summed elsewhere than the one that is differentiated,

@@ -131,7 +131,7 @@ PADDED: dict[str, tuple[float, Routes]] = {"mixed": (0.5, MIXED), "crowd": (0.4,
 
 @contract("MOE-08c", asks="run_block", cases=PADDED, source="torch issues 154557, 193633; F21")
 def rows_of_nobody_change_nothing(stack: Blocks, factor: float, routes: Routes) -> None:
-    """Under bfloat16, uninitialised rows behind the rows of the last expert reach neither outputs nor gradients.
+    """Under bfloat16, uninitialised rows after the rows of the last expert reach neither outputs nor gradients.
 
     Grouped kernels leave these rows uninitialised, and 0 · NaN is NaN, so a stack must mask them forward and backward.
     The first step is often spared. The check therefore repeats the call in memory that held NaN before it was freed.

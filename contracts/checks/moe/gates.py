@@ -139,8 +139,8 @@ UNSCORED = {
 
 @contract("MOE-01h", asks="run_block", cases=UNSCORED, source="sglang#31017")
 def scores_of_0_poison_nothing(stack: Blocks, moe: Moe) -> None:
-    """Where every expert's score of a token is 0, because a sigmoid underflows, the token goes to k distinct experts,
-    and its gates, the output, the losses and every gradient are finite.
+    """If every expert's score of a token is 0, because a sigmoid underflows, the token goes to k distinct experts, and
+    its gates, the output, the losses and every gradient are finite.
 
     Divided by their sum, scores of 0 are 0 / 0: NaN in the token's row, and one step later in every weight. Which gates
     such a token gets is left open; together they are no more than route_scale.

@@ -73,7 +73,7 @@ TIED = {
 
 @contract("MOE-01g", asks="run_block", cases=TIED, source=PAPERS)
 def tied_scores_choose_k_experts(stack: Blocks, moe: Moe, batch: int, length: int) -> None:
-    """Where all scores of a token are equal, it goes to k distinct experts, whichever they are, with equal gates.
+    """If all scores of a token are equal, it goes to k distinct experts, whichever they are, with equal gates.
 
     So it is with padding, with a router that starts at zero, with a single expert, or with as many as are chosen. A
     choice by a threshold, or by a mask of whatever equals the maximum, takes more experts than k, or one of them k

@@ -32,8 +32,8 @@ def a_spread_run_is_that_of_one_rank(stack: Observing, reference: str, other: st
 
 @contract("OBS-09", asks="trace", cases={"resumed": ("whole", "resumed")}, source="F07", slow=True)
 def a_resumed_run_goes_on_as_if_it_had_not_ended(stack: Observing, reference: str, other: str) -> None:
-    """A resumed run begins with the weights and rows with which the whole one goes on, and has its moments, rates and
-    weights in every later step; where forward passes draw random numbers, it has the whole one's random states too.
+    """A resumed run begins with the weights and rows with which the whole one continues, and has its moments, rates and
+    weights in every later step; if forward passes draw random numbers, it has the whole one's random states too.
 
     What a checkpoint forgets begins anew, and the loss recovers from it.
     """

@@ -95,7 +95,7 @@ def _unlike_buffers(merged: Merged) -> Iterator[str]:
 def data_parallel_ranks_consume_different_rows(stack: Observing, reference: str = "", other: str = "") -> None:
     """No two data-parallel ranks consume the same microbatch, nor most rows of one twice in an epoch of torch's loader;
     ranks that share their layers' tensors consume the same ones. A resumed run consumes the rows with which the whole
-    one goes on.
+    one continues.
 
     A sampler that does not know its rank trains every rank on the same rows. The loss falls, more slowly.
     """
@@ -219,7 +219,7 @@ def _diverging(merged: Merged) -> Iterator[str]:
 
 @contract("OBS-12", asks="trace", cases=RUN, source="F14", slow=True)
 def random_numbers_of_a_forward_pass_differ_between_data_parallel_ranks(stack: Observing) -> None:
-    """Where a forward pass draws random numbers, as dropout does, data-parallel ranks have different random states.
+    """If a forward pass draws random numbers, as dropout does, data-parallel ranks have different random states.
 
     One seed on all ranks drops the same units of every rank's rows.
     """

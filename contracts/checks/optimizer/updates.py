@@ -128,8 +128,8 @@ NEARLY = {"letters": (LETTERS,), "dense": (DENSE,)}
 
 @contract("OPT-04g", asks=("built", "train"), cases=NEARLY, source="F07; CLP-05")
 def a_gradient_a_little_over_the_limit_is_clipped(stack: Training, recipe: Recipe) -> None:
-    """A gradient whose norm is a quarter over the limit is clipped to it: the moments of the step are those of an
-    unclipped step times the factor that is told.
+    """If the gradient norm is 25 % over the limit, the moments equal the unclipped step's times the reported clip
+    factor.
 
     Where every norm in a test is many times the limit or below it, a clipping that begins at twice the limit is right.
     """
@@ -193,8 +193,8 @@ FRESH: dict[str, tuple[Recipe, Execution]] = {
     sheds=("packed",), source="F07 F19",
 )  # fmt: skip
 def gradients_of_a_step_are_of_its_batch_alone(stack: Training, recipe: Recipe, execution: Execution) -> None:
-    """The gradients of a step come from its own batch alone: the second step's gradients are those of its batch at its
-    weights.
+    """The gradients of a step depend only on its own batch: the second step's gradients equal those of a pass over its
+    batch at its weights.
 
     A gradient that is not zeroed, or a tensor that keeps an old one because the batch did not reach it, accumulates. A
     second copy of the weights, in 16 or 8 bits, that an update does not reach computes with those of an earlier step.

@@ -64,8 +64,8 @@ KEEPS = {
 )
 def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> None:
     """A validation between two steps leaves the run bit-identical: weights, optimizer state, router biases, random
-    generators, and the losses, gradients and sequences of later steps are those of the run without it, and so is the
-    loss of a later validation.
+    generators, the losses, gradients and sequences of later steps and the loss of a later validation equal the run's
+    without it.
 
     A model that stays in evaluation mode drops nothing and balances nothing for the rest of the run. A router that
     counts the tokens of a validation moves its bias by them, and amax histories that record it scale the steps behind
@@ -188,7 +188,7 @@ RANKS: dict[str, Cell] = {
 def the_loss_of_a_validation_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """On several ranks the loss of a validation is that of one rank, and the step behind it is that of a run without.
+    """On several ranks, the validation loss equals the single-rank value, and validating does not change the next step.
 
     A mean over ranks or over batches over-weights labels that stand where few do. A loss that is summed over ranks that
     share a row counts it twice. A rank that tells the loss of its own rows tells another one than its peers, and stops,
@@ -223,8 +223,8 @@ UNEVEN: dict[str, tuple[Recipe, Execution, int, int]] = {
 def a_validation_that_ranks_do_not_divide_is_whole_or_refused(
     stack: Training, recipe: Recipe, execution: Execution, world: int, rows: int
 ) -> None:
-    """The loss of a validation whose sequences the ranks do not divide is that of one rank, or the run is refused
-    before its first step, with the number of sequences.
+    """If ranks do not divide the sequences of a validation, its loss equals one rank's, or the run is refused before
+    its first step, with the number of sequences.
 
     A sampler that gives every rank as many pads with copies of the first sequences, or drops the last. A rank without a
     sequence is missed in a collective, or refuses when the run has trained for hours.

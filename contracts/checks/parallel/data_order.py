@@ -116,8 +116,8 @@ def the_order_is_a_function_of_seed_and_epoch(stack: Training, total: int) -> No
 @contract("PAR-06o", asks="samples", cases={"240-sequences": (240,), "239-sequences": (239,)},
           conventions=("shuffle-reach",), source="F05")  # fmt: skip
 def an_epoch_is_shuffled_as_a_whole(stack: Training, size: int) -> None:
-    """In the order of an epoch a sequence may stand anywhere, unless the stack declares a buffer that is filled in
-    order, and another epoch is more than the same order begun elsewhere.
+    """An epoch is a free permutation of the sequences, or a declared shuffle buffer's order; the next epoch is not the
+    same order rotated.
 
     On average a sequence stands n / 3 places from where it lies in the text, if every order is as likely. Blocks that
     are shuffled each by itself keep what lies together together: a step has the rows of one file. A rotation shows

@@ -240,7 +240,7 @@ DEEPENED: dict[str, tuple[Recipe, Mode]] = {
 
 @contract("PAR-04h", asks=("built", "initial"), cases=DEEPENED, source="F14; INI-09")
 def layers_write_smaller_together(stack: Training, recipe: Recipe, mode: Mode) -> None:
-    """If one kind of layer starts with smaller weights in a model of four times the depth, every kind has a weight that
+    """If one kind of layer starts with smaller weights in a model four times as deep, every kind has a weight that
     does, by the same factor.
 
     Stacks that scale what layers write to the residual stream (GPT-2) do it for every kind of layer, or deep models

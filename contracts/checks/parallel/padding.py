@@ -54,8 +54,8 @@ PADS = {
 def padding_changes_no_loss_and_no_gradient(
     stack: Training, recipe: Recipe, lengths: tuple[int, ...], microbatches: int
 ) -> None:
-    """Padding at the end of rows changes no loss and no gradient: a step over padded rows is that of the rows as they
-    were, each weighted by its labels, and the token that pads gets no gradient.
+    """Padding at the end of rows changes no loss and no gradient: a step over padded rows equals one over the rows as
+    they were, each weighted by its labels, and the token that pads gets no gradient.
 
     A mean over positions makes the loss smaller the more a batch is padded. A row, or a microbatch, of padding alone
     adds nothing, and no mean of it divides 0 by 0.
@@ -160,8 +160,7 @@ parallel the second rank has nothing else of the first row either."""
 @contract("PAR-05j", asks=("built", "train"), cases=ON_RANKS, needs=needs_of(ON_RANKS) | {"dense-1f1b": ()},
           conventions=WINDOW, source="F19; torchtitan: global_valid_tokens", tier="dist")  # fmt: skip
 def a_rank_of_padding_adds_nothing(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """On several ranks, one or more of which have padding alone, losses, label counts and gradients are those of one
-    rank.
+    """On several ranks, one or more of which have only padding, losses, label counts and gradients equal one rank's.
 
     A rank without a label that divides by its own count hands NaN to all others. One that leaves the reduction out
     leaves its peers waiting.

@@ -89,7 +89,7 @@ def a_window_of_a_transformer_is_the_batch(stack: Training, recipe: Recipe, exec
 @contract("PAR-08h", asks=("built", "train"), cases=STAGES, source="bringup F20", conventions=WINDOW,
           tier="dist")  # fmt: skip
 def stages_of_a_transformer_are_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """A transformer with experts, cut into pipeline stages, alone or beside the other axes, has the losses, gradients
+    """A transformer with experts, cut into pipeline stages, by themselves or with other axes, has the losses, gradients
     by name, gradient norm and selection biases of one rank.
     """
     _require_one_rank(stack, recipe, execution)

@@ -144,7 +144,7 @@ LAUNCHED = {  # pattern, depth, sparse A-ranks → layers of R, sparse layers
 def a_launch_numbers_its_layers(
     stack: Stack, pattern: str, depth: int, sparse: tuple[int, ...], recurrent: tuple[int, ...], layers: tuple[int, ...]
 ) -> None:
-    """Where the launcher's pattern cannot express them, a launch carries the layers of R and of sparse attention, under
+    """If the launcher's pattern cannot express them, a launch carries the layers of R and of sparse attention, under
     the base that it states.
 
     This is the last place where A-ranks, positions and layer numbers can be confused.
@@ -225,7 +225,7 @@ READ = {  # text → symbols of the main pattern, heads
 
 @contract("PAT-10a", asks="read_pattern", cases=READ, source="naming; Megatron-Core hybrid_layer_allocation")
 def a_launcher_reads_a_legal_pattern(stack: Stack, text: str, expected: str, heads: int) -> None:
-    """A launcher reads one block per symbol, in order, no block for `|`, and the number of heads instead of their
+    """A launcher reads one block per symbol, in order; `|` gives no block, and prediction heads are a count, not
     layers.
     """
     _is_read_as(stack, text, expected, heads)

@@ -36,7 +36,7 @@ UNEVEN = {f"pp{pp}": ("AEMEAEMEAEMR", 52, pp) for pp in (0, 3, 5, 8, 12, 51, 104
 
 @contract("PAT-08a", asks="stages", cases=UNEVEN | {"30-layers-pp4": ("AEMEA", 30, 4)}, source="bringup F10")
 def a_cut_that_does_not_divide_is_refused(stack: Stack, pattern: str, depth: int, pp: int) -> None:
-    """A stack refuses a number of stages that does not divide the depth, and names both numbers (the stages alone where
+    """A stack refuses a number of stages that does not divide the depth, and names both numbers (only the stages if
     they are 0).
 
     30 layers over 4 stages once built 28. Two layers were missing, and the reported throughput rose.

@@ -34,8 +34,8 @@ DIVERGED: dict[str, tuple[Recipe, float, int, bool]] = {  # embedding of the tok
 def a_run_that_diverged_says_so(
     stack: Training, recipe: Recipe, value: float, microbatches: int, validates: bool
 ) -> None:
-    """A step, or a validation, over a batch of which one token has an embedding that is not finite tells a loss that is
-    not finite, and the step a gradient norm that is not; or it is refused.
+    """If one token's embedding is NaN or Inf, a step or a validation reports a loss that is not finite, and a step also
+    a gradient norm that is not, or it is refused.
 
     A display that leaves NaN out, a mean over the microbatches that are finite and a gradient that is cleaned before
     its norm is taken make a run that is lost look like one that learns.
@@ -71,8 +71,8 @@ ON_RANKS: dict[str, tuple[Recipe, Execution, int]] = {
 def a_run_that_diverged_on_one_rank_says_so_on_all(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """A step over a batch of which one rank's rows have an embedding that is not finite tells a loss and a gradient
-    norm that are not finite on every rank, or is refused.
+    """If the embedding of one rank's rows is NaN or Inf, the step reports on every rank a loss and a gradient norm that
+    are not finite, or it is refused.
 
     A rank that leaves itself out of the sum when its loss is NaN hides it from all: the log is that of the others.
     """

@@ -168,8 +168,9 @@ ON_RANKS: dict[str, tuple[Recipe, Execution, int]] = {
 
 @contract("PREC-06b", asks=("built", "train"), cases=ON_RANKS, tier="dist", source="torchtitan #4135; fairscale #1092")
 def what_ranks_tell_is_not_rounded(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """Under bfloat16 every rank counts all labels of the step, and its gradient norm and clip coefficient are those of
-    the whole gradients in float32. Data-parallel ranks tell the losses of one rank whose microbatches are their shares.
+    """Under bfloat16 every rank counts all labels of the step, and its gradient norm and clip coefficient equal those
+    of the whole gradients in float32. Data-parallel ranks report the losses of one rank whose microbatches are their
+    shares.
 
     What ranks send to one another of counts, losses and norms has the dtype of the model where nobody says otherwise.
     """

@@ -69,7 +69,7 @@ def _steps(stack: Training, recipe: Recipe, *given: Tokens, weights: Arrays) -> 
 @contract("PREC-05a", asks=("built", "train"), cases=SCALED, needs=SCALES, sheds=("packed",), source=SOURCE)
 def a_step_that_overflows_moves_nothing(stack: Training, recipe: Recipe) -> None:
     """Under float16 a step whose gradients are not finite changes no bit of weights, optimizer state and router biases,
-    and the loss scale falls. The next finite step is that of a run without the steps that overflowed.
+    and the loss scale falls. The next finite step equals that of a run without the steps that overflowed.
 
     One NaN in a moment stays there for the rest of the run. An optimizer that counts the step has another bias
     correction, and a router that moves its bias by it balances a batch that nobody learned from. The step overflows by
@@ -200,9 +200,9 @@ LOSSES = {"balance-loss": ("balance-loss",), "z-loss": ("z-loss",), "prediction-
 @contract("PREC-05b", asks=("built", "train"), cases=SMALL, needs=SCALES | LOSSES, sheds=("packed",),
           source=f"{SOURCE}; Megatron-Core: MoEAuxLossAutoScaler; tnt #354")  # fmt: skip
 def small_gradients_survive_float16(stack: Training, recipe: Recipe) -> None:
-    """Losses and gradients under float16 are those in float32, to the accuracy of float16, also where gradients are
+    """Losses and gradients under float16 equal those in float32, to the accuracy of float16, also if gradients are
     smaller than any number of float16: every loss is scaled before the backward pass, the gradients are divided by the
-    scale exactly once, and it is in no loss that is told.
+    scale exactly once, and reported losses are unscaled.
 
     Here the output projection is small, and so is every gradient behind it. Unscaled they are 0, and a norm that is
     taken before the division clips all of them away. A loss that enters behind the scale, of a router or of a

@@ -73,9 +73,9 @@ OWN_AXIS: dict[str, tuple[Degrees, int, int, int]] = {  # degrees, world, rank â
 def ep_ranks_of_one_batch_are_not_averaged(
     stack: Stack, degrees: Degrees, world: int, rank: int, expected: int
 ) -> None:
-    """Where EP is an axis of its own, its ranks share one batch, so dense and expert gradients are summed over the
-    rank's dp group and divided by dp. With etp 1, TP ranks hold the same experts and see other tokens, so an expert sum
-    also covers the dp groups of the TP peers.
+    """If EP is an axis of its own, its ranks share one batch, so dense and expert gradients are summed over the rank's
+    dp group and divided by dp. With etp 1, TP ranks hold the same experts and see other tokens, so an expert sum also
+    covers the dp groups of the TP peers.
 
     The divisor of the borrowed layout counts EP ranks as readers of data, and here shrinks every gradient by the EP
     degree.

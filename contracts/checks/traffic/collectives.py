@@ -81,7 +81,7 @@ FEWER: dict[str, tuple[Execution, int, Rule]] = {
 
 @contract("TRAF-03", asks=("built", "train"), cases=FEWER, source="modal F21", tier="dist")
 def nobody_sends_nothing(stack: Training, execution: Execution, world: int, rule: Rule) -> None:
-    """Where a dimension is smaller than the world, no rank passes an empty tensor to an all-reduce, an all-gather or a
+    """If a dimension is smaller than the world, no rank passes an empty tensor to an all-reduce, an all-gather or a
     reduce-scatter, and gradients, weights and optimizer state equal those of one rank.
 
     A rank with an empty shard compiles, skips or orders its collectives differently, and the job hangs. An all-to-all
