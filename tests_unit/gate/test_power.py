@@ -198,16 +198,6 @@ def test_a_diff_that_would_see_nothing_is_broken(how: str, place: Path) -> None:
     assert done.stdout == ""
 
 
-@numbers
-def test_a_diff_shows_its_power_in_no_time() -> None:
-    import timeit
-
-    from contracts.observe import power as of_diff
-
-    assert of_diff.lost() == ""
-    assert min(timeit.repeat(of_diff.lost, number=1, repeat=20)) < 0.03
-
-
 LEFT = {
     "meta": "torch.set_default_device('meta')", "float64": "torch.set_default_dtype(torch.float64)",
     "inference": "torch.inference_mode().__enter__()", "no-grad": "torch.set_grad_enabled(False)",
