@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -93,3 +93,88 @@ def test_a_folded_batch_has_the_place_of_each_token_in_its_row(monkeypatch: pyte
     assert labels_N.tolist() == [*range(6, 12)]
     monkeypatch.setattr(symbols, "folded", lambda: False)
     assert symbols.batch_of(tokens_BT, labels_BT)[0]["input"] is tokens_BT
+
+
+def _modules(monkeypatch: pytest.MonkeyPatch, **held: SimpleNamespace) -> None:
+    """Modules of torchtitan by their last names; none of the others can be imported."""
+    from contracts.stacks.torchtitan import symbols
+
+    def found(name: str) -> SimpleNamespace:
+        if name not in held:
+            raise ModuleNotFoundError(name)
+        return held[name]
+
+    short = lambda name: found(name.removeprefix("torchtitan.").replace(".", "_"))  # noqa: E731
+    monkeypatch.setattr(symbols, "importlib", SimpleNamespace(import_module=short))
+
+
+def test_a_checkpoint_manager_and_schedules_are_found_in_either_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    from contracts.stacks.torchtitan import symbols
+
+    older, newer = (SimpleNamespace(CheckpointManager=age, LRSchedulersContainer=age) for age in ("older", "newer"))
+    _modules(
+        monkeypatch, components_checkpoint=older, components_lr_scheduler=older, components_optimizer=SimpleNamespace()
+    )
+    assert (symbols.checkpoint_manager(), symbols.schedules()) == ("older", "older")
+    _modules(monkeypatch, components_checkpointer=newer, components_checkpoint=older, components_optimizer=newer)
+    assert (symbols.checkpoint_manager(), symbols.schedules()) == ("newer", "newer")
+
+
+@pytest.mark.parametrize(("own", "told"), [("default", "default"), ("partial_dtensor", "partial_dtensor"), ("", None)])
+def test_the_backend_of_dtensors_has_the_name_of_its_time(
+    own: str, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from contracts.stacks.torchtitan import symbols
+
+    fields = [("spmd_backend", Literal[own, "spmd_types"])] if own else []  # type: ignore[valid-type]
+    kind = dataclasses.make_dataclass("ParallelismConfig", fields)
+    for name in ("torchtitan", "torchtitan.config", "torchtitan.config.configs"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(ParallelismConfig=kind))  # type: ignore[arg-type]
+    assert symbols.dtensors().get("spmd_backend") == told
+
+
+def test_experts_and_their_products_are_reached_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from contracts.stacks.torchtitan import symbols
+
+    class Older:
+        def _experts_forward(self) -> None: ...
+        def forward(self) -> None: ...
+
+    class Newer:
+        def forward(self) -> None: ...
+        def _grouped_mm(self) -> None: ...
+
+    own, hook = torch._grouped_mm, Newer._grouped_mm
+    for kind in (Older, Newer):
+        routed = {"RoutedExperts": None} if kind is Newer else {}
+        _modules(monkeypatch, models_common_moe=SimpleNamespace(GroupedExperts=kind, **routed))
+        symbols.place_of_experts.cache_clear()
+        assert symbols.of_experts() is (Older._experts_forward if kind is Older else Newer.forward)
+        assert symbols.place_of_experts() == ("experts" if kind is Older else "routed_experts.inner_experts")
+        with symbols.products_by(len):
+            assert (torch._grouped_mm is len, Newer._grouped_mm is len) == (kind is Older, kind is Newer)
+        assert (torch._grouped_mm, Newer._grouped_mm) == (own, hook)
+    symbols.place_of_experts.cache_clear()
+    made = {"make_experts_config": dict}
+    _modules(monkeypatch, models_common_config_utils=SimpleNamespace(**made))
+    assert symbols.routed_experts(dim=3) == {"experts": {"dim": 3}}
+    _modules(monkeypatch, models_common_config_utils=SimpleNamespace(**made, make_routed_experts_config=dict))
+    assert symbols.routed_experts(dim=3) == {"routed_experts": {"dim": 3}}
+
+
+def test_whether_a_trainer_counts_labels_is_read_off_its_own_function() -> None:
+    from contracts.stacks.torchtitan import symbols
+
+    class Counts:
+        def forward_backward_step(self, *, input_dict: Any, labels: Any, global_valid_tokens: Any) -> None: ...
+
+    class Older:
+        def forward_backward_step(self, input_dict: Any, labels: Any) -> None: ...
+
+    class Between:
+        def forward_backward_step(self, input_dict: Any, labels: Any, *, global_valid_tokens: Any = None) -> None: ...
+
+    assert symbols.counts_labels(type("T", (Between, Counts), {}))
+    assert not symbols.counts_labels(type("T", (Between, Older), {}))

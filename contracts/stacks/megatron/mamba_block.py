@@ -6,6 +6,7 @@ the last token comes from its inference, which keeps the state of a prompt: here
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import fields
 from typing import Any
 
@@ -79,6 +80,8 @@ class MambaBlock(Block):
         if documents_BT is None:
             out: Tensor = self.layer.mixer(self.layer.norm(x_BTD.transpose(0, 1)))[0]
             return out.transpose(0, 1)
+        if "packed_seq_params" not in inspect.signature(self.layer.mixer.forward).parameters:
+            raise NotOffered("Megatron-Core: up to January 2026 its mixer is told of no packed rows", "stack")
         rows, length = documents_BT.shape
         beyond = int(documents_BT.max()) + 1
         seq_idx = (documents_BT + beyond * torch.arange(rows)[:, None]).reshape(1, -1).int()
@@ -102,13 +105,12 @@ class MambaBlock(Block):
         """The state that inference keeps of a prompt. The mixer has no public access to it except a full engine's
         context."""
         mixer = self.layer.mixer
-        if not hasattr(mixer, "_ssm_prefill") and hasattr(
-            mixer, "ssm_prefill"
-        ):  # since 0.20, with an engine's metadata
+        fill = getattr(mixer, "_ssm_prefill", None) or mixer.ssm_prefill  # the latter in January 2026, and since 0.20
+        if "context" in inspect.signature(fill).parameters:
             words = "from 0.20 on kernels of triton alone write the state of a prompt, which a CPU has not"
             raise NotOffered(f"Megatron-Core: {words}", "device")
         conv, ssm = (x_T1D.new_zeros(1, *shape) for shape in mixer.mamba_state_shapes_per_request())
-        mixer._ssm_prefill(mixer.in_proj(self.layer.norm(x_T1D))[0], conv_state=conv, ssm_state=ssm)
+        fill(mixer.in_proj(self.layer.norm(x_T1D))[0], conv_state=conv, ssm_state=ssm)
         return conv, ssm
 
 

@@ -127,10 +127,12 @@ def reached() -> None:
 
     If those cannot be imported, empty modules replace them during the import; no question calls them. The substitutes
     of mamba-ssm are also there during the import: without them 0.16.1 leaves its names unset, and nothing could be
-    replaced.
+    replaced. Main up to March 2026 leaves them unset beside a triton that can be imported; they are set to nothing.
     """
     try:
-        importlib.import_module(_MIXER)
+        mixer = importlib.import_module(_MIXER)
+        for name in ("mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined"):
+            vars(mixer).setdefault(name, None)
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
@@ -198,6 +200,7 @@ KERNELS: tuple[Shim, ...] = (
     Shim(
         at=f"{_MIXER}:_check_mamba_sequence_packing_support",
         put=lambda **_: (True, None),
+        later=True,
         why="the versions of mamba-ssm and causal-conv1d: the substituted scan knows documents",
     ),
 )

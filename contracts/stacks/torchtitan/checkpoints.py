@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torchtitan.components.checkpointer import CheckpointManager
 
 from contracts.instruments import numerics
 from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot, WriteFault, Written
@@ -31,7 +30,7 @@ from contracts.spec.errors import NotOffered, refuse
 from contracts.stacks.forked_ranks import join_process_group
 from contracts.stacks.kit import worlds
 from contracts.stacks.kit.checkpoints import changed, endings, module_with, under
-from contracts.stacks.torchtitan import shims
+from contracts.stacks.torchtitan import shims, symbols
 
 ERRORS = (CheckpointException, OSError, RuntimeError, ValueError)
 """What it raises where it does not save or load."""
@@ -65,8 +64,9 @@ class Kept:
         self.optimizers = Held(**{n: each for n, each in tensors.items() if n.startswith(OF_OPTIMIZERS)})
         self.data = Held(position=json.dumps(dict(state.position)).encode())
         self.training = Held(step=state.step, recipe=state.recipe)
-        self.manager = CheckpointManager(
-            CheckpointManager.Config(enable=True, folder=folder, interval=1, keep_latest_k=keep, async_mode=mode),
+        manager = symbols.checkpoint_manager()
+        self.manager = manager(
+            manager.Config(enable=True, folder=folder, interval=1, keep_latest_k=keep, async_mode=mode),
             dataloader=self.data, model_parts=[self.model], optimizers=self.optimizers, lr_schedulers=Held(),
             states={"train_state": self.training}, sd_adapter=None,
         )  # fmt: skip

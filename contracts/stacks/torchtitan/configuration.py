@@ -60,7 +60,6 @@ def rows_of(session: Session) -> int:
 
 def configuration(session: Session, folder: str) -> Any:
     """The session as a `Trainer.Config`."""
-    from torchtitan.components.checkpointer import CheckpointManager
     from torchtitan.components.loss import CrossEntropyLoss
     from torchtitan.components.validate import Validator
     from torchtitan.config.configs import CompileConfig, DebugConfig, TrainingConfig
@@ -90,10 +89,10 @@ def configuration(session: Session, folder: str) -> Any:
             **symbols.batch_sizes(rows=rows_of(session), whole=rows, total=total, length=recipe.seq_length),
             max_norm=recipe.optim.clip or math.inf, steps=max(recipe.optim.steps, session.steps),
             dtype="float32", mixed_precision_param="bfloat16" if is_half(recipe, execution) else "float32",
-            mixed_precision_reduce="float32", disable_cuda_graphs=True, gc_freq=1000,
+            mixed_precision_reduce="float32", **symbols.without_graphs(), gc_freq=1000,
         ),
         parallelism=_parallelism(recipe, execution, rows_of(session)),
-        checkpoint=CheckpointManager.Config(
+        checkpoint=symbols.checkpoint_manager().Config(
             enable=kept, folder=session.load or session.save or "checkpoint", interval=1, keep_latest_k=0,
             last_save_model_only=False,
         ),
@@ -182,16 +181,14 @@ def _layouts(names: Sequence[str]) -> dict[str, Any]:
     from torchtitan.distributed.flex_shard import BucketConfig, ComputeLayout, Owned
 
     whole, apart = ComputeLayout({"fsdp": Owned()}), ComputeLayout({"fsdp": Shard(0)})
-    layouts = {name: apart if "inner_experts" in name else whole for name in names}
+    layouts = {name: apart if symbols.place_of_experts() in name else whole for name in names}
     return {"compute_sharding_by_fqn": layouts, "bucket_configs": (BucketConfig(patterns=tuple(names)),)}
 
 
 def _schedule(recipe: Recipe) -> Any:
-    from torchtitan.components.optimizer import LRSchedulersContainer
-
     optim = recipe.optim
     decay = {"constant": 0.0, "WSD": max(1, optim.steps // 5) / optim.steps}.get(optim.schedule)
-    return LRSchedulersContainer.Config(
+    return symbols.schedules().Config(
         warmup_steps=optim.warmup,
         total_steps=optim.steps,
         decay_ratio=decay,
@@ -217,7 +214,7 @@ def _parallelism(recipe: Recipe, execution: Execution, micro: int) -> Any:
         pipeline_parallel_schedule="Interleaved1F1B" if execution.schedule == "interleaved" else "1F1B",
         **symbols.microbatches(rows=micro, number=execution.microbatches),
         module_fqns_per_model_part=_parts(segments) if degrees.pp > 1 and len(segments) > 1 else None,
-        spmd_backend="partial_dtensor",
+        **symbols.dtensors(),
     )
 
 

@@ -56,7 +56,6 @@ def _moe(recipe: Recipe) -> Any:
     from torchtitan.models.common.config_utils import (
         make_ffn_config,
         make_moe_config,
-        make_routed_experts_config,
         make_router_config,
     )
 
@@ -69,7 +68,7 @@ def _moe(recipe: Recipe) -> Any:
             route_norm=moe.top_k > 1,  # for k = 1 the sigmoid is the gate, or the share of all experts
             route_scale=moe.route_scale,
         ),
-        routed_experts=make_routed_experts_config(
+        **symbols.routed_experts(
             dim=recipe.hidden, hidden_dim=moe.expert_hidden, num_experts=moe.experts, top_k=moe.top_k,
             param_init=OF_EXPERTS, comm_backend="standard",
         ),

@@ -75,9 +75,7 @@ class Observed(RecordsGradients, Trainer):  # type: ignore[misc]
         parallelism = self.config.parallelism
         if not self.alone:
             return ParallelDims.from_config(parallelism, torch.distributed.get_world_size())
-        return Alone(
-            dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, world_size=1, spmd_backend=parallelism.spmd_backend
-        )
+        return Alone(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, world_size=1, **symbols.dtensors())
 
 
 class OneProcess(Observed):

@@ -9,6 +9,9 @@ from torch import Tensor
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.utils import NoColor
 
+from contracts.spec.errors import NotOffered
+from contracts.stacks.torchtitan import symbols
+
 
 class Alone(ParallelDims):  # type: ignore[misc]  # torchtitan is not installed where types are checked
     """The degrees of one process alone, whatever its world: no mesh is built, and nothing is sent."""
@@ -59,10 +62,29 @@ class RecordsGradients:
     parts = 0
     tokens = 0
 
-    def forward_backward_step(self, *, global_valid_tokens: Tensor, **rest: Any) -> Tensor:
+    def forward_backward_step(
+        self, input_dict: Any, labels: Tensor, *, global_valid_tokens: Tensor | None = None, **rest: Any
+    ) -> Tensor:
         step: Any = super()
-        loss: Tensor = step.forward_backward_step(global_valid_tokens=global_valid_tokens, **rest)
-        self.tokens, self.parts = int(global_valid_tokens), self.parts + 1
+        if symbols.counts_labels(type(self)):
+            rest["global_valid_tokens"] = global_valid_tokens
+        loss: Tensor = step.forward_backward_step(input_dict=input_dict, labels=labels, **rest)
+        self.tokens = self._counted(labels, rest.get("global_valid_tokens"))
+        self.parts += 1
         if self.parts % self.gradient_accumulation_steps == 0 and self.before_clip is not None:
             self.before_clip(self)
         return loss
+
+    def _counted(self, labels: Tensor, told: Tensor | None) -> int:
+        """The labels of the step that count, as its trainer has counted them, or those that a trainer that counts none
+        is given.
+
+        Raises:
+            NotOffered: where those of other ranks would be among them.
+        """
+        if told is not None:
+            return int(told)
+        if not self.alone:
+            raise NotOffered("torchtitan: up to January 2026 its trainer counted no labels over ranks", "stack")
+        before = self.tokens if self.parts % self.gradient_accumulation_steps else 0
+        return before + int((labels != -100).sum())

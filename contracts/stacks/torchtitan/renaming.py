@@ -15,7 +15,7 @@ from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Mla, Moe, Recipe
 from contracts.stacks.torchtitan import shims
 from contracts.stacks.torchtitan.model import config_of
-from contracts.stacks.torchtitan.weight_mapping import EXPERTS
+from contracts.stacks.torchtitan.weight_mapping import experts
 
 OURS = re.compile(r"layers\.(\d*[13579])\.mixer\.(experts(?=\.\d)|)\.?(\d*)\.?(.+)")
 
@@ -49,7 +49,7 @@ def _parsed(name: str) -> tuple[int, int | None, str]:
     """Its layer, the number of an expert by itself, and its name inside of that layer."""
     found = OURS.fullmatch(name)
     single = found is not None and bool(found[2])
-    inner = found and EXPERTS.get(f"experts.{found[4]}" if single else found[3] + found[4])
+    inner = found and experts().get(f"experts.{found[4]}" if single else found[3] + found[4])
     if not found or not inner:
         raise NotOffered(f"torchtitan 0.3.0: its adapters know the names of its models, and {name} is none", "stack")
     return int(found[1]) // 2, int(found[3]) if single else None, inner
@@ -69,7 +69,7 @@ def _ours(theirs: str) -> str:
     _, layer, inner = theirs.split(".", 2)
     name, _, expert = inner.rpartition(".")
     single = expert.isdecimal()
-    ours = next(ours for ours, each in EXPERTS.items() if each == (name if single else inner))
+    ours = next(ours for ours, each in experts().items() if each == (name if single else inner))
     prefix = f"layers.{2 * int(layer) + 1}.mixer"
     return f"{prefix}.experts.{expert}.{ours.removeprefix('experts.')}" if single else f"{prefix}.{ours}"
 

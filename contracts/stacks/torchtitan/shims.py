@@ -158,8 +158,9 @@ def experts_keep_their_dtype() -> None:
     Raises:
         Unreachable: if the forward pass has no such call.
     """
-    experts = _module("torchtitan.models.common.moe").GroupedExperts
-    forward: FunctionType = experts.forward
+    from contracts.stacks.torchtitan import symbols
+
+    forward = symbols.of_experts()
     names = forward.__code__.co_names
     if {"float", "double"} & {*names} and "bfloat16" not in names:
         return  # already done
@@ -183,10 +184,11 @@ def block_in(dtype: torch.dtype) -> Iterator[None]:
     Raises:
         Unreachable: if this version rounds somewhere else.
     """
+    from contracts.stacks.torchtitan import symbols
+
     wide = str(dtype) == "torch.float64"
     experts_keep_their_dtype()
-    experts = _module("torchtitan.models.common.moe").GroupedExperts
-    functions = [(experts.forward, "float", ROUNDS[str(dtype)])]
+    functions = [(symbols.of_experts(), "float", ROUNDS[str(dtype)])]
     if wide:
         combine = _module("torchtitan.models.common.token_dispatcher").LocalTokenDispatcher.combine
         rope = _module("torchtitan.models.common.rope")
@@ -198,8 +200,7 @@ def block_in(dtype: torch.dtype) -> Iterator[None]:
             undone.callback(setattr, function, "__code__", function.__code__)
             _renamed(function, name, other)
         if wide:
-            undone.callback(setattr, experts, "_grouped_mm", experts._grouped_mm)
-            experts._grouped_mm = _one_by_one
+            undone.enter_context(symbols.products_by(_one_by_one))
         yield
 
 
@@ -249,10 +250,11 @@ def muon_on_a_cpu() -> Iterator[None]:
         check.__code__ = code
 
 
-def _one_by_one(_: Any, *, A: Any, B_t: Any, offs: Any) -> Any:
-    """Replaces `GroupedExperts._grouped_mm`, a hook of torchtitan's own, by one product per expert."""
+def _one_by_one(*given: Any, offs: Any, **named: Any) -> Any:
+    """Replaces `GroupedExperts._grouped_mm`, a hook of torchtitan's own, or torch's, by one product per expert."""
     import torch
 
+    A, B_t = (named["A"], named["B_t"]) if named else given
     ends = offs.tolist()
     starts = [0, *ends[:-1]]
     return torch.cat([A[start:end] @ B_t[e] for e, (start, end) in enumerate(zip(starts, ends, strict=True))])

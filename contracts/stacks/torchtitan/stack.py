@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from contracts.spec.topology import Layout
+from contracts.stacks.kit.answering import located
 from contracts.stacks.kit.versions import Package
 from contracts.stacks.torchtitan import shims
 from contracts.stacks.torchtitan.abilities import ABILITIES, CONVENTIONS
@@ -68,8 +70,12 @@ class Torchtitan(Package):
 
     def __init__(self, version: str | None = None) -> None:
         super().__init__(version)
-        if self.version in self.limited:
-            self.abilities, self.conventions = ABILITIES_0_2, {**CONVENTIONS, "undecayed": "nothing"}
+        place = located("torchtitan")
+        self.older = place is not None and not (place / "trainer.py").exists()  # up to February 2026 it was train.py
+        if self.older:
+            known = self.version in self.limited
+            self.abilities = ABILITIES_0_2 if known else replace(ABILITIES_0_2, claims=False)
+            self.conventions = {**CONVENTIONS, "undecayed": "nothing"}
             older = _shimmed("device", "counts", "permutes", "heads", "lengths", "sums")
             said = {"built": _shimmed("device"), "run_model": older, "train": older}
             self.labels = {**self.labels, **said, "rehearse": f"{older}; torch's fake process group"}
@@ -77,5 +83,5 @@ class Torchtitan(Package):
         shims.on_cpu()
 
     def module_of(self, question: str) -> str:
-        older = self.version in self.limited and question in OLDER
+        older = self.older and question in OLDER
         return "contracts.stacks.torchtitan.release_0_2.training" if older else super().module_of(question)

@@ -5,11 +5,14 @@ Main was tried as of b5bcd76 of 21 August 2026.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -85,6 +88,80 @@ def data_loader() -> Any:
         return importlib.import_module("torchtitan.components.data.loader").BaseDataLoader
     except ModuleNotFoundError:
         return importlib.import_module("torchtitan.components.dataloader").BaseDataLoader
+
+
+def checkpoint_manager() -> Any:
+    """Its checkpoint manager: in `components.checkpointer` since August 2026, or `components.checkpoint`."""
+    try:
+        return importlib.import_module("torchtitan.components.checkpointer").CheckpointManager
+    except ModuleNotFoundError:
+        return importlib.import_module("torchtitan.components.checkpoint").CheckpointManager
+
+
+def dtensors() -> dict[str, Any]:
+    """The option that cuts tensors as DTensors: a backend since June 2026, called `default` until August."""
+    from torchtitan.config.configs import ParallelismConfig
+
+    said = typing.get_args(typing.get_type_hints(ParallelismConfig).get("spmd_backend"))
+    return {"spmd_backend": "partial_dtensor" if "partial_dtensor" in said else "default"} if said else {}
+
+
+def schedules() -> Any:
+    """Its containers of schedules: beside its optimizers since August 2026, before in `components.lr_scheduler`."""
+    optimizer = importlib.import_module("torchtitan.components.optimizer")
+    if hasattr(optimizer, "LRSchedulersContainer"):
+        return optimizer.LRSchedulersContainer
+    return importlib.import_module("torchtitan.components.lr_scheduler").LRSchedulersContainer
+
+
+def routed_experts(**named: Any) -> dict[str, Any]:
+    """The argument of `make_moe_config` that has the experts: `routed_experts` since July 2026, before `experts`."""
+    utils = importlib.import_module("torchtitan.models.common.config_utils")
+    if hasattr(utils, "make_routed_experts_config"):
+        return {"routed_experts": utils.make_routed_experts_config(**named)}
+    return {"experts": utils.make_experts_config(**named)}
+
+
+@functools.cache
+def place_of_experts() -> str:
+    """Where a layer with experts has their matrices, by its names."""
+    moe = importlib.import_module("torchtitan.models.common.moe")
+    return "routed_experts.inner_experts" if hasattr(moe, "RoutedExperts") else "experts"
+
+
+def of_experts() -> FunctionType:
+    """The function that multiplies by the experts' matrices: `GroupedExperts.forward` since July 2026, before
+    `_experts_forward`."""
+    experts = importlib.import_module("torchtitan.models.common.moe").GroupedExperts
+    found: FunctionType = getattr(experts, "_experts_forward", experts.forward)
+    return found
+
+
+@contextlib.contextmanager
+def products_by(one_by_one: Callable[..., Tensor]) -> Iterator[None]:
+    """Let experts take another product: that of their hook `_grouped_mm` since August 2026, before torch's."""
+    experts = importlib.import_module("torchtitan.models.common.moe").GroupedExperts
+    owner: Any = experts if hasattr(experts, "_grouped_mm") else torch
+    own = owner._grouped_mm
+    owner._grouped_mm = one_by_one
+    try:
+        yield
+    finally:
+        owner._grouped_mm = own
+
+
+def counts_labels(trainer: type) -> bool:
+    """Whether its trainer counts the labels of a step over all ranks: since "Fix loss computation by handling valid
+    token imbalance" (#2206, January 2026)."""
+    above = [each for each in trainer.__mro__[::-1] if "forward_backward_step" in vars(each)]
+    return "global_valid_tokens" in inspect.signature(vars(above[0])["forward_backward_step"]).parameters
+
+
+def without_graphs() -> dict[str, bool]:
+    """The option against CUDA graphs, of which its training knows since August 2026."""
+    from torchtitan.config.configs import TrainingConfig
+
+    return {"disable_cuda_graphs": True} if "disable_cuda_graphs" in _fields(TrainingConfig) else {}
 
 
 def batch_sizes(*, rows: int, whole: int, total: int, length: int) -> dict[str, int]:

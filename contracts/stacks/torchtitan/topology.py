@@ -18,6 +18,7 @@ from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.lacks import Lack
 from contracts.spec.topology import Degrees, Group, Layout, Topology
 from contracts.spec.world import LiveMesh
+from contracts.stacks.torchtitan import symbols
 
 VIEWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "pp": (("dataloading", ("pp",)),),
@@ -88,7 +89,7 @@ def _built(kind: Any, known: set[str], degrees: Degrees, world: int) -> Any:
     """ParallelDims with its meshes. Its errors about the degrees become refusals."""
     given = {
         "dp_replicate": 1, "dp_shard": -1, "cp": degrees.cp, "tp": degrees.tp, "pp": degrees.pp, "ep": degrees.ep,
-        "etp": degrees.expert_tp, "world_size": world, "spmd_backend": "partial_dtensor",
+        "etp": degrees.expert_tp, "world_size": world, **symbols.dtensors(),
     }  # fmt: skip
     try:
         dims = kind(**{name: value for name, value in given.items() if name in known})

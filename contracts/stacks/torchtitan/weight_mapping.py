@@ -12,18 +12,20 @@ from contracts.spec import pattern as patterns
 from contracts.spec.recipe import Recipe
 from contracts.stacks.kit.links import Link, grouped, of_heads, ordered, paired, same
 from contracts.stacks.kit.roles import layer_of, role_of
+from contracts.stacks.torchtitan.symbols import place_of_experts
 
-EXPERTS = {
+ROUTING = {
     "router.weight": "moe.router.gate.weight",
-    "experts.w1": "moe.routed_experts.inner_experts.w1_EFD",
-    "experts.w2": "moe.routed_experts.inner_experts.w2_EDF",
-    "experts.w3": "moe.routed_experts.inner_experts.w3_EFD",
-    "shared.w1.weight": "moe.shared_experts.w1.weight",
-    "shared.w2.weight": "moe.shared_experts.w2.weight",
-    "shared.w3.weight": "moe.shared_experts.w3.weight",
+    **{f"shared.{name}.weight": f"moe.shared_experts.{name}.weight" for name in ("w1", "w2", "w3")},
     "router.bias": "moe.expert_bias_E",
 }
 MLP = {f"{name}.weight": f"feed_forward.{name}.weight" for name in ("w1", "w2", "w3")}
+
+
+def experts() -> dict[str, str]:
+    """What a layer with experts has, by canonical names."""
+    own = {f"experts.{name[:2]}": f"moe.{place_of_experts()}.{name}" for name in ("w1_EFD", "w2_EDF", "w3_EFD")}
+    return {**ROUTING, **own}
 
 
 def links(recipe: Recipe) -> list[Link]:
@@ -49,7 +51,7 @@ def block(letter: str, recipe: Recipe) -> Iterator[Link]:
     """The tensors of one block, by their names inside of a layer."""
     yield same("attention_norm.weight" if letter == "A" else "ffn_norm.weight", "norm.weight")
     if letter == "E":
-        for ours, theirs in (EXPERTS if recipe.moe else MLP).items():
+        for ours, theirs in (experts() if recipe.moe else MLP).items():
             yield same(theirs, f"mixer.{ours}")
     else:
         for each in _latent(recipe) if recipe.mla else _grouped(recipe):
