@@ -30,6 +30,11 @@ DEFINED = {
     "shorter-than-the-convolution": ScanCase(lengths=((2,), (1, 1)), state=True),
     "one-token": ScanCase(lengths=((1,), (1,)), state=True),
     "a-large-epsilon": ScanCase(recipe=replace(SMALL, norm_eps=0.3), lengths=((9,), (9,))),
+    "a-large-epsilon-of-the-first-norm": ScanCase(  # what the second one sees is so large that its own does not count
+        recipe=replace(SMALL, norm_eps=0.3),
+        lengths=((9,), (9,)),
+        loud=("mixer.wx.weight", "mixer.conv_x.weight", "mixer.D"),
+    ),
     "saturated": ScanCase(
         lengths=((9,), (4, 5)), loud=("mixer.wz.weight", *(f"mixer.conv_{name}.weight" for name in "xbc"))
     ),

@@ -5,6 +5,7 @@ B sequences · T tokens · h heads · p head_dim · g groups · n state · c cha
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants.blocks.mamba_scan import ChunkByChunk
 from contracts.stacks.reference.model.blocks.common import Packing, RMSNorm
 from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, GatedNorm, Mamba2, wide
+from contracts.stacks.reference.stack import Reference
 
 
 @broken(Mamba2, "decay_rate", "BLK-04a[plain]: y differs: ")
@@ -325,6 +327,12 @@ class IgnoresTheEpsilonOfTheRecipe(Exchanged):
     """The gated norm uses its default eps of 1e-5 instead of the recipe's."""
 
     exchange = {"mamba2": _IgnoresEpsilon}
+
+
+@broken(Reference, "parts", f"BLK-04a[a-large-epsilon-of-the-first-norm]: {Y}", bugs=("MXP-08",))
+def builds_its_first_norm_without_the_epsilon(parts, self):
+    """The norm before the mixer has its class's default epsilon (Megatron-LM#5750); the gated norm has the recipe's."""
+    return replace(parts(self), norm=lambda width, _: RMSNorm(width, 1e-5))
 
 
 class _MisreadsStrides(ChunkByChunk):
