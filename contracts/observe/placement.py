@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from contracts.observe.sketch import Piece, span, whole
 
@@ -44,12 +46,28 @@ def held(tensor: Tensor) -> Held:
     """What this rank holds of a plain tensor or of a DTensor. No collective is issued."""
     if isinstance(tensor, DTensor):
         return _of_dtensor(tensor)
+    if kind := unknown(tensor):
+        return unplaced(tensor, kind)
+    if tensor.is_complex():  # two numbers beside each other
+        tensor = torch.view_as_real(tensor.resolve_conj().resolve_neg())
     return Held(local=tensor, shape=tuple(tensor.shape), pieces=whole(tensor.shape))
 
 
 def unplaced(tensor: Tensor, why: str) -> Held:
     """What is held of a tensor that nobody can place."""
-    return Held(local=tensor, shape=tuple(tensor.shape), pieces=None, part=why)
+    shape = () if is_lazy(tensor) or tensor.is_nested else tuple(tensor.shape)
+    return Held(local=tensor, shape=shape, pieces=None, part=why)
+
+
+def unknown(tensor: Tensor) -> str:
+    """The kind of a tensor whose numbers are not read here, as a segmentation fault or an error may come of it; empty
+    for any other."""
+    if isinstance(tensor, DTensor):
+        return ""
+    kinds = {"not initialised": is_lazy(tensor), "nested": tensor.is_nested, "quantised": tensor.is_quantized,
+             "meta": tensor.is_meta, str(tensor.layout): tensor.layout is not torch.strided,
+             type(tensor).__name__: is_traceable_wrapper_subclass(tensor)}  # fmt: skip
+    return next((kind for kind, true in kinds.items() if true), "")
 
 
 def flat_range(local: Tensor, shape: Sequence[int], start: int) -> Held:

@@ -34,7 +34,7 @@ from torch.nn.modules import module as hooks
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 
 from contracts.instruments import traffic
 from contracts.observe import around, consumed, device, phases, placement, routing
@@ -105,14 +105,14 @@ class Recorder:
         self.recounts = False
         self.looked_at = 0  # the step whose evaluation was looked at
         self.buffers: dict[str, str] | None = None  # before the evaluation that is under way
-        self.drops = False  # whether it applies dropout, though all of its modules are in evaluation mode
-        self.evaluates = False
+        self.drops, self.evaluates = False, False  # whether it applies dropout; whether all modules evaluate
         self.held: dict[str, Any] | None = None  # buffers before the forward pass that is under way
         self.due = False  # whether they are to be written in this step
         self.epochs = consumed.Epochs()
         self.labels: list[consumed.Labels] = []  # of the backward pass that is under way
         self.updated: dict[tuple[str, str], str] = {}  # bits of the weights behind the latest step, by name and dtype
         self.failed, self.forked = "", False
+        self.mode: _Dispatched | None = None
         self.devices: dict[torch.device, device.Device | None] = {}
         self.phases: dict[Any, phases.Phase] = {}
         self.moved: list[Callable[[], bool]] = []  # whether weights have moved since their update
@@ -146,9 +146,9 @@ class Recorder:
         self._replace(consumed.LOADER, "__iter__", self._epoch)
         self._replace(consumed.ITERATOR, "_next_index", self._drawn)
         if self.hears:
-            mode = _Dispatched(self)
-            mode.__enter__()  # type: ignore[no-untyped-call]
-            self._undo.append(mode.leave)
+            self.mode = _Dispatched(self)
+            self.mode.__enter__()  # type: ignore[no-untyped-call]
+            self._undo.append(self.mode.leave)
         os.register_at_fork(after_in_child=self._forked)  # a worker that loads data is not this rank
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -297,7 +297,7 @@ class Recorder:
         if not any(True for _ in root.parameters()) or callers & _TRIED:
             return  # a loss module, a metric; a pass that a schedule learns shapes from
         given = {**{str(at): each for at, each in enumerate(arguments)}, **named}
-        tensors = dict(_tensors(given))
+        tensors = {name: each for name, each in _tensors(given) if not placement.unknown(each)}
         self.scheduled = bool(callers & _SCHEDULED)
         later = _later(root, tensors, scheduled=self.scheduled)
         if all(root is not each for each in self.roots):
@@ -348,8 +348,11 @@ class Recorder:
         found = {}
         for module in (each for root in self.roots for each in root.modules()):
             for name, each in module.named_buffers(recurse=False):
-                if name not in module._non_persistent_buffers_set and not each.is_meta:  # private; torch 1.6 - 2.13
-                    held = _local(each).detach().cpu().contiguous()
+                mine = placement.held(each)
+                if (
+                    name not in module._non_persistent_buffers_set and mine.pieces is not None
+                ):  # private; torch 1.6 - 2.13
+                    held = mine.local.detach().cpu().contiguous()
                     digest = hashlib.sha256(held.reshape(-1).view(torch.uint8).numpy().tobytes())
                     found[f"{self.modules.get(id(module), '')}.{name}"] = digest.hexdigest()
         return found
@@ -358,10 +361,9 @@ class Recorder:
         """What this rank holds of each buffer that a checkpoint keeps, but for those of a norm's running statistics."""
         for module in (each for root in self.roots for each in root.modules()):
             for name, each in () if isinstance(module, _NormBase) else module.named_buffers(recurse=False):
-                if name not in module._non_persistent_buffers_set and not each.is_meta:  # private; torch 1.6 - 2.13
-                    found = placement.held(each)
-                    if not each.is_sparse and not each.is_complex() and found.pieces is not None:
-                        yield f"{self._whose(module)}.{name}".removeprefix("(root).").replace("..", "."), found
+                found = placement.held(each)
+                if name not in module._non_persistent_buffers_set and found.pieces is not None:
+                    yield f"{self._whose(module)}.{name}".removeprefix("(root).").replace("..", "."), found
 
     def _write_buffers(self) -> None:
         self.due, self.held = False, {}
@@ -427,6 +429,8 @@ class Recorder:
         output = next((each for _, each in _tensors({"": result}) if each.is_floating_point()), None)
         if name is None or output is None:
             return None
+        if kind := placement.unknown(output):
+            return self._miss(f"outputs of modules of a kind that is not read: {kind}")
         self.calls[name] = self.calls.get(name, 0) + 1
         call = self.calls[name]
         if isinstance(output, DTensor):
@@ -874,11 +878,12 @@ class Recorder:
 
     def _tensor(self, kind: str, mine: Held, *, sketched: bool = True, **more: Any) -> None:
         local = mine.local.detach()
-        if local.is_sparse or local.is_complex() or mine.pieces is None:
-            self._miss(f"{kind}s that cannot be placed: {mine.part or 'sparse or complex'}")
-            squares = float(local.coalesce().values().double().square().sum()) if local.is_sparse else _squares(local)
+        if mine.pieces is None:
+            self._miss(f"{kind}s that cannot be placed: {mine.part}")
+            unread = bool(placement.unknown(local)) and not local.is_sparse
+            squares = 0.0 if unread else _squares(local.coalesce().values() if local.is_sparse else local)
             return self._add(kind, step=self.step, shape=list(mine.shape), dtype=_dtype(local), placed=False,
-                                   squares=_number(squares), **more)  # fmt: skip
+                                   squares=_number(squares), unread=unread, **more)  # fmt: skip
         line = {"step": self.step, "shape": list(mine.shape), "dtype": _dtype(local), "part": mine.part,
                 "partial": mine.partial, **more}  # fmt: skip
         batched, wanted = bool(more.get("batched")), sketched and mine.first
@@ -1042,10 +1047,17 @@ class _Apart:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder, self.graph = recorder, torch.is_grad_enabled()
+        self.plainly = torch._C.DisableTorchFunctionSubclass()  # of a tensor of the script's own class
         self.elsewhere = torch.device("cpu") if torch.get_default_device().type != "cpu" else None
+        mode = recorder.mode  # through which each operator would go
+        self.mode = mode if mode is not None and _get_current_dispatch_mode() is mode else None
 
     def __enter__(self) -> None:
         self.recorder.busy = True
+        if self.mode is not None:
+            _pop_mode()  # private, as the stack is; torch 2.5 - 2.13
+            self.mode.out = True
+        self.plainly.__enter__()
         torch.set_grad_enabled(False)
         if self.elsewhere is not None:  # the tables of sketches are made on the CPU
             self.elsewhere.__enter__()
@@ -1054,6 +1066,9 @@ class _Apart:
         if self.elsewhere is not None:
             self.elsewhere.__exit__(None, None, None)
         torch.set_grad_enabled(self.graph)
+        self.plainly.__exit__(None, None, None)
+        if self.mode is not None:
+            self.mode.comes_back()
         self.recorder.busy = False
         if isinstance(error, Exception):
             self.recorder.fails(error)
@@ -1066,10 +1081,17 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recorder = recorder
+        self.recorder, self.out = recorder, False
+
+    def comes_back(self) -> None:
+        """Take its place in torch's stack again, from which it was taken while the recorder works."""
+        if self.out:
+            _push_mode(self)
+            self.out = False
 
     def leave(self) -> None:
         """Leave torch's stack. Where others lie above, it stays, and hears no more."""
+        self.comes_back()
         if _get_current_dispatch_mode() is self:  # private; torch 2.5 - 2.13
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 

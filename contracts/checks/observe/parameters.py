@@ -47,7 +47,8 @@ def _unmoved(merged: Merged) -> Iterator[str]:
     moved = {name for step in range(1, merged.steps + 1) for name in _moved(merged, step)}
     rates = {name for step in range(1, merged.steps + 1) for _, line in merged.lines("group", step)
              if float(line["lr"]) for name in line["names"]}  # fmt: skip
-    still = [name for name in trainable if name in rates and name not in moved]
+    nothing = {line["name"] for _, line in merged.lines("weight", 1) if 0 in line["shape"] or line.get("unread")}
+    still = [name for name in trainable if name in rates and name not in moved | nothing]
     rounded = _rounded_away(merged) if still else set()
     yield from (f"{name} is trainable and never moved in {merged.steps} steps" for name in still if name not in rounded)
     yield from (f"{name} is frozen and moved" for name in frozen if name in moved)
