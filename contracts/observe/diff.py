@@ -17,6 +17,7 @@ from contracts.observe.merged import Merged, Whole
 from contracts.observe.pairing import paired
 from contracts.observe.sketch import distance
 
+COMPILED = "the forward pass draws random numbers (dropout?), and compiled code draws others"
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 UNITS = 64.0
 """Roundings of the whole tensor that the floor allows in the first step; eight times as many in each later one."""
@@ -138,10 +139,12 @@ class _Phases:
                 return (), f"step {step}: {why}"
             self.compared["steps", step] += 1
             self.agreed.append(f"step {step}: inputs ({sum(self.one.rows(step).values())} rows)")
-            for phase in (self.forward, self.loss, self.gradients, self.settings, self.updates):
+            for phase in (self.modes, self.forward, self.loss, self.gradients, self.settings, self.updates):
                 differences = phase(step)
                 if self.flipped:
                     return (), f"step {step}: {self.flipped}"
+                if differences and self._compiled(step):
+                    return (), f"step {step}: {COMPILED}"
                 if differences:
                     return differences, ""
         self._miss("step of one run alone", abs(self.one.steps - self.other.steps))
@@ -182,6 +185,27 @@ class _Phases:
         one, other = self.one.tensors("weight", 1), self.other.tensors("weight", 1)
         floors = {name: 4 * _eps(each, other.get(name)) * each.norm for name, each in one.items()}
         return self._tensors("initial weights", 1, one, other, one, floors, [])
+
+    def _compiled(self, step: int) -> bool:
+        """Whether random numbers are drawn in a step that only one of the runs has compiled."""
+        compiled = {any(line.get("compiled") for _, line in each.lines("root")) for each in (self.one, self.other)}
+        drawn = any(line["drawn"] for each in (self.one, self.other) for _, line in each.lines("drawn", step))
+        return len(compiled) > 1 and drawn
+
+    def modes(self, step: int) -> list[Difference]:
+        """Modules that compute otherwise in evaluation mode, which one run has in it and the other has not."""
+        names = set.intersection(*({line["name"] for _, line in each.lines("forward", step)}
+                                   for each in (self.one, self.other)))  # fmt: skip
+        want, got = ({name: rank.rank for rank, line in reversed(each.lines("modes", step))
+                      for name in line.get("matter", ())} for each in (self.one, self.other))  # fmt: skip
+        return [
+            Difference(step=step, phase="modes", name=name, words=f"{words} on rank {ranks[name]}")
+            for ranks, others, words in (
+                (got, want, "is in evaluation mode, and in training mode in the reference,"),
+                (want, got, "is in training mode, and in evaluation mode in the reference"),
+            )
+            for name in sorted(names & ranks.keys() - others.keys())
+        ]  # fmt: skip
 
     def forward(self, step: int) -> list[Difference]:
         one, other = self.one.outputs(step), self.other.outputs(step)

@@ -20,7 +20,7 @@ from contracts.spec.errors import Refusals
 
 ADDED = WRAPPERS | {"module", "_forward_module"}
 """Parts of a name that wrappers add: DDP and its like, those of Lightning's Fabric and DeepSpeed."""
-_NAMED = ("names", "trainable", "frozen", "evaluating")
+_NAMED = ("names", "trainable", "frozen", "evaluating", "matter")
 _ROOT = "(root)"
 _Weights = Mapping[str, Whole | None]
 """Parameters of a run, with their weights when training begins; None for one that nobody can place."""

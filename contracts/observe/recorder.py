@@ -32,6 +32,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.modules import module as hooks
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
@@ -104,6 +105,7 @@ class Recorder:
         self.counted: dict[str, list[float]] = {}  # behind the last backward pass
         self.recounts = False
         self.looked_at = 0  # the step whose evaluation was looked at
+        self.early: list[bool] = []  # whether the model was in training mode, of evaluations in front of the first step
         self.buffers: dict[str, str] | None = None  # before the evaluation that is under way
         self.drops, self.evaluates = False, False  # whether it applies dropout; whether all modules evaluate
         self.held: dict[str, Any] | None = None  # buffers before the forward pass that is under way
@@ -111,8 +113,7 @@ class Recorder:
         self.epochs = consumed.Epochs()
         self.labels: list[consumed.Labels] = []  # of the backward pass that is under way
         self.updated: dict[tuple[str, str], str] = {}  # bits of the weights behind the latest step, by name and dtype
-        self.failed, self.forked = "", False
-        self.mode: _Dispatched | None = None
+        self.failed, self.forked, self.mode = "", False, _NO_MODE
         self.devices: dict[torch.device, device.Device | None] = {}
         self.phases: dict[Any, phases.Phase] = {}
         self.moved: list[Callable[[], bool]] = []  # whether weights have moved since their update
@@ -287,8 +288,8 @@ class Recorder:
         self, root: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], training: bool
     ) -> None:
         if not training:
-            if self.step:
-                self._add("evaluation", step=self.step, after=self.stepped)
+            if any(True for _ in root.parameters()):
+                self._evaluates(root)
             if self.stepped and self.looked_at != self.step:  # the first of each step
                 self.looked_at, self.buffers = self.step, self._buffers()
                 self.drops, self.evaluates = False, not any(each.training for each in root.modules())
@@ -315,6 +316,12 @@ class Recorder:
         if self.counted and self.counted != self._counters():
             self.recounts = True  # as where a scaler skips a step, which then counts to the next
         self._write_input(root, tensors, later)
+
+    def _evaluates(self, root: nn.Module) -> None:
+        if self.step:
+            self._add("evaluation", step=self.step, after=self.stepped, training=root.training)
+        else:  # this rank may not know its number yet
+            self.early.append(root.training)
 
     def _write_input(self, root: nn.Module, tensors: Mapping[str, Tensor], later: bool) -> None:
         self.microbatch += 1
@@ -507,15 +514,19 @@ class Recorder:
         if self.step == 1:
             if dist.is_initialized():
                 self._add("world", step=1, rank=dist.get_rank(), size=dist.get_world_size())
+            for training in self.early:
+                self._add("evaluation", step=1, after=False, training=training, before=True)
             for pair in self._tied:
                 self._add("tied", names=[self._full_name(*each) for each in pair])
         self._begin_weights(*self.roots)
         self._write_untied()
         for kind in routing.BUFFERS:
             self._write_routing(kind)
-        for root in self.roots if running else ():
-            modes = sorted(self.modules[id(each)] for each in root.modules() if not each.training)
-            self._add("modes", step=self.step, evaluating=modes[:1000], count=len(modes))
+        for number, root in enumerate(self.roots if running else ()):
+            still = [each for each in root.modules() if not each.training]
+            modes, matter = (sorted(self.modules[id(each)] for each in them)[:1000]
+                             for them in (still, filter(_depends_on_mode, still)))  # fmt: skip
+            self._add("modes", step=self.step, evaluating=modes, count=len(still), matter=matter, root=number)
         self.writer.flush()
         if self.step > self.steps:
             self._unhook()
@@ -1119,6 +1130,7 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         return func(*args, **(kwargs or {}))
 
 
+_NO_MODE: _Dispatched | None = None
 _POSITIVE = (1 << 63) - 1
 _REDUCE = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 
@@ -1312,6 +1324,12 @@ def _number(value: float) -> float | str:
 
 def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _depends_on_mode(module: nn.Module) -> bool:
+    """Whether a module of torch computes otherwise in evaluation mode."""
+    dropped = module.p > 0 if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)
+    return isinstance(module, _NormBase) or (isinstance(dropped, (bool, float)) and dropped > 0)
 
 
 def _compiled(module: nn.Module) -> bool:

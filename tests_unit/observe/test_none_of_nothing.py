@@ -152,7 +152,7 @@ SUBJECTS: dict[str, tuple[tuple[str, ...], ...]] = {  # contract → what is tak
     "OBS-05": (("tied",),), "OBS-06": (("input",),), "OBS-07": (("told",), ("step",)), "OBS-08": (("group",),),
     "OBS-09": (("gradient",), ("updated",), ("forward", "loss")), "OBS-10": (("collectives",),),
     "OBS-11": (*((each,) for each in NUMBERS), ("forward", "loss")), "OBS-12": (("drawn",), ("input",)),
-    "OBS-13": (("evaluation",), ("weight", "evaluated", "modes")),
+    "OBS-13": (("evaluation", "modes"), ("weight", "evaluated", "modes")),
     "OBS-14": (("routed",), ("counted", "bias"), ("counter", "bias")),
     "OBS-15": (("gradient", "updated", "moment", "loss"),), "OBS-16": (("root",), ("group",), ("gradient",)),
     "OBS-17": (("world", "root", "collectives"),),

@@ -65,7 +65,11 @@ def _compared(one: Merged, other: Merged) -> Comparison:
 
 
 def _same(one: Merged, other: Merged) -> Iterator[str]:
+    from contracts.observe.diff import COMPILED
+
     found = _compared(one, other)
+    if COMPILED in found.incomparable:
+        raise NotOffered(found.incomparable, "case")
     if found.incomparable and not found.nothing:
         yield found.incomparable
     yield from map(str, found.differences)

@@ -167,7 +167,8 @@ def the_applied_rate_is_that_of_the_schedule(stack: Observing) -> None:
 @contract("OBS-13", asks="trace", cases=RUN, source="F07 F13", slow=True)
 def evaluation_leaves_the_model_as_it_found_it(stack: Observing) -> None:
     """A forward pass without gradients between two steps leaves the weights, the modes of the modules and the buffers
-    that a checkpoint keeps as they were. Where all modules are in evaluation mode it applies no dropout.
+    that a checkpoint keeps as they were. Where all modules are in evaluation mode it applies no dropout. Behind one in
+    front of the first step the model trains in training mode, and ranks of one model train in the same modes.
 
     A missing `model.train()` turns dropout off for the rest of the run, and a missing `model.eval()` mixes statistics
     of the validation set into those of the run. A function that is not told of the mode drops units in both.
@@ -175,10 +176,40 @@ def evaluation_leaves_the_model_as_it_found_it(stack: Observing) -> None:
     merged = observed(stack)
     between = [step for step in range(1, merged.steps + 1)
                if any(line["after"] for _, line in merged.lines("evaluation", step))]  # fmt: skip
-    if not between:
+    seen = [*_never_trains(merged), *_modes_of_ranks(merged)]
+    if not between and not seen:
         raise NotOffered("no evaluation was seen between two steps", "case")
-    seen = (wrong for step in between for wrong in _evaluated(merged, step))
+    seen += [wrong for step in between for wrong in _evaluated(merged, step)]
     none_of(seen, "no weight, mode or buffer was seen behind an evaluation")
+
+
+def _never_trains(merged: Merged) -> Iterator[str]:
+    """A model that an evaluation in front of the first step has left in evaluation mode, where that matters."""
+    before = {rank.rank for rank, line in merged.lines("evaluation", 1)
+              if line.get("before") and not line["training"]}  # fmt: skip
+    for rank, line in merged.lines("modes", 1):
+        if rank.rank in before:
+            still = line.get("matter", []) if "(root)" in line["evaluating"] else []
+            words = (
+                f"behind an evaluation in front of step 1, the model stays in evaluation mode on rank {rank.rank}, with"
+            )
+            yield f"{words} {', '.join(still[:5])}" if still else ""
+
+
+def _modes_of_ranks(merged: Merged) -> Iterator[str]:
+    model = {(rank.rank, line["number"]): (*line["trainable"], *line["frozen"]) for rank, line in merged.lines("root")}
+    for step in range(1, merged.steps + 1):
+        firsts: dict[tuple[str, ...], tuple[int, set[str]]] = {}
+        for rank, line in merged.lines("modes", step):
+            first, modes = firsts.setdefault(
+                model[rank.rank, line.get("root", 0)], (rank.rank, set(line["evaluating"]))
+            )
+            for apart, here, there in ((modes - {*line["evaluating"]}, first, rank.rank),
+                                       ({*line["evaluating"]} - modes, rank.rank, first)):  # fmt: skip
+                words = (
+                    f"step {step}: {len(apart)} modules are in evaluation mode on rank {here} and not on rank {there}"
+                )
+                yield from [f"{words}, such as {min(apart)}" if apart else ""] * (first != rank.rank)
 
 
 def _place(line: Line) -> tuple[str, ...]:

@@ -75,6 +75,25 @@ class StaysInEvaluation(Reference):
     edits = {"model.train()": "pass"}
 
 
+@mutant(of="OBS-13", case="one-run", says="in front of step 1, the model stays in evaluation mode on rank 0, with drop")
+class EvaluatesBeforeItTrains(Reference):
+    """The first evaluation is in front of the first step, and nobody calls `model.train()` behind it."""
+
+    edits = {
+        "    for step in range(done": """    model.eval()
+    with torch.no_grad():
+        net(torch.zeros(1, 9, dtype=torch.int64))
+    for step in range(done"""
+    }
+
+
+@mutant(of="OBS-13", case="one-run", says="11 modules are in evaluation mode on rank 0 and not on rank 1, such as")
+class TrainsOneRankInEvaluation(Reference):
+    """The first rank evaluates for all, and goes on so."""
+
+    edits = {"        observe.step(micro": "        model.train(rank > 0 or not step)\n        observe.step(micro"}
+
+
 @mutant(of="OBS-13", case="one-run", says="the evaluation behind step 1 changes the weight embed.weight on rank 0")
 class EvaluatesAveragedWeights(Reference):
     """Exchanges the weights for their averages and does not put them back."""

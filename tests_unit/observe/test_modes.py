@@ -1,0 +1,95 @@
+"""In which mode a model trains: behind an evaluation in front of the first step, and in two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from click.testing import CliRunner  # noqa: E402
+from torch import nn  # noqa: E402
+
+from contracts.harness.cli import main  # noqa: E402
+from contracts.observe.recorder import Recorder  # noqa: E402
+from contracts.observe.trace import Writer  # noqa: E402
+
+pytestmark = pytest.mark.unit
+
+
+def _observed(out: Path, begin: Callable[[nn.Module], object], dropout: float = 0.5, *, compiled: bool = False) -> Path:
+    recorder = Recorder(Writer(out, 0, 1, ["train.py"], {"run": "r/0"}), 2)
+    recorder.start()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(64, 16), nn.Dropout(dropout), nn.Linear(16, 64))
+    if compiled:
+        net[2].compile(backend="eager")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    begin(net)
+    for step in range(3):
+        torch.manual_seed(step)
+        x = torch.randint(64, (4, 9))
+        nn.functional.cross_entropy(net(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    recorder.close()
+    assert not recorder.failed, recorder.failed
+    return out
+
+
+def _evaluates(net: nn.Module) -> None:
+    net.eval()
+    with torch.no_grad():
+        net(torch.arange(8).reshape(1, 8))
+
+
+def _judged(trace: Path, tmp_path: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["judge", str(trace), "--report", str(tmp_path / "report")])
+    return done.exit_code, " ".join(done.output.split())
+
+
+def _diff(one: Path, other: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["diff", str(one), str(other)])
+    return done.exit_code, done.output
+
+
+def test_a_model_that_an_evaluation_leaves_in_evaluation_mode_is_named(tmp_path: Path) -> None:
+    code, said = _judged(_observed(tmp_path / "one", _evaluates), tmp_path)
+    assert code == 1
+    assert "OBS-13[one-run] got behind an evaluation in front of step 1, the model stays in evaluation mode on" in said
+
+
+@pytest.mark.parametrize("begin", [lambda net: (_evaluates(net), net.train()), lambda net: net[1].eval()],
+                         ids=["comes back", "by intent"])  # fmt: skip
+def test_a_model_that_trains_is_healthy(tmp_path: Path, begin: Callable[[nn.Module], object]) -> None:
+    assert _judged(_observed(tmp_path / "one", begin), tmp_path)[0] == 0
+
+
+def test_a_mode_that_decides_nothing_is_no_finding(tmp_path: Path) -> None:
+    traces = [
+        _observed(tmp_path / name, begin, 0.0) for name, begin in (("one", nn.Module.train), ("eval", _evaluates))
+    ]
+    assert _judged(traces[1], tmp_path)[0] == 0
+    assert _diff(*traces)[0] == 0
+
+
+def test_two_runs_in_other_modes_differ_by_them(tmp_path: Path) -> None:
+    traces = [_observed(tmp_path / name, begin) for name, begin in (("one", nn.Module.train), ("eval", nn.Module.eval))]
+    assert "modes: 1: is in evaluation mode, and in training mode in the reference, on rank 0" in _diff(*traces)[1]
+    assert "modes: 1: is in training mode, and in evaluation mode in the reference on rank 0" in _diff(*traces[::-1])[1]
+    assert _diff(*traces)[0] == 1
+
+
+def test_compiled_code_that_draws_other_numbers_is_not_comparable(tmp_path: Path) -> None:
+    """And a run of which neither or both is compiled is."""
+
+    def otherwise(net: nn.Module) -> None:
+        net[1].p = 0.4  # type: ignore[index]
+
+    plain, other = _observed(tmp_path / "plain", nn.Module.train), _observed(tmp_path / "other", otherwise)
+    assert _diff(plain, other)[0] == 1
+    code, said = _diff(plain, _observed(tmp_path / "compiled", otherwise, compiled=True))
+    assert code == 3, said
+    assert "compiled code draws others" in said
