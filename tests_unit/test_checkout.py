@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -104,6 +105,31 @@ def test_a_file_whose_content_the_repository_lacks_is_left_out_and_named(fork: P
     assert f"CONFORMANT: ours 1 at {git(fork, 'rev-parse', 'HEAD')[:9]}," in done.stdout
     assert "Order: HEAD~2..: 2 files changed, " in done.stdout, "of the checkout, not of the working directory"
     assert len(git(fork, "worktree", "list").splitlines()) == 1
+
+
+BY_NAME = """
+import importlib
+
+class Answers:
+    def blocks(self, pattern, depth):
+        return importlib.import_module("forked.blocks").build(pattern, depth)
+
+class Ours:
+    name, version, package = "ours", "1", "forked"
+    offers, layouts, labels = frozenset({"blocks"}), frozenset(), {}
+
+    def __getattr__(self, name):
+        return getattr(Answers(), name)
+"""
+
+
+def test_what_an_adapter_imports_by_name_is_seen_by_changed(fork: Path) -> None:
+    """Its questions are attributes of an instance, too."""
+    (fork.parent / "work/ours.py").write_text(BY_NAME, encoding="utf-8")
+    done = judged(fork, f"{fork}@HEAD", "--changed", "HEAD~1..")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, of = re.search(r"1 file changed, (\d+) of (\d+) items judged first", done.stdout).groups()  # type: ignore[union-attr]
+    assert first == of != "0"
 
 
 WRONG_WORDS = {
