@@ -25,11 +25,13 @@ from contracts.spec.stack import Party
 
 @dataclass(frozen=True, kw_only=True)
 class Changed:
-    """The files of a repository that a range of commits changed; `root` is the top of its working tree."""
+    """The files of a repository that a range of commits changed, and the words of their names and of the lines that
+    are other lines; `root` is the top of its working tree."""
 
     of: str
     root: Path
     files: frozenset[Path]
+    words: frozenset[str] = frozenset()
 
 
 def changed(of: str) -> Changed:
@@ -42,8 +44,9 @@ def changed(of: str) -> Changed:
     def git(*words: str) -> str:
         try:
             done = subprocess.run(
-                ["git", "-C", os.environ.get(ROOT, "."), *words], capture_output=True, text=True, check=False
-            )
+                ["git", "-C", os.environ.get(ROOT, "."), *words],
+                capture_output=True, text=True, errors="replace", check=False,
+            )  # fmt: skip
         except OSError as error:
             raise refuse("--changed", of, f"needs git: {error.strerror}", "leave it out") from None
         if done.returncode:
@@ -52,13 +55,16 @@ def changed(of: str) -> Changed:
         return done.stdout
 
     root = Path(git("rev-parse", "--show-toplevel").rstrip("\n"))
-    names = git("diff", "--name-only", "-z", "--no-renames", "--end-of-options", of, "--").split("\0")
-    return Changed(of=of, root=root, files=frozenset((root / name).resolve() for name in names if name))
+    plain = ("--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--end-of-options", of, "--")
+    names = git("diff", "--name-only", "-z", *plain).split("\0")
+    lines = (line for line in git("diff", "-U0", *plain).splitlines() if line.startswith(("+", "-")))
+    files = frozenset((root / name).resolve() for name in names if name)
+    return Changed(of=of, root=root, files=files, words=_words(*lines))
 
 
 def first(plan: Plan, party: Party, change: Changed, places: Mapping[str, str]) -> tuple[Plan, str]:
     """The plan with those items first that the change can touch, and how many they are, in words: the nearest first,
-    and of those the ones whose contract is filed under words that the changed files have in their names.
+    and of those the ones whose case, or whose contract's file, is named by words of the change.
 
     `places` are the files of an earlier record (`question: file:line`), for a stack that answers from another process.
     """
@@ -74,16 +80,15 @@ def first(plan: Plan, party: Party, change: Changed, places: Mapping[str, str]) 
     found = {item: distance(item) for item in plan.items}
     touched = [item for item in plan.items if found[item] is not None]
     rest = tuple(item for item in plan.items if found[item] is None)
-    words = _words(*(str(file.relative_to(change.root)) for file in change.files))
-    named = {each: len(words & _words(LAW.contracts[each].check.__module__)) for each in {i.id for i in touched}}
-    ordered = (*sorted(touched, key=lambda item: (found[item] or 0, -named[item.id])), *rest)
+    named = {i: len(change.words & _words(LAW.contracts[i.id].check.__module__, i.case)) for i in touched}
+    ordered = (*sorted(touched, key=lambda item: (found[item] or 0, -named[item])), *rest)
     files = counted(len(change.files), "file")
     told = f"{change.of}: {files} changed, {len(touched)} of {counted(len(plan.items), 'item')} judged first"
     return replace(plan, items=ordered), told
 
 
 def _words(*names: str) -> frozenset[str]:
-    """The words of names by their first four letters: a router is about routing."""
+    """The words of names and lines by their first four letters: a router is about routing."""
     return frozenset(word[:4] for name in names for word in re.findall(r"[a-z]+", name))
 
 

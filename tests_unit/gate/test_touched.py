@@ -62,9 +62,9 @@ def fork(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def commit(fork: Path, name: str) -> None:
+def commit(fork: Path, name: str, line: str = "changed") -> None:
     with (fork / name).open("a") as file:
-        file.write("# changed\n")
+        file.write(f"# {line}\n")
     git(fork, "commit", "-qam", name)
 
 
@@ -119,3 +119,10 @@ def test_what_git_does_not_take_is_refused_before_anything_is_written(given: str
     assert f"--changed = '{given}': git says: " in done.stderr
     assert not (fork / "out").exists()
     assert not (fork / "stolen").exists()
+
+
+def test_of_what_a_change_can_touch_alike_its_own_words_come_first(fork: Path) -> None:
+    commit(fork, "fork/stack.py", "a mesh has sizes")
+    assert check(fork, "--changed", "main..").returncode == 0
+    run, _ = record.load(fork / "out")
+    assert run.results[0].id.startswith("TOPO"), "of mesh_sizes.py"
