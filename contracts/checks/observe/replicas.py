@@ -41,11 +41,16 @@ def _unlike(merged: Merged) -> Iterator[str]:
             reduced = min((line.get("reduced", 0) for _, line in merged.lines("step", step)), default=0)
             if kind == "gradient" and unlike and reduced >= unlike:  # by the optimizer, behind where they were seen
                 continue
+            wrong: dict[tuple[int, int], list[str]] = {}
             for name, whole in tensors.items():
                 pairs = list(_pairs(whole, begun)) if whole.unlike else []
                 yield from [""] * (len(pairs) or whole.replicas * (not whole.unlike))
                 for first, second in [pair for pair in pairs if pair][:1]:
-                    yield f"step {step}: {words.format(name)} has other bits on rank {second} than on rank {first}"
+                    wrong.setdefault((first, second), []).append(name)
+            for (first, second), names in wrong.items():
+                more = f", and so have {len(names) - 1} more" if len(names) > 1 else ""
+                ranks = f"on rank {second} than on rank {first}{more}"
+                yield f"step {step}: {words.format(names[0])} has other bits {ranks}"
 
 
 def _pairs(whole: Whole, begun: Mapping[tuple[str, int], str]) -> Iterator[tuple[int, int] | tuple[()]]:
@@ -94,8 +99,8 @@ def _unlike_buffers(merged: Merged) -> Iterator[str]:
 )  # fmt: skip
 def data_parallel_ranks_consume_different_rows(stack: Observing, reference: str = "", other: str = "") -> None:
     """No two data-parallel ranks consume the same microbatch, nor most rows of one twice in an epoch of torch's loader;
-    ranks that share their layers' tensors consume the same ones. A resumed run consumes the rows with which the whole
-    one continues.
+    no rank one twice in a step, with the same outputs and loss, unless all steps have the same rows; ranks that share
+    their layers' tensors consume the same ones. A resumed run consumes the rows with which the whole one continues.
 
     A sampler that does not know its rank trains every rank on the same rows. The loss falls, more slowly.
     """
@@ -105,10 +110,34 @@ def data_parallel_ranks_consume_different_rows(stack: Observing, reference: str 
     merged = observed(stack)
     epochs = any(line.get("epoch") for step in range(1, merged.steps + 1) for _, line in merged.lines("input", step))
     sharing = any(len(line.get("same", ())) > 1 for _, line in merged.lines("root"))
-    if len(merged.data_ranks) < 2 and not epochs and not sharing:
+    twice = list(_twice(merged))
+    if len(merged.data_ranks) < 2 and not epochs and not sharing and not twice:
         raise NotOffered("nothing said which ranks share a batch, or where an epoch begins", "case")
     nothing = "no two microbatches are of ranks that share a batch or their layers, or of one epoch"
-    none_of([*_repeated(merged), *_other_rows(merged), *_again(merged)], nothing)
+    none_of([*_repeated(merged), *twice, *_other_rows(merged), *_again(merged)], nothing)
+
+
+def _twice(merged: Merged) -> Iterator[str]:
+    """Microbatches of a step that are the same in rows, outputs and loss. Passes that are made twice by intent, as of
+    an adversary or of a closure, have other weights, outputs or losses."""
+    steps = range(1, merged.steps + 1)
+    if len({frozenset(merged.rows(step)) for step in steps}) < 2:
+        return  # one batch, to measure the speed or to overfit
+    for step in steps:
+        passes: dict[tuple[int, int], list[object]] = {}
+        for rank, line in merged.lines("input", step):
+            passes[rank.rank, line["microbatch"]] = [tuple(sorted(line["rows"]))] if line["rows"] else []
+        for rank, line in merged.lines("forward", step):
+            passes.get((rank.rank, line["microbatch"]), []).append((line["name"], line["squares"]))
+        whole = {rank.rank for rank, line in merged.lines("step", step) if line["backward"] == line["microbatches"] > 1}
+        for rank, line in merged.lines("loss", step):
+            passes.get((rank.rank, line["backward"]), []).append(line["value"])
+        first: dict[tuple[object, ...], int] = {}
+        for (number, microbatch), seen in passes.items():
+            if number in whole and len(seen) > 2:
+                before = first.setdefault((number, *seen), microbatch)
+                words = f"step {step}: microbatches {before} and {microbatch} of rank {number} are the same"
+                yield f"{words} {len(seen[0])} rows" if before != microbatch else ""  # type: ignore[arg-type]
 
 
 def _of_a_resume(stack: Observing, reference: str, other: str) -> Iterator[str]:

@@ -25,14 +25,22 @@ LABEL = {"bfloat16": 3e-2, "float16": 1e-2}
 @contract("OBS-04", asks="trace", cases=RUN, source="F03", slow=True)
 def the_told_norm_is_that_of_the_applied_gradients(stack: Observing) -> None:
     """The norm that `clip_grad_norm_` returned, clipped, is the norm of the gradients that the optimizer applies, over
-    all ranks.
+    all ranks. Of ranks that share a batch, all clip in a step or none.
 
     Gradients that are clipped before their reduction, or a norm that counts one rank's shards, leave the loss as it is.
     """
     merged = observed(stack)
     if not any(merged.lines("clip", step) for step in range(1, merged.steps + 1)):
         raise NotOffered("the script does not call clip_grad_norm_", "case")
-    none_of(_norms(merged), "no gradient that clip_grad_norm_ was given could be placed")
+    none_of([*_on_some_ranks(merged), *_norms(merged)], "no gradient that clip_grad_norm_ was given could be placed")
+
+
+def _on_some_ranks(merged: Merged) -> Iterator[str]:
+    for step in range(1, merged.steps + 1):
+        clips = {rank.rank for rank, _ in merged.lines("clip", step)}
+        spared = sorted({rank.rank for rank, _ in merged.lines("step", step)} & {*merged.data_ranks} - clips)
+        if spared and clips & {*merged.data_ranks}:
+            yield f"step {step}: rank {min(clips)} clips its gradients and rank {spared[0]} does not"
 
 
 def _norms(merged: Merged) -> Iterator[str]:
@@ -75,9 +83,10 @@ def _last(clips: list[tuple[RankTrace, Line]]) -> Iterator[tuple[int, int, Line]
 
 @contract("OBS-07", asks="trace", cases=RUN, source="F19", slow=True)
 def a_step_has_the_microbatches_that_were_told(stack: Observing) -> None:
-    """A step that was told to have n microbatches (`observe.step(microbatches=n)`) has n backward passes, in which each
-    label that a cross-entropy counts weighs the same, and DDP reduces each of its gradients once. A trial pass, whose
-    gradients are dropped before an optimizer steps, is not in every step.
+    """In the microbatches of a step each label that a cross-entropy counts weighs the same, and not as if each
+    microbatch were the whole step. A step that was told to have n (`observe.step(microbatches=n)`) has n backward
+    passes, and DDP reduces each of its gradients once. A trial pass, whose gradients are dropped before an optimizer
+    steps, is not in every step.
 
     A mean of each microbatch's mean makes a label of a short text weigh more. A step that reduces every microbatch
     computes the same, and sends n times as much.
@@ -88,10 +97,24 @@ def a_step_has_the_microbatches_that_were_told(stack: Observing) -> None:
         for rank, line in merged.lines("told", step):
             told.setdefault((rank.rank, step), []).append(line["microbatches"])
     dropped = list(_dropped(merged))
-    if not told and not dropped:
-        raise NotOffered("the script told no number of microbatches", "case")
-    seen = [*_microbatches(merged, told), *_weights(merged, told), *dropped]
-    none_of(seen, "no step was seen of which the script told it")
+    seen = [*_microbatches(merged, told), *_weights(merged, told), *_whole(merged, told), *dropped]
+    none_of(seen, "no step has several microbatches with labels, and the script told no number of them")
+
+
+def _whole(merged: Merged, told: dict[tuple[int, int], list[int]]) -> Iterator[str]:
+    """Microbatches whose labels weigh one together each: their loss is a mean that nothing divides by their number."""
+    for step in range(1, merged.steps + 1):
+        of: dict[int, list[Line]] = {}
+        for rank, line in merged.lines("labels", step):
+            of.setdefault(rank.rank, []).append(line)
+        for number, found in of.items():
+            once = len(found) == len({line["backward"] for line in found}) > 1 == len(told.get((number, step), [0]))
+            weights = [float(line["weight"]) * float(line["counted"]) for line in found]
+            close = [math.isclose(each, 1.0, rel_tol=LABEL.get(found[0]["dtype"], 1e-4)) for each in weights]
+            words = (
+                f"step {step}: the labels of each of {len(found)} microbatches weigh 1 together on rank {number}, as if"
+            )
+            yield from [f"{words} it were the whole step: divide its loss by {len(found)}" if all(close) else ""] * once
 
 
 def _dropped(merged: Merged) -> Iterator[str]:
@@ -108,7 +131,7 @@ def _weights(merged: Merged, told: dict[tuple[int, int], list[int]]) -> Iterator
         of: dict[tuple[int, int, int], list[Line]] = {}
         calls: dict[int, dict[int, int]] = {}
         for rank, line in merged.lines("labels", step):
-            if len(told.get((rank.rank, step), ())) == 1 and line["counted"]:
+            if len(told.get((rank.rank, step), (0,))) == 1 and line["counted"]:
                 of.setdefault((rank.rank, line["call"], line["classes"]), []).append(line)
             each = calls.setdefault(rank.rank, {})
             each[line["backward"]] = each.get(line["backward"], 0) + 1
@@ -117,6 +140,7 @@ def _weights(merged: Merged, told: dict[tuple[int, int], list[int]]) -> Iterator
                 continue  # a loss in parts, as many as there are labels
             one, other = (pick(found, key=lambda line: float(line["weight"])) for pick in (min, max))
             allowed = LABEL.get(one["dtype"], 1e-4)
+            yield from [""] * (len(found) > 1)
             if not math.isclose(float(one["weight"]), float(other["weight"]), rel_tol=allowed):
                 yield (
                     f"step {step}: each of {one['counted']} labels of microbatch {one['backward']} weighs "

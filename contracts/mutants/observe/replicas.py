@@ -69,6 +69,16 @@ class ReadsTheSameRows(Reference):
     edits = {"[rank::world]": "[::world]"}
 
 
+@mutant(of="OBS-06", case="one-run", says="step 1: microbatches 1 and 2 of rank 0 are the same 4 rows")
+class FetchesOnceForTheStep(Reference):
+    """The batch is fetched outside of the loop over microbatches."""
+
+    edits = {
+        "default=0.1": "default=0.0",
+        "            rows = torch.randint": "            rows = rows if micro else torch.randint",
+    }
+
+
 @mutant(of="OBS-06", case="one-run", says="rows of rank 1 were consumed before in this epoch")
 class ShufflesOnEachRank(Reference):
     """Each rank shuffles the whole dataset by a seed of its own, and nobody gives it a part."""

@@ -18,6 +18,13 @@ class ClipsBeforeTheReduction(Reference):
     }
 
 
+@mutant(of="OBS-04", case="one-run", says="step 1: rank 0 clips its gradients and rank 1 does not")
+class ClipsOnOneRank(Reference):
+    """The first rank clips, as it logs, for all."""
+
+    edits = {CLIP: f"        if rank == 0:\n    {CLIP}"}
+
+
 @mutant(of="OBS-04", case="one-run", says="expected 1")
 class ScalesAfterClipping(Reference):
     """Undoes a loss scale behind the clipping instead of in front of it."""
@@ -51,6 +58,13 @@ class ZeroesInEveryMicrobatch(Reference):
     """`zero_grad` stands in the loop over microbatches, so that only the last one counts."""
 
     edits = {"        for micro in range(2):": "        for micro in range(2):\n            optimizer.zero_grad()"}
+
+
+@mutant(of="OBS-07", case="one-run", says="labels of each of 2 microbatches weigh 1 together on rank 0, as if it were")
+class NeverDividesTheLoss(Reference):
+    """Each microbatch has the mean of its own labels, and the step the sum of those."""
+
+    edits = {"model(rows) / 2": "model(rows)"}
 
 
 @mutant(of="OBS-08", case="one-run", says="applies the rate 0.001 to embed.weight on rank 0; the scheduler set 0.0005")
