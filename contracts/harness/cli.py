@@ -111,6 +111,7 @@ GROUPS: dict[str, dict[str, tuple[click.Command, str]]] = {
         "observe": (observe.observe, "Run a script as it is, and record a trace."),
         "judge": (observe.judge, "Judge one trace: what every healthy run keeps."),
         "diff": (observe.diff, "Compare two traces: the first tensor that differs."),
+        "show": (observe.show, "Print what is in a trace."),
     },
     "Read records of check, gate and judge": {
         "report": (runs.report, "Print a record in another form, or several as a page."),

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from contracts.observe.merged import Merged, Whole
 from contracts.observe.pairing import paired
@@ -266,23 +266,31 @@ class _Phases:
             for name, each in one.items()
         }  # fmt: skip
         repeats = [each.tensors("gradient", step) for each in self.repeats]
-        return self._tensors("gradient", step, order, other, one, floors, repeats)
+        found = self._tensors("gradient", step, order, other, one, floors, repeats)
+        factor = _factor([(one[each.name], other[each.name]) for each in found])
+        return [replace(each, words=f"{each.words}{factor}") for each in found]
 
     def settings(self, step: int) -> list[Difference]:
         """Learning rates and decays, by parameter and rank."""
         want = {
             name: (line["lr"], line["decay"]) for _, line in self.one.lines("group", step) for name in line["names"]
         }
-        found, same = [], 0
+        wrong: dict[str, list[tuple[str, int]]] = {}
+        same = 0
         for rank, line in self.other.lines("group", step):
             for name in line["names"]:
                 same += name in want
                 if name in want and (line["lr"], line["decay"]) != want[name]:
                     words = (
-                        f"learning rate {line['lr']:g} and decay {line['decay']:g} on rank {rank.rank}, and "
-                        f"{want[name][0]:g} and {want[name][1]:g} in the reference"
+                        f"learning rate {line['lr']:g} and decay {line['decay']:g}, and {want[name][0]:g} and "
+                        f"{want[name][1]:g} in the reference"
                     )
-                    found.append(Difference(step=step, phase="settings of the optimizer", name=name, words=words))
+                    wrong.setdefault(words, []).append((name, rank.rank))
+        found = [
+            Difference(step=step, phase="settings of the optimizer", name=whose[0][0],
+                       words=f"{words}{_also([name for name, _ in whose], [rank for _, rank in whose])}")
+            for words, whose in wrong.items()
+        ]  # fmt: skip
         self.compared["rates", step] += len(want.keys() & self._rated(step))
         if not found and same:
             self.agreed.append(f"step {step}: learning rates and decays ({len(want.keys() & self._rated(step))})")
@@ -375,6 +383,27 @@ class _Phases:
     def _miss(self, what: str, count: int = 1) -> None:
         if count:
             self.unseen[what] = self.unseen.get(what, 0) + count
+
+
+def _also(names: Sequence[str], ranks: Sequence[int]) -> str:
+    """On which ranks, and of how many parameters more."""
+    several, more = sorted(set(ranks)), len(set(names)) - 1
+    told = f"ranks {several[0]} … {several[-1]}" if len(several) > 1 else f"rank {several[0]}"
+    return f", on {told}" + (f"; so has {more} more" if more == 1 else f"; so have {more} more" if more else "")
+
+
+def _factor(pairs: Sequence[tuple[Whole, Whole]]) -> str:
+    """In words by how many times all that differ are greater or smaller, if that is one whole number."""
+    ratios = [
+        its.norm / own.norm for own, its in pairs if own.norm and own.sketch is not None and its.sketch is not None
+    ]
+    factor = ratios[0] if len(ratios) == len(pairs) > 0 else 0.0
+    times = max(factor, 1 / factor) if factor else 0.0
+    near = round(times) > 1 and math.isclose(times, round(times), rel_tol=1e-3)
+    exact = all(distance(its.sketch, factor * own.sketch) <= 1e-3 * its.norm for own, its in pairs) if near else False
+    every = "all that differ are" if len(pairs) > 1 else "it is"
+    words = f"{round(times)} times" if factor > 1 else f"1/{round(times)} of"
+    return f"; {every} {words} that of the reference" if exact else ""
 
 
 def _elements(want: Whole, got: Whole) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -84,6 +86,8 @@ def observe(
             sys.exit(code)
         try:
             prepared.run()  # whatever ends it ends this command
+            if os.environ.get("RANK", "0") == "0" and not started:
+                click.echo(f"rankproof: observed; what is wrong with it: rankproof judge {out}", err=True)
         except Exception:  # as of a script alone: click has other words for some, and not where they were raised
             sys.excepthook(*sys.exc_info())
             sys.exit(1)
@@ -142,9 +146,22 @@ def diff(
 
 @click.command()
 @click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(min=1), metavar="N", help="Each parameter of step N too.")
+@one_clear_error
+def show(trace: Path, step: int | None) -> None:
+    """Print what is in a trace: ranks, models, steps, and what was not seen."""
+    from contracts.observe.shown import shown
+    from contracts.observe.trace import read
+
+    for line in shown(read(trace), step):
+        click.echo(terminal(line))
+
+
+@click.command()
+@click.argument("trace", type=click.Path(path_type=Path))
 @click.option("--deviations", type=click.Path(path_type=Path), help="TOML file of declared deviations.")
-@click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
-              show_default=True, help="Folder for the record and its renderings.")  # fmt: skip
+@click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False),
+              help="Folder for the record and its renderings; without it a new one for temporary files.")  # fmt: skip
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
 @click.option("--json", "as_json", is_flag=True, help=AS_JSON)
 @click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
@@ -154,7 +171,7 @@ def diff(
               help="A trace that TRACE must equal: one-rank, whole (which it resumes) or plain.")  # fmt: skip
 @one_clear_error
 def judge(
-    trace: Path, deviations: Path | None, folder: Path, form: Form, as_json: bool, verbose: bool, profile: str,
+    trace: Path, deviations: Path | None, folder: Path | None, form: Form, as_json: bool, verbose: bool, profile: str,
     like: tuple[tuple[str, Path], ...],
 ) -> None:  # fmt: skip
     """Judge one trace: what every healthy training run keeps. Exit codes as of `check`."""
@@ -180,6 +197,8 @@ def judge(
     plan = profiles.plan(LAW, profile)
     if other := [str(item) for item in plan.items if not item.id.startswith(PROFILE)]:
         raise refuse("profile", profile, f"is not about a trace: {other[0]}", "name contracts of OBS")
+    plan = replace(plan, outside=tuple(each for each in plan.outside if each.startswith(PROFILE)))
+    folder = folder or Path(tempfile.mkdtemp(prefix="rankproof-judge-"))
     record.make_folder(folder, (*report.FILES, output.FILE))
     gate = Gate(
         subject=Observed(found, dict(like)), origin=str(trace), assistants=(), profile=profile, plan=plan,
