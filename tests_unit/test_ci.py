@@ -34,6 +34,16 @@ class Red(Green):
 """
 # What the services have and this machine lacks: each stub does its part of the work.
 STUBS = {
+    "gh": """#!/bin/bash
+for word; do case $word in body=@*) text=${word#body=@};; */comments/1) over=1;; esac; done
+if [ -z "$text" ]; then  # a list of the comments whose text begins with a mark
+  mark=$(sed 's/.*startswith("//; s/").*//' <<< "${@: -1}")
+  [ -f .git/posted ] && head -n 1 .git/posted | grep -qxF "$mark" && echo 1
+  exit 0
+fi
+[ -n "$over" ] || echo made >> .git/posted-anew
+cp "$text" .git/posted
+""",
     "srun": '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n',
     "buildkite-agent": '#!/bin/sh\nwhile [ "$1" != --context ]; do shift; done\ncat > "annotated-$2.md"\n',
 }
@@ -80,6 +90,7 @@ class Service:
         told: dict[str, Any] = {
             "github.event_name": event, "github.ref_name": branch, "github.event.repository.default_branch": "main",
             "github.base_ref": "main" if event == "pull_request" else "", "github.job": "gate", "runner.os": "Linux",
+            "github.repository": "o/r", "github.token": "t", "github.event.pull_request.number": "7",
             "github.sha": self.git("rev-parse", "HEAD"), "runner.arch": "X64", "strategy.job-index": "0",
         }  # fmt: skip
         if event not in workflow[True] or branch not in (workflow[True][event] or {}).get("branches", [branch]):
@@ -112,7 +123,7 @@ class Service:
             variables = {name: self._filled(value, told) for name, value in step.get("env", {}).items()}
             files = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(summary)}
             done = _run(step["run"], self.repository, **variables, **files)
-            told["code"], log = done.returncode, log + done.stdout + done.stderr
+            told["code"], log = told["code"] or done.returncode, log + done.stdout + done.stderr
             for line in output.read_text().splitlines():
                 name, _, value = line.partition("=")
                 told[f"steps.{step.get('id')}.outputs.{name}"] = value
@@ -134,6 +145,7 @@ class Service:
                 (folder / name).write_bytes(kept)
         else:
             assert what == "actions/upload-artifact", what
+            told["steps.kept.outputs.artifact-url"] = "https://example.invalid/report"
 
     def _filled(self, text: str, told: dict[str, Any]) -> str:
         return re.sub(r"\$\{\{ (.*?) \}\}", lambda found: self._value(found[1], told), text)
@@ -213,6 +225,11 @@ def test_a_copied_workflow_gates_a_red_and_a_green_change(repository: Path) -> N
         assert summary.startswith("## VIOLATED: fork 7")
         assert " new, 0 fixed, 0 lost" in summary
         line = next(number for number, text in enumerate(FORK.splitlines(), 1) if "def blocks" in text)
+        comment = (repository / ".git/posted").read_text()
+        assert "### VIOLATED: fork 7" in comment
+        assert f"at fork.py:{line}: " in comment
+        assert "[The report](https://example.invalid/report)" in comment
+        assert (repository / ".git/posted-anew").read_text() == "made\n", "the comment is one, written over"
         assert f"::error file=fork.py,line={line},title=PAT-01" in log
     assert github.run("push", "whole-periods") == (-1, "", ""), "a push elsewhere judges nothing"
     assert len(github.cache) == 1, "the records of pull requests are compared with nothing"

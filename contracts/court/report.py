@@ -16,6 +16,7 @@ from contracts.court import sources
 from contracts.court.baseline import change
 from contracts.court.causes import DETAILED, HEADINGS, Cause, by_outcome, causes
 from contracts.court.ci_forms import github, junit, sarif
+from contracts.court.comment import comment
 from contracts.court.html_report import page
 from contracts.court.markdown_report import summary
 from contracts.court.plain_text import fit, terminal
@@ -218,5 +219,6 @@ _FORMS: Mapping[Form, Callable[[Run, Verdict], str]] = {
     "json": _json,
     "annotations": github,
     "sarif": sarif,
+    "comment": comment,
 }
 assert {*_FORMS, "terminal"} == {*FORMS}

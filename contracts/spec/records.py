@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from contracts.spec.abilities import Abilities
 from contracts.spec.lacks import Lack
@@ -22,8 +22,8 @@ offered: the stack does not have what the contract is about. untested: the contr
 planned and could not be tried. broken: the suite or the adapter failed, which says nothing about the contract."""
 OUTCOMES: tuple[Outcome, ...] = ("holds", "violated", "deviates", "not offered", "untested", "not run", "broken")
 
-Form = Literal["terminal", "markdown", "junit", "html", "json", "annotations", "sarif"]
-FORMS: tuple[Form, ...] = ("terminal", "markdown", "junit", "html", "json", "annotations", "sarif")
+Form = Literal["terminal", "markdown", "junit", "html", "json", "annotations", "sarif", "comment"]
+FORMS: tuple[Form, ...] = get_args(Form)
 
 Word = Literal["conformant", "violated", "incomplete", "broken", "nothing ran"]
 EXIT_CODES: Mapping[Word, int] = {"conformant": 0, "violated": 1, "incomplete": 3, "broken": 4, "nothing ran": 5}
