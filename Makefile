@@ -73,7 +73,7 @@ proof: $(READY)  ## put every mutant before the law, and 40 drawn changes, and l
 	$(BIN)/rankproof selftest --operators 40 --likely --seed $(SEED)
 
 # Nothing is published: that is a step of whoever may.
-release: $(READY)  ## wheel, sdist, notes and checksums of VERSION=x.y.z in dist/, of a clean tree tagged vVERSION; REPOSITORY=https://…
+release: $(READY)  ## wheel, sdist, notes, SBOM and checksums of VERSION=x.y.z in dist/, of a clean tree tagged vVERSION; REPOSITORY=https://…
 	@PYTHON=$(BIN)/python JOBS=$(JOBS) REPOSITORY="$(REPOSITORY)" .ci/release "$(VERSION)"
 
 test: $(READY) lint  ## the project's own tests, after lint; those of several ranks first, on RANKS=4
@@ -195,11 +195,14 @@ if [ -z "$(PYTHON)" ]; then
 fi
 endef
 
-# PIP_CONSTRAINT reaches the isolated build as well (PIP_BUILD_CONSTRAINT from pip 25.3 on), which -c does not.
-$(READY): pyproject.toml constraints.txt
+# Each file by its hash (.ci/lock writes the list), and no isolated build, which would take others. Torch by its pin:
+# which of its builds is taken depends on the machine.
+$(READY): pyproject.toml constraints.txt .ci/locks/dev.txt
 	@$(need-python)
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
 	echo "installing rankproof and its development tools into .venv"
-	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt .ci/quietly venv \
-	  $(BIN)/python -m pip install --disable-pip-version-check -e '.[dev,torch]'
+	install="$(BIN)/python -m pip --disable-pip-version-check install"
+	.ci/quietly venv $$install --require-hashes --no-deps -r .ci/locks/dev.txt
+	PIP_CONSTRAINT=constraints.txt .ci/quietly venv $$install torch
+	.ci/quietly venv $$install --no-deps --no-build-isolation -e .
 	touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -115,7 +116,14 @@ def test_a_release_is_a_wheel_with_its_proof_an_sdist_notes_and_checksums(clone:
     assert notes.startswith(f"# rankproof {VERSION}\n")
     assert "### Added" in notes
     sums = dict(reversed(line.split("  ")) for line in (dist / "SHA256SUMS").read_text().splitlines())
-    assert sums == {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in (wheel, sdist)}
+    sbom = dist / "sbom.cdx.json"
+    assert sums == {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in (wheel, sdist, sbom)}
+    told = json.loads(sbom.read_text())
+    assert told["bomFormat"] == "CycloneDX"
+    listed = {each["name"].lower(): each["version"] for each in told["components"]}
+    pinned = dict(re.findall(r"^([\w.-]+)==([^ ]+)", (ROOT / ".ci/locks/core.txt").read_text(), re.MULTILINE))
+    assert {*listed.items()} >= {("rankproof", VERSION), ("click", pinned["click"]), ("pytest", pinned["pytest"])}
+    assert {*listed} - {"rankproof"} <= {each.lower() for each in pinned}
     assert shell(clone, "git status --porcelain").stdout == "", "the tree is as clean as it was"
     # Of the content in the wheel: what reads the shipped proof takes it.
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")

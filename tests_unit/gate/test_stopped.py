@@ -254,7 +254,8 @@ def test_the_log_of_ranks_holds_no_secret_while_they_run(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_make_gate_takes_what_it_has_started_with_it(tmp_path: Path, number: signal.Signals) -> None:
     """With a command that never ends in the place of what the gate starts."""
-    for name in ("pyproject.toml", "constraints.txt"):
+    (tmp_path / ".ci/locks").mkdir(parents=True)
+    for name in ("pyproject.toml", "constraints.txt", ".ci/locks/dev.txt"):
         (tmp_path / name).touch()
     (tmp_path / ".venv/bin").mkdir(parents=True)
     ours = f'[ "$1" != gate ] || PYTHONPATH={ROOT} exec {sys.executable} -m rankproof "$@"'
