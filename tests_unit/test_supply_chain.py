@@ -20,6 +20,7 @@ DIGEST = re.compile(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$")
 OF_THE_READER = ("OWNER/rankproof/docs/ci/action@COMMIT", "github/codeql-action/upload-sarif@COMMIT")  # fills it in
 WRITES = {  # job → what it may write, with the reason beside it in the file
     ("release.yml", "sign"): {"id-token", "attestations", "contents"},
+    ("release.yml", "publish"): {"id-token"},
     ("site.yml", "publish"): {"id-token", "pages"},
 }
 IMAGE = re.compile(r"^(?:FROM|\s*image:)\s+(\S+)", re.MULTILINE)
