@@ -102,7 +102,7 @@ def judge(
             return result(outcome, words, violations=found, lack=lack)
     if not stand.answered:
         return result("broken", "the check asked no question, so it judged nothing")
-    return _computed_there(result("holds"), stand)
+    return _held(result("holds"), stand)
 
 
 def _unable(contract: Contract, device: str) -> str:
@@ -112,9 +112,11 @@ def _unable(contract: Contract, device: str) -> str:
     return "" if device == "cpu" else devices.loss()
 
 
-def _computed_there(held: Result, stand: OnTheStand) -> Result:
-    """A result that holds, unless a stack of this process was asked to compute on a device and allocated nothing. One
-    that declined what it was asked had nothing to compute."""
+def _held(held: Result, stand: OnTheStand) -> Result:
+    """A result that holds, unless nothing happened in what was compared, or a stack of this process was asked to
+    compute on a device and allocated nothing. One that declined what it was asked had nothing to compute."""
+    if stand.floor.words:
+        return replace(held, outcome="violated", words=stand.floor.words)
     unused = stand.placed & devices.COMPUTES
     if not unused or held.device == stand.device or stand.declined is not None:
         return held

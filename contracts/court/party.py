@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from contracts.court.deadline import Overdue
+from contracts.court.floor import Floor
 from contracts.court.narrowing import narrowed, placed
 from contracts.spec import codec
 from contracts.spec.codec import conforms
@@ -69,6 +70,7 @@ class OnTheStand:
         self.answered: dict[str, str] = {}
         self.declined: Refused | NotOffered | None = None  # the latest from a party, not from the check itself
         self.latest = ""  # the question that was asked last
+        self.floor = Floor()
         self._asks = asks
         self._put: set[str] = set()
         assistants = tuple(assistants)
@@ -125,7 +127,9 @@ class OnTheStand:
             self.answered[question.name] = (
                 f"{party.name} {party.version} ({party.labels.get(question.name, 'unpatched')})"
             )
-            return answer(party, question, arguments, named)
+            given = answer(party, question, arguments, named)
+            self.floor.note((*arguments, *named.values()), given)
+            return given
         except (Refused, NotOffered) as declined:
             self.declined = declined
             raise

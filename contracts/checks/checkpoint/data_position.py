@@ -78,7 +78,9 @@ def a_resume_with_other_microbatches_goes_on_there(stack: Training, *parts: tupl
         text = at / "text.bin"
         text.write_bytes(bytes(3 * k % 59 for k in range(7 * DENSE.seq_length + 1)))  # seven sequences, five a step
         recipe = replace(DENSE, data=Data(path=str(text)))
-        whole = stack.train(Session(recipe=recipe, steps=5, execution=Execution(precision="float64"))).steps
+        whole = stack.train(
+            Session(recipe=recipe, steps=5, execution=Execution(precision="float64"), observe=frozenset({"weights"}))
+        ).steps
         start, load, over_labels = 0, None, chosen(stack, "window-divides-by") == "labels"
         for steps, microbatches in parts:
             asked = Session(

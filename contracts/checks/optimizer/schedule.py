@@ -23,7 +23,7 @@ from contracts.contract import contract
 from contracts.spec.conventions import chosen
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Batch, Optim, Recipe, Schedule
-from contracts.spec.tolerance import within
+from contracts.spec.tolerance import FLOAT64_SCAN, within
 from contracts.spec.training import Training
 
 LITTLE = replace(DENSE, name="little", depth=2, hidden=8, ffn_hidden=8, heads=2, kv_groups=1, vocab=17)
@@ -130,7 +130,7 @@ def the_schedule_counts_optimizer_steps(stack: Training, microbatches: int, rows
     recipe = replace(LITTLE, optim=Optim(lr=1.0, min_lr=0.2, schedule="linear", warmup=2, steps=6),
                      batch=Batch(micro=1, total=rows))  # fmt: skip
     given = (batch("rate", 17, WHOLE[:rows]),) * 4
-    steps = run(stack, recipe, given, microbatches=microbatches, declared=True).steps
+    steps = run(stack, recipe, given, "weights", microbatches=microbatches, declared=True).steps
     rates = (0.0, 0.5, 1.0, 0.8) if chosen(stack, "first-rate") == "step-0" else (0.5, 1.0, 0.8, 0.6)
     if chosen(stack, "last-rate") == "step-before":
         rates = (0.5, 1.0, 1.0, 0.8)
@@ -156,10 +156,13 @@ def clipping_scales_all_gradients_down_by_one_number(stack: Training, recipe: Re
     every parameter's gradient once.
 
     Gradients below the limit stay as they are: a factor above 1 would scale them up. A limit of 0 means no clipping.
+    What was multiplied shows in the first moments of the first step, which are 1 - beta1 of it.
     """
     recipe = replace(recipe, optim=replace(recipe.optim, clip=limit))
     rows = table(stack, recipe)
-    trained = run(stack, recipe, batches(2, recipe=recipe), "gradients", weights=drawn_weights(rows))
+    trained = run(
+        stack, recipe, batches(2, recipe=recipe), "gradients", "weights", "optimizer", weights=drawn_weights(rows)
+    )
     for step in trained.steps:
         lacking = sorted({row.name for row in rows} - set(step.gradients))
         assert not lacking, f"there is no gradient of {', '.join(lacking[:3])}"
@@ -175,3 +178,11 @@ def clipping_scales_all_gradients_down_by_one_number(stack: Training, recipe: Re
             f"gradients of norm {norm:.6g} were multiplied by {step.clip_coef:.8g} at a limit of {limit:g}, "
             f"expected {want:.8g}"
         )
+    first = trained.steps[0]
+    moments = {name.removesuffix("/exp_avg"): each for name, each in first.optimizer.items() if "/exp_avg" in name[-8:]}
+    part = (1 - recipe.optim.beta1) * first.clip_coef
+    clipped = {
+        name: each * part for name, each in instruments.numerics.tensors(first.gradients).items() if name in moments
+    }
+    words = instruments.numerics.differences("in the first moment of", moments, clipped, FLOAT64_SCAN)
+    assert not words, f"gradients were multiplied by another number than {first.clip_coef:.6g}: {words}"

@@ -161,7 +161,8 @@ def the_loss_of_a_validation_is_the_mean_over_its_labels(
     def trained(*steps: Tokens, validation: tuple[Tokens, ...] = ()) -> tuple[Step, ...]:
         return stack.train(
             Session(recipe=recipe, steps=len(steps), execution=Execution(precision="float64"), batches=steps,
-                    weights=weights, validation=validation, validate_at=frozenset({1}))
+                    weights=weights, observe=frozenset({"weights"}), at=frozenset({1}), validation=validation,
+                    validate_at=frozenset({1}))
         ).steps  # fmt: skip
 
     later = [trained(first, each)[1] for each, told in zip(given, lengths, strict=True) if told != NONE]

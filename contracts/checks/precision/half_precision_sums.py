@@ -144,7 +144,7 @@ def the_loss_of_a_validation_is_not_rounded(stack: Training, recipe: Recipe) -> 
     first, *others = (replace(batch(f"validated {at}", rows=FOUR, recipe=recipe), documents=None) for at in range(8))
     asked = Session(
         recipe=recipe, steps=1, execution=Execution(precision="declared"), batches=(first,), weights=weights,
-        validation=tuple(others), validate_at=frozenset({1}),
+        observe=frozenset({"weights"}), at=frozenset({1}), validation=tuple(others), validate_at=frozenset({1}),
     )  # fmt: skip
     (step,) = stack.train(asked).steps
     later = (stack.train(replace(asked, steps=2, batches=(first, each))).steps[1].losses["lm"] for each in others)

@@ -48,7 +48,7 @@ def the_loss_scale_rises_again(stack: Training, recipe: Recipe) -> None:
     given = replace(batch("quiet", recipe.vocab, (((13,), 0),), recipe=recipe), documents=None)
     asked = Session(
         recipe=recipe, steps=STEPS, execution=Execution(precision="declared"), batches=(given,) * STEPS,
-        observe=frozenset({"weights"}), at=frozenset({STEPS}),
+        observe=frozenset({"weights"}), at=frozenset({1, STEPS}),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, _one_thread():
         whole = stack.train(replace(asked, save=folder, save_at=frozenset({SAVED}))).steps
@@ -88,7 +88,7 @@ def the_loss_scale_waits_anew_behind_an_overflow(stack: Training, recipe: Recipe
     with _one_thread():
         steps = stack.train(
             Session(recipe=recipe, steps=STEPS, execution=Execution(precision="declared"), batches=given,
-                    weights=numerics.arrays(held))
+                    weights=numerics.arrays(held), observe=frozenset({"weights"}), at=frozenset({STEPS}))
         ).steps  # fmt: skip
     lost = [step.number for step in steps if not math.isfinite(step.grad_norm)]
     if lost != [*UPSET]:

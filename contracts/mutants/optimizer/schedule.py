@@ -280,3 +280,14 @@ class EndsAtTheMinimumAllTheSame(Reference):
     """The same, whatever the microbatches."""
 
     conventions = {"last-rate": "step-before"}
+
+
+@broken(Optimizer, "clip", "OPT-05d[clipped]: gradients were multiplied by another number than", bugs=("CLP-05",))
+def reports_a_factor_and_applies_none(clip, self):
+    """The factor goes into the log, and the gradients that it is for are clipped copies that nobody reads."""
+    held = {member.name: member.parameter.grad.clone() for member in self.members if member.parameter.grad is not None}
+    norm, coefficient = clip(self)
+    for member in self.members:
+        if member.name in held:
+            member.parameter.grad.copy_(held[member.name])
+    return norm, coefficient

@@ -1,0 +1,64 @@
+"""A comparison in which nothing happened is violated by name, whatever the check makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from contracts.checks._support.training_run import DENSE, batches, drawn_weights, table
+from contracts.contract import Contract
+from contracts.court.judge import judge
+from contracts.mutants._support.dead import LearnsNothing, MovesByNothing, StandsStill
+from contracts.spec.records import Result
+from contracts.spec.training import Execution, Session, Training
+from contracts.stacks.reference.stack import Reference
+
+pytestmark = pytest.mark.unit
+
+
+def _twice(stack: Training, *, weights: bool) -> None:
+    """Two equal runs, compared with each other."""
+    asked = Session(
+        recipe=DENSE, steps=2, execution=Execution(precision="float32"), batches=batches(2, recipe=DENSE),
+        weights=drawn_weights(table(stack, DENSE)), observe=frozenset({"weights"} if weights else set()),
+    )  # fmt: skip
+    assert stack.train(asked) == stack.train(asked)
+
+
+def _judged(stack: Training, *, weights: bool = True) -> Result:
+    def check(stack: Training) -> None:
+        _twice(stack, weights=weights)
+
+    contract = Contract(id="OPT-01", check=check, asks=("built", "train"), cases={"twice": ()}, source="", tier="unit")
+    return judge(contract, "twice", stack)
+
+
+@pytest.mark.parametrize(
+    ("dead", "words"),
+    [
+        (
+            StandsStill,
+            "nothing moved: after 2 steps at a rate up to 0.01 every weight is what it was, in each of 2 runs",
+        ),
+        (MovesByNothing, "nothing moved: after 2 steps"),
+        (
+            LearnsNothing,
+            "nothing was learned: in 2 runs (2 steps at a rate up to 0.01) every gradient that was told is 0",
+        ),
+    ],
+)
+def test_a_run_that_is_compared_with_itself_is_violated_where_nothing_happens(
+    dead: Callable[[], Reference], words: str
+) -> None:
+    result = _judged(dead())
+    assert result.outcome == "violated"
+    assert words in result.words
+
+
+def test_a_stack_that_moves_holds() -> None:
+    assert _judged(Reference()).outcome == "holds"
+
+
+def test_what_a_case_did_not_observe_says_nothing() -> None:
+    assert _judged(StandsStill(), weights=False).outcome == "holds"
