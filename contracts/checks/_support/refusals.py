@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
 
 from contracts.spec.errors import Refused, shown
+from contracts.spec.recipe import Recipe
 
 
 def refusal_of(ask: Callable[..., object], *arguments: object) -> Refused:
@@ -17,4 +19,12 @@ def refusal_of(ask: Callable[..., object], *arguments: object) -> Refused:
         answer = ask(*arguments)
     except Refused as refused:
         return refused
-    raise AssertionError(f"{', '.join(map(shown, arguments))} was accepted, expected a refusal; got {shown(answer)}")
+    raise AssertionError(f"{', '.join(map(_named, arguments))} was accepted, expected a refusal; got {_named(answer)}")
+
+
+def _named(value: object) -> str:
+    """A value in a message: one of many fields by what it is, and of which recipe."""
+    text, of = shown(value), getattr(value, "recipe", value)
+    if not is_dataclass(value) or not text.endswith(" characters)"):
+        return text
+    return f"a {type(value).__name__} of {of.name}" if isinstance(of, Recipe) else f"a {type(value).__name__}"

@@ -46,14 +46,23 @@ def on_one_rank_and_many(
     return list(zip(one.steps, stack.train(session).steps, strict=True))
 
 
-def loss_and_norm(one: Step, many: Step) -> str:
-    """What the loss and the gradient norm show, as precisely as a curve does."""
+def loss_and_norm(one: Step, many: Step, *, about: str = "") -> str:
+    """What the loss and the gradient norm show, as precisely as a curve does, and before what follows from it a rate
+    that is another, or a clip coefficient that is not that of the norm. What the words are `about` does not agree."""
     pairs = {"loss": (many.losses.get("total", float("nan")), one.losses["total"]),
-             "norm": (many.grad_norm, one.grad_norm)}  # fmt: skip
+             "norm": (many.grad_norm, one.grad_norm),
+             "clip": (many.clip_coef, one.clip_coef), "rate": (many.lr, one.lr)}  # fmt: skip
+    off = {name: not abs(got - want) <= CURVE * abs(want) for name, (got, want) in pairs.items()}
+    off["clip"] = off["clip"] and not off["norm"] and about != "norm"
     return ", ".join(
-        f"{name} agrees" if abs(got - want) <= 1e-4 * abs(want) else f"{name} is {got:.5g} and not {want:.5g}"
+        f"{name} is {got:.5g} and not {want:.5g}" if off[name] else f"{name} agrees"
         for name, (got, want) in pairs.items()
+        if off[name] or name in {"loss", "norm"} - {about}
     )
+
+
+CURVE = 1e-4
+"""Relative; what two curves on one page do not show."""
 
 
 def label_difference(one: Step, many: Step) -> str:
@@ -68,7 +77,8 @@ def loss_difference(one: Step, many: Step, *names: str, bound: float | None = No
     """
     found = {name: many.losses.get(name, float("nan")) for name in names or one.losses}
     allowed = within(1e-11) if bound is None else bound
-    return _differs(one, many, _first_off({name: (got, one.losses[name]) for name, got in found.items()}, allowed, 1.0))
+    words = _first_off({name: (got, one.losses[name]) for name, got in found.items()}, allowed, 1.0)
+    return _differs(one, many, words, about="loss")
 
 
 def clip_difference(one: Step, many: Step, *names: Literal["grad_norm", "clip_coef"], bound: float = 1e-11) -> str:
@@ -76,7 +86,7 @@ def clip_difference(one: Step, many: Step, *names: Literal["grad_norm", "clip_co
     pairs: dict[str, tuple[float, float]] = {
         name: (getattr(many, name), getattr(one, name)) for name in names or ("grad_norm", "clip_coef")
     }
-    return _differs(one, many, _first_off(pairs, bound))
+    return _differs(one, many, _first_off(pairs, bound), about="norm")
 
 
 def tensor_differences(
@@ -163,8 +173,8 @@ def _first_off(pairs: Mapping[str, tuple[float, float]], bound: float, least: fl
     return ""
 
 
-def _differs(one: Step, many: Step, words: str) -> str:
-    return f"{loss_and_norm(one, many)}: {words} {_where(one)}" if words else ""
+def _differs(one: Step, many: Step, words: str, *, about: str = "") -> str:
+    return f"{loss_and_norm(one, many, about=about)}: {words} {_where(one)}" if words else ""
 
 
 def _where(step: Step) -> str:
