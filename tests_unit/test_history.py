@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +57,8 @@ def test_a_fix_is_named_by_what_the_commit_before_it_violates(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     rows = {row.subject: row for row in kept(fork, drawn(fork, RULE), (), sys.executable, tmp_path)}
     assert rows["Fix the depth"].fate == "named"
-    assert "has 48 blocks" in rows["Fix the depth"].first
+    assert re.search(r"PAT-01\[.*\]: violated: \w+ at depth \d+ has \d+ blocks", rows["Fix the depth"].first)
+    assert rows["Fix the depth"].red_s is not None
     assert rows["[fix] a comment"].fate == "blind"
     again = [*kept(fork, drawn(fork, RULE), (), "no interpreter: the journal has them", tmp_path)]
     assert again == [*rows.values()]
