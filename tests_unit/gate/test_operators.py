@@ -234,6 +234,13 @@ def test_the_summary_lists_survivors_with_what_stands_there_and_counts_what_coul
     assert "80 % of 5 noticed" in text
 
 
+def test_a_contract_stands_for_the_functions_that_it_guards() -> None:
+    places = {(each.file, each.scope) for each in changes.drawn(0, ("MOE-01e",))}
+    assert ("model/blocks/moe.py", "Router.weigh") in places
+    assert {file for file, _ in places} == {"model/blocks/moe.py"}
+    assert {scope.partition(".")[0] for _, scope in places} == {"Router"}
+
+
 def test_options_that_do_not_go_with_it_are_refused() -> None:
     told = CliRunner().invoke(main, ["selftest", "--operators", "3", "--sample", "--jobs", "2"])
     assert told.exit_code == 2

@@ -35,7 +35,7 @@ def operators(
     refused = Refusals()
     for each in only:
         refused.unless(next(drawn(0, (each,)), None) is not None, "--only", each, "begins no change",
-                       "give the beginning of a file under contracts/stacks/reference, or of an id")  # fmt: skip
+                       "give a contract, or the beginning of an id or of a file of the reference")  # fmt: skip
     refused.raise_any()
     import torch
 

@@ -64,8 +64,9 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
               "elsewhere.")  # fmt: skip
 @click.option("--operators", "drawn", type=click.IntRange(min=1), metavar="N",
               help="In place of the mutants: N changes of the reference's source, drawn over its files. --only takes "
-              "beginnings of ids, or of files; --profile dist puts those that one process does not execute "
-              "or see before some cases of --ranks. What was tried is in --report and is not tried again.")  # fmt: skip
+              "contracts, for the functions that they guard, or beginnings of ids or files; --profile dist puts "
+              "those that one process does not execute or see before some cases of --ranks. What was tried is in "
+              "--report and is not tried again.")  # fmt: skip
 @click.option("--likely", is_flag=True, help="With --operators: put each before the likeliest contracts about its "
               "file, without the half hour that records who executes which line.")  # fmt: skip
 @click.option("--time", "seconds", type=click.FloatRange(min=0), metavar="S", help="With --operators: begin no further "

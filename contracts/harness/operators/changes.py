@@ -12,11 +12,14 @@ import functools
 import itertools
 import random
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import contracts
+from contracts.contract import LAW
+from contracts.harness.families import ids, read_checks, read_mutants
+from contracts.harness.places import guarded
 from contracts.spec.errors import refuse
 
 ROOT = Path(contracts.__file__).parent / "stacks" / "reference"
@@ -389,16 +392,29 @@ def files() -> tuple[str, ...]:
 def drawn(seed: int, only: tuple[str, ...] = ()) -> Iterator[Change]:
     """Every change once, the files in turn and each file's in an order that the seed gives.
 
-    `only` has beginnings of ids, or of the part behind the operator: `model/blocks/`.
+    `only` has beginnings of ids, or of the part behind the operator: `model/blocks/`. A contract stands for the
+    functions that it guards.
     """
-    draw, begins = random.Random(seed), only or ("",)
-    piles = []
+    named_ids = [each for each in only if each in ids()]
+    draw, begins = random.Random(seed), tuple(each for each in only if each not in named_ids) or ("",) * (not only)
+    within, piles = _guarded(named_ids), []
     for file in files():
-        changes = [each for each in of_file(file) if each.id.startswith(begins) or file.startswith(begins)]
+        changes = [each for each in of_file(file) if f"{file}:{each.scope}" in within
+                   or each.id.startswith(begins) or file.startswith(begins)]  # fmt: skip
         piles.append(draw.sample(changes, len(changes)))
     draw.shuffle(piles)
     for row in itertools.zip_longest(*piles):
         yield from (each for each in row if each is not None)
+
+
+def _guarded(of: Sequence[str]) -> set[str]:
+    """The functions that some contracts guard, as `model/blocks/moe.py:Router.weigh`."""
+    if not of:
+        return set()
+    read_checks(*of)
+    read_mutants(of)
+    found = (place for id in of for place in guarded(LAW.contracts[id]).items())
+    return {f"{where.partition(':')[0].removeprefix('contracts/stacks/reference/')}:{name}" for name, where in found}
 
 
 def named(id: str) -> Change:
