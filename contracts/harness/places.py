@@ -19,8 +19,6 @@ from contracts.harness import parties
 _ROOT = Path(contracts.__file__).parents[1]
 _MUTANTS = "contracts.mutants."
 _OURS = "contracts.stacks.reference."
-_BUILT = ("parts", "trainer", "parallel_trainer", "pipeline_trainer")
-"""What the reference builds itself from; a mutant may build itself from something else."""
 
 
 def place(function: Any) -> str:
@@ -59,29 +57,19 @@ def guarded(contract: Contract) -> dict[str, str]:
 
 
 def _changed(make: type) -> Iterator[Any]:
-    """The former functions of those that a mutant replaces."""
-    if replaces := getattr(make, "replaces", None):
-        yield _function(inspect.getattr_static(*replaces))
-        return
+    """The former functions of those that a mutant replaces, on a class of the reference or on the reference itself."""
+    for owner, name in getattr(make, "replaces", ()):
+        yield _function(inspect.getattr_static(owner, name))
     yield from _overridden(make)
-    reference: Any = parties.load("reference")
-    for name in _BUILT if issubclass(make, type(reference)) else ():
-        built, former = getattr(make(), name)(), getattr(reference, name)()
-        parts = ((built,), (former,)) if isinstance(built, type) else (vars(built).values(), vars(former).values())
-        for ours, theirs in zip(*parts, strict=True):
-            if ours is not theirs:
-                yield from _overridden(ours) if isinstance(ours, type) else [theirs]
 
 
 def _overridden(made: type) -> Iterator[Any]:
-    """What a class of the mutants does not inherit from the reference, and what the classes that it holds do not."""
+    """What a class of the mutants does not inherit from the reference."""
     for at, base in enumerate(made.__mro__):
         for name, value in vars(base).items() if base.__module__.startswith(_MUTANTS) else ():
-            if isinstance(value, type) and value.__module__.startswith(_MUTANTS):
-                yield from _overridden(value)
             owners = (each for each in made.__mro__[at + 1 :] if name in vars(each))
             owner = next((each for each in owners if each.__module__.startswith(_OURS)), None)
-            if owner is not None and name not in _BUILT and _function(value) is not None:
+            if owner is not None and _function(value) is not None and not hasattr(value, "__wrapped__"):
                 yield _function(vars(owner)[name])
 
 

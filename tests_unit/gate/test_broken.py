@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -128,3 +129,46 @@ def test_another_process_finds_a_mutant_by_its_name() -> None:
     program = f"import {mutant.__module__} as m; print(m.{mutant.__qualname__}.__doc__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == mutant.__doc__
+
+
+class _Doubles(Base):
+    """A bug in two functions."""
+
+    def doubled(self, number: int) -> int:
+        return super().doubled(number) + 1
+
+    def halved(self, number: int) -> int:
+        return self.doubled(number) // 4
+
+
+@dataclass(frozen=True)
+class Frozen:
+    size: int = 4
+
+
+def _derived(change: type) -> Any:
+    change.__module__ = "contracts.mutants.here"
+    return lambda: broken_module.derived()(change)
+
+
+def test_new_objects_of_a_class_are_of_the_derived_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Written(Base):
+        pass
+
+    monkeypatch.setattr(sys.modules[__name__], "Written", Written, raising=False)
+    kinds = (Base, type("Made", (Base,), {}), Written)
+    seen = _in_the_answer(_derived(_Doubles), monkeypatch, lambda: [each().doubled(2) for each in kinds])
+    assert seen == [5, 5, 4]
+    assert Base().doubled(2) == 4
+
+
+def test_a_derived_class_may_be_of_a_frozen_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    change = type("Changed", (Frozen,), {"__doc__": "A bug.", "said": lambda self: self.size})
+    assert _in_the_answer(_derived(change), monkeypatch, lambda: Frozen(5).said()) == 5  # type: ignore[attr-defined]
+
+
+def test_a_mutant_of_a_class_of_mutants_derives_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    _Doubles.__module__ = "contracts.mutants.here"
+    made = _mutant(_Doubles, "halved", lambda halved, self, number: halved(self, number) + 10)
+    assert _in_the_answer(made, monkeypatch, lambda: (Base().halved(2), Base().doubled(2))) == (11, 5)  # type: ignore[attr-defined]
+    assert [name for _, name in made().replaces] == ["doubled"]

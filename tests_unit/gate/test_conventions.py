@@ -12,16 +12,16 @@ from contracts.court.judge import judge
 from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.parties import subject_of
 from contracts.mutants.blocks.loss import hands_over_bfloat16_logits
-from contracts.mutants.blocks.multi_token_prediction import ReadsBehindTheNorms
+from contracts.mutants.blocks.multi_token_prediction import reads_behind_the_norms
 from contracts.mutants.blocks.rope import angles_are_float32
 from contracts.mutants.moe.balance_losses import balances_the_batch
 from contracts.mutants.moe.padding import gives_slots_to_padding
 from contracts.mutants.moe.routing import RoundsTheRoutersWeight
 from contracts.mutants.moe.selection_bias import centres_each_move, moves_by_what_was_kept
-from contracts.mutants.optimizer.parameter_groups import DecaysNorms
+from contracts.mutants.optimizer.parameter_groups import decays_norms
 from contracts.mutants.optimizer.schedule import StartsAtZero
-from contracts.mutants.optimizer.updates import OrthogonalizesInBfloat16
-from contracts.mutants.optimizer.validation import TakesTheMeanOfBatches
+from contracts.mutants.optimizer.updates import orthogonalizes_in_bfloat16
+from contracts.mutants.optimizer.validation import takes_the_mean_of_batches
 from contracts.mutants.parallel.gradient_accumulation import takes_the_mean_of_means
 from contracts.mutants.topology.group_creation import one_call_for_each_axis
 from contracts.mutants.topology.mesh_sizes import stops_at_the_first_refusal
@@ -68,7 +68,7 @@ def test_every_choice_has_a_mutant_that_declares_it_and_does_another(name: str) 
     assert declared == {*CONVENTIONS[name].names[1:]}, f"mutants of {name} declare {sorted(declared)}"
 
 
-class DecaysEverything(DecaysNorms):
+class DecaysEverything(decays_norms):
     """Its table says so too."""
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
@@ -88,12 +88,12 @@ KEPT = {
     "MOE-06a[full]": (moves_by_what_was_kept, {"capacity-counts": "kept"}),
     "MOE-05a[sequences-apart]": (balances_the_batch, {"balance-over": "microbatch"}),
     "MOE-09b[a-row-of-padding]": (gives_slots_to_padding, {"padding-slots": "as-others"}),
-    "BLK-06p[two-depths]": (ReadsBehindTheNorms, {"prediction-input": "normed"}),
-    "BLK-06m[under-prediction-heads]": (ReadsBehindTheNorms, {"prediction-input": "normed"}),
+    "BLK-06p[two-depths]": (reads_behind_the_norms, {"prediction-input": "normed"}),
+    "BLK-06m[under-prediction-heads]": (reads_behind_the_norms, {"prediction-input": "normed"}),
     "OPT-02a[adamw]": (DecaysEverything, {"undecayed": "nothing"}),
-    "OPT-04a[muon-never-clipped]": (OrthogonalizesInBfloat16, {"muon-products": "bfloat16"}),
-    "OPT-01b[muon@pairs]": (OrthogonalizesInBfloat16, {"muon-products": "bfloat16"}),
-    "OPT-06b[few-labels]": (TakesTheMeanOfBatches, {"validation-mean": "batches"}),
+    "OPT-04a[muon-never-clipped]": (orthogonalizes_in_bfloat16, {"muon-products": "bfloat16"}),
+    "OPT-01b[muon@pairs]": (orthogonalizes_in_bfloat16, {"muon-products": "bfloat16"}),
+    "OPT-06b[few-labels]": (takes_the_mean_of_batches, {"validation-mean": "batches"}),
     "PAR-05b[four]": (takes_the_mean_of_means, {"window-divides-by": "microbatch-means"}),
     "OPT-05b[cosine]": (StartsAtZero, {"first-rate": "step-0"}),
     "OPT-05c[more-sequences]": (StartsAtZero, {"first-rate": "step-0"}),

@@ -13,9 +13,10 @@ from torch import Tensor
 from contracts.checks.moe import balance_losses, capacity, experts
 from contracts.contract import LAW
 from contracts.court.judge import judge
-from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.stacks.reference.model.blocks.moe import Router, Routing
+from contracts.stacks.reference.model.parts import Parts
+from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.unit
 
@@ -31,11 +32,12 @@ class _ByScore(Router):
         return routing._replace(losses=routing.losses | {"aux": aux})
 
 
-class BalancesByScores(Exchanged):
-    exchange = {"router": _ByScore}  # noqa: RUF012 - a table that is read and never written
+class BalancesByScores(Reference):
+    def parts(self) -> Parts:
+        return replace(super().parts(), router=_ByScore)
 
 
-class TellsNoLossWithoutWeight(Exchanged):
+class TellsNoLossWithoutWeight(Reference):
     """A loss that the recipe gives no weight is not computed."""
 
     def run_block(self, call: BlockCall) -> BlockRun:

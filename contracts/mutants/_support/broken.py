@@ -1,11 +1,11 @@
-"""A mutant that is one function: what a stack runs in place of one of its own."""
+"""A mutant that is one function, or one class: what a stack runs in place of one of its own."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
@@ -15,6 +15,7 @@ from contracts.stacks.reference.stack import Reference
 
 _ABSENT = object()
 _REFERENCE = "contracts.stacks.reference."
+_MUTANTS = "contracts.mutants."
 
 
 def broken(
@@ -23,26 +24,91 @@ def broken(
     """Make a mutant of a function, which replaces `owner.name` and gets the former function first.
 
     Each of `kills` is "ID[case]: words". The mutant is a class, by whose name another process finds it too. An owner
-    that answers questions itself (the reference, the court) is derived from. Any other is changed while the mutant
-    answers, and nobody else's answer is made meanwhile; subclasses of the owner are changed with it.
+    that answers questions itself (the reference) is derived from, and so is a class of mutants, as by
+    `derived`. Any other is changed while the mutant answers, and nobody else's answer is made meanwhile; subclasses of
+    the owner are changed with it.
     """
 
     def enter(change: Callable[..., Any]) -> type:
-        static = inspect.getattr_static(owner, name)
-        changed = _as_of(static, change)
+        changed = _as_of(inspect.getattr_static(owner, name), change)
         if isinstance(owner, type) and hasattr(owner, "offers"):
             made = type(change.__name__, (owner,), {name: changed})
+        elif isinstance(owner, type) and owner.__module__.startswith(_MUTANTS):
+            with_change = _named(type("", (owner,), {name: changed}), change)
+            return derived(*kills, bugs=bugs, leanest=leanest)(with_change)
         else:
-            answers = _answers(functools.partial(_replaced, owner, name, changed))
-            made = type(change.__name__, (Reference,), {**answers, "replaces": (owner, name)})
-        made.__doc__, made.__module__, made.__qualname__ = change.__doc__, change.__module__, change.__qualname__
-        for kill in kills:
-            id, _, rest = kill.partition("[")
-            case, _, says = rest.partition("]: ")
-            mutant(of=id, case=case, says=says, bugs=bugs, leanest=leanest)(made)
-        return made
+            made = _answering(change.__name__, owner, name, changed, replaces=[name])
+        return _entered(made, change, kills, bugs, leanest)
 
     return enter
+
+
+def derived(
+    *kills: str, bugs: tuple[str, ...] = (), leanest: str | None = None, conventions: Mapping[str, str] | None = None
+) -> Callable[[type], type]:
+    """Make a mutant of a class for a bug in several functions: while the mutant answers, each new object of the class
+    that it derives from is one of it. Objects of other subclasses stay as they are, unless such a class was made at run
+    time.
+
+    `conventions` are what the mutant declares beside its bug.
+    """
+
+    def enter(change: type) -> type:
+        ours = [each for each in change.__mro__ if each is change or each.__module__.startswith(_MUTANTS)]
+        owner: Any = change.__mro__[len(ours)]
+        former = vars(owner).get("__init__")
+
+        def changed(self: Any, *args: Any, **named: Any) -> None:
+            if _becomes(self, change, owner):
+                self.__init__(*args, **named)
+            else:
+                (former.__get__(self) if former else super(owner, self).__init__)(*args, **named)
+
+        held = {name: value for each in ours for name, value in vars(each).items() if hasattr(owner, name)}
+        replaces = [name for name, value in held.items() if inspect.isfunction(value)]
+        made = _answering(change.__name__, owner, "__init__", changed, replaces)
+        if conventions:
+            made.conventions = conventions  # type: ignore[attr-defined]  # of a class that is made here
+        return _entered(made, change, kills, bugs, leanest)
+
+    return enter
+
+
+def _becomes(made: Any, change: type, owner: type) -> bool:
+    """Whether a new object of `owner`, or of a class made of it at run time, is from now on one of `change`."""
+    kind: Any = type(made)
+    if kind is owner:
+        object.__setattr__(made, "__class__", change)  # which may be frozen
+        return True
+    if issubclass(kind, change) or owner not in kind.__bases__:
+        return False
+    if getattr(sys.modules[kind.__module__], kind.__name__, None) is kind:
+        return False
+    kind.__bases__ = tuple(change if each is owner else each for each in kind.__bases__)
+    return True
+
+
+def _answering(name: str, owner: Any, attribute: str, changed: Any, replaces: list[str]) -> type:
+    """The reference, with `owner.attribute` changed while it answers. `replaces` are the functions with the bug."""
+    answers = _answers(functools.partial(_replaced, owner, attribute, changed))
+    return type(name, (Reference,), {**answers, "replaces": [(owner, each) for each in replaces]})
+
+
+def _entered(made: type, change: Any, kills: tuple[str, ...], bugs: tuple[str, ...], leanest: str | None) -> type:
+    """Put a mutant into the law under the name and with the story of its change."""
+    _named(made, change)
+    for kill in kills:
+        id, _, rest = kill.partition("[")
+        case, _, says = rest.partition("]: ")
+        mutant(of=id, case=case, says=says, bugs=bugs, leanest=leanest)(made)
+    return made
+
+
+def _named(made: type, change: Any) -> type:
+    """A class under the name and with the story of its change."""
+    for name in ("__doc__", "__module__", "__name__", "__qualname__"):
+        setattr(made, name, getattr(change, name))
+    return made
 
 
 def _as_of(static: Any, change: Callable[..., Any]) -> Any:

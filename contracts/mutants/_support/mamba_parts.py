@@ -5,14 +5,10 @@ B sequences · T tokens
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
-from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.common import Packing
-from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, GatedNorm, Mamba2
 
 Y, GRADIENT = "y differs: ", "the gradient of "
 
@@ -35,23 +31,3 @@ def shifted(packing: Packing, by: int) -> Packing:
 def unpacked(packing: Packing) -> Packing:
     """The packing with each row as one document."""
     return packing._replace(documents_BT=torch.zeros_like(packing.documents_BT), boundless=True)
-
-
-class Convolved(Mamba2):
-    """Mamba-2 with another convolution."""
-
-    convolution: type[CausalConv]
-
-    def __init__(self, recipe: Recipe, parts: Any) -> None:
-        super().__init__(recipe, parts)
-        become(self, CausalConv, self.convolution)
-
-
-class Normed(Mamba2):
-    """Mamba-2 with another gated norm."""
-
-    gated: type[GatedNorm]
-
-    def __init__(self, recipe: Recipe, parts: Any) -> None:
-        super().__init__(recipe, parts)
-        become(self, GatedNorm, self.gated)

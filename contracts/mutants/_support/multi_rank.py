@@ -1,10 +1,9 @@
-"""Base of mutants that are wrong on several ranks only: the reference with a replaced multi-rank trainer or parts."""
+"""What mutants of MoE layers on several ranks share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -12,27 +11,8 @@ from torch import nn
 from contracts.stacks.reference.model.blocks.common import Output
 from contracts.stacks.reference.model.blocks.moe import MoE
 from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.parallel.collectives import all_gather
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.training.trainer import Trainer
-
-
-class Spread(Reference):
-    """The reference with its parts, its multi-rank trainer or that trainer's optimizer replaced."""
-
-    exchange: ClassVar[Mapping[str, Any]] = {}
-    trains: ClassVar[type[ParallelTrainer]] = ParallelTrainer
-    moves: ClassVar[type[ShardedOptimizer] | None] = None
-
-    def parts(self) -> Parts:
-        return replace(super().parts(), **self.exchange)
-
-    def parallel_trainer(self) -> type[Trainer]:
-        if self.moves is None:
-            return self.trains
-        return type("Moved", (self.trains,), {"optimizer_class": self.moves})
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
 def routed(model: Model) -> Iterator[MoE]:

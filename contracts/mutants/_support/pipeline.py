@@ -1,28 +1,13 @@
-"""Base of mutants of pipeline parallelism, and helpers to join and cut microbatches."""
+"""Join and cut microbatches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from contracts.stacks.reference.parallel.pipeline import Pipeline, Stage
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch
-
-
-class Staged(Reference):
-    """The reference with its pipeline trainer, stages or pipeline replaced."""
-
-    trains: ClassVar[type[PipelineTrainer]] = PipelineTrainer
-    stage: ClassVar[type[Stage]] = Stage
-    runs: ClassVar[type[Pipeline]] = Pipeline
-
-    def pipeline_trainer(self) -> type[PipelineTrainer]:
-        return type("Exchanged", (self.trains,), {"stage_class": self.stage, "pipeline_class": self.runs})
 
 
 def joined(window: Sequence[Batch]) -> Batch:

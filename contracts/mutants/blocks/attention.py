@@ -6,9 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.recipe import Mode, Recipe
 from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
 from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm
@@ -191,11 +189,9 @@ class JointNorm(Attention):
         return x_BTHd * torch.rsqrt(mean + self.q_norm.eps) * weight_d
 
 
-@mutant(of="BLK-03a", case="packed", says="y differs")
-class NormsAllHeadsTogether(Exchanged):
+@derived("BLK-03a[packed]: y differs")
+class NormsAllHeadsTogether(JointNorm):
     """QK norm covers the whole projection: heads keep their relative lengths, and the loudest dominates."""
-
-    exchange = {"attention": JointNorm}
 
 
 class _ByLayer(Parts):

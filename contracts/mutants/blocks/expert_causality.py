@@ -6,9 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 from contracts.stacks.reference.model.blocks.moe import MoE, Router
 
@@ -19,7 +17,10 @@ def compares_tokens(choose, self, scores_BTE):
     return choose(self, scores_BTE - scores_BTE.mean(1, keepdim=True))
 
 
-class _BestFirst(MoE):
+@derived("BLK-01b[full]: y before it differs")
+class GivesSlotsToTheLargestGates(MoE):
+    """A full expert keeps the tokens with the largest gates, so a later token can take an earlier one's slot."""
+
     gates_NK: ClassVar[Any] = None
 
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
@@ -32,13 +33,6 @@ class _BestFirst(MoE):
         order = type(self).gates_NK.amax(1).argsort(descending=True, stable=True)
         dropped = super().drop(experts_BTK.flatten(0, 1)[order].unsqueeze(0)).squeeze(0)
         return dropped[order.argsort()].view(experts_BTK.shape)
-
-
-@mutant(of="BLK-01b", case="full", says="y before it differs")
-class GivesSlotsToTheLargestGates(Exchanged):
-    """A full expert keeps the tokens with the largest gates, so a later token can take an earlier one's slot."""
-
-    exchange = {"moe": _BestFirst}
 
 
 @broken(MoE, "drop", "BLK-01b[full-softmax]: y before it differs")

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.recipe import Mode, Recipe
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks.attention import Attention
@@ -20,6 +19,7 @@ from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSN
 from contracts.stacks.reference.model.blocks.moe import Experts, Router
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
 from contracts.stacks.reference.model.parts import Parts
+from contracts.stacks.reference.stack import Reference
 
 
 @broken(Layer, "forward", "BLK-07a[custom-mixers]: the gradient of embedding gives a slope of")
@@ -150,14 +150,18 @@ def recomputes_whole_groups_only(run, self, layer, x, pack):
     return out._replace(y_BTD=x) if self.recompute and left else out
 
 
-@mutant(of="BLK-07c", case="latent-streams", says="recompute set by the execution: the gradient of", bugs=("ACK-01",))
-class DropsOtherElementsWhenRecomputed(Exchanged):
+@broken(
+    Reference, "parts", "BLK-07c[latent-streams]: recompute set by the execution: the gradient of", bugs=("ACK-01",)
+)
+def drops_other_elements_when_recomputed(parts, self):
     """The RNG state is not restored for recomputation, so dropout drops other elements."""
+    return replace(parts(self), layer=Drops, model=ForgetsRandomness)
 
-    exchange = {"layer": Drops, "model": ForgetsRandomness}
 
+@derived("BLK-07c[latent-streams]: recompute set by the recipe: logits differs")
+class RecomputesOtherwiseByTheRecipe(Model):
+    """The recipe's recompute setting takes another code path than the launcher's."""
 
-class AtOnce(Model):
     def __init__(self, recipe: Recipe, mode: Mode, parts: Parts) -> None:
         super().__init__(recipe, mode, parts)
         if self.recompute:
@@ -166,13 +170,6 @@ class AtOnce(Model):
     def embed(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = super().embed(tokens_BT)
         return x_BTD * (1 + 2**-20) if self.recipe.recompute == "full" else x_BTD
-
-
-@mutant(of="BLK-07c", case="latent-streams", says="recompute set by the recipe: logits differs")
-class RecomputesOtherwiseByTheRecipe(Exchanged):
-    """The recipe's recompute setting takes another code path than the launcher's."""
-
-    exchange = {"model": AtOnce}
 
 
 @broken(Layer, "branch", "BLK-07d[streams-and-depths]: before a pass with gradients aux is 0", leanest="")
@@ -205,7 +202,7 @@ class _StaysInEvaluation(Layer):
 
 
 @mutant(of="BLK-07d", case="dense", says="behind a pass with gradients logits differs")
-class KeepsTheModeOfTheLastPass(Exchanged):
+class KeepsTheModeOfTheLastPass(Reference):
     """A switch of the process is set in the first backward pass and never set back."""
 
     def __init__(self) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.blocks.attention import Attention
 from contracts.stacks.reference.model.blocks.common import RMSNorm
 
@@ -26,15 +24,21 @@ class _WrittenOut(Attention):
         return scores_BHTS
 
 
-@mutant(of="BLK-03k", case="close-scores", says="close scores in bfloat16: y of the last three tokens differs")
-@mutant(of="BLK-03k", case="close-scores-packed", says="close scores in bfloat16: y of the last three tokens differs")
-class ScoresAreHalf(Exchanged):
+@derived(
+    "BLK-03k[close-scores-packed]: close scores in bfloat16: y of the last three tokens differs",
+    "BLK-03k[close-scores]: close scores in bfloat16: y of the last three tokens differs",
+)
+class ScoresAreHalf(_WrittenOut):
     """Scores are rounded before the softmax, which erases the differences between keys."""
 
-    exchange = {"attention": _WrittenOut}
 
+@derived(
+    "BLK-03k[equal-keys-packed]: equal keys in bfloat16: y of the last three tokens differs",
+    "BLK-03k[equal-keys]: equal keys in bfloat16: y of the last three tokens differs",
+)
+class SoftmaxAddsUpInHalf(_WrittenOut):
+    """The softmax denominator is summed in bfloat16, which cannot count past 256."""
 
-class _HalfSum(_WrittenOut):
     def scores(self, q_BHTd: Tensor, k_BHSd: Tensor) -> Tensor:
         return super().scores(q_BHTd.float(), k_BHSd.float())
 
@@ -45,14 +49,6 @@ class _HalfSum(_WrittenOut):
         for key in range(weights.shape[-1]):
             total += weights[..., key]
         return weights / total[..., None]
-
-
-@mutant(of="BLK-03k", case="equal-keys", says="equal keys in bfloat16: y of the last three tokens differs")
-@mutant(of="BLK-03k", case="equal-keys-packed", says="equal keys in bfloat16: y of the last three tokens differs")
-class SoftmaxAddsUpInHalf(Exchanged):
-    """The softmax denominator is summed in bfloat16, which cannot count past 256."""
-
-    exchange = {"attention": _HalfSum}
 
 
 @broken(Attention, "angles", "BLK-03k[far]: far in bfloat16: y of the last three tokens differs")

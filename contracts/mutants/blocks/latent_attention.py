@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.attention import Indexer, LatentAttention, heads_of
 from contracts.stacks.reference.model.parts import Parts
@@ -104,7 +102,10 @@ def gathers_without_gradient(absorbed, self, q_BTHn, q_BTHr, c_BSc, k_BSr, visib
     return absorbed(self, q_BTHn, q_BTHr, c_BSc.detach(), k_BSr, visible_BTS)
 
 
-class _SetTooLate(LatentAttention):
+@derived("BLK-03b[theta-100]: y differs", bugs=("ROP-21",))
+class SetsThetaAfterTheTableIsMade(LatentAttention):
+    """The theta attribute is set after the frequencies were computed from another theta."""
+
     def __init__(self, recipe: Recipe, parts: Parts, *, sparse: bool = False) -> None:
         super().__init__(recipe, parts, sparse=sparse)
         self.frequencies = [500_000 ** (-2 * pair / 4) for pair in range(2)]  # made before theta is set
@@ -112,13 +113,6 @@ class _SetTooLate(LatentAttention):
     def angles(self, positions_BT: Tensor, size: int) -> Tensor:
         frequencies = torch.tensor(self.frequencies, dtype=torch.float64, device=positions_BT.device)
         return positions_BT.double()[..., None] * frequencies
-
-
-@mutant(of="BLK-03b", case="theta-100", says="y differs", bugs=("ROP-21",))
-class SetsThetaAfterTheTableIsMade(Exchanged):
-    """The theta attribute is set after the frequencies were computed from another theta."""
-
-    exchange = {"latent_attention": _SetTooLate}
 
 
 @broken(Indexer, "select", "BLK-06c[k-above-T]: sparse against dense, y differs")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.mtp import IGNORED
+from contracts.stacks.reference.stack import Reference
 
 
 @broken(Model, "cross_entropy", "BLK-06s[unequal-rows]: lm loss is")
@@ -20,18 +19,12 @@ def divides_by_every_position(cross_entropy, self, logits_BTV, labels_BT):
     return total, torch.tensor(labels_BT.numel())
 
 
-class RowMeans(Model):
-    def cross_entropy(self, logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
-        pairs = zip(torch.split(logits_BTV, 1), torch.split(labels_BT, 1), strict=True)
-        rows = [super(RowMeans, self).cross_entropy(*pair) for pair in pairs]
-        return torch.stack([total / count.clamp(min=1) for total, count in rows]).sum(), torch.tensor(len(rows))
-
-
-@mutant(of="BLK-06s", case="unequal-rows", says="lm loss is", bugs=("DPS-40",))
-class AveragesTheMeansOfRows(Exchanged):
+@broken(Model, "cross_entropy", "BLK-06s[unequal-rows]: lm loss is", bugs=("DPS-40",))
+def averages_the_means_of_rows(cross_entropy, self, logits_BTV, labels_BT):
     """The loss is a mean of row means, so a row's single label weighs as much as all labels of another row."""
-
-    exchange = {"model": RowMeans}
+    pairs = zip(torch.split(logits_BTV, 1), torch.split(labels_BT, 1), strict=True)
+    rows = [cross_entropy(self, *pair) for pair in pairs]
+    return torch.stack([total / count.clamp(min=1) for total, count in rows]).sum(), torch.tensor(len(rows))
 
 
 @broken(Model, "cross_entropy", "BLK-06s[unequal-rows]: lm loss is")
@@ -75,7 +68,7 @@ def hands_over_bfloat16_logits(predict, self, hidden_BTD):
 
 
 @mutant(of="BLK-06t", case="bf16", says="the logits are float32, expected bfloat16")
-class DeclaresLogitsOfTheActivations(Exchanged):
+class DeclaresLogitsOfTheActivations(Reference):
     """Declares that logits have the dtype of the activations, and hands over float32."""
 
     conventions = {"logits-dtype": "activations"}

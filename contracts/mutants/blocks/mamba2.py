@@ -12,11 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contracts.contract import mutant
 from contracts.mutants._support import written_out
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.mamba_parts import GRADIENT, Convolved, Normed, Y
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.mutants.blocks.mamba_scan import ChunkByChunk
 from contracts.stacks.reference.model.blocks.common import Packing, RMSNorm
 from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, GatedNorm, Mamba2, wide
@@ -112,55 +109,31 @@ class _ScansOtherwise(Mamba2):
         return x, dt, b, c
 
 
-class _AddsUnstepped(_ScansOtherwise):
-    def others(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return x / dt[..., None], dt, b, c
-
-
-@mutant(of="BLK-04a", case="plain", says=Y)
-class AddsInputsWithoutTheirStep(Exchanged):
+@broken(_ScansOtherwise, "others", "BLK-04a[plain]: y differs: ")
+def adds_inputs_without_their_step(others, self, x, dt, b, c):
     """The state adds x Bᵀ instead of dt x Bᵀ."""
-
-    exchange = {"mamba2": _AddsUnstepped}
-
-
-class _DecaysAtOnce(_ScansOtherwise):
-    def others(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return x * torch.exp(dt * self.decay_rate())[..., None], dt, b, c
+    return x / dt[..., None], dt, b, c
 
 
-@mutant(of="BLK-04a", case="plain", says=Y)
-class DecaysATokenByItsOwnStep(Exchanged):
+@broken(_ScansOtherwise, "others", "BLK-04a[plain]: y differs: ")
+def decays_a_token_by_its_own_step(others, self, x, dt, b, c):
     """A token's input is decayed by its own step, because the segment sum is off by one."""
-
-    exchange = {"mamba2": _DecaysAtOnce}
-
-
-class _SwapsBAndC(_ScansOtherwise):
-    def others(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return x, dt, c, b
+    return x * torch.exp(dt * self.decay_rate())[..., None], dt, b, c
 
 
-@mutant(of="BLK-04a", case="plain", says=Y)
-class SwapsBAndC(Exchanged):
+@broken(_ScansOtherwise, "others", "BLK-04a[plain]: y differs: ")
+def swaps_b_and_c(others, self, x, dt, b, c):
     """B and C are swapped: the packed projection is split in the wrong order."""
-
-    exchange = {"mamba2": _SwapsBAndC}
-
-
-class _LosesDecayWhenPacked(_ScansOtherwise):
-    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
-        if packing.boundless:
-            return super().scan(x, dt, b, c, packing, state)
-        held = dt.detach()
-        return super().scan(x * (dt / held)[..., None], held, b, c, packing, state)
+    return x, dt, c, b
 
 
-@mutant(of="BLK-04a", case="packed-with-state", says=GRADIENT, bugs=("SSM-04",))
-class LeavesTheDecayOutOfAPackedGradient(Exchanged):
+@broken(_ScansOtherwise, "scan", "BLK-04a[packed-with-state]: the gradient of ", bugs=("SSM-04",))
+def leaves_the_decay_out_of_a_packed_gradient(scan, self, x, dt, b, c, packing, state):
     """The backward pass for packed rows omits the gradient of dt through the decay."""
-
-    exchange = {"mamba2": _LosesDecayWhenPacked}
+    if packing.boundless:
+        return scan(self, x, dt, b, c, packing, state)
+    held = dt.detach()
+    return scan(self, x * (dt / held)[..., None], held, b, c, packing, state)
 
 
 @broken(Mamba2, "scan", "BLK-04a[plain]: y differs: ")
@@ -170,57 +143,24 @@ def leaves_out_d(scan, self, x, dt, b, c, packing, state):
     return y - self.D[:, None] * x, last
 
 
-# the convolution
-
-
-class _Reversed(CausalConv):
-    def mixed(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
-        taps = [seen_Bwc[:, i : seen_Bwc.shape[1] - 3 + i] * self.weight[:, 3 - i] for i in range(4)]
-        return torch.stack(taps).sum(0) + self.bias
-
-
-class _ConvolvesReversed(Convolved):
-    convolution = _Reversed
-
-
-@mutant(of="BLK-04a", case="plain", says=Y)
-class ReadsTheTapsBackwards(Exchanged):
+@broken(CausalConv, "mixed", "BLK-04a[plain]: y differs: ")
+def reads_the_taps_backwards(mixed, self, seen_Bwc, of_Bw):
     """The taps are applied in reverse order: a convolution in place of a correlation."""
-
-    exchange = {"mamba2": _ConvolvesReversed}
-
-
-class _Activated(CausalConv):
-    def forward(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        seen_Bwc, of_Bw = self.extended(F.silu(u_BTc), packing, state)
-        return self.mixed(seen_Bwc, of_Bw).to(u_BTc.dtype), self.last(seen_Bwc, of_Bw)
+    taps = [seen_Bwc[:, i : seen_Bwc.shape[1] - 3 + i] * self.weight[:, 3 - i] for i in range(4)]
+    return torch.stack(taps).sum(0) + self.bias
 
 
-class _ActivatesFirst(Convolved):
-    convolution = _Activated
-
-
-@mutant(of="BLK-04a", case="plain", says=Y)
-class ActivatesBeforeTheConvolution(Exchanged):
+@broken(CausalConv, "forward", "BLK-04a[plain]: y differs: ")
+def activates_before_the_convolution(forward, self, u_BTc, packing, state):
     """silu precedes the convolution instead of following it."""
-
-    exchange = {"mamba2": _ActivatesFirst}
-
-
-class _Unbiased(CausalConv):
-    def mixed(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
-        return super().mixed(seen_Bwc, of_Bw) - self.bias
+    seen_Bwc, of_Bw = self.extended(F.silu(u_BTc), packing, state)
+    return self.mixed(seen_Bwc, of_Bw).to(u_BTc.dtype), self.last(seen_Bwc, of_Bw)
 
 
-class _ConvolvesUnbiased(Convolved):
-    convolution = _Unbiased
-
-
-@mutant(of="BLK-04a", case="plain", says=Y)
-class LeavesOutTheBiasOfTheConvolution(Exchanged):
+@broken(CausalConv, "mixed", "BLK-04a[plain]: y differs: ")
+def leaves_out_the_bias_of_the_convolution(mixed, self, seen_Bwc, of_Bw):
     """The convolution's bias is in the checkpoint and not applied."""
-
-    exchange = {"mamba2": _ConvolvesUnbiased}
+    return mixed(self, seen_Bwc, of_Bw) - self.bias
 
 
 # groups, gate, norm
@@ -242,113 +182,57 @@ def reads_the_first_group_in_every_head(per_head, self, grouped_BTc):
     return per_head(self, grouped_BTc)[:, :, :1].expand(-1, -1, self.heads, -1)
 
 
-class _Whole(GatedNorm):
-    def normed(self, y_BTI: Tensor) -> Tensor:
-        return RMSNorm.forward(self, y_BTI)
-
-
-class _NormsTheWhole(Normed):
-    gated = _Whole
-
-
-@mutant(of="BLK-04i", case="last", says="head 5 reaches parts [0, 1, 2] of wb.weight, expected [2]")
-class NormsAcrossGroups(Exchanged):
+@broken(GatedNorm, "normed", "BLK-04i[last]: head 5 reaches parts [0, 1, 2] of wb.weight, expected [2]")
+def norms_across_groups(normed, self, y_BTI):
     """One norm covers the whole inner width. Under TP it would need a reduction that nobody makes."""
-
-    exchange = {"mamba2": _NormsTheWhole}
-
-
-class _WholeBackward(GatedNorm):
-    def normed(self, y_BTI: Tensor) -> Tensor:
-        wrong_BTI = RMSNorm.forward(self, y_BTI)
-        return wrong_BTI + (super().normed(y_BTI) - wrong_BTI).detach()
+    return RMSNorm.forward(self, y_BTI)
 
 
-class _NormsTheWholeBackward(Normed):
-    gated = _WholeBackward
-
-
-@mutant(of="BLK-04a", case="plain", says=GRADIENT, bugs=("SSM-02",))
-class NormsAcrossGroupsBackward(Exchanged):
+@broken(GatedNorm, "normed", "BLK-04a[plain]: the gradient of ", bugs=("SSM-02",))
+def norms_across_groups_backward(normed, self, y_BTI):
     """The forward pass norms each group; the backward pass treats the inner width as one group."""
-
-    exchange = {"mamba2": _NormsTheWholeBackward}
-
-
-class _Ungrouped(GatedNorm):
-    def normed(self, y_BTI: Tensor) -> Tensor:
-        heads = y_BTI.shape[-1] // 8
-        held, self.groups = self.groups, heads
-        try:
-            return super().normed(y_BTI)
-        finally:
-            self.groups = held
+    wrong_BTI = RMSNorm.forward(self, y_BTI)
+    return wrong_BTI + (normed(self, y_BTI) - wrong_BTI).detach()
 
 
-class _NormsEachHead(Normed):
-    gated = _Ungrouped
-
-
-@mutant(of="BLK-04a", case="plain", says=Y)
-class NormsEachHead(Exchanged):
+@broken(GatedNorm, "normed", "BLK-04a[plain]: y differs: ")
+def norms_each_head(normed, self, y_BTI):
     """Each head is normed by itself, where the two heads of a group share one norm."""
-
-    exchange = {"mamba2": _NormsEachHead}
-
-
-class _GatesLast(GatedNorm):
-    def forward(self, y_BTI: Tensor, gate_BTI: Tensor) -> Tensor:  # type: ignore[override]
-        return self.normed(wide(y_BTI)) * F.silu(wide(gate_BTI))
-
-
-class _GatesBehindTheNorm(Normed):
-    gated = _GatesLast
+    heads = y_BTI.shape[-1] // 8
+    held, self.groups = self.groups, heads
+    try:
+        return normed(self, y_BTI)
+    finally:
+        self.groups = held
 
 
-@mutant(of="BLK-04a", case="plain", says=Y)
-class GatesBehindTheNorm(Exchanged):
+@broken(GatedNorm, "forward", "BLK-04a[plain]: y differs: ")
+def gates_behind_the_norm(forward, self, y_BTI, gate_BTI):
     """The gate follows the norm, as with norm_before_gate."""
-
-    exchange = {"mamba2": _GatesBehindTheNorm}
-
-
-class _FixedEpsilon(GatedNorm):
-    def normed(self, y_BTI: Tensor) -> Tensor:
-        self.eps = 1e-5
-        return super().normed(y_BTI)
+    return self.normed(wide(y_BTI)) * F.silu(wide(gate_BTI))
 
 
-class _IgnoresEpsilon(Normed):
-    gated = _FixedEpsilon
-
-
-@mutant(of="BLK-04a", case="a-large-epsilon", says=Y, bugs=("MXP-08",))
-class IgnoresTheEpsilonOfTheRecipe(Exchanged):
+@broken(GatedNorm, "normed", "BLK-04a[a-large-epsilon]: y differs: ", bugs=("MXP-08",))
+def ignores_the_epsilon_of_the_recipe(normed, self, y_BTI):
     """The gated norm uses its default eps of 1e-5 instead of the recipe's."""
+    self.eps = 1e-5
+    return normed(self, y_BTI)
 
-    exchange = {"mamba2": _IgnoresEpsilon}
 
-
-@broken(Reference, "parts", f"BLK-04a[a-large-epsilon-of-the-first-norm]: {Y}", bugs=("MXP-08",))
+@broken(Reference, "parts", "BLK-04a[a-large-epsilon-of-the-first-norm]: y differs: ", bugs=("MXP-08",))
 def builds_its_first_norm_without_the_epsilon(parts, self):
     """The norm before the mixer has its class's default epsilon (Megatron-LM#5750); the gated norm has the recipe's."""
     return replace(parts(self), norm=lambda width, _: RMSNorm(width, 1e-5))
 
 
-class _MisreadsStrides(ChunkByChunk):
-    def between(self, state_Bhpn: Tensor) -> Tensor:
-        if not state_Bhpn.requires_grad:
-            return state_Bhpn
-        passed = state_Bhpn.clone()
-        passed.register_hook(lambda gradient: gradient.mT.reshape(gradient.shape))  # type: ignore[no-untyped-call]
-        return passed
-
-
-@mutant(of="BLK-04a", case="plain", says=GRADIENT, bugs=("SSM-03",))
-class ReadsTheGradientOfAStateTransposed(Exchanged):
+@broken(ChunkByChunk, "between", "BLK-04a[plain]: the gradient of ", bugs=("SSM-03",))
+def reads_the_gradient_of_a_state_transposed(between, self, state_Bhpn):
     """The backward kernel reads the state gradient with strides of (n, p), which shows from the second chunk on."""
-
-    exchange = {"mamba2": _MisreadsStrides}
+    if not state_Bhpn.requires_grad:
+        return state_Bhpn
+    passed = state_Bhpn.clone()
+    passed.register_hook(lambda gradient: gradient.mT.reshape(gradient.shape))
+    return passed
 
 
 class Halves(ChunkByChunk):
@@ -356,11 +240,9 @@ class Halves(ChunkByChunk):
         return state_Bhpn.to(torch.bfloat16).to(state_Bhpn.dtype)
 
 
-@mutant(of="BLK-04a", case="float32", says=Y)
-class KeepsTheStateBetweenChunksInBfloat16(Exchanged):
+@derived("BLK-04a[float32]: y differs: ")
+class KeepsTheStateBetweenChunksInBfloat16(Halves):
     """The state between chunks is in bfloat16. bfloat16 activations hide it; in float32 it is 3000 times the bound."""
-
-    exchange = {"mamba2": Halves}
 
 
 @broken(Mamba2, "scan", "BLK-04a[plain]: the state ssm differs")
@@ -378,34 +260,14 @@ def gives_the_initial_state_no_gradient(scan, self, x, dt, b, c, packing, state)
     return scan(self, x, dt, b, c, packing, None if state is None else state.detach())
 
 
-class _OverflowingGate(GatedNorm):
-    def forward(self, y_BTI: Tensor, gate_BTI: Tensor) -> Tensor:  # type: ignore[override]  # a norm of two
-        return self.normed(wide(y_BTI) * written_out.silu(wide(gate_BTI)))
-
-
-class _OverflowingConv(CausalConv):
-    def forward(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        seen_Bwc, of_Bw = self.extended(u_BTc, packing, state)
-        return written_out.silu(self.mixed(seen_Bwc, of_Bw)).to(u_BTc.dtype), self.last(seen_Bwc, of_Bw)
-
-
-class _GateWrittenOut(Normed):
-    gated = _OverflowingGate
-
-
-class _ConvWrittenOut(Convolved):
-    convolution = _OverflowingConv
-
-
-@mutant(of="BLK-04a", case="saturated", says="y is not finite")
-class WritesTheGateOut(Exchanged):
+@broken(GatedNorm, "forward", "BLK-04a[saturated]: y is not finite")
+def writes_the_gate_out(forward, self, y_BTI, gate_BTI):
     """The gated norm computes x · exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
+    return self.normed(wide(y_BTI) * written_out.silu(wide(gate_BTI)))
 
-    exchange = {"mamba2": _GateWrittenOut}
 
-
-@mutant(of="BLK-04a", case="saturated", says="y is not finite")
-class WritesTheConvolutionOut(Exchanged):
+@broken(CausalConv, "forward", "BLK-04a[saturated]: y is not finite")
+def writes_the_convolution_out(forward, self, u_BTc, packing, state):
     """The kernel of the convolution computes its silu as x · exp(x) / (1 + exp(x))."""
-
-    exchange = {"mamba2": _ConvWrittenOut}
+    seen_Bwc, of_Bw = self.extended(u_BTc, packing, state)
+    return written_out.silu(self.mixed(seen_Bwc, of_Bw)).to(u_BTc.dtype), self.last(seen_Bwc, of_Bw)

@@ -5,15 +5,14 @@ B sequences · T tokens · h heads · p head_dim · g groups · n state · S ang
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.contract import mutant
 from contracts.mutants._support import written_out
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.patched_functions import swapped
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State, local
 from contracts.stacks.reference.model.blocks.mamba2 import split, wide
 from contracts.stacks.reference.model.blocks.mamba3 import SLOWEST, Mamba3
@@ -85,7 +84,10 @@ def turns_by_half_the_angle(rotated, self, u_BThn, angle_BThS):
     return rotated(self, u_BThn, angle_BThS / 2)
 
 
-class _OneSided(Mamba3):
+@derived("BLK-04o[any-angle-before-an-empty-state]: added to the initial angle differs")
+class TurnsBAndNotC(Mamba3):
+    """k is rotated and q is not."""
+
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         self.calls = 0
         return super().forward(x_BTD, packing, state)
@@ -93,13 +95,6 @@ class _OneSided(Mamba3):
     def rotated(self, u_BThn: Tensor, angle_BThS: Tensor) -> Tensor:
         self.calls += 1  # first k, then q
         return super().rotated(u_BThn, angle_BThS) if self.calls == 1 else u_BThn
-
-
-@mutant(of="BLK-04o", case="any-angle-before-an-empty-state", says="added to the initial angle differs")
-class TurnsBAndNotC(Exchanged):
-    """k is rotated and q is not."""
-
-    exchange = {"mamba3": _OneSided}
 
 
 @broken(Mamba3, "per_head", "BLK-04m[plain]: y differs: ")
@@ -195,7 +190,7 @@ def steps_mamba3_straight_from_six_on(time_step, self, dt_BTh):
 @broken(Mamba3, "forward", "BLK-04m[saturated]: y is not finite")
 def writes_the_gate_of_mamba3_out(forward, self, x_BTD, packing, state):
     """The gate behind the scan is x · exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
-    with swapped(F, "silu", written_out.silu):
+    with mock.patch.object(F, "silu", written_out.silu):
         return forward(self, x_BTD, packing, state)
 
 

@@ -3,51 +3,25 @@
 B sequences · T tokens · h heads · p head_dim · n state · c channels · w = T + 3 inputs of the convolution
 """
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 
-from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.mamba_parts import Convolved, shifted, unpacked
-from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.mutants._support.mamba_parts import shifted, unpacked
 from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, Mamba2
 from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
 
 
-class _Untruncated(CausalConv):
-    def mixed(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
-        ahead = torch.cat([seen_Bwc[:, 3:], torch.zeros_like(seen_Bwc[:, :3])], dim=1)
-        return super().mixed(ahead, of_Bw)
-
-
-class _ConvolvesUntruncated(Convolved):
-    convolution = _Untruncated
-
-
-@mutant(of="BLK-01c", case="mamba2", says="change the output at token 18 of row 0", bugs=("SSM-08",))
-class TakesTheEndOfThePaddedConvolution(Exchanged):
+@broken(CausalConv, "mixed", "BLK-01c[mamba2]: change the output at token 18 of row 0", bugs=("SSM-08",))
+def takes_the_end_of_the_padded_convolution(mixed, self, seen_Bwc, of_Bw):
     """The convolution pads both sides by three and keeps the last T outputs, so each token sees three ahead."""
-
-    exchange = {"mamba2": _ConvolvesUntruncated}
-
-
-class _AdmitsTheNextDocument(CausalConv):
-    def extended(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return super().extended(u_BTc, unpacked(packing), state)
+    ahead = torch.cat([seen_Bwc[:, 3:], torch.zeros_like(seen_Bwc[:, :3])], dim=1)
+    return mixed(self, ahead, of_Bw)
 
 
-class _ConvolvesAcross(Convolved):
-    convolution = _AdmitsTheNextDocument
-
-
-@mutant(of="BLK-02c", case="mamba2", says="document 0 changes the output at token 3 of another one")
-class ResetsTheStateAndNotTheConvolution(Exchanged):
+@broken(CausalConv, "extended", "BLK-02c[mamba2]: document 0 changes the output at token 3 of another one")
+def resets_the_state_and_not_the_convolution(extended, self, u_BTc, packing, state):
     """The convolution ignores document boundaries, so three tokens leak at each one."""
-
-    exchange = {"mamba2": _ConvolvesAcross}
+    return extended(self, u_BTc, unpacked(packing), state)
 
 
 @broken(Mamba2, "scan", "BLK-02c[mamba2]: document 0 changes the output at token 3 of another one")

@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.mutants.blocks.mamba2 import Halves
 from contracts.stacks.reference.model.blocks.mamba2 import Mamba2, wide
 from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
@@ -63,8 +61,6 @@ def steps_in_bfloat16(time_step, self, dt_BTh):
     return F.softplus(wide(dt_BTh + self.dt_bias.to(dt_BTh.dtype)))
 
 
-@mutant(of="BLK-04g", case="mamba2", says="the state after 50 empty tokens differs")
-class RoundsTheStateBetweenChunks(Exchanged):
+@derived("BLK-04g[mamba2]: the state after 50 empty tokens differs")
+class RoundsTheStateBetweenChunks(Halves):
     """The state between chunks is in bfloat16. With zero inputs no activation rounding hides it."""
-
-    exchange = {"mamba2": Halves}

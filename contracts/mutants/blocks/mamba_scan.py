@@ -11,10 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.mamba_parts import GRADIENT, Convolved, Y
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, Mamba2
 from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
@@ -43,49 +40,30 @@ class ChunkByChunk(Mamba2):
         return state_Bhpn
 
 
-class _Restarts(ChunkByChunk):
-    def between(self, state_Bhpn: Tensor) -> Tensor:
-        return torch.zeros_like(state_Bhpn)
-
-
-@mutant(of="BLK-04b", case="sixteen", says=Y)
-class DropsTheStateBetweenChunks(Exchanged):
+@broken(ChunkByChunk, "between", "BLK-04b[sixteen]: y differs: ")
+def drops_the_state_between_chunks(between, self, state_Bhpn):
     """Every chunk starts from a zero state."""
-
-    exchange = {"mamba2": _Restarts}
-
-
-class _Detaches(ChunkByChunk):
-    def between(self, state_Bhpn: Tensor) -> Tensor:
-        return state_Bhpn.detach()
+    return torch.zeros_like(state_Bhpn)
 
 
-@mutant(of="BLK-04b", case="sixteen", says=GRADIENT, bugs=("SSM-18",))
-class CutsTheGradientBetweenChunks(Exchanged):
+@broken(ChunkByChunk, "between", "BLK-04b[sixteen]: the gradient of ", bugs=("SSM-18",))
+def cuts_the_gradient_between_chunks(between, self, state_Bhpn):
     """The state passes to the next chunk without gradient. Every output is right."""
-
-    exchange = {"mamba2": _Detaches}
-
-
-class _PassesUndecayed(ChunkByChunk):
-    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
-        found, kept = [], state
-        for start in range(0, x.shape[1], self.chunk):
-            at = slice(start, start + self.chunk)
-            piece = (x[:, at], dt[:, at], b[:, at], c[:, at])
-            within = packing._replace(documents_BT=packing.documents_BT[:, at])
-            found.append(Mamba2.scan(self, *piece, within, kept)[0])
-            added = Mamba2.scan(self, *piece, within, None)[1]
-            kept = added if kept is None else kept + added
-        assert kept is not None
-        return torch.cat(found, dim=1), kept
+    return state_Bhpn.detach()
 
 
-@mutant(of="BLK-04b", case="sixteen", says=Y)
-class PassesTheStateUndecayed(Exchanged):
+@broken(ChunkByChunk, "scan", "BLK-04b[sixteen]: y differs: ")
+def passes_the_state_undecayed(scan, self, x, dt, b, c, packing, state):
     """A chunk adds to the incoming state without decaying it over the chunk."""
-
-    exchange = {"mamba2": _PassesUndecayed}
+    found, kept = [], state
+    for start in range(0, x.shape[1], self.chunk):
+        at = slice(start, start + self.chunk)
+        piece = (x[:, at], dt[:, at], b[:, at], c[:, at])
+        within = packing._replace(documents_BT=packing.documents_BT[:, at])
+        found.append(Mamba2.scan(self, *piece, within, kept)[0])
+        added = Mamba2.scan(self, *piece, within, None)[1]
+        kept = added if kept is None else kept + added
+    return torch.cat(found, dim=1), kept
 
 
 @broken(Mamba2, "scan", "BLK-04b[five]: y differs: ")
@@ -109,70 +87,35 @@ def gives_every_row_the_state_of_the_first(scan, self, x, dt, b, c, packing, sta
     return scan(self, x, dt, b, c, packing, None if state is None else state[:1].expand_as(state))
 
 
-class _ForgetsItsPast(CausalConv):
-    def extended(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return super().extended(u_BTc, packing, None)
-
-
-class _ConvolvesWithoutPast(Convolved):
-    convolution = _ForgetsItsPast
-
-
-@mutant(of="BLK-04c", case="inside-a-chunk", says="y in two halves, cut at 20, differs")
-class PassesTheStateAndNotTheConvolution(Exchanged):
+@broken(CausalConv, "extended", "BLK-04c[inside-a-chunk]: y in two halves, cut at 20, differs")
+def passes_the_state_and_not_the_convolution(extended, self, u_BTc, packing, state):
     """The scan continues and the convolution restarts, so three tokens after each cut are wrong."""
-
-    exchange = {"mamba2": _ConvolvesWithoutPast}
-
-
-class _KeepsFour(CausalConv):
-    def last(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
-        return F.pad(super().last(seen_Bwc, of_Bw), (1, 0))
+    return extended(self, u_BTc, packing, None)
 
 
-class _CarriesFour(Convolved):
-    convolution = _KeepsFour
-
-
-@mutant(of="BLK-04c", case="inside-a-chunk", says="the state conv_x has shape (2, 32, 4), expected (2, 32, 3)")
-class CarriesAsManyInputsAsThereAreTaps(Exchanged):
+@broken(CausalConv, "last", "BLK-04c[inside-a-chunk]: the state conv_x has shape (2, 32, 4), expected (2, 32, 3)")
+def carries_as_many_inputs_as_there_are_taps(last, self, seen_Bwc, of_Bw):
     """The convolution returns four inputs instead of three. A kernel that expects three reads the wrong ones."""
-
-    exchange = {"mamba2": _CarriesFour}
-
-
-class _KeepsOutputs(CausalConv):
-    def last(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
-        return F.silu(super().last(seen_Bwc, of_Bw))
+    return F.pad(last(self, seen_Bwc, of_Bw), (1, 0))
 
 
-class _CarriesOutputs(Convolved):
-    convolution = _KeepsOutputs
-
-
-@mutant(of="BLK-04c", case="inside-a-chunk", says="y in two halves, cut at 20, differs")
-class CarriesInputsBehindTheirActivation(Exchanged):
+@broken(CausalConv, "last", "BLK-04c[inside-a-chunk]: y in two halves, cut at 20, differs")
+def carries_inputs_behind_their_activation(last, self, seen_Bwc, of_Bw):
     """The convolution's state holds inputs after silu."""
-
-    exchange = {"mamba2": _CarriesOutputs}
-
-
-class _KeepsThisCall(CausalConv):
-    def last(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
-        mine = torch.arange(seen_Bwc.shape[1], device=seen_Bwc.device) >= 3
-        return super().last(seen_Bwc * mine[:, None], of_Bw)
+    return F.silu(last(self, seen_Bwc, of_Bw))
 
 
-class _CarriesThisCall(Convolved):
-    convolution = _KeepsThisCall
-
-
-@mutant(of="BLK-04a", case="one-token", says="the state conv_b differs", bugs=("SSM-16",))
-@mutant(of="BLK-04c", case="after-one-token", says="y in two halves, cut at 1, differs", bugs=("SSM-16",))
-class ForgetsThePastAfterAShortCall(Exchanged):
+@broken(
+    CausalConv,
+    "last",
+    "BLK-04a[one-token]: the state conv_b differs",
+    "BLK-04c[after-one-token]: y in two halves, cut at 1, differs",
+    bugs=("SSM-16",),
+)
+def forgets_the_past_after_a_short_call(last, self, seen_Bwc, of_Bw):
     """A call shorter than the convolution returns zeros instead of inputs of the previous call."""
-
-    exchange = {"mamba2": _CarriesThisCall}
+    mine = torch.arange(seen_Bwc.shape[1], device=seen_Bwc.device) >= 3
+    return last(self, seen_Bwc * mine[:, None], of_Bw)
 
 
 @broken(Mamba3, "before", "BLK-04b[mamba3-five]: y differs: ")
@@ -182,19 +125,13 @@ def loses_the_token_before_a_chunk(before, self, u_BThx, packing, state):
     return before(self, u_BThx, packing, state) * ~first[:, None, None]
 
 
-class _TurnsEachChunk(Mamba3):
-    def angle(self, turn_BThS: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
-        return torch.cat([super(_TurnsEachChunk, self).angle(each, packing._replace(documents_BT=documents), None)
-                          for each, documents in zip(torch.split(turn_BThS, self.chunk, dim=1),
-                                                     torch.split(packing.documents_BT, self.chunk, dim=1),
-                                                     strict=True)], dim=1)  # fmt: skip
-
-
-@mutant(of="BLK-04b", case="mamba3-sixteen", says=Y)
-class BeginsTheAngleInEachChunk(Exchanged):
+@broken(Mamba3, "angle", "BLK-04b[mamba3-sixteen]: y differs: ")
+def begins_the_angle_in_each_chunk(angle, self, turn_BThS, packing, state):
     """The running sum of angles restarts at each chunk."""
-
-    exchange = {"mamba3": _TurnsEachChunk}
+    chunks = zip(turn_BThS.split(self.chunk, dim=1), packing.documents_BT.split(self.chunk, dim=1), strict=True)
+    return torch.cat(
+        [angle(self, each, packing._replace(documents_BT=documents), None) for each, documents in chunks], dim=1
+    )
 
 
 class _WithoutPart(Mamba3):
@@ -206,37 +143,25 @@ class _WithoutPart(Mamba3):
         return super().forward(x_BTD, packing, {name: each for name, each in state.items() if name != self.part})
 
 
-class _WithoutV(_WithoutPart):
+@derived("BLK-04c[mamba3-inside-a-chunk]: y in two halves, cut at 20, differs")
+class PassesTheStateWithoutTheTokenBefore(_WithoutPart):
+    """k and v of the last token are not carried, so the first step after a cut lacks its previous token."""
+
     part = "v"
 
 
-class _WithoutAngle(_WithoutPart):
+@derived("BLK-04c[mamba3-inside-a-chunk]: y in two halves, cut at 20, differs")
+class PassesTheStateWithoutItsAngle(_WithoutPart):
+    """The rotated state is carried without its angle, and new tokens rotate from 0."""
+
     part = "angle"
 
 
-class _WithoutSsm(_WithoutPart):
-    part = "ssm"
-
-
-@mutant(of="BLK-04c", case="mamba3-inside-a-chunk", says="y in two halves, cut at 20, differs")
-class PassesTheStateWithoutTheTokenBefore(Exchanged):
-    """k and v of the last token are not carried, so the first step after a cut lacks its previous token."""
-
-    exchange = {"mamba3": _WithoutV}
-
-
-@mutant(of="BLK-04c", case="mamba3-inside-a-chunk", says="y in two halves, cut at 20, differs")
-class PassesTheStateWithoutItsAngle(Exchanged):
-    """The rotated state is carried without its angle, and new tokens rotate from 0."""
-
-    exchange = {"mamba3": _WithoutAngle}
-
-
-@mutant(of="BLK-04c", case="mamba3-after-one-token", says="y in two halves, cut at 1, differs")
-class PassesEverythingButTheState(Exchanged):
+@derived("BLK-04c[mamba3-after-one-token]: y in two halves, cut at 1, differs")
+class PassesEverythingButTheState(_WithoutPart):
     """Angle, k and v are carried, and the scan state is not."""
 
-    exchange = {"mamba3": _WithoutSsm}
+    part = "ssm"
 
 
 @broken(Mamba3, "forward", "BLK-04c[mamba3-inside-a-document]: y in two halves, cut at 19, differs")

@@ -6,10 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contracts.contract import mutant
 from contracts.mutants._support import written_out
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.blocks.mlp import Mlp
 
 
@@ -86,20 +84,18 @@ def reads_a_sharded_gate_and_up_as_whole(apply_to, self, x_BTD):
     return self.w2(self.gate(gate_BTF, up_BTF))
 
 
-class _Centred(Mlp):
+@derived(
+    "BLK-06l[swiglu]: token 7 of row 1 was replaced, and y of the others differs",
+    "BLK-06l[relu2]: token 3 of row 1 was replaced, and y of the others differs",
+)
+class CentresOverTokens(Mlp):
+    """The inner values are centred over the sequence, so each token depends on all others."""
+
     def activate(self, x_BTF: Tensor) -> Tensor:
         return super().activate(x_BTF - x_BTF.mean(1, keepdim=True))
 
     def gate(self, gate_BTF: Tensor, up_BTF: Tensor) -> Tensor:
         return super().gate(gate_BTF, up_BTF - up_BTF.mean((0, 1), keepdim=True))
-
-
-@mutant(of="BLK-06l", case="relu2", says="token 3 of row 1 was replaced, and y of the others differs")
-@mutant(of="BLK-06l", case="swiglu", says="token 7 of row 1 was replaced, and y of the others differs")
-class CentresOverTokens(Exchanged):
-    """The inner values are centred over the sequence, so each token depends on all others."""
-
-    exchange = {"mlp": _Centred}
 
 
 @broken(Mlp, "gate", "BLK-06h[swiglu-saturated]: y is not finite")

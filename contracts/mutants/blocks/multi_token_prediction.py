@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 from torch import Tensor, nn
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.patched_functions import swapped
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model import hybrid_model
 from contracts.stacks.reference.model.blocks.common import Packing
 from contracts.stacks.reference.model.hybrid_model import Model
@@ -67,17 +67,15 @@ class _BehindTheFinalNorm(_Chain):
         return self.norm(hidden_BTD)  # type: ignore[no-any-return]  # calls of modules are untyped
 
 
-class _BehindEachNorm(_BehindTheFinalNorm):
-    def onward(self, read_BTD: Tensor, out_BTD: Tensor, prediction: nn.Module) -> Tensor:
-        return prediction.norm(out_BTD)  # type: ignore[operator, no-any-return]  # so are their parts
-
-
-@mutant(of="BLK-06m", case="under-prediction-heads", says="the logits of depth 1 differs")
-@mutant(of="BLK-06p", case="two-depths", says="the logits of depth 1 differs")
-class ReadsBehindTheNorms(Exchanged):
+@broken(
+    _BehindTheFinalNorm,
+    "onward",
+    "BLK-06m[under-prediction-heads]: the logits of depth 1 differs",
+    "BLK-06p[two-depths]: the logits of depth 1 differs",
+)
+def reads_behind_the_norms(onward, self, read_BTD, out_BTD, prediction):
     """A depth reads the hidden state after the final norm, or after that of the depth below, and norms it again."""
-
-    exchange = {"model": _BehindEachNorm}
+    return prediction.norm(out_BTD)
 
 
 @mutant(of="BLK-06m", case="under-prediction-heads", says="the logits of depth 1 differs")
@@ -88,24 +86,15 @@ class DeclaresNormedStates(Reference):
     conventions = {"prediction-input": "normed"}
 
 
-@mutant(of="BLK-06p", case="two-depths", says="the logits of depth 2 differs")
-class NormsTheFirstStateAlone(Exchanged):
+@derived("BLK-06p[two-depths]: the logits of depth 2 differs", conventions={"prediction-input": "normed"})
+class NormsTheFirstStateAlone(_BehindTheFinalNorm):
     """Declares that depths read normed states; only the first one does, the next reads the stream of the one below."""
 
-    conventions = {"prediction-input": "normed"}
-    exchange = {"model": _BehindTheFinalNorm}
 
-
-class EachFromTheModel(_Chain):
-    def onward(self, read_BTD: Tensor, out_BTD: Tensor, prediction: nn.Module) -> Tensor:
-        return read_BTD
-
-
-@mutant(of="BLK-06p", case="two-depths", says="the logits of depth 2 differs")
-class StartsEveryDepthAtTheModel(Exchanged):
+@broken(_Chain, "onward", "BLK-06p[two-depths]: the logits of depth 2 differs")
+def starts_every_depth_at_the_model(onward, self, read_BTD, out_BTD, prediction):
     """Depth 2 reads the model's hidden state instead of depth 1's, so it misses a token."""
-
-    exchange = {"model": EachFromTheModel}
+    return read_BTD
 
 
 @broken(Model, "look_ahead", "BLK-06p[tied-embeddings]: the logits of depth 1 differs")
@@ -168,7 +157,6 @@ def looks_ahead_detached(look_ahead, self, hidden_BTD, tokens_BT, pack):
 @broken(Model, "look_ahead", "BLK-06r[untied]: head.weight gets no gradient from the depths")
 def copies_the_output_projection(look_ahead, self, hidden_BTD, tokens_BT, pack):
     """Depths use a detached copy of the output projection, so its gradient from the depths is lost."""
-    assert self.head is not None
     held = self.head.weight
     del self.head.weight
     self.head.weight = held.detach()  # a tensor in a parameter's place
@@ -207,5 +195,5 @@ def looks_no_further_than_the_row(forward, self, tokens_BT, labels_BT, documents
     def shifted(values_BT, packing, steps, otherwise):
         return shift_left(values_BT, packing, min(steps, values_BT.shape[1] - 1), otherwise)
 
-    with swapped(hybrid_model, "shift_left", shifted):
+    with mock.patch.object(hybrid_model, "shift_left", shifted):
         return forward(self, tokens_BT, labels_BT, documents_BT)

@@ -11,11 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.contract import mutant
 from contracts.mutants._support import written_out
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.mamba_parts import Y, become, shifted, unpacked
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
+from contracts.mutants._support.mamba_parts import become, shifted, unpacked
 from contracts.stacks.reference.model.blocks.common import Packing, RMSNorm, local, packing
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, wide
@@ -61,73 +59,40 @@ class _Transposed(_Stepped):
         return torch.tanh(h_Bhnp @ self.W.mT + kv_Bhnp)
 
 
-@mutant(of="BLK-05a", case="plain", says=Y)
-class TransposesW(Exchanged):
+@derived("BLK-05a[plain]: y differs: ")
+class TransposesW(_Transposed):
     """W is applied transposed, h Wᵀ, as nn.Linear applies its weight."""
 
-    exchange = {"recurrent": _Transposed}
 
-
-class _Linear(_Stepped):
-    def proposed(self, h_Bhnp: Tensor, kv_Bhnp: Tensor) -> Tensor:
-        return h_Bhnp @ self.W + kv_Bhnp
-
-
-@mutant(of="BLK-05d", case="large-inputs", says="larger than 1.000")
-class LeavesOutTanh(Exchanged):
+@broken(_Stepped, "proposed", "BLK-05d[large-inputs]: larger than 1.000")
+def leaves_out_tanh(proposed, self, h_Bhnp, kv_Bhnp):
     """tanh is missing, so the state grows."""
-
-    exchange = {"recurrent": _Linear}
-
-
-class _HalfLinear(_Stepped):
-    def proposed(self, h_Bhnp: Tensor, kv_Bhnp: Tensor) -> Tensor:
-        return torch.tanh(h_Bhnp @ self.W) + kv_Bhnp
+    return h_Bhnp @ self.W + kv_Bhnp
 
 
-@mutant(of="BLK-05a", case="packed-with-state", says=Y)
-class AddsTheInputBehindTanh(Exchanged):
+@broken(_Stepped, "proposed", "BLK-05a[packed-with-state]: y differs: ")
+def adds_the_input_behind_tanh(proposed, self, h_Bhnp, kv_Bhnp):
     """k vᵀ is added after tanh instead of inside it."""
-
-    exchange = {"recurrent": _HalfLinear}
-
-
-class _Even(_Stepped):
-    def proposed(self, h_Bhnp: Tensor, kv_Bhnp: Tensor) -> Tensor:
-        return torch.sigmoid(h_Bhnp @ self.W + kv_Bhnp)
+    return torch.tanh(h_Bhnp @ self.W) + kv_Bhnp
 
 
-@mutant(of="BLK-05f", case="packed", says="y with -k differs")
-class ProposesByASigmoid(Exchanged):
+@broken(_Stepped, "proposed", "BLK-05f[packed]: y with -k differs")
+def proposes_by_a_sigmoid(proposed, self, h_Bhnp, kv_Bhnp):
     """sigmoid in place of tanh: bounded too, but not odd."""
-
-    exchange = {"recurrent": _Even}
-
-
-class _OuterTransposed(_Stepped):
-    def step(self, h_Bhnp: Tensor, k_Bhn: Tensor, v_Bhp: Tensor, f_Bh11: Tensor) -> Tensor:
-        outer_Bhpn = v_Bhp[..., :, None] * k_Bhn[..., None, :]
-        return f_Bh11 * h_Bhnp + (1 - f_Bh11) * self.proposed(h_Bhnp, outer_Bhpn.reshape(h_Bhnp.shape))
+    return torch.sigmoid(h_Bhnp @ self.W + kv_Bhnp)
 
 
-@mutant(of="BLK-05a", case="plain", says=Y)
-class WritesTheOuterProductTransposed(Exchanged):
+@broken(_Stepped, "step", "BLK-05a[plain]: y differs: ")
+def writes_the_outer_product_transposed(step, self, h_Bhnp, k_Bhn, v_Bhp, f_Bh11):
     """The outer product is v kᵀ, read with the strides of k vᵀ."""
-
-    exchange = {"recurrent": _OuterTransposed}
-
-
-class _Accumulates(_Stepped):
-    def step(self, h_Bhnp: Tensor, k_Bhn: Tensor, v_Bhp: Tensor, f_Bh11: Tensor) -> Tensor:
-        return f_Bh11 * h_Bhnp + self.proposed(h_Bhnp, k_Bhn[..., :, None] * v_Bhp[..., None, :])
+    outer_Bhpn = v_Bhp[..., :, None] * k_Bhn[..., None, :]
+    return f_Bh11 * h_Bhnp + (1 - f_Bh11) * self.proposed(h_Bhnp, outer_Bhpn.reshape(h_Bhnp.shape))
 
 
-@mutant(of="BLK-05d", case="large-inputs", says="larger than 1.000")
-@mutant(of="BLK-05a", case="plain", says=Y)
-class AddsTheProposalWhole(Exchanged):
+@broken(_Stepped, "step", "BLK-05a[plain]: y differs: ", "BLK-05d[large-inputs]: larger than 1.000")
+def adds_the_proposal_whole(step, self, h_Bhnp, k_Bhn, v_Bhp, f_Bh11):
     """The candidate is not multiplied by 1 - f, so the update is no convex mean."""
-
-    exchange = {"recurrent": _Accumulates}
+    return f_Bh11 * h_Bhnp + self.proposed(h_Bhnp, k_Bhn[..., :, None] * v_Bhp[..., None, :])
 
 
 @broken(M2RNN, "step", "BLK-05a[plain]: the gradient of ")
@@ -177,12 +142,8 @@ def norms_r_by_its_own_epsilon(init, self, recipe, parts):
 def builds_another_r_in_author_mode(run_block, self, call):
     """author_dp mode builds an old copy of the block, which a later fix did not reach."""
     if call.mode == "author_dp":
-        return _OldR().run_block(replace(call, mode="nemo_native"))
+        return TransposesW().run_block(replace(call, mode="nemo_native"))
     return run_block(self, call)
-
-
-class _OldR(Exchanged):
-    exchange = {"recurrent": _Transposed}
 
 
 # causality and documents

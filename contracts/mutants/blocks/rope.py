@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants.blocks.attention import JointNorm
 from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
 from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.stack import Reference
 
 
 @broken(Attention, "rotate", "BLK-03g[theta-10000-next]: element 0 of a query and 1 of a key 1 tokens before it")
@@ -59,19 +58,17 @@ def restarts_one_token_late(angles, self, positions_BT, size):
     return angles(self, late_BT, size)
 
 
-class _JointWhereNormed(JointNorm):
-    def place(self, q_BTHd: Tensor, k_BTGd: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
-        if self.qk_norm:
-            return super().place(q_BTHd, k_BTGd, packing)
-        return self.rotate(q_BTHd, packing), self.rotate(k_BTGd, packing)
-
-
-@mutant(of="BLK-03i", case="second-query-head", says="with qk_norm: y differs")
-@mutant(of="BLK-03i", case="second-key-head", says="with qk_norm: y differs")
-class ALoudHeadQuietensTheOthers(Exchanged):
+@broken(
+    JointNorm,
+    "place",
+    "BLK-03i[second-key-head]: with qk_norm: y differs",
+    "BLK-03i[second-query-head]: with qk_norm: y differs",
+)
+def a_loud_head_quietens_the_others(place, self, q_BTHd, k_BTGd, packing):
     """QK norm covers all heads at once, so one head's length changes what the others attend to."""
-
-    exchange = {"attention": _JointWhereNormed}
+    if self.qk_norm:
+        return place(self, q_BTHd, k_BTGd, packing)
+    return self.rotate(q_BTHd, packing), self.rotate(k_BTGd, packing)
 
 
 @broken(Attention, "place", "BLK-03i[every-query-head]: with qk_norm: y differs")
@@ -97,16 +94,10 @@ def angles_are_float32(angles, self, positions_BT, size):
     return positions_BT.float()[..., None] * self.theta ** (-2.0 * pairs / size)
 
 
-class _Bfloat16Positions(Attention):
-    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
-        return super().angles(positions_BT.bfloat16(), size)
-
-
-@mutant(of="BLK-03j", case="1027-tokens", says="y of the last three tokens differs")
-class PositionsAreBfloat16(Exchanged):
+@broken(Attention, "angles", "BLK-03j[1027-tokens]: y of the last three tokens differs")
+def positions_are_bfloat16(angles, self, positions_BT, size):
     """Positions are cast to bfloat16 with the whole model: above 256, neighbours share a position."""
-
-    exchange = {"attention": _Bfloat16Positions}
+    return angles(self, positions_BT.bfloat16(), size)
 
 
 @broken(
@@ -121,18 +112,17 @@ def ignores_documents(visible, self, packing):
 
 
 @mutant(of="BLK-03j", case="1027-tokens-theta-10", says="y of the last three tokens differs")
-class DeclaresFloat32Angles(Exchanged):
+class DeclaresFloat32Angles(Reference):
     """Declares float32 angles and has exact ones: a run beside another stack differs where nobody expects it."""
 
     conventions = {"rope-angles": "float32"}
 
 
 @mutant(of="BLK-03j", case="1027-tokens", says="y of the last three tokens differs")
-class DeclaresFloat32AnglesOfBfloat16Positions(Exchanged):
+class DeclaresFloat32AnglesOfBfloat16Positions(positions_are_bfloat16):
     """Declares float32 angles and takes them of positions in bfloat16."""
 
     conventions = {"rope-angles": "float32"}
-    exchange = {"attention": _Bfloat16Positions}
 
 
 @broken(Attention, "angles", "BLK-03j[4099-tokens]: y of the last three tokens differs", bugs=("ROP-04",))

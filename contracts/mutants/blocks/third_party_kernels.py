@@ -1,52 +1,41 @@
 """Stacks that call a third-party kernel wrongly, or not at all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from contracts.contract import mutant
 from contracts.instruments import numerics
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.kernel_selection import Facts, Package
+from contracts.mutants._support.broken import broken
+from contracts.spec.kernel_selection import Package
 from contracts.stacks.reference.stack import Reference
 
 
-@mutant(of="BLK-08a", case="scan-of-mamba2", says="native ran at scan, and mamba-ssm was required")
-class FallsBackWithoutAWord(Reference):
+@broken(Reference, "run_block", "BLK-08a[scan-of-mamba2]: native ran at scan, and mamba-ssm was required")
+def falls_back_without_a_word(run_block, self, call):
     """The bridge does not support this shape, and the block's own scan runs silently in its place."""
-
-    def run_block(self, call: BlockCall) -> BlockRun:
-        return super().run_block(replace(call, kernels={}))
+    return run_block(self, replace(call, kernels={}))
 
 
-@mutant(of="BLK-08a", case="scan-of-mamba2", says="mamba-ssm is installed and cannot be imported")
-class TakesABrokenPackageForAnAbsentOne(Reference):
+@broken(Reference, "kernel_facts", "BLK-08a[scan-of-mamba2]: mamba-ssm is installed and cannot be imported")
+def takes_a_broken_package_for_an_absent_one(kernel_facts, self):
     """mamba-ssm is installed and does not load, because its extension was built for another torch."""
-
-    def kernel_facts(self) -> Facts:
-        facts = super().kernel_facts()
-        broken = Package(state="broken", words="undefined symbol")
-        return replace(facts, packages={**facts.packages, "mamba-ssm": broken})
+    facts = kernel_facts(self)
+    broken = Package(state="broken", words="undefined symbol")
+    return replace(facts, packages={**facts.packages, "mamba-ssm": broken})
 
 
-@mutant(of="BLK-08b", case="mlp", says="over 3 times the bound")
-class CopiesWeightsInFloat8(Reference):
+@broken(Reference, "run_block", "BLK-08b[mlp]: over 3 times the bound")
+def copies_weights_in_float8(run_block, self, call):
     """The bridge passes the weights in 8 bits."""
+    import torch
 
-    def run_block(self, call: BlockCall) -> BlockRun:
-        import torch
-
-        held = numerics.tensors(call.weights)
-        coarse = {name: each.to(torch.float8_e5m2).to(each.dtype) if each.is_floating_point() else each
-                  for name, each in held.items()}  # fmt: skip
-        return super().run_block(replace(call, weights=numerics.arrays(coarse)))
+    held = numerics.tensors(call.weights)
+    coarse = {name: each.to(torch.float8_e5m2).to(each.dtype) if each.is_floating_point() else each
+              for name, each in held.items()}  # fmt: skip
+    return run_block(self, replace(call, weights=numerics.arrays(coarse)))
 
 
-@mutant(of="BLK-08b", case="attention", says="transformer-engine is installed and cannot be imported")
-class ImportsAnEmptyMetapackage(Reference):
+@broken(Reference, "kernel_facts", "BLK-08b[attention]: transformer-engine is installed and cannot be imported")
+def imports_an_empty_metapackage(kernel_facts, self):
     """`pip install transformer-engine` alone installs a metapackage that raises an error on import."""
-
-    def kernel_facts(self) -> Facts:
-        facts = super().kernel_facts()
-        broken = Package(state="broken", words="Found empty transformer-engine meta package installed")
-        return replace(facts, packages={**facts.packages, "transformer-engine": broken})
+    facts = kernel_facts(self)
+    broken = Package(state="broken", words="Found empty transformer-engine meta package installed")
+    return replace(facts, packages={**facts.packages, "transformer-engine": broken})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -11,7 +12,6 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.patched_functions import swapped
 from contracts.stacks.reference.checkpoint import checkpoint
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.checkpoint.dcp_storage import ShardWriter
@@ -85,7 +85,7 @@ def makes_the_folder_on_the_first_alone(save, self, state):
     """The first rank makes the folder when it begins to write, and nobody waits for it: where its disk is late, the
     others write into a folder that is not there.
     """
-    with swapped(checkpoint, "ShardWriter", _MakesItWhenItWrites):
+    with mock.patch.object(checkpoint, "ShardWriter", _MakesItWhenItWrites):
         save(self, state)
 
 

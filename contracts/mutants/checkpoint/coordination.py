@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank_saves import Spread
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
@@ -24,7 +22,10 @@ def each_loads_its_latest(opened, self, step=None):
     return manifests.read(self.folder / self.name_of(chosen or 0))
 
 
-class _BeginsWhereNothingIs(ParallelTrainer):
+@derived("CKPT-02d[rank-1-sees-nothing]: resumed after steps [2, 0]")
+class BeginsWhereNothingIs(ParallelTrainer):
+    """A rank that finds no checkpoint takes this for a first start."""
+
     def kept(self, folder: str) -> Checkpoints:
         return self.parts.checkpoints(folder, alone=self.loads, of_ranks=(GENERATORS,))
 
@@ -37,25 +38,12 @@ class _BeginsWhereNothingIs(ParallelTrainer):
         self.loads = False
 
 
-@mutant(of="CKPT-02d", case="rank-1-sees-nothing", says="resumed after steps [2, 0]")
-class BeginsWhereNothingIs(Spread):
-    """A rank that finds no checkpoint takes this for a first start."""
-
-    trains = _BeginsWhereNothingIs
-
-
-class _Trusting(ShardReader):
-    def fault_of(self, name: str, content: bytes) -> str:
-        return ""
-
-
-class _Trusts(Checkpoints):
-    reader = _Trusting
-
-
-@mutant(of="CKPT-02e", case="the-last-file", says="a file is damaged, and ranks resumed after steps [2, 2]",
-        bugs=("RSM-33",))  # fmt: skip
-class TrustsTheShards(Spread):
+@broken(
+    ShardReader,
+    "fault_of",
+    "CKPT-02e[the-last-file]: a file is damaged, and ranks resumed after steps [2, 2]",
+    bugs=("RSM-33",),
+)
+def trusts_the_shards(fault_of, self, name, content):
     """A readable manifest is taken as enough, because a rank that finds damage could only hang the others."""
-
-    exchange = {"checkpoints": _Trusts}
+    return ""

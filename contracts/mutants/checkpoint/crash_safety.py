@@ -5,29 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.errors import Refused
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 from contracts.stacks.reference.checkpoint.manifest import Manifest
 
 
-class _NamesItFirst(Checkpoints):
+@derived("CKPT-03a[over-another]: step 4 is the latest, but it was refused", bugs=("RSM-31",))
+class NamesItFirst(Checkpoints):
+    """Gives the folder its final name and only then writes the manifest that makes it complete."""
+
     def publish(self, unfinished: Path, final: Path, manifest: Manifest) -> None:
         self.disk.rename(unfinished, final)
         self.disk.write(final / manifests.NAME, [manifests.to_text(manifest)])
 
     def is_complete(self, step: int, path: Path) -> bool:
         return path.is_dir()
-
-
-@mutant(of="CKPT-03a", case="over-another", says="step 4 is the latest, but it was refused", bugs=("RSM-31",))
-class NamesItFirst(Exchanged):
-    """Gives the folder its final name and only then writes the manifest that makes it complete."""
-
-    exchange = {"checkpoints": _NamesItFirst}
 
 
 class _Pointed(Checkpoints):
@@ -42,23 +36,20 @@ class _Pointed(Checkpoints):
         return int(text) if text else None
 
 
-class _PointsFirst(_Pointed):
-    def save(self, state: State) -> None:
-        beside = self.pointer.with_name("latest.new")
-        beside.unlink(missing_ok=True)
-        self.disk.write(beside, [str(state.step).encode()])
-        self.disk.rename(beside, self.pointer)
-        super().save(state)
-
-
-@mutant(of="CKPT-03a", case="first", says="step 4 is the latest, but it was refused", bugs=("RSM-31",))
-class PointsFirst(Exchanged):
+@broken(_Pointed, "save", "CKPT-03a[first]: step 4 is the latest, but it was refused", bugs=("RSM-31",))
+def points_first(save, self, state):
     """Writes the pointer when the save begins, atomically by rename, and the data after it."""
+    beside = self.pointer.with_name("latest.new")
+    beside.unlink(missing_ok=True)
+    self.disk.write(beside, [str(state.step).encode()])
+    self.disk.rename(beside, self.pointer)
+    save(self, state)
 
-    exchange = {"checkpoints": _PointsFirst}
 
+@derived("CKPT-03a[over-another]: and the latest is None, expected one of", bugs=("RSM-65",))
+class PointsAnew(_Pointed):
+    """Removes the pointer and writes it again: a resume between the two begins at step 0."""
 
-class _PointsAnew(_Pointed):
     def save(self, state: State) -> None:
         final = self.folder / self.name_of(state.step)
         if final.exists():
@@ -70,13 +61,6 @@ class _PointsAnew(_Pointed):
         self.pointer.unlink(missing_ok=True)
         self.disk.passed()
         self.disk.write(self.pointer, [str(manifest.step).encode()])
-
-
-@mutant(of="CKPT-03a", case="over-another", says="and the latest is None, expected one of", bugs=("RSM-65",))
-class PointsAnew(Exchanged):
-    """Removes the pointer and writes it again: a resume between the two begins at step 0."""
-
-    exchange = {"checkpoints": _PointsAnew}
 
 
 @broken(Checkpoints, "unfinished", "CKPT-03a[first]: step 4 cannot be written again", bugs=("RSM-33",))
@@ -118,7 +102,10 @@ def keeps_references(snapshot, self, state):
     return replace(state, tensors=dict(state.tensors), position=dict(state.position))
 
 
-class _CopiesInTheBackground(Checkpoints):
+@derived("CKPT-03c[the-next-save]: step 9 was saved in the background, and the state", bugs=("RSM-06",))
+class CopiesInTheBackground(Checkpoints):
+    """The background writer makes the copy itself, when its turn comes."""
+
     def save_later(self, state: State) -> None:
         self.pending.append(self.writer.submit(self._copy_and_save, state, dict(state.position)))
 
@@ -127,20 +114,16 @@ class _CopiesInTheBackground(Checkpoints):
         self.save(replace(self.snapshot(state), position=position))
 
 
-@mutant(of="CKPT-03c", case="the-next-save", says="step 9 was saved in the background, and the state", bugs=("RSM-06",))
-class CopiesInTheBackground(Exchanged):
-    """The background writer makes the copy itself, when its turn comes."""
-
-    exchange = {"checkpoints": _CopiesInTheBackground}
-
-
 @broken(Checkpoints, "snapshot", "CKPT-03c[several-saves]: step 98 was saved in the background, and its position")
 def counts_on(snapshot, self, state):
     """Copies the tensors but not the counters: weights of one step, data position of a later one."""
     return replace(snapshot(self, state), position=state.position)
 
 
-class _ReadsTheStepLate(Checkpoints):
+@derived("CKPT-03c[the-next-save]: complete in the order (10,), called as (9, 10)", bugs=("RSM-36",))
+class ReadsTheStepLate(Checkpoints):
+    """A callback reads the step number when the write has ended, and by then the trainer is one step further."""
+
     newest = 0
 
     def save_later(self, state: State) -> None:
@@ -152,14 +135,10 @@ class _ReadsTheStepLate(Checkpoints):
         super().publish(unfinished, final, replace(manifest, step=self.newest))
 
 
-@mutant(of="CKPT-03c", case="the-next-save", says="complete in the order (10,), called as (9, 10)", bugs=("RSM-36",))
-class ReadsTheStepLate(Exchanged):
-    """A callback reads the step number when the write has ended, and by then the trainer is one step further."""
+@derived("CKPT-03c[several-saves]: complete in the order")
+class WritesTheLastFirst(Checkpoints):
+    """Takes waiting saves last in, first out: an older step is published after a newer one."""
 
-    exchange = {"checkpoints": _ReadsTheStepLate}
-
-
-class _WritesTheLastFirst(Checkpoints):
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]  # what it is given, handed on
         self.waiting: list[State] = []
@@ -170,13 +149,6 @@ class _WritesTheLastFirst(Checkpoints):
 
     def _next(self) -> None:
         self.save(self.waiting.pop())
-
-
-@mutant(of="CKPT-03c", case="several-saves", says="complete in the order")
-class WritesTheLastFirst(Exchanged):
-    """Takes waiting saves last in, first out: an older step is published after a newer one."""
-
-    exchange = {"checkpoints": _WritesTheLastFirst}
 
 
 @broken(

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec import codec
 from contracts.spec.errors import Refusals, Refused, refuse
 from contracts.stacks.reference.checkpoint import manifest as manifests
@@ -26,26 +25,19 @@ class _Believing(ShardReader):
         return ""
 
 
-class _ReadsUnchecked(Checkpoints):
-    reader = _Believing
-
-
-@mutant(of="CKPT-04c", case="corrupt", says="was flipped in one bit, and the load went through, but")
-class ReadsUnchecked(Exchanged):
+@derived("CKPT-04c[corrupt]: was flipped in one bit, and the load went through, but")
+class ReadsUnchecked(_Believing):
     """Compares no digest: the names, lengths and shapes of a damaged file are still right."""
 
-    exchange = {"checkpoints": _ReadsUnchecked}
 
-
-@mutant(of="CKPT-04c", case="mixed-steps", says="was taken from step 2, and the load went through, but")
-class MixesSteps(Exchanged):
+@derived("CKPT-04c[mixed-steps]: was taken from step 2, and the load went through, but")
+class MixesSteps(_Believing):
     """Accepts a shard of the step before, which has the same length: half of the experts are two steps old."""
 
-    exchange = {"checkpoints": _ReadsUnchecked}
 
-
-class _ReadsUnsealed(Checkpoints):
-    """What another digit makes impossible is refused, as the digits that are altered differ from save to save."""
+@derived("CKPT-04c[another-digit]: manifest.json of step 4 was altered in one digit, and")
+class ReadsUnsealed(Checkpoints):
+    """Compares the digests of the files with tensors, and none of the file that lists them."""
 
     def opened(self, step: int | None = None) -> Manifest:
         text = (self.folder / self.name_of(step or 0) / manifests.NAME).read_text(encoding="ascii")
@@ -64,13 +56,6 @@ class _ReadsUnsealed(Checkpoints):
         return refuse("folder", str(self.folder), f"does not fit together: {error}", "load another one")
 
 
-@mutant(of="CKPT-04c", case="another-digit", says="manifest.json of step 4 was altered in one digit, and")
-class ReadsUnsealed(Exchanged):
-    """Compares the digests of the files with tensors, and none of the file that lists them."""
-
-    exchange = {"checkpoints": _ReadsUnsealed}
-
-
 class _Padding(_Believing):
     def content_of(self, name: str) -> bytes:
         path = self.folder / name
@@ -78,25 +63,15 @@ class _Padding(_Believing):
         return content.ljust(self.manifest.files[name].bytes, b"\0")
 
 
-class _PadsWithZeros(Checkpoints):
+@mutant(of="CKPT-04c", case="missing", says="was removed, and the load went through, but", bugs=("RSM-48",))
+@derived("CKPT-04c[truncated]: was cut off, and the load went through, but")
+class PadsWithZeros(Checkpoints):
+    """Maps the file into memory at its expected length; the missing bytes, or a missing file, read as zero."""
+
     reader = _Padding
 
     def damages(self, folder: Path, manifest: Manifest) -> Refusals:
         return Refusals()
-
-
-@mutant(of="CKPT-04c", case="truncated", says="was cut off, and the load went through, but")
-class PadsWithZeros(Exchanged):
-    """Maps the file into memory at its expected length; the missing bytes read as zero."""
-
-    exchange = {"checkpoints": _PadsWithZeros}
-
-
-@mutant(of="CKPT-04c", case="missing", says="was removed, and the load went through, but", bugs=("RSM-48",))
-class TakesMissingForZeros(Exchanged):
-    """Lists the files that exist and loads only those."""
-
-    exchange = {"checkpoints": _PadsWithZeros}
 
 
 @broken(Checkpoints, "load", "CKPT-04c[emptied]: was emptied, and the refusal does not name it")
@@ -122,7 +97,10 @@ def reads_into_the_target(read, self, folder, manifest, target):
     return one_by_one
 
 
-class _LooksIntoEverything(Checkpoints):
+@derived("CKPT-04g[torch-files-beside]: and its pickle was executed")
+class LooksIntoEverything(Checkpoints):
+    """Tries torch.load on unknown files, with weights_only=False because an optimizer state once needed it."""
+
     def damages(self, folder: Path, manifest: Manifest) -> Refusals:
         self.look(folder)
         return super().damages(folder, manifest)
@@ -133,13 +111,6 @@ class _LooksIntoEverything(Checkpoints):
                 torch.load(path, weights_only=False)
             except Exception:  # not a torch file
                 continue
-
-
-@mutant(of="CKPT-04g", case="torch-files-beside", says="and its pickle was executed")
-class LooksIntoEverything(Exchanged):
-    """Tries torch.load on unknown files, with weights_only=False because an optimizer state once needed it."""
-
-    exchange = {"checkpoints": _LooksIntoEverything}
 
 
 def _old_form(path: Path) -> None:

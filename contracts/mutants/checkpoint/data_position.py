@@ -10,8 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.trainer import Trained
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.errors import refuse
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
@@ -29,20 +28,16 @@ class _Skipping(DataOrder):
         return super().order(epoch, (index + self.offset) % self.size if epoch > self.since else index)
 
 
-class _SkipsInEveryEpoch(Trainer):
+@derived("CKPT-01f[resumed-in-the-second-and-third]: the samples are", bugs=("RSM-25",))
+class SkipsInEveryEpoch(Trainer):
+    """What a resume skips in its epoch is skipped in every later epoch too."""
+
     data_order_class = _Skipping
 
     def load(self, state: Mapping[str, Tensor], position: Position) -> None:
         super().load(state, position)
         assert isinstance(self.data_order, _Skipping)
         self.data_order.since, self.data_order.offset = divmod(self.consumed, self.data_order.size)
-
-
-@mutant(of="CKPT-01f", case="resumed-in-the-second-and-third", says="the samples are", bugs=("RSM-25",))
-class SkipsInEveryEpoch(Trained):
-    """What a resume skips in its epoch is skipped in every later epoch too."""
-
-    trains = _SkipsInEveryEpoch
 
 
 class _PlaceInMicrobatches(Trainer):
@@ -54,25 +49,16 @@ class _PlaceInMicrobatches(Trainer):
         self.consumed = position["passes"] * self.recipe.batch.total // self.execution.microbatches
 
 
-@mutant(of="CKPT-01m", case="more-and-fewer", says="samples is")
-@mutant(of="CKPT-01m", case="fewer", says="samples is")
-class KeepsItsPlaceInMicrobatches(Trained):
+@derived("CKPT-01m[fewer]: samples is", "CKPT-01m[more-and-fewer]: samples is")
+class KeepsItsPlaceInMicrobatches(_PlaceInMicrobatches):
     """The place in the data is a number of microbatches, of whatever size they are when it is loaded."""
 
-    trains = _PlaceInMicrobatches
 
-
-class _StepsInMicrobatches(_PlaceInMicrobatches):
-    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
-        Trainer.load(self, state, position)
-        self.number = position["passes"] // self.execution.microbatches
-
-
-@mutant(of="CKPT-01m", case="fewer", says="number is 11, expected 3")
-class CountsStepsInMicrobatches(Trained):
+@broken(_PlaceInMicrobatches, "load", "CKPT-01m[fewer]: number is 11, expected 3")
+def counts_steps_in_microbatches(load, self, state, position):
     """The step is the number of backward passes by the microbatches of the new run: its schedule jumps ahead."""
-
-    trains = _StepsInMicrobatches
+    Trainer.load(self, state, position)
+    self.number = position["passes"] // self.execution.microbatches
 
 
 class _Recounting(DataOrder):
@@ -91,11 +77,9 @@ class CountsEpochs(Trainer):
         self.data_order.first = self.consumed // self.data_order.size
 
 
-@mutant(of="CKPT-01f", case="resumed-in-the-second-and-third", says="the samples are", bugs=("RSM-26", "DAT-02"))
-class CountsEpochsAnew(Trained):
+@derived("CKPT-01f[resumed-in-the-second-and-third]: the samples are", bugs=("RSM-26", "DAT-02"))
+class CountsEpochsAnew(CountsEpochs):
     """Resumes at the right place, but in the first epoch's order."""
-
-    trains = CountsEpochs
 
 
 @broken(Trainer, "position", "CKPT-01f[resumed-after-one-step]: the samples are", bugs=("DAT-04",))
@@ -114,11 +98,9 @@ class CountsAnEpochTwice(Trainer):
             self.consumed += len(self.corpus)
 
 
-@mutant(of="CKPT-01f", case="resumed-where-epochs-end", says="the samples are")
-class LeavesAnEpochOut(Trained):
+@derived("CKPT-01f[resumed-where-epochs-end]: the samples are")
+class LeavesAnEpochOut(CountsAnEpochTwice):
     """The number of the epoch rises at the load, and once more when the loader finds its epoch at the end."""
-
-    trains = CountsAnEpochTwice
 
 
 @mutant(

@@ -8,9 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.pipeline import Staged
+from contracts.mutants._support.broken import broken, derived
 from contracts.mutants.checkpoint.resharding import BySequences
 from contracts.spec.errors import Refusals
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
@@ -42,11 +40,9 @@ def counts_steps_anew_behind_the_first_stage(load, self, state, position):
     load(self, counted, position)
 
 
-@mutant(of="CKPT-02i", case="fsdp4", says="step 3: samples is", bugs=("RSM-60",))
-class CountsSequencesByTheRanksOfAPipeline(Staged):
+@derived("CKPT-02i[fsdp4]: step 3: samples is", bugs=("RSM-60",))
+class CountsSequencesByTheRanksOfAPipeline(BySequences):
     """The place in the data is counted in sequences per rank, and pipeline stages count as ranks that read data."""
-
-    trains = BySequences
 
 
 def _as_saved(manifest: Manifest, name: str, each: Tensor) -> Tensor:

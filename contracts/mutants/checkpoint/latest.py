@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.installation import Disks, StorageMap
 from contracts.stacks.reference.checkpoint import manifest as manifests
@@ -35,20 +34,16 @@ def knows_eight_digits(named, self):
     return [(step, path) for step, path in named(self) if len(path.name) == len("step-00000000")]
 
 
-class _TakesAnyDigits(Checkpoints):
+@derived("CKPT-06b[copies-and-backups]: the latest is 8, expected 4", bugs=("RSM-44",))
+class TakesAnyDigits(Checkpoints):
+    """Reads a number out of any name: a backup of step 8 counts as step 8."""
+
     def named(self) -> list[tuple[int, Path]]:
         found = [(re.search(r"\d+", path.name), path) for path in self.folder.iterdir()]
         return [(int(match[0]), path) for match, path in found if match]
 
     def is_complete(self, step: int, path: Path) -> bool:
         return (path / manifests.NAME).exists()
-
-
-@mutant(of="CKPT-06b", case="copies-and-backups", says="the latest is 8, expected 4", bugs=("RSM-44",))
-class TakesAnyDigits(Exchanged):
-    """Reads a number out of any name: a backup of step 8 counts as step 8."""
-
-    exchange = {"checkpoints": _TakesAnyDigits}
 
 
 @broken(Checkpoints, "is_complete", "CKPT-06b[husks-of-later-steps]: the latest is 9, expected 4", bugs=("RSM-44",))

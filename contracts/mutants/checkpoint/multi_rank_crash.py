@@ -7,9 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.errors import Refused
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
@@ -21,8 +19,9 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-class _PointsWhenTheFirstIsDone(Checkpoints):
-    """Finds the latest by a file that rank 0 writes beside the checkpoints."""
+@derived("CKPT-03d[the-last-of-two]: step 4 is the latest, but it was refused", bugs=("RSM-31",))
+class PointsWhenTheFirstIsDone(Checkpoints):
+    """Rank 0 writes the pointer to the new checkpoint when it has written its own shards."""
 
     @property
     def pointer(self) -> Path:
@@ -37,13 +36,6 @@ class _PointsWhenTheFirstIsDone(Checkpoints):
             beside.write_text(str(state.step))
             beside.rename(self.pointer)
         super().save(state)
-
-
-@mutant(of="CKPT-03d", case="the-last-of-two", says="step 4 is the latest, but it was refused", bugs=("RSM-31",))
-class PointsWhenTheFirstIsDone(Exchanged):
-    """Rank 0 writes the pointer to the new checkpoint when it has written its own shards."""
-
-    exchange = {"checkpoints": _PointsWhenTheFirstIsDone}
 
 
 class _OneName(Disk):
@@ -68,11 +60,15 @@ def writes_one_file(init, self, folder, *, disk=None, **named):
     init(self, folder, disk=_OneName(disk or Disk()), **named)
 
 
-class _PublishesItself(Checkpoints):
+@derived("CKPT-03d[the-first-of-two]: is the latest, but it was refused", bugs=("RSM-31",))
+class PublishesItself(Checkpoints):
+    """Each rank completes its own folder below the step's name, and nothing says that all ranks have finished."""
+
     def save(self, state: State) -> None:
         """Save each rank by itself, its manifest beside its shards; the folder has its final name from the start."""
         final = self.folder / self.name_of(state.step)
-        alone = type(self).__bases__[0](final / f"of-{_rank()}", disk=self.disk, alone=True)
+        alone = Checkpoints(final / f"of-{_rank()}", disk=self.disk, alone=True)
+        alone.__class__ = Checkpoints
         whole = {name: each.full_tensor() if hasattr(each, "full_tensor") else each
                  for name, each in state.tensors.items()}  # fmt: skip
         alone.save(State(step=state.step, tensors=whole, position=state.position, recipe=state.recipe))
@@ -86,13 +82,6 @@ class _PublishesItself(Checkpoints):
 
     def folder_of(self, manifest: Manifest) -> Path:
         return self.folder / self.name_of(manifest.step) / "of-0" / self.name_of(manifest.step)
-
-
-@mutant(of="CKPT-03d", case="the-first-of-two", says="is the latest, but it was refused", bugs=("RSM-31",))
-class PublishesItself(Exchanged):
-    """Each rank completes its own folder below the step's name, and nothing says that all ranks have finished."""
-
-    exchange = {"checkpoints": _PublishesItself}
 
 
 @broken(Checkpoints, "save", "CKPT-03f[the-last-of-two]: rank 1 found no room, and the ranks ended done")

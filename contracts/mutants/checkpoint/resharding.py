@@ -13,12 +13,9 @@ from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank_saves import Spread
-from contracts.mutants._support.pipeline import Staged
+from contracts.mutants._support.broken import broken, derived
 from contracts.mutants.checkpoint.data_position import CountsAnEpochTwice, CountsEpochs
 from contracts.stacks.reference.checkpoint import rng_state
-from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
 from contracts.stacks.reference.checkpoint.manifest import Manifest
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
@@ -29,15 +26,11 @@ from contracts.stacks.reference.training.trainer import GENERATORS, LAYOUT
 Position = Mapping[str, int]
 
 
-class _SavesTheFirstGenerators(ParallelTrainer):
-    own_generators = f"{GENERATORS}0/"
-
-
-@mutant(of="CKPT-01e", case="fsdp2", says="rng: the state", bugs=("RSM-24",))
-class SavesTheFirstGenerators(Spread):
+@derived("CKPT-01e[fsdp2]: rng: the state", bugs=("RSM-24",))
+class SavesTheFirstGenerators(ParallelTrainer):
     """The generators have the same name on all ranks: one rank's are saved, and all ranks resume with them."""
 
-    trains = _SavesTheFirstGenerators
+    own_generators = f"{GENERATORS}0/"
 
 
 @broken(ParallelTrainer, "own_generators", "CKPT-01e[tp2-sp-muon]: rng: the state", bugs=("RSM-24",))
@@ -89,7 +82,10 @@ def _again(held: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, 
     return found
 
 
-class _SavesItsShards(ParallelTrainer):
+@derived("CKPT-01e[ep2]: after 1 loads, rank 0: step 3: losses is", bugs=("RSM-48",))
+class SavesItsShards(ParallelTrainer):
+    """Experts become local tensors before the save: every rank has a tensor of that name, and one is written."""
+
     def state(self) -> dict[str, Tensor]:
         held = super().state()
         return held | _plain({name: each for name, each in held.items() if name.startswith("weights/")})
@@ -99,14 +95,14 @@ class _SavesItsShards(ParallelTrainer):
         super().load(_again(state, like), position)
 
 
-@mutant(of="CKPT-01e", case="ep2", says="after 1 loads, rank 0: step 3: losses is", bugs=("RSM-48",))
-class SavesItsShards(Spread):
-    """Experts become local tensors before the save: every rank has a tensor of that name, and one is written."""
+@derived(
+    "CKPT-01e[ep2]: optimizer: the state layers.1.mixer.experts.w1/exp_avg",
+    "CKPT-01h[ep2]: optimizer: the state layers.1.mixer.experts.w1/exp_avg",
+    bugs=("RSM-48",),
+)
+class SavesTheMomentsOfItsShards(ShardedOptimizer):
+    """Expert weights are saved from every rank, but their moments only from the first rank that holds some."""
 
-    trains = _SavesItsShards
-
-
-class _SavesTheMomentsOfItsShards(ShardedOptimizer):
     def state(self) -> dict[str, Tensor]:
         return _plain(super().state())
 
@@ -115,15 +111,6 @@ class _SavesTheMomentsOfItsShards(ShardedOptimizer):
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         super().load(_again(state, {member.name: member.parameter for member in self.members}))
-
-
-@mutant(of="CKPT-01h", case="ep2", says="optimizer: the state layers.1.mixer.experts.w1/exp_avg", bugs=("RSM-48",))
-@mutant(of="CKPT-01e", case="ep2", says="optimizer: the state layers.1.mixer.experts.w1/exp_avg",
-        bugs=("RSM-48",))  # fmt: skip
-class SavesTheMomentsOfItsShards(Spread):
-    """Expert weights are saved from every rank, but their moments only from the first rank that holds some."""
-
-    moves = _SavesTheMomentsOfItsShards
 
 
 @broken(
@@ -146,31 +133,22 @@ def loads_by_order(load, self, state):
     load(self, shuffled)
 
 
-class _FirstReader(ShardReader):
-    """Finds its shard by the number of the rank that wrote it."""
-
-    def place(self, content: bytes, item: ReadItem, planner: LoadPlanner) -> None:
-        piece = self.pieces[item.storage_index]
-        own = f"shard-{dist.get_rank():05d}"
-        for offsets, other in [(each.offsets, each) for each in self.manifest.tensors[item.storage_index.fqn].pieces]:
-            if other.file.startswith(own) and other.sizes == piece.sizes and other is not piece:
-                content = self.content_of(other.file)
-                item = ReadItem(**vars(item) | {"storage_index": MetadataIndex(item.storage_index.fqn, offsets)})
-        super().place(content, item, planner)
-
-
-class _FindsItByRank(Checkpoints):
-    reader = _FirstReader
-
-
-@mutant(of="CKPT-02a", case="ep2", says="saved on 2-ranks-ep2, loaded on one-rank", bugs=("RSM-60",))
-class FindsItsShardByRank(Spread):
+@broken(ShardReader, "place", "CKPT-02a[ep2]: saved on 2-ranks-ep2, loaded on one-rank", bugs=("RSM-60",))
+def finds_its_shard_by_rank(place, self, content, item, planner):
     """Each rank opens the file with its own number, as if the same layout had saved."""
+    piece = self.pieces[item.storage_index]
+    own = f"shard-{dist.get_rank():05d}"
+    for offsets, other in [(each.offsets, each) for each in self.manifest.tensors[item.storage_index.fqn].pieces]:
+        if other.file.startswith(own) and other.sizes == piece.sizes and other is not piece:
+            content = self.content_of(other.file)
+            item = ReadItem(**vars(item) | {"storage_index": MetadataIndex(item.storage_index.fqn, offsets)})
+    place(self, content, item, planner)
 
-    exchange = {"checkpoints": _FindsItByRank}
 
+@derived("CKPT-02a[tp2-sp-fsdp2]: saved on 4-ranks-tp2-sp-fsdp, loaded on", bugs=("DSP-04",))
+class OrdersShardsAsText(ShardReader):
+    """Shards are joined in the text order of their names: the one from row 12 comes before the one from row 6."""
 
-class _TextReader(ShardReader):
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         super().__init__(folder, manifest)
         for name, held in manifest.tensors.items():
@@ -181,17 +159,6 @@ class _TextReader(ShardReader):
 
     def place(self, content: bytes, item: ReadItem, planner: LoadPlanner) -> None:
         super().place(self.content_of(self.pieces[item.storage_index].file), item, planner)
-
-
-class _OrdersAsText(Checkpoints):
-    reader = _TextReader
-
-
-@mutant(of="CKPT-02a", case="tp2-sp-fsdp2", says="saved on 4-ranks-tp2-sp-fsdp, loaded on", bugs=("DSP-04",))
-class OrdersShardsAsText(Spread):
-    """Shards are joined in the text order of their names: the one from row 12 comes before the one from row 6."""
-
-    exchange = {"checkpoints": _OrdersAsText}
 
 
 @broken(
@@ -214,20 +181,16 @@ def counts_steps_of_these_ranks(load, self, state, position):
         self.number = 0
 
 
-class _CountsByRank(ParallelTrainer):
+@derived("CKPT-02b[two-to-two]: step 2: samples is", bugs=("RSM-60",))
+class CountsSequencesByRank(ParallelTrainer):
+    """The place in the data is counted per rank: with more ranks the same number means another sequence."""
+
     def position(self) -> dict[str, int]:
         return super().position() | {"consumed": self.consumed // len(self.mesh.place("rows"))}
 
     def load(self, state: Mapping[str, Tensor], position: Position) -> None:
         super().load(state, position)
         self.consumed *= len(self.mesh.place("rows"))
-
-
-@mutant(of="CKPT-02b", case="two-to-two", says="step 2: samples is", bugs=("RSM-60",))
-class CountsSequencesByRank(Spread):
-    """The place in the data is counted per rank: with more ranks the same number means another sequence."""
-
-    trains = _CountsByRank
 
 
 @broken(
@@ -277,11 +240,9 @@ class BySequences(PipelineTrainer):
         super().load(state, {**position, "consumed": position["consumed"] * here // before})
 
 
-@mutant(of="CKPT-02b", case="four-stages-to-two-to-two-twice", says="samples is", bugs=("RSM-60",))
-class CountsSequencesByStages(Staged):
+@derived("CKPT-02b[four-stages-to-two-to-two-twice]: samples is", bugs=("RSM-60",))
+class CountsSequencesByStages(BySequences):
     """The place in the data is counted per rank, while a change in the number of stages changes how many ranks read."""
-
-    trains = BySequences
 
 
 @broken(PipelineTrainer, "own_generators", "CKPT-01e[pp2-tp2-sp]: rng: the state", bugs=("RSM-24",))
@@ -290,15 +251,9 @@ def saves_generators_by_stage(own_generators, self):
     return f"{GENERATORS}{self.mesh.place('pp').index(self.mesh.rank)}/"
 
 
-class _CountsEpochsOnRanks(CountsEpochs, ParallelTrainer):
-    """Resumes at the right place, and on ranks in the first epoch's order."""
-
-
-@mutant(of="CKPT-01i", case="fsdp2", says="on 2-ranks-fsdp, from step 3 on, rank 0: the samples are")
-class CountsEpochsAnewOnRanks(Spread):
+@derived("CKPT-01i[fsdp2]: on 2-ranks-fsdp, from step 3 on, rank 0: the samples are")
+class CountsEpochsAnewOnRanks(CountsEpochs, ParallelTrainer):
     """The sampler of a rank is made anew by a load, and takes the epoch that it begins in for the first."""
-
-    trains = _CountsEpochsOnRanks
 
 
 @broken(ParallelTrainer, "position", "CKPT-01i[one-to-two-to-two-of-one-row]: from step 6 on, rank 0: the samples are")
@@ -307,15 +262,9 @@ def saves_the_offset_in_its_epoch(position, self):
     return position(self) | {"consumed": self.consumed % len(self.corpus)}
 
 
-class _CountsAnEpochTwiceOnRanks(CountsAnEpochTwice, ParallelTrainer):
-    """As on one rank."""
-
-
-@mutant(of="CKPT-01i", case="fsdp2-where-epochs-end", says="from step 3 on, rank 0: the samples are")
-class LeavesAnEpochOutOnRanks(Spread):
+@derived("CKPT-01i[fsdp2-where-epochs-end]: from step 3 on, rank 0: the samples are")
+class LeavesAnEpochOutOnRanks(CountsAnEpochTwice, ParallelTrainer):
     """Ranks that resume where an epoch ends begin the one behind the next."""
-
-    trains = _CountsAnEpochTwiceOnRanks
 
 
 class _LoadsMomentsOfLayersAlone(ParallelTrainer):
@@ -327,50 +276,46 @@ class _LoadsMomentsOfLayersAlone(ParallelTrainer):
                 local_part(each).zero_()
 
 
-@mutant(of="CKPT-01e", case="fsdp2-every-kind", says="the state layers.0.streams.alpha/exp_avg differs")
-@mutant(of="CKPT-01e", case="tp2-sp-every-kind", says="the state layers.0.streams.alpha/exp_avg differs")
-@mutant(of="CKPT-01e", case="fsdp2-tied", says="after 1 loads, rank 0: step 3: losses is")
-class LoadsMomentsOfLayersAlone(Spread):
+@derived(
+    "CKPT-01e[fsdp2-tied]: after 1 loads, rank 0: step 3: losses is",
+    "CKPT-01e[tp2-sp-every-kind]: the state layers.0.streams.alpha/exp_avg differs",
+    "CKPT-01e[fsdp2-every-kind]: the state layers.0.streams.alpha/exp_avg differs",
+)
+class LoadsMomentsOfLayersAlone(_LoadsMomentsOfLayersAlone):
     """On ranks the optimizer's state is loaded by lists of the layers: prediction heads, streams and an embedding that
     is the head as well are in none."""
-
-    trains = _LoadsMomentsOfLayersAlone
-
-
-class _PlacesMomentsOfLayersAlone(_LoadsMomentsOfLayersAlone):
-    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
-        if _under_layout(position) == self.layout():
-            ParallelTrainer.load(self, state, position)
-        else:
-            super().load(state, position)
 
 
 def _under_layout(position: Mapping[str, int]) -> dict[str, int]:
     return {name.removeprefix(LAYOUT): each for name, each in position.items() if name.startswith(LAYOUT)}
 
 
-@mutant(of="CKPT-02a", case="one-rank-every-kind", says="optimizer: the state layers.0.streams")
-@mutant(of="CKPT-02a", case="tp2-sp-custom-mixers", says="optimizer: the state layers.0.streams")
-@mutant(of="CKPT-02a", case="pp2-tied", says="rank 0: optimizer: the state embedding.weight/exp_avg")
-class PlacesMomentsOfLayersAlone(Spread):
+@broken(
+    _LoadsMomentsOfLayersAlone,
+    "load",
+    "CKPT-02a[pp2-tied]: rank 0: optimizer: the state embedding.weight/exp_avg",
+    "CKPT-02a[tp2-sp-custom-mixers]: optimizer: the state layers.0.streams",
+    "CKPT-02a[one-rank-every-kind]: optimizer: the state layers.0.streams",
+)
+def places_moments_of_layers_alone(load, self, state, position):
     """On its own layout a checkpoint is loaded whole. For another one the optimizer's state is placed by lists of the
     layers: prediction heads, streams and an embedding that is the head as well begin anew (Megatron-LM #7162)."""
+    if _under_layout(position) == self.layout():
+        ParallelTrainer.load(self, state, position)
+    else:
+        load(self, state, position)
 
-    trains = _PlacesMomentsOfLayersAlone
 
+@derived(
+    "CKPT-02a[eager-to-compiled]: _orig_mod.1.mixer.router.bias = 'float64 [12]': is missing",
+    "CKPT-02a[compiled-to-eager]: is missing from the checkpoint of step 2",
+)
+class SavesNamesOfTheCompiler(ParallelTrainer):
+    """A compiled run saves and loads the names of its compiled modules: only another compiled run finds them."""
 
-class _NamesBehindTheCompiler(ParallelTrainer):
     def state(self) -> dict[str, Tensor]:
         held, wrapped = super().state(), self.execution.compile != "none"
         return {name.replace("layers.", "layers._orig_mod.") if wrapped else name: each for name, each in held.items()}
 
     def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
         super().load({name.replace("layers._orig_mod.", "layers."): each for name, each in state.items()}, position)
-
-
-@mutant(of="CKPT-02a", case="compiled-to-eager", says="is missing from the checkpoint of step 2")
-@mutant(of="CKPT-02a", case="eager-to-compiled", says="_orig_mod.1.mixer.router.bias = 'float64 [12]': is missing")
-class SavesNamesOfTheCompiler(Spread):
-    """A compiled run saves and loads the names of its compiled modules: only another compiled run finds them."""
-
-    trains = _NamesBehindTheCompiler

@@ -5,24 +5,25 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.trainer import Trained
-from contracts.spec.training import Session
-from contracts.spec.training import Trained as Run
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.checkpoint import rng_state
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import Optimizer
+from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 Position = Mapping[str, int]
 
 
-class _LeavesBuffersBehind(Trainer):
+@derived("CKPT-01a[adamw]: buffers: the state layers.1.mixer.router.bias differs", bugs=("EXB-04",), leanest="")
+class LeavesBuffersBehind(Trainer):
+    """The selection bias is a non-persistent buffer: it is zero again after each resume."""
+
     def state(self) -> dict[str, Tensor]:
         return {name: each for name, each in super().state().items() if not name.endswith("router.bias")}
 
@@ -31,15 +32,10 @@ class _LeavesBuffersBehind(Trainer):
         super().load({**biases, **state}, position)
 
 
-@mutant(of="CKPT-01a", case="adamw", says="buffers: the state layers.1.mixer.router.bias differs",
-        bugs=("EXB-04",), leanest="")  # fmt: skip
-class LeavesBuffersBehind(Trained):
-    """The selection bias is a non-persistent buffer: it is zero again after each resume."""
+@derived("CKPT-01a[adamw]: after 1 loads, step 3: lr is", bugs=("RSM-02",))
+class RestartsTheSchedule(Trainer):
+    """The scheduler is not saved, and warms up again."""
 
-    trains = _LeavesBuffersBehind
-
-
-class _RestartsTheSchedule(Trainer):
     began = 0
 
     def resume(self, folder: str) -> None:
@@ -48,15 +44,9 @@ class _RestartsTheSchedule(Trainer):
         self.rate = lambda optim, number: rate(optim, number - started)
 
 
-@mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: lr is", bugs=("RSM-02",))
-class RestartsTheSchedule(Trained):
-    """The scheduler is not saved, and warms up again."""
-
-    trains = _RestartsTheSchedule
-
-
-class _ComputesWithCopies(Trainer):
-    """Computes with second copies of the weights, which follow each update."""
+@derived("CKPT-01a[dense-half]: after 1 loads, step 3: losses is")
+class LeavesItsCopiesStale(Trainer):
+    """The 16-bit copies of the weights follow an update and not a load: the first step after it starts anew."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -75,13 +65,6 @@ class _ComputesWithCopies(Trainer):
     def move_biases(self, seen: Mapping[str, Tensor]) -> None:
         super().move_biases(seen)
         self.copies = self.masters()
-
-
-@mutant(of="CKPT-01a", case="dense-half", says="after 1 loads, step 3: losses is")
-class LeavesItsCopiesStale(Trained):
-    """The 16-bit copies of the weights follow an update and not a load: the first step after it starts anew."""
-
-    trains = _ComputesWithCopies
 
 
 @broken(Trainer, "put", "CKPT-01a[every-kind]: after 1 loads, step 2: losses is")
@@ -127,7 +110,12 @@ def loads_one_rule_alone(load, self, state):
     load(self, {n: torch.zeros_like(each) if "momentum" in n else each for n, each in state.items()})
 
 
-class _HoldsOldGroups(Optimizer):
+@derived("CKPT-01a[muon-accumulated]: weights: the state", bugs=("RSM-17",))
+class HoldsOldGroups(Optimizer):
+    """After a load the scheduler still writes to the parameter groups from before it. One of two optimizers keeps its
+    initial learning rate, while the logged rate is right.
+    """
+
     loaded = False
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -142,15 +130,6 @@ class _HoldsOldGroups(Optimizer):
                 group["lr"] = lr if rule is self.rules["adamw"] else self.optim.lr
             rule.step()
         return None
-
-
-@mutant(of="CKPT-01a", case="muon-accumulated", says="weights: the state", bugs=("RSM-17",))
-class HoldsOldGroups(Trained):
-    """After a load the scheduler still writes to the parameter groups from before it. One of two optimizers keeps its
-    initial learning rate, while the logged rate is right.
-    """
-
-    moves = _HoldsOldGroups
 
 
 @broken(Optimizer, "load", "CKPT-01a[adamw]: /exp_avg differs", bugs=("RSM-10",))
@@ -175,7 +154,10 @@ def rounds_the_moments(load, self, state):
     load(self, {n: each if n.endswith("/step") else each.bfloat16().to(each.dtype) for n, each in state.items()})
 
 
-class _SavesWhatItLoaded(Trainer):
+@derived("CKPT-01a[adamw]: after 2 loads, step 5: losses is", bugs=("RSM-01",))
+class SavesWhatItLoaded(Trainer):
+    """The state dict of the first load is cached and saved again: only the second resume is wrong."""
+
     held: dict[str, Tensor] | None = None
 
     def load(self, state: Mapping[str, Tensor], position: Position) -> None:
@@ -184,13 +166,6 @@ class _SavesWhatItLoaded(Trainer):
 
     def state(self) -> dict[str, Tensor]:
         return self.held or super().state()
-
-
-@mutant(of="CKPT-01a", case="adamw", says="after 2 loads, step 5: losses is", bugs=("RSM-01",))
-class SavesWhatItLoaded(Trained):
-    """The state dict of the first load is cached and saved again: only the second resume is wrong."""
-
-    trains = _SavesWhatItLoaded
 
 
 @broken(Trainer, "position", "CKPT-01a[adamw]: after 1 loads, step 3: samples is", bugs=("RSM-28",), leanest="")
@@ -265,16 +240,13 @@ def unties_after_a_load(resume, self, folder):
         vars(self.model)["head"] = head  # no submodule: neither its optimizer nor a checkpoint knows it
 
 
-@mutant(of="CKPT-01a", case="dense", says="rng: the state", bugs=("RSM-21",), leanest="")
-class RestoresGeneratorsOfSaversOnly(Trained):
+@broken(Reference, "train", "CKPT-01a[dense]: rng: the state", bugs=("RSM-21",), leanest="")
+def restores_generators_of_savers_only(train, self, session):
     """The target of the load is built from the options of the new run: one that does not save has no generators."""
+    before, restore = rng_state.capture(), Trainer.restore_generators
 
-    def train(self, session: Session) -> Run:
-        before = rng_state.capture()
+    def own_or_none(trainer, states):
+        restore(trainer, states if session.save else before)
 
-        class Forgets(Trainer):
-            def restore_generators(self, states: Mapping[str, Tensor]) -> None:
-                super().restore_generators(states if session.save else before)
-
-        self.trains = Forgets  # for this run alone
-        return super().train(session)
+    with mock.patch.object(Trainer, "restore_generators", own_or_none):
+        return train(self, session)

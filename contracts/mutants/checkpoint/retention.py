@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.errors import refuse
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 
@@ -68,7 +66,10 @@ def slices_from_the_end(removable, self, keep, durable):
     return self.steps()[:-keep]
 
 
-class _CountsHusks(Checkpoints):
+@derived("CKPT-05c[first-boundary]: the latest is None, expected 4")
+class CountsHusks(Checkpoints):
+    """Writes in place and counts folders: three incomplete ones are the newest three."""
+
     def unfinished(self, final: Path) -> Path:
         return final
 
@@ -76,19 +77,15 @@ class _CountsHusks(Checkpoints):
         return tuple(sorted(step for step, _ in self.named()))[:-keep]
 
 
-@mutant(of="CKPT-05c", case="first-boundary", says="the latest is None, expected 4")
-class CountsHusks(Exchanged):
-    """Writes in place and counts folders: three incomplete ones are the newest three."""
-
-    exchange = {"checkpoints": _CountsHusks}
-
-
 @broken(Checkpoints, "clear", "CKPT-05c[late]: files are kept, and these files are left")
 def leaves_husks(clear, self):
     """Removes old checkpoints but never incomplete ones."""
 
 
-class _LeavesTheNewestHusks(Checkpoints):
+@derived("CKPT-05c[saved-again]: files are kept, and these files are left")
+class LeavesTheNewestHusks(Checkpoints):
+    """What was left of the newest step is taken for one that is being written, though it has been saved again."""
+
     def latest(self) -> int | None:
         newest = super().latest()
         return None if newest is None else newest - self.clearing
@@ -99,13 +96,6 @@ class _LeavesTheNewestHusks(Checkpoints):
         self.clearing = 0
 
     clearing = 0
-
-
-@mutant(of="CKPT-05c", case="saved-again", says="files are kept, and these files are left")
-class LeavesTheNewestHusks(Exchanged):
-    """What was left of the newest step is taken for one that is being written, though it has been saved again."""
-
-    exchange = {"checkpoints": _LeavesTheNewestHusks}
 
 
 @broken(Checkpoints, "remove", "CKPT-05d[one-goes]: done again it left")

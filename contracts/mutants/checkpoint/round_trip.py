@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.errors import Refusals, Refused
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
@@ -37,20 +36,16 @@ def counts_in32_bits(save, self, state):
     save(self, replace(state, position=wrapped))
 
 
-class _SavesInOneDtype(Checkpoints):
+@derived("CKPT-04b[float64]: the bits of float64 came back as", bugs=("RSM-11",))
+class SavesInOneDtype(Checkpoints):
+    """Writes every number as float32 and casts it back: ordinary bfloat16 and float32 states do not show it."""
+
     def save(self, state: State) -> None:
         tensors = {n: each.float() if each.is_floating_point() else each for n, each in state.tensors.items()}
         super().save(replace(state, tensors=tensors))
 
     def misfits(self, manifest: Manifest, target: Mapping[str, Tensor]) -> Refusals:
         return Refusals()
-
-
-@mutant(of="CKPT-04b", case="float64", says="the bits of float64 came back as", bugs=("RSM-11",))
-class SavesInOneDtype(Exchanged):
-    """Writes every number as float32 and casts it back: ordinary bfloat16 and float32 states do not show it."""
-
-    exchange = {"checkpoints": _SavesInOneDtype}
 
 
 @broken(Checkpoints, "save", "CKPT-04b[bfloat16]: the bits of bfloat16 came back as")
@@ -75,7 +70,13 @@ def casts_in_silence(misfits, self, manifest, target):
     return misfits(self, manifest, same)
 
 
-class _LoadsWhatItFinds(Checkpoints):
+@mutant(of="CKPT-04d", case="extra", says="does not fit what was saved, and was loaded", bugs=("EXB-09",))
+@derived("CKPT-04d[missing]: does not fit what was saved, and was loaded", bugs=("RSM-41",))
+class LoadsWhatItFinds(Checkpoints):
+    """Loads with strict=False: what the checkpoint lacks keeps its initial values, and a bias that is registered after
+    the load stays in the file.
+    """
+
     def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
         chosen = self.latest() if step is None else step
         held = manifests.read(self.folder / self.name_of(chosen or 0)).tensors
@@ -86,21 +87,10 @@ class _LoadsWhatItFinds(Checkpoints):
         return Refusals()
 
 
-@mutant(of="CKPT-04d", case="missing", says="does not fit what was saved, and was loaded", bugs=("RSM-41",))
-class LoadsWhatItFinds(Exchanged):
-    """Loads with strict=False: what the checkpoint lacks keeps its initial values."""
+@derived("CKPT-04d[would-broadcast]: does not fit what was saved, and was loaded")
+class Broadcasts(Checkpoints):
+    """Lets `copy_` broadcast one saved number over a whole vector."""
 
-    exchange = {"checkpoints": _LoadsWhatItFinds}
-
-
-@mutant(of="CKPT-04d", case="extra", says="does not fit what was saved, and was loaded", bugs=("EXB-09",))
-class DropsWhatNobodyAskedFor(Exchanged):
-    """Leaves in the file a router's bias that is registered after the load or under another name."""
-
-    exchange = {"checkpoints": _LoadsWhatItFinds}
-
-
-class _Broadcasts(Checkpoints):
     def misfits(self, manifest: Manifest, target: Mapping[str, Tensor]) -> Refusals:
         spread = {
             name: each.flatten()[:1].reshape(manifest.tensors[name].shape)
@@ -113,13 +103,6 @@ class _Broadcasts(Checkpoints):
     def read(self, folder: Path, manifest: Manifest, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
         like = {name: each.new_empty(manifest.tensors[name].shape) for name, each in target.items()}
         return super().read(folder, manifest, like)
-
-
-@mutant(of="CKPT-04d", case="would-broadcast", says="does not fit what was saved, and was loaded")
-class Broadcasts(Exchanged):
-    """Lets `copy_` broadcast one saved number over a whole vector."""
-
-    exchange = {"checkpoints": _Broadcasts}
 
 
 @broken(Checkpoints, "misfits", "CKPT-04d[everything-at-once]: the refusal does not name")

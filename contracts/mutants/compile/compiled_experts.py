@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
 from contracts.stacks.reference.model.blocks.moe import MoE, Router
+from contracts.stacks.reference.stack import Reference
 
 
 @broken(MoE, "combine", "COMP-01g[even]: compiled y differs: ", "COMP-01f[even]: compiled y differs: ")
@@ -40,28 +41,27 @@ class _HalfLatentAngles(LatentAttention):
         return super().angles(positions_BT.bfloat16() if torch.compiler.is_compiling() else positions_BT, size)
 
 
-@mutant(of="COMP-01h", case="grouped", says="compiled y differs: ", bugs=("MXP-04",))
-@mutant(of="COMP-01h", case="latent", says="compiled y differs: ", bugs=("MXP-04",))
-class FusesTheAnglesAway(Exchanged):
+@broken(
+    Reference,
+    "parts",
+    "COMP-01h[latent]: compiled y differs: ",
+    "COMP-01h[grouped]: compiled y differs: ",
+    bugs=("MXP-04",),
+)
+def fuses_the_angles_away(parts, self):
     """The compiler removes the round trip to float32: compiled angles, or the positions in them, are bfloat16."""
+    return replace(parts(self), attention=_HalfAngles, latent_attention=_HalfLatentAngles)
 
-    exchange = {"attention": _HalfAngles, "latent_attention": _HalfLatentAngles}
 
+@derived("COMP-04f[ten-distributions]: recompiled for ", "COMP-04g[ten-distributions]: recompiled for ")
+class CountsDispatchesInPython(MoE):
+    """A dispatcher statistic is an int attribute of the module, so it is a constant of each graph."""
 
-class _CountsDispatches(MoE):
     dispatched = 0
 
     def dispatch(self, x_ND: Tensor, order_S: Tensor, dropped_BTK: Tensor) -> Tensor:
         self.dispatched += 1
         return super().dispatch(x_ND, order_S, dropped_BTK)
-
-
-@mutant(of="COMP-04f", case="ten-distributions", says="recompiled for ")
-@mutant(of="COMP-04g", case="ten-distributions", says="recompiled for ")
-class CountsDispatchesInPython(Exchanged):
-    """A dispatcher statistic is an int attribute of the module, so it is a constant of each graph."""
-
-    exchange = {"moe": _CountsDispatches}
 
 
 @broken(

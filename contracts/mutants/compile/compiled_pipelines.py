@@ -2,63 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from contracts.contract import mutant
-from contracts.mutants._support.multi_rank import Spread
-from contracts.mutants._support.pipeline import Staged
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.blocks.moe import Router
-from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.parallel.collectives import all_to_all, started_reduce_scatter
 from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.pipeline import Stage
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.parallel.tensor_parallel import SplitVocabulary, TensorParallel
-from contracts.stacks.reference.training.trainer import Batch
 
 
-class _Patched(Stage):
-    patches = 1
-
-    def auxiliary(self, losses: Mapping[str, Tensor], tokens_BT: Tensor) -> dict[str, Tensor]:
-        found = super().auxiliary(losses, tokens_BT)
-        return {name: each * self.patches for name, each in found.items()}
-
-
-class _PatchesEachStage(PipelineTrainer):
-    def build(self) -> Model:
-        model = super().build()
-        for stage in self.pipeline.stages:
-            cast(_Patched, stage).patches = len(self.pipeline.stages)
-        return model
-
-
-@mutant(of="COMP-07d", case="pp2-interleaved", says="aux is", bugs=("PPS-11",))
-class PatchesOnceForEachStage(Staged):
+@broken(PipelineTrainer, "build", "COMP-07d[pp2-interleaved]: aux is", bugs=("PPS-11",))
+def patches_once_for_each_stage(build, self):
     """Each stage of a rank applies the compiler's patch again, around the patch before it."""
-
-    trains = _PatchesEachStage
-    stage = _Patched
-
-
-class _StopsAtTheGraph(Stage):
-    def forward(self, x: Tensor, *given: Any, **named: Any) -> Tensor:  # type: ignore[override]
-        compiled = any(layer._compiled_call_impl is not None for layer in self.layers.values())
-        return super().forward(x if self.piece.first or not compiled else x.detach() + 0 * x, *given, **named)
+    model = build(self)
+    stages = self.pipeline.stages
+    for stage in stages:
+        own = stage.auxiliary
+        stage.auxiliary = lambda *given, own=own: {name: each * len(stages) for name, each in own(*given).items()}
+    return model
 
 
-@mutant(of="COMP-07d", case="pp2", says="loss agrees")
-class EndsTheGradientAtTheCompiledBorder(Staged):
+@broken(Stage, "forward", "COMP-07d[pp2]: loss agrees")
+def ends_the_gradient_at_the_compiled_border(forward, self, x, *given, **named):
     """What a stage receives enters its first graph as an input without a gradient."""
-
-    stage = _StopsAtTheGraph
+    compiled = any(layer._compiled_call_impl is not None for layer in self.layers.values())
+    return forward(self, x if self.piece.first or not compiled else x.detach() + 0 * x, *given, **named)
 
 
 class _Unfinished(SplitVocabulary):
@@ -69,22 +43,19 @@ class _Unfinished(SplitVocabulary):
         return held
 
 
-class _EndsUnfinished(TensorParallel):
-    def ends(self, model: Model) -> None:
-        super().ends(model)
-        model.vocabulary = _Unfinished(self, model.recipe.vocab)
-
-
-@mutant(of="COMP-07d", case="borrowed-tp2-sp-ep2-etp1-fsdp", says="loss agrees")
-class LosesTheGradientOfTheEmbedding(Spread):
+@broken(TensorParallel, "ends", "COMP-07d[borrowed-tp2-sp-ep2-etp1-fsdp]: loss agrees")
+def loses_the_gradient_of_the_embedding(ends, self, model):
     """With TP and FSDP2, the embedding's output enters a compiled block before it is waited for; in torch 2.13 its
     gradient is silently zero.
     """
+    ends(self, model)
+    model.vocabulary = _Unfinished(self, model.recipe.vocab)
 
-    exchange = {"tensor_parallel": _EndsUnfinished}
 
+@derived("COMP-03d[borrowed-ep2]: is declared to be outside the graphs, but is inside them on rank")
+class CompilesWhatExpertsHandBack(TokenDispatcher):
+    """The list of what stays outside the graphs names a method that nothing calls any more."""
 
-class _Inside(TokenDispatcher):
     def hand_back(self, y_RD: Tensor, sent: list[int], received: list[int]) -> Tensor:
         return all_to_all(y_RD, sent, received, self.ep)
 
@@ -93,71 +64,41 @@ class _Inside(TokenDispatcher):
         return super().through(experts, x_SD, counts_E)
 
 
-@mutant(of="COMP-03d", case="borrowed-ep2", says="is declared to be outside the graphs, but is inside them on rank")
-class CompilesWhatExpertsHandBack(Spread):
-    """The list of what stays outside the graphs names a method that nothing calls any more."""
-
-    exchange = {"token_dispatcher": _Inside}
-
-
-class _Prints(TokenDispatcher):
-    def with_all_parts(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
-        torch._dynamo.graph_break()
-        return super().with_all_parts(experts, x_RD, counts_ne)
-
-
-@mutant(of="COMP-03d", case="borrowed-ep2", says="an undeclared graph break on rank")
-class BreaksInFrontOfTheExperts(Spread):
+@broken(TokenDispatcher, "with_all_parts", "COMP-03d[borrowed-ep2]: an undeclared graph break on rank")
+def breaks_in_front_of_the_experts(with_all_parts, self, experts, x_RD, counts_ne):
     """Something that the compiler cannot trace stands between the exchange and a rank's experts."""
-
-    exchange = {"token_dispatcher": _Prints}
-
-
-class _BiasOfItsTrace(Router):
-    def choose(self, scores_BTE: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # it was 0 then
-            return scores_BTE.topk(self.moe.top_k, dim=-1).indices
-        return super().choose(scores_BTE)
+    torch._dynamo.graph_break()
+    return with_all_parts(self, experts, x_RD, counts_ne)
 
 
-@mutant(of="COMP-07d", case="dp2-selection-bias", says="on one rank")
-@mutant(of="COMP-07d", case="borrowed-ep2-selection-bias", says="on one rank")
-class HoldsTheBiasOfItsTrace(Spread):
+@broken(
+    Router, "choose", "COMP-07d[borrowed-ep2-selection-bias]: on one rank", "COMP-07d[dp2-selection-bias]: on one rank"
+)
+def holds_the_bias_of_its_trace(choose, self, scores_BTE):
     """The compiler takes a selection bias for a constant: the graph chooses by what it was when it was made."""
-
-    exchange = {"router": _BiasOfItsTrace}
-
-
-class _Overwrites(ParallelTrainer):
-    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
-        passed = []
-        for micro in window:
-            if self.execution.compile != "none":
-                self.optimizer.zero()
-            passed.append(self.accumulate(micro, counts))
-        return passed
+    if torch.compiler.is_compiling():  # it was 0 then
+        return scores_BTE.topk(self.moe.top_k, dim=-1).indices
+    return choose(self, scores_BTE)
 
 
-@mutant(of="COMP-07d", case="dp2-accumulated", says="compiled, the gradient of")
-class OverwritesGradientsOfMicrobatches(Spread):
+@broken(ParallelTrainer, "passes", "COMP-07d[dp2-accumulated]: compiled, the gradient of")
+def overwrites_gradients_of_microbatches(passes, self, window, counts):
     """A compiled backward pass writes into the gradient, and adds nothing to it: the last microbatch is the step."""
-
-    trains = _Overwrites
-
-
-class _SyncsAsTraced(ParallelTrainer):
-    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
-        passed = []
-        for number, micro in enumerate(window):
-            for module in self.model.modules():
-                if isinstance(module, FSDPModule):
-                    module.set_requires_gradient_sync(number == 0 or self.execution.compile == "none")
-            passed.append(self.accumulate(micro, counts))
-        return passed
+    passed = []
+    for micro in window:
+        if self.execution.compile != "none":
+            self.optimizer.zero()
+        passed.append(self.accumulate(micro, counts))
+    return passed
 
 
-@mutant(of="COMP-07d", case="fsdp2-accumulated", says="compiled, the gradient of")
-class ReducesAsItsTraceDid(Spread):
+@broken(ParallelTrainer, "passes", "COMP-07d[fsdp2-accumulated]: compiled, the gradient of")
+def reduces_as_its_trace_did(passes, self, window, counts):
     """Whether gradients are reduced is a constant of the graph: those of later microbatches wait for the next step."""
-
-    trains = _SyncsAsTraced
+    passed = []
+    for number, micro in enumerate(window):
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_requires_gradient_sync(number == 0 or self.execution.compile == "none")
+        passed.append(self.accumulate(micro, counts))
+    return passed

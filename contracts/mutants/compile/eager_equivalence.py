@@ -11,8 +11,7 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.instruments import inductor_indexing
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.compiling import AllowedBreak, Outcome
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution
@@ -74,12 +73,13 @@ def _whole_layer(moe: MoE, x_BTD: Tensor, packing: Packing, state: State) -> Out
 
 
 @mutant(of="COMP-03a", case="experts", says="of the block is in no graph", bugs=("CMP-07",))
-class LeavesTheWholeLayerOut(Exchanged):
+class LeavesTheWholeLayerOut(Reference):
     """Over-correction: combine broke the graph, so the whole layer left it, router and experts included, and the break
     was declared.
     """
 
-    exchange = {"moe": _Outside}
+    def parts(self) -> Parts:
+        return replace(super().parts(), moe=_Outside)
 
     def allowed_breaks(self, recipe: Recipe, execution: Execution) -> tuple[AllowedBreak, ...]:
         whole = AllowedBreak(site="_whole_layer", why="combine breaks", budget=16)
@@ -93,7 +93,10 @@ def keeps_a_stale_declaration(allowed_breaks, self, recipe, execution):
     return (*allowed_breaks(self, recipe, execution), stale)
 
 
-class _CountsCalls(Router):
+@derived("COMP-04a[softmax]: recompiled at call")
+class CountsItsCallsInPython(Router):
+    """An overflow counter is an int attribute of the module, so every step is another constant and another graph."""
+
     calls = 0
 
     def count(self, experts_BTK: Tensor) -> Tensor:
@@ -101,26 +104,15 @@ class _CountsCalls(Router):
         return super().count(experts_BTK)
 
 
-@mutant(of="COMP-04a", case="softmax", says="recompiled at call")
-class CountsItsCallsInPython(Exchanged):
-    """An overflow counter is an int attribute of the module, so every step is another constant and another graph."""
+@derived("COMP-04b[attention]: graphs were compiled for a third and fourth length", bugs=("CMP-09",))
+class RemembersTheLongestSequence(Attention):
+    """A cache of rope tables grows to the longest length seen, and each new maximum is a new graph."""
 
-    exchange = {"router": _CountsCalls}
-
-
-class _RemembersTheLongest(Attention):
     longest = 0
 
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         self.longest = max(self.longest, int(x_BTD.shape[1]))
         return super().forward(x_BTD, packing, state)
-
-
-@mutant(of="COMP-04b", case="attention", says="graphs were compiled for a third and fourth length", bugs=("CMP-09",))
-class RemembersTheLongestSequence(Exchanged):
-    """A cache of rope tables grows to the longest length seen, and each new maximum is a new graph."""
-
-    exchange = {"attention": _RemembersTheLongest}
 
 
 @broken(Reference, "probe_compiler", "COMP-02a[scatter_add]: scatter_add in bfloat16 does not compile")
@@ -144,15 +136,13 @@ class _AddsByIndex(MoE):
 
 @mutant(of="COMP-02g", case="bfloat16", says="the layer does not compile from cold")
 @mutant(of="COMP-02b", case="bfloat16", says="the layer does not compile from cold")
-class MeetsBothAFallbackAndADecomposition(Exchanged):
+class MeetsBothAFallbackAndADecomposition(Reference):
     """The bring-up's failure: a combine by index_add in bfloat16, under a compiler that has two ways to lower it."""
-
-    exchange = {"moe": _AddsByIndex}
 
     def parts(self) -> Parts:
         if getattr(sys.modules["__main__"].__spec__, "name", "") == "contracts.stacks.reference.answers.cold_compile":
             inductor_indexing.sabotage()  # the compiler of that interpreter, not of this one
-        return super().parts()
+        return replace(super().parts(), moe=_AddsByIndex)
 
 
 @broken(Reference, "pads_rows", "COMP-02c[compiled-cuda]: rows are padded on cuda, compiled", bugs=("CMP-10",))

@@ -23,7 +23,6 @@ def _of_stages(budget, change):
 @broken(Reference, "count_parameters", "MEM-02a[gqa-moe-tail]: parameters of E is 37248")
 def sees_one_expert(count_parameters, self, recipe):
     """A dense estimate: an E block is one MLP of an expert's width; eleven of twelve experts are forgotten."""
-    assert recipe.moe is not None
     return count_parameters(self, replace(recipe, moe=replace(recipe.moe, experts=1, top_k=1)))
 
 
@@ -102,7 +101,6 @@ def cuts_experts_by_tp(budget, self, recipe, spread, card):
 @broken(Reference, "budget", "MEM-02c[own-axis-ep3]: the ep share of a rank")
 def spreads_the_shared_expert(budget, self, recipe, spread, card):
     """Counts the shared expert as a routed one and cuts it by EP, though every rank runs all of it."""
-    assert recipe.moe is not None
     moe = replace(recipe.moe, shared_hidden=0, expert_hidden=recipe.moe.expert_hidden + recipe.moe.shared_hidden)
     return budget(self, replace(recipe, moe=moe), spread, card)
 
@@ -199,7 +197,6 @@ def shares_one_batch_everywhere(budget, self, recipe, spread, card):
 @broken(Reference, "budget", "MEM-02h[ep1]: bytes of routing buffers")
 def counts_each_token_once(budget, self, recipe, spread, card):
     """Buffers hold each token once, though it goes to top-k experts."""
-    assert recipe.moe is not None
     return budget(self, replace(recipe, moe=replace(recipe.moe, top_k=1)), spread, card)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -12,8 +12,6 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank import Spread
-from contracts.mutants._support.patched_functions import built_with, swapped
 from contracts.stacks.reference.model.blocks.moe import Experts
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import mesh, parallelize
@@ -58,7 +56,8 @@ def keeps_moments_in_bfloat16(step, self, lr):
             state |= {name: each.bfloat16() for name, each in state.items() if each.dim()}
 
 
-def _nowhere(*args: Any) -> None:
+@broken(parallelize, "spread_experts")
+def _nowhere(spread_experts, *args):
     pass
 
 
@@ -69,11 +68,11 @@ class _OwnOfAll(Experts):
 
 
 @mutant(of="MEM-01b", case="borrowed-tp2-sp-ep4-fsdp4", says="bytes of weights of experts, predicted", bugs=("OPT-30",))
-class KeepsEveryExpertOnEveryRank(Spread):
+class KeepsEveryExpertOnEveryRank(_nowhere):
     """Rows are sent to their experts, although every rank holds all experts: EP saves no memory."""
 
-    exchange = {"experts": _OwnOfAll}
-    trains = built_with(parallelize, "spread_experts", _nowhere)
+    def parts(self):
+        return replace(super().parts(), experts=_OwnOfAll)
 
 
 @broken(TensorParallel, "distribute", "MEM-01b[borrowed-tp2-sp-ep2-etp2-fsdp]: bytes of weights of all else, predicted")
@@ -128,7 +127,7 @@ def shards_over_context_alone(build, self):
     """FSDP gets the mesh (dp, cp) unflattened and reads it as (replicas, shards): every number is right, and a rank
     holds four times the state.
     """
-    with swapped(mesh, "REPLICA", ("replica", "shard")), swapped(mesh, "SHARD", ("cp",)):
+    with mock.patch.object(mesh, "REPLICA", ("replica", "shard")), mock.patch.object(mesh, "SHARD", ("cp",)):
         return build(self)
 
 

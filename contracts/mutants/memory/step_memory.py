@@ -3,48 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from contracts.mutants._support.broken import broken
 from contracts.stacks.reference.model.blocks.attention import Attention
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.training.trainer import StepResult, Trainer
+from contracts.stacks.reference.training.trainer import Trainer
 
 
-class _Spare(Trainer):
-    def next(self, wanted: bool = False) -> StepResult:
-        self.kept: Any = [each.detach().clone() for each in self.model.parameters()]
-        return super().next(wanted)
-
-
-@broken(
-    Reference, "trainer", "MEM-01g[float32]: bytes are held, predicted", "MEM-01f[float32]: bytes are held, predicted"
-)
-def keeps_masters_twice(trainer, self):
+@broken(Trainer, "next", "MEM-01g[float32]: bytes are held, predicted", "MEM-01f[float32]: bytes are held, predicted")
+def keeps_masters_twice(former, self, *args):
     """A second float32 copy of every weight is kept, which the budget does not count."""
-    return _Spare
+    self.kept = [each.detach().clone() for each in self.model.parameters()]
+    return former(self, *args)
 
 
-class _Log(Trainer):
-    def __init__(self, *args: Any, **named: Any) -> None:
-        self.log: list[Tensor] = []
-        super().__init__(*args, **named)
-
-    def next(self, wanted: bool = False) -> StepResult:
-        done = super().next(wanted)
-        self.log += [each.grad.clone() for each in self.model.layers.parameters() if each.grad is not None][:4]
-        return done
-
-
-@broken(Reference, "trainer", "MEM-01g[bfloat16]: bytes more than step", "MEM-01f[bfloat16]: bytes more than step")
-def logs_tensors(trainer, self):
+@broken(Trainer, "next", "MEM-01g[bfloat16]: bytes more than step", "MEM-01f[bfloat16]: bytes more than step")
+def logs_tensors(former, self, *args):
     """A log keeps tensors instead of numbers, and grows at every step."""
-    return _Log
+    done = former(self, *args)
+    seen = [each.grad.clone() for each in self.model.layers.parameters() if each.grad is not None]
+    self.log = getattr(self, "log", []) + seen[:4]
+    return done
 
 
 @broken(

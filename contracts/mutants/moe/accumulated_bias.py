@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.trainer import Trained
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.blocks.moe import MoE
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
-class _EachMicrobatch(Trainer):
+@derived("MOE-06b[three]: router.bias after step 1 differs")
+class MovesTheBiasEachMicrobatch(Trainer):
+    """The update runs in the forward pass: one move for each microbatch, by a part of the counts."""
+
     def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         out = super().accumulate(micro, counts)
         super().move_biases(out.seen)
@@ -25,17 +27,9 @@ class _EachMicrobatch(Trainer):
         pass
 
 
-@mutant(of="MOE-06b", case="three", says="router.bias after step 1 differs")
-class MovesTheBiasEachMicrobatch(Trained):
-    """The update runs in the forward pass: one move for each microbatch, by a part of the counts."""
-
-    trains = _EachMicrobatch
-
-
 @broken(Trainer, "move_biases", "MOE-06b[one]: router.bias after step 1 differs", bugs=("EXB-01",))
 def never_moves_the_bias(move_biases, self, seen):
     """The hook that updates the bias is not registered for this model."""
-    pass
 
 
 @broken(Trainer, "move_biases", "MOE-06b[one]: layers.5.mixer.router.bias after step 1 differs", bugs=("EXB-02",))
@@ -45,20 +39,19 @@ def returns_after_the_first_layer(move_biases, self, seen):
     move_biases(self, first | {name: torch.ones_like(each) for name, each in seen.items() if name not in first})
 
 
-@mutant(of="MOE-06b", case="five", says="router.bias after step 1 differs")
-class CountsTheLastMicrobatch(Trained):
+@derived("MOE-06b[five]: router.bias after step 1 differs")
+class CountsTheLastMicrobatch(Trainer):
     """Each microbatch overwrites the counter instead of adding to it."""
 
-    class trains(Trainer):  # noqa: N801
-        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-            out = super().accumulate(micro, counts)
-            self.last = out.seen
-            return out
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        out = super().accumulate(micro, counts)
+        self.last = out.seen
+        return out
 
-        def move_biases(self, seen: Mapping[str, Tensor]) -> None:
-            super().move_biases(self.last)
+    def move_biases(self, seen: Mapping[str, Tensor]) -> None:
+        super().move_biases(self.last)
 
-        last: Mapping[str, Tensor]
+    last: Mapping[str, Tensor]
 
 
 @broken(Trainer, "accumulate", "MOE-06b[recomputed]: counted 390 assignments, expected 5 · 13 · 3", bugs=("EXB-07",))

@@ -2,67 +2,49 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank import Spread, routed
+from contracts.mutants._support.multi_rank import routed
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks.moe import Router
-from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.training.trainer import Trainer
 
 
-class _OfItsOwnTokens(ParallelTrainer):
-    def build(self) -> Model:
-        model = super().build()
-        for moe in routed(model):
-            moe.router.sequence = None
-        return model
-
-
-@mutant(of="MOE-05i", case="cp2", says="aux is")
-class BalancesTheTokensOfARank(Spread):
+@broken(ParallelTrainer, "build", "MOE-05i[cp2]: aux is")
+def balances_the_tokens_of_a_rank(build, self):
     """Load is that of a rank's part of the sequence: each part is asked to be balanced by itself."""
-
-    trains = _OfItsOwnTokens
-
-
-class _TimesTp(ParallelTrainer):
-    def reduce(self) -> None:
-        super().reduce()
-        for name, parameter in self.model.named_parameters():
-            if name.endswith("router.weight") and parameter.grad is not None:
-                parameter.grad.mul_(self.execution.degrees.tp)
+    model = build(self)
+    for moe in routed(model):
+        moe.router.sequence = None
+    return model
 
 
-@mutant(of="MOE-05i", case="tp2-sp-z-alone", says="router.weight differs")
-@mutant(of="MOE-05i", case="tp2-sp-etp1", says="router.weight differs")
-class SumsTheRouterOverTp(Spread):
+@broken(
+    ParallelTrainer,
+    "reduce",
+    "MOE-05i[tp2-sp-etp1]: router.weight differs",
+    "MOE-05i[tp2-sp-z-alone]: router.weight differs",
+)
+def sums_the_router_over_tp(reduce, self):
     """The router's gradient is summed over ranks that computed all of it: TP times the gradient; the loss is right."""
+    reduce(self)
+    for name, parameter in self.model.named_parameters():
+        if name.endswith("router.weight") and parameter.grad is not None:
+            parameter.grad.mul_(self.execution.degrees.tp)
 
-    trains = _TimesTp
 
-
-class _OverTheMicrobatch(Router):
-    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        return super().balance_loss(probabilities_BTE.flatten(0, 1)[None], experts_BTK.flatten(0, 1)[None])
+@broken(Router, "balance_loss", "MOE-05i[dp2-balance-alone]: aux is")
+def changes_with_the_microbatch(balance_loss, self, probabilities_BTE, experts_BTK):
+    """Balances microbatches without a word: each layout learns another router."""
+    return balance_loss(self, probabilities_BTE.flatten(0, 1)[None], experts_BTK.flatten(0, 1)[None])
 
 
 @mutant(of="MOE-05i", case="dp2", says="aux is")
-class DeclaresTheGlobalBatch(Spread):
+class DeclaresTheGlobalBatch(changes_with_the_microbatch):
     """Declares that load is that of all ranks, and takes that of its own microbatch."""
 
     conventions = {"balance-over": "global-batch"}
-    exchange = {"router": _OverTheMicrobatch}
-
-
-@mutant(of="MOE-05i", case="dp2-balance-alone", says="aux is")
-class ChangesWithTheMicrobatch(Spread):
-    """Balances microbatches without a word: each layout learns another router."""
-
-    exchange = {"router": _OverTheMicrobatch}
 
 
 @mutant(of="MOE-05j", case="balance", says="times as much where few positions have a label")

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support import written_out
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 from contracts.stacks.reference.model.blocks.moe import MoE, Router
 from contracts.stacks.reference.stack import Reference
@@ -194,7 +193,10 @@ def divides_z_by_the_micro_batch(z_loss, self, logits_BTE):
     return z_loss(self, logits_BTE) / len(logits_BTE)
 
 
-class _Tracks(MoE):
+@derived("MOE-05e[softmax]: in the second call loss aux differs", bugs=("AUX-14",))
+class AddsUpInATracker(MoE):
+    """Every forward pass adds the losses to a process-wide table, so a recomputed loss is logged twice."""
+
     tracked: ClassVar[dict[str, Tensor]] = {}
 
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
@@ -203,13 +205,6 @@ class _Tracks(MoE):
             self.tracked[name] = self.tracked.get(name, torch.zeros_like(loss)) + loss.detach()
         shown = {name: loss - loss.detach() + self.tracked[name] for name, loss in out.losses.items()}
         return out._replace(losses=shown)
-
-
-@mutant(of="MOE-05e", case="softmax", says="in the second call loss aux differs", bugs=("AUX-14",))
-class AddsUpInATracker(Exchanged):
-    """Every forward pass adds the losses to a process-wide table, so a recomputed loss is logged twice."""
-
-    exchange = {"moe": _Tracks}
 
 
 @broken(Router, "logits", "MOE-05e[sigmoid]: in the second call")

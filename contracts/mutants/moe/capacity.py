@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.stacks.reference.model.blocks.moe import Experts, MoE
+from contracts.stacks.reference.stack import Reference
 
 
 @broken(MoE, "drop", "MOE-08a[a-share]: loses [], expected [0, 11]")
@@ -23,14 +23,12 @@ def ignores_the_capacity(drop, self, experts_BTK):
 @broken(MoE, "capacity", "MOE-08a[rounded-up]: expected []")
 def rounds_slots_down(capacity, self, tokens):
     """floor instead of ceil: 1.1 slots become 1, and a lone token gets none."""
-    assert self.moe.capacity_factor is not None
     return int(self.moe.capacity_factor * tokens * self.moe.top_k / self.moe.experts)
 
 
 @broken(MoE, "capacity", "MOE-08a[share-and-a-half]: expected []")
 def forgets_top_k(capacity, self, tokens):
     """The share counts tokens, not assignments, so each expert has a k-th of its slots."""
-    assert self.moe.capacity_factor is not None
     return math.ceil(self.moe.capacity_factor * tokens / self.moe.experts)
 
 
@@ -40,16 +38,10 @@ def keeps_one_more(capacity, self, tokens):
     return capacity(self, tokens) + 1
 
 
-class _ByRow(MoE):
-    def drop(self, experts_BTK: Tensor) -> Tensor:
-        return torch.cat([super(_ByRow, self).drop(row.unsqueeze(0)) for row in experts_BTK])
-
-
-@mutant(of="MOE-08a", case="crowd", says="token (0, 1) of experts")
-class GivesSlotsBySequence(Exchanged):
+@broken(MoE, "drop", "MOE-08a[crowd]: token (0, 1) of experts")
+def gives_slots_by_sequence(drop, self, experts_BTK):
     """Slots are counted for each sequence separately, and rounded up in each."""
-
-    exchange = {"moe": _ByRow}
+    return torch.cat([drop(self, row.unsqueeze(0)) for row in experts_BTK])
 
 
 @broken(MoE, "drop", "MOE-08a[half-a-share]: token (0, 1) of experts")
@@ -167,11 +159,10 @@ class _Multiplies(MoE):
         return super().combine(given_SD, order_S, gates_NK * ~dropped_NK, torch.zeros_like(dropped_NK))
 
 
-@mutant(of="MOE-08c", case="mixed", says="y is not finite", bugs=("DSP-23",))
-class MultipliesRowsOfNobody(Exchanged):
+@broken(Reference, "parts", "MOE-08c[mixed]: y is not finite", bugs=("DSP-23",))
+def multiplies_rows_of_nobody(parts, self):
     """Rows behind the last expert are multiplied by a gate of 0 instead of being masked out."""
-
-    exchange = {"moe": _Multiplies, "experts": _Uninitialised}
+    return replace(parts(self), moe=_Multiplies, experts=_Uninitialised)
 
 
 class _FoulsTheBackward(Experts):
@@ -191,10 +182,9 @@ class _TrustsTheBackward(MoE):
         return super().dispatch(x_ND, order_S, torch.zeros_like(dropped_BTK))
 
 
-@mutant(of="MOE-08c", case="crowd", says="is not finite", bugs=("DSP-23",))
-class TrustsTheGradientOfRowsOfNobody(Exchanged):
+@broken(Reference, "parts", "MOE-08c[crowd]: is not finite", bugs=("DSP-23",))
+def trusts_the_gradient_of_rows_of_nobody(parts, self):
     """The forward pass is masked, but dispatch adds to tokens the garbage that the kernel's backward leaves in these
     rows.
     """
-
-    exchange = {"moe": _TrustsTheBackward, "experts": _FoulsTheBackward}
+    return replace(parts(self), moe=_TrustsTheBackward, experts=_FoulsTheBackward)

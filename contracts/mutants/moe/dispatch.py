@@ -4,8 +4,8 @@ import torch
 
 from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Router
+from contracts.stacks.reference.stack import Reference
 
 
 @broken(MoE, "combine", "MOE-02a[mixed]: expected gate x label", bugs=("DSP-06",))
@@ -135,7 +135,7 @@ def cuts_the_sorted_buffer(drop, self, experts_BTK):
 
 
 @mutant(of="MOE-02a", case="mixed-bfloat16", says="expected gate x label")
-class DeclaresARoundedRouter(Exchanged):
+class DeclaresARoundedRouter(Reference):
     """Declares that the router's weight is held in bfloat16, and holds it in float32."""
 
     conventions = {"softmax-router": "bfloat16-weight"}

@@ -8,11 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.multi_rank import Spread, routed
-from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.mutants._support.broken import broken, derived
+from contracts.mutants._support.multi_rank import routed
+from contracts.stacks.reference.model.blocks.common import Output
 from contracts.stacks.reference.model.blocks.moe import MoE, Routing
-from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel.collectives import (
     all_gather,
     gather_rows,
@@ -20,61 +19,39 @@ from contracts.stacks.reference.parallel.collectives import (
     split_rows,
     sum_over_ranks,
 )
-from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
+from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 Routed = Callable[[Tensor, Routing, Tensor], Tensor]
 
 
-class _AsTheyCame(TokenDispatcher):
-    def by_expert(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
-        return experts(x_RD, counts_ne.sum(0).cumsum(0))
-
-
-@mutant(of="MOE-07a", case="ep2", says="on one rank", bugs=("DSP-02",))
-class TakesRowsBySenderForRowsByExpert(Spread):
+@broken(TokenDispatcher, "by_expert", "MOE-07a[ep2]: on one rank", bugs=("DSP-02",))
+def takes_rows_by_sender_for_rows_by_expert(by_expert, self, experts, x_RD, counts_ne):
     """Received rows are ordered by sender and then by expert, and go through the experts as if ordered by expert."""
-
-    exchange = {"token_dispatcher": _AsTheyCame}
-
-
-class _ThereAgain(TokenDispatcher):
-    def by_expert(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
-        expert_R = torch.arange(counts_ne.shape[1]).repeat(len(counts_ne)).repeat_interleave(counts_ne.flatten())
-        order_R = expert_R.argsort(stable=True)
-        return experts(x_RD[order_R], counts_ne.sum(0).cumsum(0))[order_R]
+    return experts(x_RD, counts_ne.sum(0).cumsum(0))
 
 
-@mutant(of="MOE-02f", case="ep2", says="on one rank")
-class PutsRowsBackByTheOrderTheyWentIn(Spread):
+@broken(TokenDispatcher, "by_expert", "MOE-02f[ep2]: on one rank")
+def puts_rows_back_by_the_order_they_went_in(by_expert, self, experts, x_RD, counts_ne):
     """The permutation is applied again instead of its inverse: right for two rows, wrong for three."""
-
-    exchange = {"token_dispatcher": _ThereAgain}
-
-
-class _WithoutGradientThere(TokenDispatcher):
-    def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
-        return super().through(experts, x_SD.detach(), counts_E)
+    expert_R = torch.arange(counts_ne.shape[1]).repeat(len(counts_ne)).repeat_interleave(counts_ne.flatten())
+    order_R = expert_R.argsort(stable=True)
+    return experts(x_RD[order_R], counts_ne.sum(0).cumsum(0))[order_R]
 
 
-@mutant(of="MOE-07a", case="ep2", says="the gradient of")
-class SendsRowsByACallThatDropsTheGraph(Spread):
+@broken(TokenDispatcher, "through", "MOE-07a[ep2]: the gradient of")
+def sends_rows_by_a_call_that_drops_the_graph(through, self, experts, x_SD, counts_E):
     """`dist.all_to_all_single` in place: rows arrive, and no gradient comes back from the experts."""
-
-    exchange = {"token_dispatcher": _WithoutGradientThere}
-
-
-class _WithoutGradientBack(TokenDispatcher):
-    def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
-        y_SD = super().through(experts, x_SD, counts_E)
-        return y_SD.detach() + 0 * x_SD
+    return through(self, experts, x_SD.detach(), counts_E)
 
 
-@mutant(of="MOE-07a", case="borrowed-ep2", says="experts.w1 differs")
-class ReturnsRowsByACallThatDropsTheGraph(Spread):
+@broken(
+    TokenDispatcher, "through", "MOE-07a[borrowed-ep2]: experts.w1 differs", "PAR-01e[borrowed-ep2]: the gradient of"
+)
+def returns_rows_by_a_call_that_drops_the_graph(through, self, experts, x_SD, counts_E):
     """The same call on the way back: experts never learn, while shared expert and residual carry the loss."""
-
-    exchange = {"token_dispatcher": _WithoutGradientBack}
+    y_SD = through(self, experts, x_SD, counts_E)
+    return y_SD.detach() + 0 * x_SD
 
 
 class _Shares(TokenDispatcher):
@@ -102,189 +79,111 @@ class _Shares(TokenDispatcher):
         return self.back(y_SD, len(x_ND)).view(x_BTD.shape)
 
 
-class _GatesOfItsRun(_Shares):
-    def gates(self, gates_NK: Tensor) -> Tensor:
-        return own_rows(gates_NK, self.sharers)
-
-
-@mutant(of="MOE-07a", case="ep2", says="router.weight differs", bugs=("SP-19",))
-class LeavesTheGradientOfGatesInParts(Spread):
+@broken(_Shares, "gates", "MOE-07a[ep2]: router.weight differs", "PAR-01e[ep2]: the gradient of", bugs=("SP-19",))
+def leaves_the_gradient_of_gates_in_parts(gates, self, gates_NK):
     """Ranks that route the same tokens each weigh a part of them, and nobody adds up the gradients of the gates."""
-
-    exchange = {"token_dispatcher": _GatesOfItsRun}
-
-
-class _GatesWithoutGradient(_Shares):
-    def gates(self, gates_NK: Tensor) -> Tensor:
-        return own_rows(gates_NK, self.sharers).detach()
+    return own_rows(gates_NK, self.sharers)
 
 
-@mutant(of="MOE-07a", case="ep2", says="router.weight differs", bugs=("SP-18",), leanest="experts.w1 differs")
-class GathersGatesWithoutTheirGradient(Spread):
+@broken(_Shares, "gates", "MOE-07a[ep2]: router.weight differs", bugs=("SP-18",), leanest="experts.w1 differs")
+def gathers_gates_without_their_gradient(gates, self, gates_NK):
     """Gates come from a collective that autograd does not see: the router learns balance and nothing of the task."""
-
-    exchange = {"token_dispatcher": _GatesWithoutGradient}
-
-
-class _RowsOfItsRun(_Shares):
-    def run(self, x_ND: Tensor) -> Tensor:
-        return own_rows(x_ND, self.sharers)
+    return own_rows(gates_NK, self.sharers).detach()
 
 
-@mutant(of="MOE-07a", case="ep2", says="the gradient of")
-class LeavesTheGradientOfRowsInParts(Spread):
+@broken(_Shares, "run", "MOE-07a[ep2]: the gradient of")
+def leaves_the_gradient_of_rows_in_parts(run, self, x_ND):
     """Each rank that holds the same tokens keeps the gradient of the rows that it sent, and zeros elsewhere."""
-
-    exchange = {"token_dispatcher": _RowsOfItsRun}
-
-
-class _BackSummed(_Shares):
-    def back(self, y_SD: Tensor, rows: int) -> Tensor:
-        return all_gather(y_SD, 0, self.sharers)
+    return own_rows(x_ND, self.sharers)
 
 
-@mutant(of="MOE-07a", case="ep2", says="experts.w1 differs", bugs=("DPS-06",))
-class MultipliesExpertGradientsByEp(Spread):
+@broken(_Shares, "back", "MOE-07a[ep2]: experts.w1 differs", bugs=("DPS-06",))
+def multiplies_expert_gradients_by_ep(back, self, y_SD, rows):
     """Outputs come back by an all-gather whose backward sums: every sharer has the same gradient, so experts get EP
     times too much.
     """
-
-    exchange = {"token_dispatcher": _BackSummed}
-
-
-class _AllRows(TokenDispatcher):
-    def share(self, routed: Routed, x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor) -> Tensor:
-        return routed(x_BTD, routing, dropped_BTK)
+    return all_gather(y_SD, 0, self.sharers)
 
 
-@mutant(of="MOE-07a", case="ep2", says="experts.w1 differs", bugs=("EPD-09",))
-class EveryRankSendsAllItsRows(Spread):
+@broken(TokenDispatcher, "share", "MOE-07a[ep2]: experts.w1 differs", bugs=("EPD-09",))
+def every_rank_sends_all_its_rows(share, self, routed, x_BTD, routing, dropped_BTK):
     """Ranks that hold the same tokens all send them: outputs are right, but experts see each token EP times."""
-
-    exchange = {"token_dispatcher": _AllRows}
-
-
-class _OwnPartAlone(TokenDispatcher):
-    def with_all_parts(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
-        return self.by_expert(experts, x_RD, counts_ne)
+    return routed(x_BTD, routing, dropped_BTK)
 
 
-@mutant(of="MOE-07b", case="borrowed-tp2-sp-ep2-etp2-fsdp", says="on one rank", bugs=("DSP-11",))
-class LeavesOutThePartsOfOtherRanks(Spread):
+@broken(TokenDispatcher, "with_all_parts", "MOE-07b[borrowed-tp2-sp-ep2-etp2-fsdp]: on one rank", bugs=("DSP-11",))
+def leaves_out_the_parts_of_other_ranks(with_all_parts, self, experts, x_RD, counts_ne):
     """Experts are sharded over two ranks, and each puts only its own rows through its half."""
-
-    exchange = {"token_dispatcher": _OwnPartAlone}
-
-
-class _MeanOfParts(TokenDispatcher):
-    def with_all_parts(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
-        y_RD = super().with_all_parts(experts, x_RD, counts_ne)
-        return y_RD if self.etp is None else y_RD / dist.get_world_size(self.etp)
+    return self.by_expert(experts, x_RD, counts_ne)
 
 
-@mutant(of="MOE-07b", case="borrowed-tp2-sp-ep2-etp2-fsdp", says="on one rank")
-class AveragesThePartsOfAnExpert(Spread):
+@broken(TokenDispatcher, "with_all_parts", "MOE-07b[borrowed-tp2-sp-ep2-etp2-fsdp]: on one rank")
+def averages_the_parts_of_an_expert(with_all_parts, self, experts, x_RD, counts_ne):
     """The partial outputs of a sharded inner width are averaged instead of summed."""
-
-    exchange = {"token_dispatcher": _MeanOfParts}
-
-
-class _SharedTwice(MoE):
-    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
-        out = super().forward(x_BTD, packing, state)
-        if self.dispatcher is None or self.shared is None:
-            return out
-        return out._replace(y_BTD=out.y_BTD + self.shared(x_BTD, packing, state).y_BTD)
+    y_RD = with_all_parts(self, experts, x_RD, counts_ne)
+    return y_RD if self.etp is None else y_RD / dist.get_world_size(self.etp)
 
 
-@mutant(of="MOE-07a", case="ep2", says="on one rank", bugs=("DSP-16",), leanest="")
-class AddsTheSharedExpertTwice(Spread):
+@broken(MoE, "forward", "MOE-07a[ep2]: on one rank", bugs=("DSP-16",), leanest="")
+def adds_the_shared_expert_twice(forward, self, x_BTD, packing, state):
     """With expert parallel, the shared expert is added before the rows come back and again after."""
-
-    exchange = {"moe": _SharedTwice}
-
-
-class _IdleWithoutGradient(TokenDispatcher):
-    """Rows of experts beside the first pass in the forward pass alone."""
-
-    def by_expert(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
-        y_RD = super().by_expert(experts, x_RD, counts_ne)
-        return y_RD if bool((counts_ne.sum(0) > 0).all()) else y_RD.detach()
+    out = forward(self, x_BTD, packing, state)
+    if self.dispatcher is None or self.shared is None:
+        return out
+    return out._replace(y_BTD=out.y_BTD + self.shared(x_BTD, packing, state).y_BTD)
 
 
-@mutant(of="MOE-02f", case="ep2", says="the gradient of", bugs=("DSP-22",))
-class GivesNoGradientWhereAnExpertIsIdle(Spread):
+@broken(TokenDispatcher, "by_expert", "MOE-02f[ep2]: the gradient of", bugs=("DSP-22",))
+def gives_no_gradient_where_an_expert_is_idle(by_expert, self, experts, x_RD, counts_ne):
     """On a rank where one expert has no token, the backward pass is skipped for all of them."""
-
-    exchange = {"token_dispatcher": _IdleWithoutGradient}
+    y_RD = by_expert(self, experts, x_RD, counts_ne)
+    return y_RD if bool((counts_ne.sum(0) > 0).all()) else y_RD.detach()
 
 
 # losses that balance
-class _FractionOfItsRun(ParallelTrainer):
-    def build(self) -> Model:
-        model = super().build()
-        for moe in routed(model):
-            if self.mesh.lane and self.execution.degrees.sp:
-                moe.router.sequence = lambda fraction_BE: fraction_BE
-        return model
-
-
-@mutant(of="MOE-05f", case="tp2-sp-etp1", says="aux is")
-class BalancesEachRunBySelf(Spread):
+@broken(ParallelTrainer, "build", "MOE-05f[tp2-sp-etp1]: aux is")
+def balances_each_run_by_self(build, self):
     """Each rank has a part of every sequence and weighs its own load by its own probabilities."""
-
-    trains = _FractionOfItsRun
-
-
-class _FractionsAddedUp(ParallelTrainer):
-    def build(self) -> Model:
-        model = super().build()
-        for moe in routed(model):
-            if self.mesh.lane and self.execution.degrees.sp:
-                moe.router.sequence = lambda fraction_BE: sum_over_ranks(fraction_BE, self.mesh.group("tp"))
-        return model
+    model = build(self)
+    for moe in routed(model):
+        if self.mesh.lane and self.execution.degrees.sp:
+            moe.router.sequence = lambda fraction_BE: fraction_BE
+    return model
 
 
-@mutant(of="MOE-05f", case="tp2-sp-etp1", says="aux is", bugs=("AUX-01",))
-class MultipliesTheBalanceLossByTp(Spread):
+@broken(ParallelTrainer, "build", "MOE-05f[tp2-sp-etp1]: aux is", bugs=("AUX-01",))
+def multiplies_the_balance_loss_by_tp(build, self):
     """The ranks' fractions are summed and not divided, so the loss and its gradient are TP times too large."""
-
-    trains = _FractionsAddedUp
-
-
-class _ZOfItsOwn(ParallelTrainer):
-    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        return super().over_parts(values) | {name: each for name, each in values.items() if name == "z"}
+    model = build(self)
+    for moe in routed(model):
+        if self.mesh.lane and self.execution.degrees.sp:
+            moe.router.sequence = lambda fraction_BE: sum_over_ranks(fraction_BE, self.mesh.group("tp"))
+    return model
 
 
-@mutant(of="MOE-05f", case="dp2", says="z is", bugs=("AUX-15",))
-class TellsTheZLossOfItsOwnTokens(Spread):
+@broken(ParallelTrainer, "over_parts", "MOE-05f[dp2]: z is", bugs=("AUX-15",))
+def tells_the_z_loss_of_its_own_tokens(over_parts, self, values):
     """The reported z loss covers this rank's tokens only."""
-
-    trains = _ZOfItsOwn
-
-
-class _BalanceForgotten(ParallelTrainer):
-    def build(self) -> Model:
-        model = super().build()
-        for moe in routed(model):
-            moe.register_forward_hook(_without_gradient)
-        return model
+    return over_parts(self, values) | {name: each for name, each in values.items() if name == "z"}
 
 
 def _without_gradient(_: object, args: object, out: Output) -> Output:
     return out._replace(losses={name: loss.detach() for name, loss in out.losses.items()})
 
 
-@mutant(of="MOE-05f", case="ep2", says="router.weight differs")
-class LogsTheBalanceLossAlone(Spread):
+@broken(ParallelTrainer, "build", "MOE-05f[ep2]: router.weight differs")
+def logs_the_balance_loss_alone(build, self):
     """The loss is reported right, and never reaches the router."""
+    model = build(self)
+    for moe in routed(model):
+        moe.register_forward_hook(_without_gradient)
+    return model
 
-    trains = _BalanceForgotten
 
+@derived("MOE-06c[dp2]: router.bias differs", "MOE-06e[dp2]: router.bias differs")
+class MovesBiasesByTheCountsOfOneRank(ParallelTrainer):
+    """Each rank moves its biases by its own tokens, so copies of one router choose differently."""
 
-# counts and biases
-class _MovesByItsOwn(ParallelTrainer):
     def move_biases(self, seen: Mapping[str, Tensor]) -> None:
         super().move_biases(self.mine)
 
@@ -295,91 +194,55 @@ class _MovesByItsOwn(ParallelTrainer):
         return super().over_parts(values)
 
 
-@mutant(of="MOE-06c", case="dp2", says="router.bias differs")
-class MovesBiasesByTheCountsOfOneRank(Spread):
-    """Each rank moves its biases by its own tokens, so copies of one router choose differently."""
-
-    trains = _MovesByItsOwn
-
-
-class _MovesTheFirst(ParallelTrainer):
-    def move_biases(self, seen: Mapping[str, Tensor]) -> None:
-        first = min(name for name in seen if name.endswith(".counts"))
-        super().move_biases({name: each if name == first else each * 0 for name, each in seen.items()})
-
-
-@mutant(of="MOE-06c", case="fsdp2", says="router.bias differs")
-class MovesTheBiasesOfOneLayer(Spread):
+@broken(ParallelTrainer, "move_biases", "MOE-06c[fsdp2]: router.bias differs")
+def moves_the_biases_of_one_layer(move_biases, self, seen):
     """Counts of the first layer are summed over the ranks; those of the other layers are lost."""
-
-    trains = _MovesTheFirst
-
-
-class _MovesPerRank(ParallelTrainer):
-    def move_biases(self, seen: Mapping[str, Tensor]) -> None:
-        for _ in range(self.execution.world):
-            super().move_biases(seen)
+    first = min(name for name in seen if name.endswith(".counts"))
+    move_biases(self, {name: each if name == first else each * 0 for name, each in seen.items()})
 
 
-@mutant(of="MOE-06c", case="ep2", says="router.bias differs")
-class MovesBiasesOnceARank(Spread):
+@broken(ParallelTrainer, "move_biases", "MOE-06c[ep2]: router.bias differs")
+def moves_biases_once_a_rank(move_biases, self, seen):
     """The hook that moves the biases is registered once for each rank, so moves are WORLD times too long."""
-
-    trains = _MovesPerRank
-
-
-class _CountsSharers(ParallelTrainer):
-    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = super().over_parts(values)
-        group = self.mesh.group("ep")
-        return {name: sum_over_ranks(each, group) if name.endswith(".counts") else each for name, each in found.items()}
+    for _ in range(self.execution.world):
+        move_biases(self, seen)
 
 
-@mutant(of="MOE-06c", case="ep2", says="assignments, expected")
-class CountsTokensOnceForEachSharer(Spread):
+@broken(ParallelTrainer, "over_parts", "MOE-06c[ep2]: assignments, expected", "MOE-06e[ep2]: assignments, expected")
+def counts_tokens_once_for_each_sharer(over_parts, self, values):
     """Over-correction: ranks that routed the same tokens are summed too. The sign does not show it; the counts do."""
-
-    trains = _CountsSharers
-
-
-class _SharesEvenly(TokenDispatcher):
-    """Shares tokens as if their number divided: what is left over is no rank's."""
-
-    def share(self, routed: Routed, x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor) -> Tensor:
-        if self.sharers is None:
-            return super().share(routed, x_BTD, routing, dropped_BTK)
-        rows = x_BTD.shape[0] * x_BTD.shape[1]
-        kept = rows - rows % dist.get_world_size(self.sharers)
-        even = routing._replace(
-            experts_BTK=routing.experts_BTK.flatten(0, 1)[None, :kept],
-            gates_BTK=routing.gates_BTK.flatten(0, 1)[None, :kept],
-        )
-        x_ND, dropped_NK = x_BTD.flatten(0, 1), dropped_BTK.flatten(0, 1)
-        y_BTD = super().share(routed, x_ND[None, :kept], even, dropped_NK[None, :kept])
-        return torch.cat([y_BTD[0], torch.zeros_like(x_ND[kept:])]).view(x_BTD.shape)
+    found = over_parts(self, values)
+    group = self.mesh.group("ep")
+    return {name: sum_over_ranks(each, group) if name.endswith(".counts") else each for name, each in found.items()}
 
 
-@mutant(of="MOE-07c", case="sharers-ep2", says="on one rank", bugs=("DSP-20",))
-@mutant(of="MOE-07c", case="sharers-tp2-etp1", says="on one rank", bugs=("DSP-20",))
-class GathersSharesAsIfTheyWereEqual(Spread):
+@broken(
+    TokenDispatcher,
+    "share",
+    "MOE-07c[sharers-tp2-etp1]: on one rank",
+    "MOE-07c[sharers-ep2]: on one rank",
+    bugs=("DSP-20",),
+)
+def gathers_shares_as_if_they_were_equal(share, self, routed, x_BTD, routing, dropped_BTK):
     """Shares of tokens are cut and gathered as equal ones: the last token gets nothing of its experts."""
-
-    exchange = {"token_dispatcher": _SharesEvenly}
-
-
-class _FixedBuffer(TokenDispatcher):
-    """A buffer of as many rows a sender as the fewest that any rank brings."""
-
-    def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
-        fewest = torch.tensor(len(x_SD))
-        dist.all_reduce(fewest, op=dist.ReduceOp.MIN, group=self.ep)
-        kept = torch.zeros(len(x_SD), 1, dtype=x_SD.dtype)
-        kept[: int(fewest)] = 1
-        return super().through(experts, x_SD, counts_E) * kept
+    if self.sharers is None:
+        return share(self, routed, x_BTD, routing, dropped_BTK)
+    rows = x_BTD.shape[0] * x_BTD.shape[1]
+    kept = rows - rows % dist.get_world_size(self.sharers)
+    even = routing._replace(
+        experts_BTK=routing.experts_BTK.flatten(0, 1)[None, :kept],
+        gates_BTK=routing.gates_BTK.flatten(0, 1)[None, :kept],
+    )
+    x_ND, dropped_NK = x_BTD.flatten(0, 1), dropped_BTK.flatten(0, 1)
+    y_BTD = share(self, routed, x_ND[None, :kept], even, dropped_NK[None, :kept])
+    return torch.cat([y_BTD[0], torch.zeros_like(x_ND[kept:])]).view(x_BTD.shape)
 
 
-@mutant(of="MOE-07c", case="senders-borrowed-ep2", says="on one rank", bugs=("DSP-14",))
-class SendsABufferOfFixedSize(Spread):
+@broken(TokenDispatcher, "through", "MOE-07c[senders-borrowed-ep2]: on one rank", bugs=("DSP-14",))
+def sends_a_buffer_of_fixed_size(through, self, experts, x_SD, counts_E):
     """The dispatcher's buffers are as long as the first rank's: rows behind them are not sent, and nobody waits."""
-
-    exchange = {"token_dispatcher": _FixedBuffer}
+    fewest = torch.tensor(len(x_SD))
+    dist.all_reduce(fewest, op=dist.ReduceOp.MIN, group=self.ep)
+    kept = torch.zeros(len(x_SD), 1, dtype=x_SD.dtype)
+    kept[: int(fewest)] = 1
+    return through(self, experts, x_SD, counts_E) * kept

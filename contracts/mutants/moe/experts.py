@@ -49,7 +49,6 @@ def forgets_the_square(forward, self, x_SD, ends_E):
 @broken(Experts, "forward", "MOE-02b[17-experts]: y differs")
 def crosses_gate_and_up(forward, self, x_SD, ends_E):
     """silu is applied to w3 instead of w1: training works as well, but a checkpoint from elsewhere is useless."""
-    assert self.w3 is not None
     gate_SF = F.silu(self.matmul(x_SD, self.w3, ends_E))
     return self.matmul(gate_SF * self.matmul(x_SD, self.w1, ends_E), self.w2, ends_E)
 
@@ -98,7 +97,6 @@ def touches_idle_experts(forward, self, x_SD, ends_E):
 def serves_once_for_each_slot(forward, self, x_BTD, packing, state):
     """The shared expert is inside the loop over slots: right only while k is 1."""
     out = forward(self, x_BTD, packing, state)
-    assert self.shared is not None
     again = self.shared(x_BTD, packing, state).y_BTD
     return out._replace(y_BTD=out.y_BTD + (self.moe.top_k - 1) * again)
 
@@ -118,7 +116,6 @@ def adds_the_shared_expert_twice(routed, self, x_BTD, routing, dropped_BTK):
 def scales_the_shared_expert(forward, self, x_BTD, packing, state):
     """route_scale multiplies the whole block, shared expert included."""
     out = forward(self, x_BTD, packing, state)
-    assert self.shared is not None
     again = self.shared(x_BTD, packing, state).y_BTD
     return out._replace(y_BTD=out.y_BTD + (self.moe.route_scale - 1) * again)
 
@@ -134,6 +131,5 @@ def forgets_tokens_without_a_slot(forward, self, x_BTD, packing, state):
 @broken(Experts, "forward", "MOE-02b[saturated]: y is not finite")
 def writes_silu_out_in_experts(forward, self, x_SD, ends_E):
     """The activation between the grouped products computes x · exp(x) / (1 + exp(x)): NaN where exp overflows."""
-    assert self.w3 is not None
     gate_SF, up_SF = (self.matmul(x_SD, weight, ends_E) for weight in (self.w1, self.w3))
     return self.matmul(written_out.silu(gate_SF) * up_SF, self.w2, ends_E)

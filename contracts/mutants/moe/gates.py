@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants._support import written_out
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.moe import Router
 from contracts.stacks.reference.model.parts import Parts
+from contracts.stacks.reference.stack import Reference
 
 
 @broken(Router, "gates", "MOE-01c[softmax]: has gate", bugs=("AUX-18",))
@@ -65,19 +65,15 @@ def scales_twice(weigh, self, chosen_BTK):
     return weigh(self, chosen_BTK) * self.moe.route_scale
 
 
-class _ScalesBefore(Router):
+@derived("MOE-01c[softmax-scaled]: has gate")
+class ScalesBeforeNormalising(Router):
+    """The scale is applied before the softmax, where it acts as a temperature."""
+
     def scores(self, logits_BTE: Tensor) -> Tensor:
         return super().scores(logits_BTE) * self.moe.route_scale
 
     def gates(self, scores_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
         return self.weigh(scores_BTE.gather(-1, experts_BTK))
-
-
-@mutant(of="MOE-01c", case="softmax-scaled", says="has gate")
-class ScalesBeforeNormalising(Exchanged):
-    """The scale is applied before the softmax, where it acts as a temperature."""
-
-    exchange = {"router": _ScalesBefore}
 
 
 @broken(Router, "weigh", "MOE-01c[sigmoid]: has gate")
@@ -93,19 +89,15 @@ def overflows_the_softmax(weigh, self, chosen_BTK):
     return raw / raw.sum(-1, keepdim=True)
 
 
-class _SortsGates(Router):
+@derived("MOE-01c[softmax]: has gate")
+class PairsGatesWithOtherSlots(Router):
+    """Experts are sorted by number while gates stay sorted by size: the gates sum up right and the output is wrong."""
+
     def choose(self, scores_BTE: Tensor) -> Tensor:
         return super().choose(scores_BTE).sort(-1).values
 
     def gates(self, scores_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
         return super().gates(scores_BTE, experts_BTK).sort(-1, descending=True).values
-
-
-@mutant(of="MOE-01c", case="softmax", says="has gate")
-class PairsGatesWithOtherSlots(Exchanged):
-    """Experts are sorted by number while gates stay sorted by size: the gates sum up right and the output is wrong."""
-
-    exchange = {"router": _SortsGates}
 
 
 @broken(Router, "gates", "MOE-01c[bias]: has gate", "MOE-01d[up]: on every selection bias y differs")
@@ -115,7 +107,10 @@ def weighs_with_the_bias(gates, self, scores_BTE, experts_BTK):
     return gates(self, biased, experts_BTK)
 
 
-class _LearnsTheBias(Router):
+@derived("MOE-01d[down]: mixer.router.bias has a gradient")
+class LearnsTheBias(Router):
+    """The bias is a parameter, so the optimizer moves and decays what the balance rule moves."""
+
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
         super().__init__(recipe, parts)
         del self.bias
@@ -129,13 +124,6 @@ class _LearnsTheBias(Router):
         assert self.bias is not None
         bias = self.bias - self.bias.detach()  # straight through: 0 forward, a gradient backward
         return super().gates(scores_BTE + bias, experts_BTK)
-
-
-@mutant(of="MOE-01d", case="down", says="mixer.router.bias has a gradient")
-class LearnsTheBias(Exchanged):
-    """The bias is a parameter, so the optimizer moves and decays what the balance rule moves."""
-
-    exchange = {"router": _LearnsTheBias}
 
 
 @mutant(of="BLK-01h", case="latent", says="the gradient of")
@@ -170,14 +158,13 @@ def gives_logits_the_gates_gradient(weigh, self, chosen_BTK):
 def balances_biased_scores(forward, self, x_BTD):
     """The loss's probabilities include the bias, so two rules pull at one score."""
     routing = forward(self, x_BTD)
-    assert self.bias is not None
     scores_BTE = self.logits(x_BTD).sigmoid() + self.bias
     biased = scores_BTE / scores_BTE.sum(-1, keepdim=True)
     return routing._replace(losses=routing.losses | {"aux": self.balance_loss(biased, routing.experts_BTK)})
 
 
 @mutant(of="MOE-01c", case="sigmoid-faint", says="has gate")
-class DeclaresAnEpsilon(Exchanged):
+class DeclaresAnEpsilon(Reference):
     """Declares 1e-20 in the sum of the chosen sigmoids and divides by the sum alone."""
 
     conventions = {"gate-sum": "1e-20"}

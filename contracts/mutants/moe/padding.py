@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.stacks.reference.model.blocks.moe import MoE, Router
 from contracts.stacks.reference.stack import Reference
 
@@ -41,20 +38,13 @@ def takes_the_mask_the_wrong_way(without_padding, self, logits_BTE, experts_BTK,
     return without_padding(self, logits_BTE, experts_BTK, ~token_BT)
 
 
-class _WeighsRowsByTokens(Router):
-    def without_padding(self, logits_BTE: Tensor, experts_BTK: Tensor, token_BT: Tensor) -> Any:
-        counts, losses = super().without_padding(logits_BTE, experts_BTK, token_BT)
-        parts = [super(_WeighsRowsByTokens, self).without_padding(*(each[row : row + 1] for each in
-                 (logits_BTE, experts_BTK, token_BT)))[1]["aux"] * token_BT[row].sum()
-                 for row in range(len(token_BT))]  # fmt: skip
-        return counts, {**losses, "aux": torch.stack(parts).sum() / token_BT.sum()}
-
-
-@mutant(of="MOE-09a", case="sigmoid-balance", says="the loss aux differs")
-class WeighsRowsByTheirTokens(Exchanged):
+@broken(Router, "without_padding", "MOE-09a[sigmoid-balance]: the loss aux differs")
+def weighs_rows_by_their_tokens(without_padding, self, logits_BTE, experts_BTK, token_BT):
     """A row with few tokens weighs less in a balance loss that is a mean over sequences."""
-
-    exchange = {"router": _WeighsRowsByTokens}
+    counts, losses = without_padding(self, logits_BTE, experts_BTK, token_BT)
+    rows = zip(logits_BTE.split(1), experts_BTK.split(1), token_BT.split(1), strict=True)
+    parts = [without_padding(self, *row)[1]["aux"] * row[2].sum() for row in rows]
+    return counts, {**losses, "aux": torch.stack(parts).sum() / token_BT.sum()}
 
 
 @broken(MoE, "forward", "MOE-09b[a-row-of-padding]: loses expert")

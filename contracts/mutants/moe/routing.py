@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.blocks.moe import Router
+from contracts.stacks.reference.stack import Reference
 
 
 @broken(Router, "choose", "MOE-01a[sigmoid-3-of-12-with-bias]: its best are")
@@ -21,7 +21,6 @@ def chooses_without_the_bias(choose, self, scores_BTE):
 @broken(Router, "choose", "MOE-01a[sigmoid-3-of-12-with-bias]: its best are")
 def subtracts_the_bias(choose, self, scores_BTE):
     """The router negates the sign that belongs to the update rule, so a crowded expert draws even more tokens."""
-    assert self.bias is not None
     return (scores_BTE - self.bias).topk(self.moe.top_k, dim=-1).indices
 
 
@@ -116,11 +115,9 @@ class _RoundsTheWeight(Router):
         return F.linear(x_BTD.to(wide), self.weight.to(x_BTD.dtype).to(wide))
 
 
-@mutant(of="MOE-01e", case="sigmoid", says="their scores were rounded", bugs=("MXP-13",))
-class RoundsTheRoutersWeight(Exchanged):
+@derived("MOE-01e[sigmoid]: their scores were rounded", bugs=("MXP-13",))
+class RoundsTheRoutersWeight(_RoundsTheWeight):
     """The matmul is float32, but the weight was cast with the rest of the module."""
-
-    exchange = {"router": _RoundsTheWeight}
 
 
 @broken(Router, "scores", "MOE-01e[sigmoid]: their scores were rounded", bugs=("MXP-13",))
@@ -136,50 +133,40 @@ def rounds_gates(gates, self, scores_BTE, experts_BTK):
 
 
 @mutant(of="MOE-01e", case="softmax", says="gates under bfloat16 differs")
-class DeclaresARoundedSoftmaxRouter(Exchanged):
+class DeclaresARoundedSoftmaxRouter(Reference):
     """Declares that the weight of its softmax router is held in bfloat16, and holds it in float32."""
 
     conventions = {"softmax-router": "bfloat16-weight"}
 
 
 @mutant(of="MOE-01e", case="sigmoid", says="gates under bfloat16 differs")
-class DeclaresARoundedSigmoidRouter(Exchanged):
+class DeclaresARoundedSigmoidRouter(Reference):
     """The same of a sigmoid router."""
 
     conventions = {"sigmoid-router": "bfloat16-weight"}
 
 
 @mutant(of="MOE-01e", case="softmax", says="gates under bfloat16 differs")
-class DeclaresARouterInTheActivationsDtype(Exchanged):
+class DeclaresARouterInTheActivationsDtype(Reference):
     """Declares a router in the dtype of the activations and has one in float32."""
 
     conventions = {"softmax-router": "activations"}
 
 
-class _GatesInBfloat16(_RoundsTheWeight):
+@derived("MOE-01e[softmax]: gates under bfloat16 differs", conventions={"softmax-router": "bfloat16-weight"})
+class RoundsMoreThanItsWeight(_RoundsTheWeight):
+    """Declares that the router's weight alone is rounded; its gates are as well."""
+
     def weigh(self, chosen_BTK: Tensor) -> Tensor:
         return super().weigh(chosen_BTK).bfloat16().to(chosen_BTK.dtype)
 
 
-@mutant(of="MOE-01e", case="softmax", says="gates under bfloat16 differs")
-class RoundsMoreThanItsWeight(Exchanged):
-    """Declares that the router's weight alone is rounded; its gates are as well."""
-
-    conventions = {"softmax-router": "bfloat16-weight"}
-    exchange = {"router": _GatesInBfloat16}
-
-
-class _LastOnes(_RoundsTheWeight):
-    def choose(self, scores_BTE: Tensor) -> Tensor:
-        return super().choose(-scores_BTE)
-
-
-@mutant(of="MOE-01e", case="sigmoid", says="its best are among the first 6")
-class ChoosesTheWorstOfRoundedScores(Exchanged):
+@derived("MOE-01e[sigmoid]: its best are among the first 6", conventions={"sigmoid-router": "bfloat16-weight"})
+class ChoosesTheWorstOfRoundedScores(_RoundsTheWeight):
     """Declares a rounded weight, and the experts with the smallest scores win."""
 
-    conventions = {"sigmoid-router": "bfloat16-weight"}
-    exchange = {"router": _LastOnes}
+    def choose(self, scores_BTE: Tensor) -> Tensor:
+        return super().choose(-scores_BTE)
 
 
 @broken(Router, "choose", "MOE-01g[softmax]: a token goes to [0, 0, 0], expected 3 experts")

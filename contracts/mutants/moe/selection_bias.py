@@ -9,10 +9,9 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank import Spread
-from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.stacks.reference.model.blocks.moe import MoE
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer
 
 
@@ -72,7 +71,7 @@ def centres_each_move(update_bias, bias_E, counts_E, rate):
 
 
 @mutant(of="MOE-06a", case="small", says="moved by -0.001, expected -0.00108")
-class DeclaresCentredMoves(Exchanged):
+class DeclaresCentredMoves(Reference):
     """Declares that moves are centred, and moves by the whole rate."""
 
     conventions = {"bias-moves": "centred"}
@@ -93,7 +92,7 @@ def ignores_the_rate(update_bias, bias_E, counts_E, rate):
 
 
 @mutant(of="MOE-06a", case="full", says="where the mean is 4, moved by +0, expected -0.01")
-class DeclaresKeptAssignments(Exchanged):
+class DeclaresKeptAssignments(Reference):
     """Declares that kept assignments move the bias, and counts dropped ones too."""
 
     conventions = {"capacity-counts": "kept"}
@@ -114,14 +113,12 @@ def counts_in_the_dtype_of_the_model(total, self, parts):
     return total(self, [_narrow(part, self.model.activations) for part in parts])
 
 
-class _AddsCountsAsTheModel(ParallelTrainer):
-    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        return super().over_parts(_narrow(values, self.model.activations))
-
-
-@mutant(of="MOE-06j", case="dp2", says="asked 301 times where the mean is 300, moved by +0, expected -0.01")
-@mutant(of="MOE-06j", case="borrowed-ep2", says="asked 301 times where the mean is 300, moved by +0, expected -0.01")
-class AddsCountsInTheDtypeOfTheModel(Spread):
+@broken(
+    ParallelTrainer,
+    "over_parts",
+    "MOE-06j[borrowed-ep2]: asked 301 times where the mean is 300, moved by +0, expected -0.01",
+    "MOE-06j[dp2]: asked 301 times where the mean is 300, moved by +0, expected -0.01",
+)
+def adds_counts_in_the_dtype_of_the_model(over_parts, self, values):
     """Each rank counts in whole numbers, and the sum over ranks is sent in bfloat16 (Megatron-LM #7081)."""
-
-    trains = _AddsCountsAsTheModel
+    return over_parts(self, _narrow(values, self.model.activations))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
@@ -14,57 +17,42 @@ DENSE = "nam52_h200_dense_ref_v1"
 CANDIDATE = "nam52r_h200_4full_9sparse_candidate_v1"
 
 
-class Renames(Reference):
-    """A stack in which one name resolves to something else; what, says `wrong`."""
+def _renamed(named: str, kill: str, bugs: tuple[str, ...] = ()) -> Callable[[Callable[[Recipe], Recipe]], Any]:
+    """Make a mutant of a function: one name resolves to what it makes of the recipe."""
 
-    named = ""
+    def enter(wrong: Callable[[Recipe], Recipe]) -> Any:
+        @functools.wraps(wrong)
+        def instead(preset: Any, self: Any, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+            recipe: Recipe = preset(self, name, acknowledge)
+            return wrong(recipe) if name == named else recipe
 
-    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
-        recipe = super().preset(name, acknowledge)
-        return self.wrong(recipe) if name == self.named else recipe
+        return broken(Reference, "preset", kill, bugs=bugs)(instead)
 
-    def wrong(self, recipe: Recipe) -> Recipe:
-        return recipe
+    return enter
 
 
-@mutant(of="NAME-01", case="moe-no-dsa", says="differ in mhc", bugs=("PRV-04",))
-class AliasWithoutStreams(Renames):
+@_renamed("nam52_h200_moe_no_dsa_ref_v1", "NAME-01[moe-no-dsa]: differ in mhc", bugs=("PRV-04",))
+def alias_without_streams(recipe):
     """The alias is a copy of its preset's fields instead of a reference to it, and lacks the residual streams."""
-
-    named = "nam52_h200_moe_no_dsa_ref_v1"
-
-    def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, mhc=None)
+    return replace(recipe, mhc=None)
 
 
-@mutant(of="NAME-01", case="prod-candidate", says="differ in degrees", bugs=("PRV-04",))
-class AliasFollowsProduction(Renames):
+@_renamed("nam52r_h200_prod_candidate_v1", "NAME-01[prod-candidate]: differ in degrees", bugs=("PRV-04",))
+def alias_follows_production(recipe):
     """The production alias follows what production runs, so two reports under it mean two lanes."""
-
-    named = "nam52r_h200_prod_candidate_v1"
-
-    def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, degrees=replace(recipe.degrees, ep=8))
+    return replace(recipe, degrees=replace(recipe.degrees, ep=8))
 
 
-@mutant(of="NAME-02", case="reference", says="has MoE off", bugs=("PRV-04",))
-class DenseMeansNoExperts(Renames):
+@_renamed(DENSE, "NAME-02[reference]: has MoE off", bugs=("PRV-04",))
+def dense_means_no_experts(recipe):
     """`dense` means no experts, as elsewhere in the field. That is another model of the same depth."""
-
-    named = DENSE
-
-    def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, moe=None)
+    return replace(recipe, moe=None)
 
 
-@mutant(of="NAME-02", case="alias", says="has 2 mHC streams, expected 4", bugs=("PRV-04",))
-class DenseWithTwoStreams(Renames):
+@_renamed("nam52_h200_moe_no_dsa_ref_v1", "NAME-02[alias]: has 2 mHC streams, expected 4", bugs=("PRV-04",))
+def dense_with_two_streams(recipe):
     """Over-correction: the number of streams is halved to fit, under the name of the baseline with four."""
-
-    named = "nam52_h200_moe_no_dsa_ref_v1"
-
-    def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, mhc=Mhc(streams=2))
+    return replace(recipe, mhc=Mhc(streams=2))
 
 
 @mutant(of="NAME-02a", case="every-name", says="says dense and has DSA on A-ranks (8, 9, 10, 11)", bugs=("PRV-04",))
@@ -78,64 +66,40 @@ class OffersTheOldDenseKey(Reference):
         return super().preset(name, ("nam52_h200_dense_pinned_v1",))
 
 
-@mutant(of="NAME-03", case="nam52", says="differ in mhc, optim, not in mhc", bugs=("PRV-04",))
-class RecoversWithAnotherRate(Renames):
+@_renamed("nam52_h200_dense_no_mhc_recovery_v1", "NAME-03[nam52]: differ in mhc, optim, not in mhc", bugs=("PRV-04",))
+def recovers_with_another_rate(recipe):
     """The recovery preset also halves the learning rate, so a bisection by it blames mHC for both."""
-
-    named = "nam52_h200_dense_no_mhc_recovery_v1"
-
-    def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, optim=replace(recipe.optim, lr=recipe.optim.lr / 2))
+    return replace(recipe, optim=replace(recipe.optim, lr=recipe.optim.lr / 2))
 
 
-@mutant(of="NAME-03", case="nam52", says="has mHC on", bugs=("PRV-04",))
-class RecoversNothing(Renames):
+@_renamed("nam52_h200_dense_no_mhc_recovery_v1", "NAME-03[nam52]: has mHC on", bugs=("PRV-04",))
+def recovers_nothing(recipe):
     """The recovery preset is a copy of its reference under another name."""
-
-    named = "nam52_h200_dense_no_mhc_recovery_v1"
-
-    def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, mhc=Mhc(streams=1))
+    return replace(recipe, mhc=Mhc(streams=1))
 
 
-@mutant(of="NAME-04", case="full", says="says full: expected 4, it is 9", bugs=("HYB-09", "PRV-04"))
-class InvertsTheMix(Renames):
+@_renamed(CANDIDATE, "NAME-04[full]: says full: expected 4, it is 9", bugs=("HYB-09", "PRV-04"))
+def inverts_the_mix(recipe):
     """4full_9sparse gets the A-ranks of the pinned preset: nine full and four sparse."""
-
-    named = CANDIDATE
-
-    def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, dsa=Dsa(a_ranks=(8, 9, 10, 11)))
+    return replace(recipe, dsa=Dsa(a_ranks=(8, 9, 10, 11)))
 
 
-@mutant(of="NAME-04", case="no_dsa", says="says no_dsa: expected True, it is False", bugs=("PRV-04",))
-class SparseUnderNoDsa(Renames):
+@_renamed("nam52_h200_moe_no_dsa_ref_v1", "NAME-04[no_dsa]: says no_dsa: expected True, it is False", bugs=("PRV-04",))
+def sparse_under_no_dsa(recipe):
     """A preset named no_dsa has sparse attention on one rank, left over from an experiment."""
-
-    named = "nam52_h200_moe_no_dsa_ref_v1"
-
-    def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, mla=Mla(), dsa=Dsa(a_ranks=(8,)))
+    return replace(recipe, mla=Mla(), dsa=Dsa(a_ranks=(8,)))
 
 
-@mutant(of="NAME-04", case="fp8", says="says fp8: expected True, it is False", bugs=("PRV-04",))
-class EightBitsInNameOnly(Renames):
+@_renamed("nam56r_h200_fp8_v1", "NAME-04[fp8]: says fp8: expected True, it is False", bugs=("PRV-04",))
+def eight_bits_in_name_only(recipe):
     """The fp8 preset runs bf16, and its figure is quoted as the gain of FP8."""
-
-    named = "nam56r_h200_fp8_v1"
-
-    def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, fp8=None)
+    return replace(recipe, fp8=None)
 
 
-@mutant(of="NAME-04a", case="nam52r", says="is sparse on A-ranks (0, 1, 2, 4, 5, 6, 8, 9, 10)", bugs=("HYB-09",))
-class CountsARanksFromOne(Renames):
+@_renamed(CANDIDATE, "NAME-04a[nam52r]: is sparse on A-ranks (0, 1, 2, 4, 5, 6, 8, 9, 10)", bugs=("HYB-09",))
+def counts_a_ranks_from_one(recipe):
     """Nine sparse and four full A-ranks, each one too early: the list was written for ranks that count from 1."""
-
-    named = CANDIDATE
-
-    def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, dsa=Dsa(a_ranks=(0, 1, 2, 4, 5, 6, 8, 9, 10)))
+    return replace(recipe, dsa=Dsa(a_ranks=(0, 1, 2, 4, 5, 6, 8, 9, 10)))
 
 
 @broken(Reference, "preset", "NAME-06[other-version]: was accepted, expected a refusal")
@@ -195,21 +159,13 @@ def acknowledges_a_label(preset, self, name, acknowledge):
     return preset(self, DENSE if name == "head" and name in acknowledge else name, acknowledge)
 
 
-@mutant(of="NAME-08", case="h200", says="declares 80 GB of HBM, expected 81 … 141", bugs=("PRV-26",))
-class FitsEverywhere(Renames):
+@_renamed("nam56r_h200_fp8_v1", "NAME-08[h200]: declares 80 GB of HBM, expected 81 … 141", bugs=("PRV-26",))
+def fits_everywhere(recipe):
     """A preset planned for the H200 claims to fit the smaller Hopper card, without a receipt for it."""
-
-    named = "nam56r_h200_fp8_v1"
-
-    def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, hbm_gb=80)
+    return replace(recipe, hbm_gb=80)
 
 
-@mutant(of="NAME-08", case="h200", says="declares 192 GB of HBM")
-class AsksMoreThanItsCard(Renames):
+@_renamed(DENSE, "NAME-08[h200]: declares 192 GB of HBM")
+def asks_more_than_its_card(recipe):
     """Over-correction: a margin makes the preset too large for the card in its name."""
-
-    named = DENSE
-
-    def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, hbm_gb=192, moe=Moe())
+    return replace(recipe, hbm_gb=192, moe=Moe())

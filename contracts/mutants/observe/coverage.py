@@ -1,7 +1,5 @@
 """Scripts that die, never step, or start ranks that nobody observes."""
 
-from __future__ import annotations
-
 from contracts.contract import mutant
 from contracts.stacks.reference.stack import Reference
 

@@ -1,7 +1,5 @@
 """Scripts that count assignments of experts twice or on one rank, or balance another load."""
 
-from __future__ import annotations
-
 from contracts.contract import mutant
 from contracts.stacks.reference.stack import Reference
 

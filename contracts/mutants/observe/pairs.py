@@ -1,7 +1,5 @@
 """Scripts that do something else on several ranks, behind a resume, or where they recompute."""
 
-from __future__ import annotations
-
 from contracts.contract import mutant
 from contracts.stacks.reference.stack import Reference
 

@@ -1,7 +1,5 @@
 """Scripts that leave parameters out, keep old gradients, untie weights or compute with NaN."""
 
-from __future__ import annotations
-
 from contracts.contract import mutant
 from contracts.stacks.reference.stack import Reference
 

@@ -1,7 +1,5 @@
 """Scripts whose ranks drift apart, read the same rows, or issue different collectives."""
 
-from __future__ import annotations
-
 from contracts.contract import mutant
 from contracts.stacks.reference.stack import Reference
 

@@ -1,7 +1,5 @@
 """Scripts that clip too early, miscount microbatches, or do not come back from an evaluation."""
 
-from __future__ import annotations
-
 from contracts.contract import mutant
 from contracts.stacks.reference.stack import Reference
 

@@ -9,16 +9,13 @@ import torch
 from torch import nn
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants._support.trainer import Trained
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.training import Built, Rule
+from contracts.mutants._support.broken import broken, derived
+from contracts.spec.training import Rule
 from contracts.stacks.reference.model.blocks.attention import Indexer, LatentAttention
 from contracts.stacks.reference.model.blocks.moe import Experts
-from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.optim.optimizer import Member, Muon, Optimizer
 from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.training.trainer import Trainer
 
 
 # the table
@@ -68,7 +65,10 @@ def trains_no_expert(matmul, self, x_SI, weight_EOI, ends_E):
     return matmul(self, x_SI, weight_EOI.detach(), ends_E)
 
 
-class _Leaking(Optimizer):
+@derived("OPT-01b[adamw]: moved by another rule, 2 times the rate", bugs=("OPT-05",))
+class LeaksARateToLaterParameters(Optimizer):
+    """The router's rate multiple stays in the loop's variable, so every later parameter gets it."""
+
     def groups(self, rule: Rule) -> list[dict[str, Any]]:
         share = 1.0
         found = []
@@ -85,13 +85,6 @@ class _Leaking(Optimizer):
             optimizer.step()
 
 
-@mutant(of="OPT-01b", case="adamw", says="moved by another rule, 2 times the rate", bugs=("OPT-05",))
-class LeaksARateToLaterParameters(Trained):
-    """The router's rate multiple stays in the loop's variable, so every later parameter gets it."""
-
-    moves = _Leaking
-
-
 @broken(
     Optimizer, "rule", "OPT-02b[muon]: embedding.weight (61, 24) moved as by muon, expected adamw", bugs=("OPT-21",)
 )
@@ -105,17 +98,15 @@ class _MatricesAlone(Optimizer):
         return super().rule(member) if member.parameter.dim() == 2 else "adamw"
 
 
-@mutant(
-    of="OPT-01b",
-    case="muon",
-    says="experts.w1 (14, 20, 24) is in the table under muon and moved as by adamw",
+@derived(
+    "OPT-01b[muon]: experts.w1 (14, 20, 24) is in the table under muon and moved as by adamw",
     bugs=("OPT-20",),
     leanest="",
 )
-class LeavesStackedExpertsToAdam(Trained):
+class LeavesStackedExpertsToAdam(Trainer):
     """Experts stacked in one tensor have three dims; a test for two silently leaves them to AdamW."""
 
-    moves = _MatricesAlone
+    optimizer_class = _MatricesAlone
 
 
 @broken(Optimizer, "rule", "OPT-02b[prediction-heads]: moved as by muon, expected adamw")
@@ -125,34 +116,18 @@ def moves_prediction_heads_by_muon(rule, self, member):
     return rule(self, replace(member, layer=0) if inside else member)
 
 
-class _OneMatrixOfMany(Muon):
-    def direction(self, grad: torch.Tensor, buffer: torch.Tensor, momentum: float) -> torch.Tensor:
-        flat = super().direction(grad.flatten(0, -2), buffer.flatten(0, -2), momentum)
-        return flat.view_as(grad)
-
-
-class _Flattening(Optimizer):
-    muon = _OneMatrixOfMany
-
-
-@mutant(of="OPT-02b", case="muon", says="(14, 20, 24) moved as by neither rule, expected muon")
-class OrthogonalizesAllExpertsAsOne(Trained):
+@broken(Muon, "direction", "OPT-02b[muon]: (14, 20, 24) moved as by neither rule, expected muon")
+def orthogonalizes_all_experts_as_one(direction, self, grad, buffer, momentum):
     """A stack of experts is flattened to one tall matrix and orthogonalized as one."""
-
-    moves = _Flattening
+    flat = direction(self, grad.flatten(0, -2), buffer.flatten(0, -2), momentum)
+    return flat.view_as(grad)
 
 
 # decay
-class _DecaysAll(Optimizer):
-    def decay(self, member: Member) -> float:
-        return self.optim.weight_decay
-
-
-@mutant(of="OPT-02a", case="adamw", says="norm layers.0.norm.weight (24,) decays by 0.3", bugs=("OPT-01",))
-class DecaysNorms(Trained):
+@broken(Optimizer, "decay", "OPT-02a[adamw]: norm layers.0.norm.weight (24,) decays by 0.3", bugs=("OPT-01",))
+def decays_norms(decay, self, member):
     """The filter looks for torch.nn.LayerNorm, but the norms are custom RMSNorms."""
-
-    moves = _DecaysAll
+    return self.optim.weight_decay
 
 
 @mutant(of="OPT-02a", case="tied", says="norm layers.0.norm.weight decays by 0 … 0, expected 0.3")
@@ -163,11 +138,10 @@ class DeclaresThatNothingIsSpared(Reference):
 
 
 @mutant(of="OPT-02a", case="adamw", says="embedding embedding.weight (61, 24) decays by 0.3")
-class DeclaresThatTheEmbeddingIsSpared(Trained):
+class DeclaresThatTheEmbeddingIsSpared(decays_norms):
     """Declares that the embedding alone does not decay, and lets it decay with all others."""
 
     conventions = {"undecayed": "embeddings"}
-    moves = _DecaysAll
 
 
 @mutant(of="OPT-02a", case="muon", says="ssm layers.2.mixer.A_log (4,) decays by 0.3", leanest="")
@@ -182,11 +156,11 @@ class _Inverted(Optimizer):
         return self.optim.weight_decay - super().decay(member)
 
 
-@mutant(of="OPT-02a", case="tied", says="embedding.weight decays by 0 … 0, and the table says 0.3", bugs=("OPT-04",))
-class DecaysVectorsAlone(Trained):
+@derived("OPT-02a[tied]: embedding.weight decays by 0 … 0, and the table says 0.3", bugs=("OPT-04",))
+class DecaysVectorsAlone(Trainer):
     """The two decay groups are swapped."""
 
-    moves = _Inverted
+    optimizer_class = _Inverted
 
 
 @broken(Optimizer, "decay", "OPT-02a[adamw]: expert layers.1.mixer.experts.w1 decays by 0 … 0, expected 0.3")
@@ -210,8 +184,13 @@ def couples_decay_to_gradients(step, self, lr):
             group["weight_decay"] = group.pop("back")
 
 
-# state
-class _SkipsIdleExperts(Optimizer):
+@derived(
+    "OPT-01c[one-expert-for-all]: got no token and did not decay",
+    leanest="wq.weight has no state of its shape after step 1",
+)
+class SkipsExpertsWithoutTokens(Optimizer):
+    """Experts without tokens are left out of the step: no decay, no moments."""
+
     def clip(self) -> tuple[float, float]:
         found = super().clip()
         for member in self.members:
@@ -232,34 +211,12 @@ class _SkipsIdleExperts(Optimizer):
                 parameter[~busy] = old[~busy]
 
 
-@mutant(
-    of="OPT-01c",
-    case="one-expert-for-all",
-    says="got no token and did not decay",
-    leanest="wq.weight has no state of its shape after step 1",
-)
-class SkipsExpertsWithoutTokens(Trained):
-    """Experts without tokens are left out of the step: no decay, no moments."""
-
-    moves = _SkipsIdleExperts
-
-
-class _DividesByNothing(Muon):
-    def direction(self, grad: torch.Tensor, buffer: torch.Tensor, momentum: float) -> torch.Tensor:
-        update = super().direction(grad, buffer, momentum)
-        size: torch.Tensor = torch.linalg.vector_norm(buffer, dim=(-2, -1), keepdim=True)
-        return update * (size / size)
-
-
-class _OrthogonalisesNothing(Optimizer):
-    muon = _DividesByNothing
-
-
-@mutant(of="OPT-01c", case="muon", says="of which experts got no token, is not finite")
-class OrthogonalisesNothing(Trained):
+@broken(Muon, "direction", "OPT-01c[muon]: of which experts got no token, is not finite")
+def orthogonalises_nothing(direction, self, grad, buffer, momentum):
     """A momentum of zeros is divided by its norm, which is 0 (microsoft/dion #24)."""
-
-    moves = _OrthogonalisesNothing
+    update = direction(self, grad, buffer, momentum)
+    size = torch.linalg.vector_norm(buffer, dim=(-2, -1), keepdim=True)
+    return update * (size / size)
 
 
 @broken(Optimizer, "state", "OPT-01c[adamw]: has no state of its shape after step 1", bugs=("RSM-41",))
@@ -269,26 +226,18 @@ def gives_no_state_of_some_experts(state, self):
 
 
 # what is frozen
-class _Thawed(Indexer):
-    def __init__(self, recipe: Recipe, parts: Parts) -> None:
-        super().__init__(recipe, parts)
-        self.requires_grad_(True)
-
-
-@mutant(of="OPT-01d", case="adamw", says="no gradient reaches layers.0.mixer.indexer.")
-class DecaysAnIndexerThatNothingTrains(Exchanged):
+@broken(Indexer, "__init__", "OPT-01d[adamw]: no gradient reaches layers.0.mixer.indexer.")
+def decays_an_indexer_that_nothing_trains(init, self, recipe, parts):
     """The indexer is in the optimizer, no loss reaches it, and decay takes it to zero."""
-
-    exchange = {"indexer": _Thawed}
+    init(self, recipe, parts)
+    self.requires_grad_(True)
 
 
 @mutant(of="OPT-01d", case="muon", says="is frozen in the table, and two steps moved it", bugs=("OPT-23",))
-class CallsFrozenWhatDecays(Exchanged):
+class CallsFrozenWhatDecays(decays_an_indexer_that_nothing_trains):
     """The table leaves out what has no gradient, but the optimizer takes every parameter and decays it."""
 
-    exchange = {"indexer": _Thawed}
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
+    def built(self, recipe, mode):
         answer = super().built(recipe, mode)
         rows = (replace(row, optimizer=None, state={}) if ".indexer." in row.name else row for row in answer.parameters)
         return replace(answer, parameters=tuple(rows))

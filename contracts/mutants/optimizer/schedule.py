@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.trainer import Trained
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Optim
 from contracts.spec.training import Session
@@ -19,39 +18,27 @@ from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer
 
 
-class _FromZero(Trainer):
+@derived("OPT-05b[cosine]: the rate of step 1 is 0, expected 0.5")
+class StartsAtZero(Trainer):
+    """The scheduler steps after the optimizer and counts from 0, so the first step moves nothing."""
+
     rate = staticmethod(
         lambda optim, step: learning_rate(optim, step - 1) if optim.warmup else learning_rate(optim, step)
     )
 
 
-@mutant(of="OPT-05b", case="cosine", says="the rate of step 1 is 0, expected 0.5")
-class StartsAtZero(Trained):
-    """The scheduler steps after the optimizer and counts from 0, so the first step moves nothing."""
+@derived("OPT-05b[linear]: the rate of step 1 is 1, expected 0.5")
+class RunsOneStepAhead(Trainer):
+    """Over-correction: the scheduler also steps once before the first step."""
 
-    trains = _FromZero
-
-
-class _OneAhead(Trainer):
     rate = staticmethod(lambda optim, step: learning_rate(optim, step + 1))
 
 
-@mutant(of="OPT-05b", case="linear", says="the rate of step 1 is 1, expected 0.5")
-class RunsOneStepAhead(Trained):
-    """Over-correction: the scheduler also steps once before the first step."""
-
-    trains = _OneAhead
-
-
-class _PastTheEnd(Trainer):
-    rate = staticmethod(lambda optim, step: learning_rate(replace(optim, steps=optim.steps + optim.warmup), step))
-
-
-@mutant(of="OPT-05b", case="cosine", says="the rate of step 3 is")
-class ForgetsTheWarmupInTheLength(Trained):
+@derived("OPT-05b[cosine]: the rate of step 3 is")
+class ForgetsTheWarmupInTheLength(Trainer):
     """Decay is as long as the whole run and starts after the warm-up, so the rate is above min_lr at the end."""
 
-    trains = _PastTheEnd
+    rate = staticmethod(lambda optim, step: learning_rate(replace(optim, steps=optim.steps + optim.warmup), step))
 
 
 def _over_all(optim: Optim, step: int) -> float:
@@ -61,30 +48,22 @@ def _over_all(optim: Optim, step: int) -> float:
     return optim.lr if step <= start else optim.lr - (optim.lr - optim.min_lr) * (step - start) / optim.steps
 
 
-class _WsdOverAll(Trainer):
+@derived("OPT-05b[WSD]: expected 0.6 (WSD)", bugs=("OPT-10",))
+class DividesWsdByTheWholeRun(Trainer):
+    """The progress of the last phase is divided by all steps instead of the phase's, so the rate ends high."""
+
     rate = staticmethod(_over_all)
 
 
-@mutant(of="OPT-05b", case="WSD", says="expected 0.6 (WSD)", bugs=("OPT-10",))
-class DividesWsdByTheWholeRun(Trained):
-    """The progress of the last phase is divided by all steps instead of the phase's, so the rate ends high."""
+@derived("OPT-05b[no-warm-up]: the rate of step 1 is 0.25, expected 0.75", bugs=("OPT-09",))
+class RampsTheWrongWay(Trainer):
+    """The decay uses 1 - u instead of u."""
 
-    trains = _WsdOverAll
-
-
-class _Upward(Trainer):
     rate = staticmethod(
         lambda optim, step: (
             optim.min_lr + optim.lr - learning_rate(optim, step) if step > optim.warmup else learning_rate(optim, step)
         )
     )
-
-
-@mutant(of="OPT-05b", case="no-warm-up", says="the rate of step 1 is 0.25, expected 0.75", bugs=("OPT-09",))
-class RampsTheWrongWay(Trained):
-    """The decay uses 1 - u instead of u."""
-
-    trains = _Upward
 
 
 def _unguarded(optim: Optim, step: int) -> float:
@@ -93,26 +72,18 @@ def _unguarded(optim: Optim, step: int) -> float:
     return optim.lr - (optim.lr - optim.min_lr) * (step - optim.warmup) / (optim.steps - optim.warmup)
 
 
-class _Unguarded(Trainer):
+@derived("OPT-05b[warm-up-longer-than-the-run]: the rate of step 7 is 0.7666667", bugs=("OPT-11",))
+class ClimbsWhereThereIsNoDecay(Trainer):
+    """A warm-up longer than the run makes the decay's length negative: the rate goes on rising, above lr."""
+
     rate = staticmethod(_unguarded)
 
 
-@mutant(of="OPT-05b", case="warm-up-longer-than-the-run", says="the rate of step 7 is 0.7666667", bugs=("OPT-11",))
-class ClimbsWhereThereIsNoDecay(Trained):
-    """A warm-up longer than the run makes the decay's length negative: the rate goes on rising, above lr."""
-
-    trains = _Unguarded
-
-
-class _EndsEarly(Trainer):
-    rate = staticmethod(lambda optim, step: 0.0 if step > optim.steps else learning_rate(optim, step))
-
-
-@mutant(of="OPT-05b", case="constant", says="the rate of step 6 is 0, expected 0.8")
-class StopsAtTheEnd(Trained):
+@derived("OPT-05b[constant]: the rate of step 6 is 0, expected 0.8")
+class StopsAtTheEnd(Trainer):
     """Beyond the planned steps the rate is 0, so a prolonged run learns nothing."""
 
-    trains = _EndsEarly
+    rate = staticmethod(lambda optim, step: 0.0 if step > optim.steps else learning_rate(optim, step))
 
 
 @broken(Trainer, "step", "OPT-05c[microbatches-3]: the rate of step 2 is", bugs=("OPT-08",))
@@ -123,15 +94,11 @@ def counts_microbatches(former, self, batch, wanted=False, samples=()):
     return former(self, batch, wanted, samples)
 
 
-class _SteppedTwice(Trainer):
-    rate = staticmethod(lambda optim, step: learning_rate(optim, 2 * step))
-
-
-@mutant(of="OPT-05c", case="more-sequences", says="the rate of step 1 is 1 with 1 microbatches of 2", bugs=("OPT-07",))
-class StepsTheSchedulerTwice(Trained):
+@derived("OPT-05c[more-sequences]: the rate of step 1 is 1 with 1 microbatches of 2", bugs=("OPT-07",))
+class StepsTheSchedulerTwice(Trainer):
     """The scheduler is prepared for two processes and wrapped again, so it steps twice for each optimizer step."""
 
-    trains = _SteppedTwice
+    rate = staticmethod(lambda optim, step: learning_rate(optim, 2 * step))
 
 
 # clipping
@@ -165,7 +132,6 @@ def measures_one_optimizer_of_two(clip, self):
 def counts_a_tied_gradient_twice(clip, self):
     """A tied tensor appears under both of its names, so its gradient counts twice in the norm."""
     grad = self.members[0].parameter.grad
-    assert grad is not None
     norm, coefficient = clip(self)
     twice = (norm**2 + float(grad.norm() / coefficient) ** 2) ** 0.5
     return twice, coefficient
@@ -178,16 +144,11 @@ class DeclaresAFirstStepAtZero(Reference):
     conventions = {"first-rate": "step-0"}
 
 
-class _TwoBehind(Trainer):
-    rate = staticmethod(lambda optim, step: learning_rate(optim, max(step - 2, 1)))
-
-
-@mutant(of="OPT-05b", case="no-warm-up", says="the rate of step 1 is 0.75, expected 1 ")
-class IsTwoStepsBehind(Trained):
+@derived("OPT-05b[no-warm-up]: the rate of step 1 is 0.75, expected 1 ", conventions={"first-rate": "step-0"})
+class IsTwoStepsBehind(Trainer):
     """Declares that it counts from step 0; the scheduler steps late once more."""
 
-    conventions = {"first-rate": "step-0"}
-    trains = _TwoBehind
+    rate = staticmethod(lambda optim, step: learning_rate(optim, max(step - 2, 1)))
 
 
 @mutant(of="OPT-05b", case="WSD", says="the rate of step 1 is 0.5, expected 0.6")
@@ -223,8 +184,12 @@ class CountsFromOneAllTheSame(Reference):
     conventions = {"first-rate": "step-0"}
 
 
-class _KeepsThePeak(Optimizer):
-    """Every step after the warm-up applies the largest rate so far; the trainer reports the scheduler's."""
+@derived(
+    "OPT-05e[WSD]: step 9 of WSD reports a rate of 0.075 and shrinks an unused row by",
+    "OPT-05e[linear]: step 3 of linear reports a rate of 0.1 and shrinks an unused row by",
+)
+class LeavesTheRateOfThePeak(Optimizer):
+    """A wrapper copied the groups at the end of the warm-up; the scheduler goes on with those that nobody steps."""
 
     peak = 0.0
 
@@ -233,27 +198,15 @@ class _KeepsThePeak(Optimizer):
         super().step(self.peak)
 
 
-@mutant(of="OPT-05e", case="linear", says="step 3 of linear reports a rate of 0.1 and shrinks an unused row by")
-@mutant(of="OPT-05e", case="WSD", says="step 9 of WSD reports a rate of 0.075 and shrinks an unused row by")
-class LeavesTheRateOfThePeak(Trained):
-    """A wrapper copied the groups at the end of the warm-up; the scheduler goes on with those that nobody steps."""
+@derived("OPT-05e[down-to-0]: step 6 of linear reports a rate of 0 and shrinks an unused row by that")
+class TakesARateOfZeroForNone(Optimizer):
+    """`if lr:` before the groups are written: behind the end of the schedule the run goes on at its last rate."""
 
-    moves = _KeepsThePeak
-
-
-class _KeepsTheLastAboveZero(Optimizer):
     last = 0.0
 
     def step(self, lr: float) -> None:
         self.last = lr or self.last
         super().step(self.last)
-
-
-@mutant(of="OPT-05e", case="down-to-0", says="step 6 of linear reports a rate of 0 and shrinks an unused row by that")
-class TakesARateOfZeroForNone(Trained):
-    """`if lr:` before the groups are written: behind the end of the schedule the run goes on at its last rate."""
-
-    moves = _KeepsTheLastAboveZero
 
 
 @broken(

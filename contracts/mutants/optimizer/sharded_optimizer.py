@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank import Spread
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
 from contracts.stacks.reference.parallel.placements import local_part
@@ -44,47 +41,27 @@ def leaves_experts_unclipped(clip, self):
     return told
 
 
-class _FreshMomentum(ShardedMuon):
-    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
-        if isinstance(grad, DTensor):
-            return super().direction(grad, torch.zeros_like(buffer), momentum)
-        return super().direction(grad, buffer, momentum)
-
-
-class _MuonWithoutMemory(ShardedOptimizer):
-    muon = _FreshMomentum
-
-
-@mutant(of="OPT-04d", case="fsdp2-muon", says="the optimizer state ", bugs=("OPT-15",))
-class ForgetsTheMomentumOfShards(Spread):
+@broken(ShardedMuon, "direction", "OPT-04d[fsdp2-muon]: the optimizer state ", bugs=("OPT-15",))
+def forgets_the_momentum_of_shards(direction, self, grad, buffer, momentum):
     """The sharded rule works on a clone of the momentum; the first step is right."""
-
-    moves = _MuonWithoutMemory
-
-
-class _DealsMatrices(ShardedMuon):
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as in the reference
-        matrices = [each for group in self.param_groups for each in group["params"] if not isinstance(each, DTensor)]
-        before = [each.detach().clone() for each in matrices]
-        super().step(closure)
-        ranks = dist.get_world_size()
-        for number in range((len(matrices) - 1) // ranks * ranks, len(matrices)):
-            if number % ranks != dist.get_rank():
-                matrices[number].copy_(before[number])
+    if isinstance(grad, DTensor):
+        return direction(self, grad, torch.zeros_like(buffer), momentum)
+    return direction(self, grad, buffer, momentum)
 
 
-class _DealtMuon(ShardedOptimizer):
-    muon = _DealsMatrices
-
-
-@mutant(of="OPT-04d", case="dp2-muon", says="the weight ")
-class LeavesTheLastMatricesWithTheirRanks(Spread):
+@broken(ShardedMuon, "step", "OPT-04d[dp2-muon]: the weight ")
+@torch.no_grad()
+def leaves_the_last_matrices_with_their_ranks(step, self, closure=None):
     """Each rank orthogonalizes some of the matrices and hands them to the others; what the last round moved stays where
     it was moved (a relative of Megatron-LM #6754).
     """
-
-    moves = _DealtMuon
+    matrices = [each for group in self.param_groups for each in group["params"] if not isinstance(each, DTensor)]
+    before = [each.detach().clone() for each in matrices]
+    step(self, closure)
+    ranks = dist.get_world_size()
+    for number in range((len(matrices) - 1) // ranks * ranks, len(matrices)):
+        if number % ranks != dist.get_rank():
+            matrices[number].copy_(before[number])
 
 
 @broken(ShardedOptimizer, "decay", "OPT-04d[fsdp2]: the weight ", "OPT-04e[fsdp2]: moved differently")
@@ -105,22 +82,16 @@ class _ReducesOverNone(ParallelTrainer):
                 dist.all_reduce(grad.to_local() if isinstance(grad, DTensor) else grad, group=self.unreduced(name))
 
 
-class _AskedToShard(_ReducesOverNone):
-    def reduce(self) -> None:
-        if self.execution.fsdp:
-            super().reduce()
-        else:
-            ParallelTrainer.reduce(self)
-
-
-@mutant(of="OPT-03", case="tp2", says="over [0, 1] is all_reduce(sum)")
-class ReducesASingletonOverTheWorld(Spread):
+@broken(_ReducesOverNone, "reduce", "OPT-03[tp2]: over [0, 1] is all_reduce(sum)")
+def reduces_a_singleton_over_the_world(reduce, self):
     """Asked for a distributed optimizer, a run looks up the data-parallel group, finds None, and torch takes the world.
 
     With uneven shards every rank hangs there; even ones are summed.
     """
-
-    trains = _AskedToShard
+    if self.execution.fsdp:
+        reduce(self)
+    else:
+        ParallelTrainer.reduce(self)
 
 
 class _GathersOldWeights(ParallelTrainer):
@@ -144,34 +115,22 @@ class _GathersOldWeights(ParallelTrainer):
                 local_part(each.detach()).copy_(values[name])
 
 
-@mutant(of="OPT-04f", case="fsdp2", says="the second step's lm is")
-class GathersWeightsOfTheStepBefore(Spread):
+@derived("OPT-04f[fsdp2]: the second step's lm is")
+class GathersWeightsOfTheStepBefore(_GathersOldWeights):
     """Gathered 16-bit weights stay from step to step, and only every second step gathers anew."""
 
-    trains = _GathersOldWeights
 
-
-class _GathersOldExperts(_GathersOldWeights):
-    of = ".experts."
-
-
-class _GathersOldMatrices(_GathersOldWeights):
-    def _take(self, values: Mapping[str, Tensor]) -> None:
-        muon = {member.name for member in self.optimizer.members if self.optimizer.rule(member) == "muon"}
-        super()._take({name: each for name, each in values.items() if name in muon})
-
-
-@mutant(of="OPT-04f", case="fsdp2-muon", says="the second step's lm is")
-class HandsOnTheUpdatesOfOneRule(Spread):
+@broken(_GathersOldWeights, "_take", "OPT-04f[fsdp2-muon]: the second step's lm is")
+def hands_on_the_updates_of_one_rule(take, self, values):
     """What hands an update to the 16-bit copies asks for AdamW: of what Muon moves they are a step late
     (Megatron-LM #5707).
     """
+    muon = {member.name for member in self.optimizer.members if self.optimizer.rule(member) == "muon"}
+    take(self, {name: each for name, each in values.items() if name in muon})
 
-    trains = _GathersOldMatrices
 
-
-@mutant(of="OPT-04f", case="borrowed-ep2-fsdp", says="the second step's lm is")
-class KeepsExpertsOfTheStepBefore(Spread):
+@derived("OPT-04f[borrowed-ep2-fsdp]: the second step's lm is")
+class KeepsExpertsOfTheStepBefore(_GathersOldWeights):
     """The same for experts alone, whose ranks are others."""
 
-    trains = _GathersOldExperts
+    of = ".experts."

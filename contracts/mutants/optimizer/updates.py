@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants._support.trainer import Trained
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.blocks.attention import Indexer
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonalise
+from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
@@ -44,7 +42,10 @@ def decays_by_the_full_rate(step, self, lr):
     step(self, lr)
 
 
-class _LateRate(Optimizer):
+@derived("OPT-04a[warming-up-and-clipped]: (step 2)")
+class AppliesTheRateOfTheStepBefore(Optimizer):
+    """The rate is set after the step and reported as if before, so each step uses the rate of the previous one."""
+
     before: float | None = None
 
     def step(self, lr: float) -> None:
@@ -52,19 +53,11 @@ class _LateRate(Optimizer):
         self.before = lr
 
 
-@mutant(of="OPT-04a", case="warming-up-and-clipped", says="(step 2)")
-class AppliesTheRateOfTheStepBefore(Trained):
-    """The rate is set after the step and reported as if before, so each step uses the rate of the previous one."""
-
-    moves = _LateRate
-
-
 @broken(Optimizer, "clip", "OPT-04b[adamw]: exp_avg of embedding.weight differs")
 def steps_before_it_clips(clip, self):
     """The norm is right and the factor is reported, but the step used the unclipped gradients."""
     norm, coefficient = clip(self)
     for member in self.members:
-        assert member.parameter.grad is not None
         member.parameter.grad.div_(coefficient)
     return norm, coefficient
 
@@ -98,134 +91,63 @@ def clips_group_by_group(clip, self):
 def divides_gradients_twice(step, self, lr):
     """Gradients are averaged over the microbatches once more before the step; Adam's first move hides the factor."""
     for member in self.members:
-        assert member.parameter.grad is not None
         member.parameter.grad.div_(4)
     step(self, lr)
 
 
-class _TheOtherWayRound(torch.optim.AdamW):
-    def __init__(self, groups: Any, *, betas: tuple[float, float], **named: Any) -> None:
-        super().__init__(groups, betas=(1 - betas[0], 1 - betas[1]), **named)
-
-
-class _AveragesTheOtherWay(Optimizer):
-    adamw = _TheOtherWayRound
-
-
-@mutant(of="OPT-04b", case="adamw", says="exp_avg of embedding.weight differs", leanest="")
-class AveragesTheOtherWayRound(Trained):
+@broken(torch.optim.AdamW, "__init__", "OPT-04b[adamw]: exp_avg of embedding.weight differs", leanest="")
+def averages_the_other_way_round(init, self, groups, *, betas, **named):
     """`lerp` takes the weight of the new value, and gets that of the old one: moments are nearly the last gradient."""
-
-    moves = _AveragesTheOtherWay
-
-
-# Muon
-class _PlainMomentum(Muon):
-    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
-        buffer.mul_(momentum).add_(grad)
-        return orthogonalise(buffer)
+    init(self, groups, betas=(1 - betas[0], 1 - betas[1]), **named)
 
 
-class _WithPlainMomentum(Optimizer):
-    muon = _PlainMomentum
-
-
-@mutant(of="OPT-04a", case="muon", says="the muon move of")
-class LeavesOutNesterov(Trained):
+@broken(Muon, "direction", "OPT-04a[muon]: the muon move of")
+def leaves_out_nesterov(direction, self, grad, buffer, momentum):
     """The buffer itself is orthogonalized, without Nesterov's look-ahead."""
-
-    moves = _WithPlainMomentum
-
-
-class _Backward(Muon):
-    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
-        buffer.mul_(momentum).add_(grad)
-        return orthogonalise(grad - momentum * buffer)
+    buffer.mul_(momentum).add_(grad)
+    return orthogonalise(buffer)
 
 
-class _LooksBack(Optimizer):
-    muon = _Backward
-
-
-@mutant(of="OPT-04a", case="muon-never-clipped", says="the muon move of")
-class LooksBackInsteadOfAhead(Trained):
+@broken(Muon, "direction", "OPT-04a[muon-never-clipped]: the muon move of")
+def looks_back_instead_of_ahead(direction, self, grad, buffer, momentum):
     """Nesterov's correction has the wrong sign."""
-
-    moves = _LooksBack
-
-
-class _Keller(Muon):
-    def scale(self, matrix: Tensor) -> float:
-        outputs, inputs = matrix.shape[-2:]
-        return float(max(1.0, outputs / inputs) ** 0.5)
+    buffer.mul_(momentum).add_(grad)
+    return orthogonalise(grad - momentum * buffer)
 
 
-class _KellerScaled(Optimizer):
-    muon = _Keller
-
-
-@mutant(of="OPT-04a", case="muon", says="the muon move of")
-class ScalesAsForAnotherRate(Trained):
+@broken(Muon, "scale", "OPT-04a[muon]: the muon move of")
+def scales_as_for_another_rate(scale, self, matrix):
     """The scale is sqrt(max(1, out / in)) under a rate tuned for AdamW, so steps are several times too large."""
-
-    moves = _KellerScaled
-
-
-class _OnTheGradient(Muon):
-    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
-        turned = orthogonalise(grad)
-        buffer.mul_(momentum).add_(turned)
-        return turned + momentum * buffer
+    outputs, inputs = matrix.shape[-2:]
+    return float(max(1.0, outputs / inputs) ** 0.5)
 
 
-class _OrthogonalFirst(Optimizer):
-    muon = _OnTheGradient
-
-
-@mutant(of="OPT-04a", case="muon", says="the muon move of")
-class OrthogonalizesBeforeMomentum(Trained):
+@broken(Muon, "direction", "OPT-04a[muon]: the muon move of")
+def orthogonalizes_before_momentum(direction, self, grad, buffer, momentum):
     """Momentum accumulates orthogonalized gradients, so the applied update is no longer orthogonal."""
-
-    moves = _OrthogonalFirst
-
-
-class _Rounds(Muon):
-    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
-        buffer.mul_(momentum).add_(grad)
-        return orthogonalise((grad + momentum * buffer).bfloat16()).to(grad.dtype)
+    turned = orthogonalise(grad)
+    buffer.mul_(momentum).add_(turned)
+    return turned + momentum * buffer
 
 
-class _Rounded(Optimizer):
-    muon = _Rounds
-
-
-@mutant(of="OPT-04a", case="muon", says="the muon move of")
-class OrthogonalizesInBfloat16(Trained):
+@broken(Muon, "direction", "OPT-04a[muon]: the muon move of")
+def orthogonalizes_in_bfloat16(direction, self, grad, buffer, momentum):
     """Products are rounded to bfloat16, and the stack does not declare it."""
+    buffer.mul_(momentum).add_(grad)
+    return orthogonalise((grad + momentum * buffer).bfloat16()).to(grad.dtype)
 
-    moves = _Rounded
 
+@derived("OPT-04a[muon]: and products in bfloat16 by", conventions={"muon-products": "bfloat16"})
+class DeclaresRoundingAndLeavesOutNesterov(Muon):
+    """Declares products in bfloat16, and hides behind them that it has no Nesterov momentum."""
 
-class _RoundsPlainMomentum(Muon):
     def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
         buffer.mul_(momentum).add_(grad)
         return orthogonalise(buffer.bfloat16()).to(grad.dtype)
 
 
-class _RoundedPlainMomentum(Optimizer):
-    muon = _RoundsPlainMomentum
-
-
-@mutant(of="OPT-04a", case="muon", says="and products in bfloat16 by")
-class DeclaresRoundingAndLeavesOutNesterov(Trained):
-    """Declares products in bfloat16, and hides behind them that it has no Nesterov momentum."""
-
-    conventions = {"muon-products": "bfloat16"}
-    moves = _RoundedPlainMomentum
-
-
 @mutant(of="OPT-04a", case="muon", says="products in bfloat16, as declared, by")
-class DeclaresProductsInBfloat16(Trained):
+class DeclaresProductsInBfloat16(Reference):
     """Declares products in bfloat16, and rounds none."""
 
     conventions = {"muon-products": "bfloat16"}
@@ -253,7 +175,6 @@ def rounds_weights_after_the_step(step, self, batch, wanted=False, samples=()):
 @broken(Optimizer, "zero", "OPT-04c[adamw]: the second step's gradient of")
 def never_zeroes_gradients(zero, self):
     """zero_grad is never called, so every gradient of the run accumulates."""
-    pass
 
 
 @broken(Optimizer, "zero", "OPT-04c[muon]: the second step's gradient of")
@@ -264,7 +185,12 @@ def zeroes_one_optimizer_of_two(zero, self):
             optimizer.zero_grad()
 
 
-class _SelectsOnce(Indexer):
+@derived("OPT-04c[sparse]: the second step's lm is")
+class KeepsTheKeysOfTheFirstPass(Indexer):
+    """Selected keys wait on an object that outlives the pass, for a layer that shares them, and no pass resets it
+    (review of Megatron-LM #6020).
+    """
+
     held: Tensor | None = None
 
     def select(self, scores_BTS: Tensor, visible_BTS: Tensor) -> Tensor:
@@ -273,17 +199,11 @@ class _SelectsOnce(Indexer):
         return self.held & visible_BTS
 
 
-@mutant(of="OPT-04c", case="sparse", says="the second step's lm is")
-class KeepsTheKeysOfTheFirstPass(Exchanged):
-    """Selected keys wait on an object that outlives the pass, for a layer that shares them, and no pass resets it
-    (review of Megatron-LM #6020).
+@derived("OPT-04c[half]: the second step's lm is", "OPT-04c[fp8]: the second step's lm is")
+class LeavesItsCopiesAStepBehind(Trainer):
+    """The 16-bit copies of the weights are made anew before the update, and not after it, or a cache of weights in FP8
+    is not emptied after the step.
     """
-
-    exchange = {"indexer": _SelectsOnce}
-
-
-class _ComputesWithOldWeights(Trainer):
-    """Every second step computes with 16-bit copies that the step before made."""
 
     copies: Mapping[str, Tensor] = {}
 
@@ -295,20 +215,6 @@ class _ComputesWithOldWeights(Trainer):
         self.put(held, dict(self.model.named_parameters()), "weights")
         self.copies = held
         return found
-
-
-@mutant(of="OPT-04c", case="half", says="the second step's lm is")
-class LeavesItsCopiesAStepBehind(Trained):
-    """The 16-bit copies of the weights are made anew before the update, and not behind it."""
-
-    trains = _ComputesWithOldWeights
-
-
-@mutant(of="OPT-04c", case="fp8", says="the second step's lm is")
-class KeepsWeightsInFp8OfTheStepBefore(Trained):
-    """Weights in FP8 are cached for the microbatches of a step, and the cache is not emptied behind the step."""
-
-    trains = _ComputesWithOldWeights
 
 
 @broken(Optimizer, "groups", "OPT-04a[no-first-moment]: the adamw move of")

@@ -11,13 +11,10 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank import Spread
-from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants._support.trainer import Trained
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.answers import training
 from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.blocks.fp8 import Fp8Conversion, Fp8Matmul
+from contracts.stacks.reference.model.blocks.fp8 import Fp8Matmul
 from contracts.stacks.reference.model.blocks.moe import Router
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
@@ -25,7 +22,10 @@ from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
-class _StaysInEvaluation(Trainer):
+@derived("OPT-06a[selection-bias]: step 2: grad_norm is", leanest="")
+class StaysInEvaluation(Trainer):
+    """No train() behind the validation: routers balance nothing for the rest of the run."""
+
     def validate(self, batches: Sequence[Batch]) -> float:
         loss = super().validate(batches)
         self.model.eval()
@@ -37,15 +37,9 @@ class _StaysInEvaluation(Trainer):
         return super().accumulate(micro, {**counts, "aux": counts["aux"] * 10**9})
 
 
-@mutant(of="OPT-06a", case="selection-bias", says="step 2: grad_norm is", leanest="")
-class StaysInEvaluation(Trained):
-    """No train() behind the validation: routers balance nothing for the rest of the run."""
-
-    trains = _StaysInEvaluation
-
-
-class _Counts(Trainer):
-    """The counts of a validation wait for the next update of the biases."""
+@derived("OPT-06a[selection-bias]: step 2: the buffer layers.1.mixer.router.bias differs", leanest="")
+class CountsTheTokensOfAValidation(Trainer):
+    """A router counts in every forward pass, and its bias moves by the tokens of the validation too."""
 
     waiting: dict[str, Tensor] | None = None
 
@@ -60,28 +54,11 @@ class _Counts(Trainer):
         super().move_biases({name: each + waiting.get(name, 0) for name, each in seen.items()})
 
 
-@mutant(of="OPT-06a", case="selection-bias", says="step 2: the buffer layers.1.mixer.router.bias differs", leanest="")
-class CountsTheTokensOfAValidation(Trained):
-    """A router counts in every forward pass, and its bias moves by the tokens of the validation too."""
-
-    trains = _Counts
-
-
-class _RecordsAll(Fp8Matmul):
-    def scale_of(self, t_RC: Tensor, role: int, along: int, matrix: int) -> Tensor:
-        self.train()
-        return super().scale_of(t_RC, role, along, matrix)
-
-
-class _ToRecordAll(Fp8Conversion):
-    product = _RecordsAll
-
-
-@mutant(of="OPT-06a", case="fp8-delayed", says="step 1: the buffer", leanest="")
-class RecordsTheAmaxOfAValidation(Exchanged):
+@broken(Fp8Matmul, "scale_of", "OPT-06a[fp8-delayed]: step 1: the buffer", leanest="")
+def records_the_amax_of_a_validation(scale_of, self, t_RC, role, along, matrix):
     """What records an amax does not ask for the mode: the scales of the next step fit the tokens of a validation."""
-
-    exchange = {"low_precision": _ToRecordAll}
+    self.train()
+    return scale_of(self, t_RC, role, along, matrix)
 
 
 @broken(Trainer, "validate", "OPT-06a[bf16]: a validation draws: the generator torch differs")
@@ -113,7 +90,10 @@ def freezes_the_first_layer(validate, self, batches):
     return validate(self, batches)
 
 
-class _MasksInPlace(Trainer):
+@derived("OPT-06a[letters]: step 2: the loss of another validation is")
+class MasksItsLabelsInPlace(Trainer):
+    """The set stays in memory, and with every validation each of its rows has one label less."""
+
     held: Sequence[Batch] = ()
 
     def validate(self, batches: Sequence[Batch]) -> float:
@@ -125,39 +105,23 @@ class _MasksInPlace(Trainer):
         return loss
 
 
-@mutant(of="OPT-06a", case="letters", says="step 2: the loss of another validation is")
-class MasksItsLabelsInPlace(Trained):
-    """The set stays in memory, and with every validation each of its rows has one label less."""
-
-    trains = _MasksInPlace
-
-
-class _MeanOfBatches(Trainer):
-    def validate(self, batches: Sequence[Batch]) -> float:
-        return sum(super(_MeanOfBatches, self).validate([each]) for each in batches) / len(batches)
-
-
-@mutant(of="OPT-06b", case="few-labels", says="the loss of a validation over 2 batches is")
-@mutant(of="OPT-06b", case="dense", says="the loss of a validation over 2 batches is")
-class TakesTheMeanOfBatches(Trained):
+@broken(
+    Trainer,
+    "validate",
+    "OPT-06b[dense]: the loss of a validation over 2 batches is",
+    "OPT-06b[few-labels]: the loss of a validation over 2 batches is",
+)
+def takes_the_mean_of_batches(validate, self, batches):
     """The mean of the batches' means: a batch with few labels weighs as much as a full one."""
-
-    trains = _MeanOfBatches
-
-
-class _WeighsItsMeans(Trainer):
-    def validate(self, batches: Sequence[Batch]) -> float:
-        counts = [int((each.labels_BT != IGNORED).sum()) for each in batches]
-        means = [super(_WeighsItsMeans, self).validate([each]) if count else math.nan
-                 for each, count in zip(batches, counts, strict=True)]  # fmt: skip
-        return sum(mean * count for mean, count in zip(means, counts, strict=True)) / sum(counts)
+    return sum(validate(self, [each]) for each in batches) / len(batches)
 
 
-@mutant(of="OPT-06b", case="a-batch-without-labels", says="the loss of a validation over 3 batches is nan")
-class TakesTheMeanOverNoLabels(Trained):
+@broken(Trainer, "validate", "OPT-06b[a-batch-without-labels]: the loss of a validation over 3 batches is nan")
+def takes_the_mean_over_no_labels(validate, self, batches):
     """Each batch's mean is weighed by its labels, and the mean over none is 0 / 0: NaN times 0 is NaN."""
-
-    trains = _WeighsItsMeans
+    counts = [int((each.labels_BT != IGNORED).sum()) for each in batches]
+    means = [validate(self, [each]) if count else math.nan for each, count in zip(batches, counts, strict=True)]
+    return sum(mean * count for mean, count in zip(means, counts, strict=True)) / sum(counts)
 
 
 @broken(Trainer, "validate", "OPT-06b[one-batch]: the loss of a validation over 1 batches is")
@@ -195,15 +159,10 @@ def tells_the_loss_of_its_own_rows(validate, self, batches):
     return sum(float(each.sums["lm"].detach()) for each in own) / sum(int(each.counts["lm"]) for each in own)
 
 
-class _MeanOfBatchesOnRanks(_MeanOfBatches, ParallelTrainer):
-    """As on one rank."""
-
-
-@mutant(of="OPT-06c", case="fsdp2", says="the loss of a validation is")
-class TakesTheMeanOfBatchesOnRanks(Spread):
+@broken(ParallelTrainer, "validate", "OPT-06c[fsdp2]: the loss of a validation is")
+def takes_the_mean_of_batches_on_ranks(validate, self, batches):
     """One process weighs labels; the loop over ranks takes the mean of its batches' means."""
-
-    trains = _MeanOfBatchesOnRanks
+    return sum(validate(self, [each]) for each in batches) / len(batches)
 
 
 @broken(
@@ -217,7 +176,10 @@ def counts_a_row_once_per_rank_that_shares_it(validate, self, batches):
     return validate(self, batches) * self.execution.degrees.cp * self.execution.replicas
 
 
-class _LeavesReductionsOut(ParallelTrainer):
+@derived("OPT-06c[dp2]: behind a validation on 2 ranks, grad_norm is")
+class NextStepIsNotReduced(ParallelTrainer):
+    """A validation runs under `no_sync`, and what that switches off is on again a step late."""
+
     validated = False
 
     def validate(self, batches: Sequence[Batch]) -> float:
@@ -228,13 +190,6 @@ class _LeavesReductionsOut(ParallelTrainer):
         left_out, self.validated = self.validated, False
         if not left_out:
             super().reduce()
-
-
-@mutant(of="OPT-06c", case="dp2", says="behind a validation on 2 ranks, grad_norm is")
-class NextStepIsNotReduced(Spread):
-    """A validation runs under `no_sync`, and what that switches off is on again a step late."""
-
-    trains = _LeavesReductionsOut
 
 
 @broken(ParallelTrainer, "validate", "OPT-06c[borrowed-ep2-fsdp]: behind a validation on 2 ranks, grad_norm is")
@@ -260,22 +215,16 @@ class _Draws(ParallelTrainer):
         return super().share(Batch(*(None if part is None else part[order] for part in batch)))  # type: ignore[arg-type]
 
 
-class _Pads(_Draws):
+@derived("OPT-06d[dp2-of-3]: the loss of a validation over 3 sequences on 2 ranks is")
+class PadsAValidation(_Draws):
+    """As DistributedSampler does: the first sequences stand in for those that are missing, and count twice."""
+
     padded = True
 
 
-@mutant(of="OPT-06d", case="dp2-of-3", says="the loss of a validation over 3 sequences on 2 ranks is")
-class PadsAValidation(Spread):
-    """As DistributedSampler does: the first sequences stand in for those that are missing, and count twice."""
-
-    trains = _Pads
-
-
-@mutant(of="OPT-06d", case="fsdp2-of-3", says="the loss of a validation over 3 sequences on 2 ranks is")
-class DropsTheRestOfAValidation(Spread):
+@derived("OPT-06d[fsdp2-of-3]: the loss of a validation over 3 sequences on 2 ranks is")
+class DropsTheRestOfAValidation(_Draws):
     """As DistributedSampler(drop_last=True) does."""
-
-    trains = _Draws
 
 
 @broken(

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank import Spread, routed
-from contracts.mutants._support.patched_functions import swapped
-from contracts.mutants._support.trainer import Trained
+from contracts.mutants._support.broken import broken, derived
+from contracts.mutants._support.multi_rank import routed
 from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm, local, packing
+from contracts.stacks.reference.model.blocks.common import RMSNorm, local, packing
 from contracts.stacks.reference.model.blocks.moe import Router
-from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import tensor_parallel
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.training.trainer import Batch, Trainer
+from contracts.stacks.reference.training.trainer import Trainer
 
 
 @broken(Trainer, "put", "PAR-13[order-of-weights]: weights in another order: lm is")
@@ -58,7 +56,10 @@ def takes_the_first_document_for_padding(forward, self, tokens_BT, labels_BT, do
     return forward(self, tokens_BT, labels_BT, documents_BT)
 
 
-class _CapturesInPlace(Trainer):
+@derived("PAR-13[observed]: every step observed: ")
+class RoundsWhatItCaptures(Trainer):
+    """Capture stores 16 bits, and writes them back into what it captured."""
+
     def gradients(self) -> dict[str, Tensor]:
         for parameter in self.model.parameters():
             if parameter.grad is not None:
@@ -70,13 +71,6 @@ class _CapturesInPlace(Trainer):
             if each.is_floating_point() and not each.requires_grad:
                 each.copy_(each.bfloat16())
         return super().whole(tensors)
-
-
-@mutant(of="PAR-13", case="observed", says="every step observed: ")
-class RoundsWhatItCaptures(Trained):
-    """Capture stores 16 bits, and writes them back into what it captured."""
-
-    trains = _CapturesInPlace
 
 
 @broken(RMSNorm, "forward", "PAR-13[fresh-memory]: fresh memory filled with NaN: ")
@@ -135,49 +129,31 @@ class _ClampsLogits(_OverRanks):
         return _OverRanks.forward(ctx, logits_Nv.clamp(-80, 80), *rest, **named)
 
 
-class _ClampsOnRanks(ParallelTrainer):
-    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
-        with swapped(tensor_parallel, "_CrossEntropy", _ClampsLogits):
-            return super().passes(window, counts)
-
-
-@mutant(of="PAR-13a", case="shifted-logits-tp2", says="all logits shifted alike: lm is")
-class ClampsLogitsOfASplitVocabulary(Spread):
+@broken(ParallelTrainer, "passes", "PAR-13a[shifted-logits-tp2]: all logits shifted alike: lm is")
+def clamps_logits_of_a_split_vocabulary(passes, self, window, counts):
     """Cross entropy over ranks keeps `exp` from overflowing by a clamp, so that no maximum has to be exchanged."""
-
-    trains = _ClampsOnRanks
-
-
-class _AddsFreshMemory(ParallelTrainer):
-    def build(self) -> Model:
-        model = super().build()
-
-        def behind(_: nn.Module, args: tuple[Any, ...], out: Output) -> Output:
-            unwritten = torch.empty_like(out.y_BTD)
-            return out._replace(y_BTD=out.y_BTD + torch.where(unwritten.isnan(), unwritten, 0.0))
-
-        for moe in routed(model):
-            moe.register_forward_hook(behind)
-        return model
+    with mock.patch.object(tensor_parallel, "_CrossEntropy", _ClampsLogits):
+        return passes(self, window, counts)
 
 
-@mutant(of="PAR-13a", case="fresh-memory-borrowed-ep2-fsdp", says="fresh memory filled with NaN: lm is nan")
-class ReceivesBesideWhatIsSent(Spread):
+@broken(ParallelTrainer, "build", "PAR-13a[fresh-memory-borrowed-ep2-fsdp]: fresh memory filled with NaN: lm is nan")
+def receives_beside_what_is_sent(build, self):
     """The buffer that takes rows from other ranks is larger than they are, and all of it is combined: mostly zeros."""
+    model = build(self)
 
-    trains = _AddsFreshMemory
+    def behind(_, args, out):
+        unwritten = torch.empty_like(out.y_BTD)
+        return out._replace(y_BTD=out.y_BTD + torch.where(unwritten.isnan(), unwritten, 0.0))
+
+    for moe in routed(model):
+        moe.register_forward_hook(behind)
+    return model
 
 
-class _TakesDocumentsForAMask(ContextParallel):
-    def packing(self, whole: Packing) -> Packing:
-        return super().packing(packing(whole.documents_BT, whole.documents_BT.clamp(max=1)))
-
-
-@mutant(of="PAR-13a", case="numbers-of-documents-cp2", says="documents by other numbers: lm is")
-class TakesDocumentsForAMaskOnRanks(Spread):
+@broken(ContextParallel, "packing", "PAR-13a[numbers-of-documents-cp2]: documents by other numbers: lm is")
+def takes_documents_for_a_mask_on_ranks(former, self, whole):
     """The kernel of context parallel takes a mask of ones; given document numbers, it separates the first alone."""
-
-    exchange = {"context_parallel": _TakesDocumentsForAMask}
+    return former(self, packing(whole.documents_BT, whole.documents_BT.clamp(max=1)))
 
 
 @broken(Model, "forward", "PAR-13[large-numbers-of-documents]: documents by large numbers: ")

@@ -1,51 +1,30 @@
 """Mutants for `checks.parallel.first_steps`."""
 
-from __future__ import annotations
-
 import torch.distributed as dist
 
-from contracts.contract import mutant
-from contracts.mutants._support.multi_rank import Spread
+from contracts.mutants._support.broken import broken
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 
 
-class _NoExperts(ShardedOptimizer):
-    def step(self, lr: float) -> None:
-        kept = {member.name: member.parameter.detach().clone() for member in self.members if member.role == "expert"}
-        super().step(lr)
-        for member in self.members:
-            if member.name in kept:
-                member.parameter.detach().copy_(kept[member.name])
-
-
-@mutant(of="PAR-07", case="borrowed-ep2-fsdp2", says="experts.w1", bugs=("OPT-30",))
-class LeavesOutExpertsWithoutCopies(Spread):
+@broken(ShardedOptimizer, "step", "PAR-07[borrowed-ep2-fsdp2]: experts.w1", bugs=("OPT-30",))
+def leaves_out_experts_without_copies(step, self, lr):
     """No optimizer holds the experts that exist on one rank only: the loss falls without them."""
-
-    moves = _NoExperts
-
-
-class _SavesEarly(ParallelTrainer):
-    def position(self) -> dict[str, int]:
-        return super().position() | {"step": 4}
+    kept = {member.name: member.parameter.detach().clone() for member in self.members if member.role == "expert"}
+    step(self, lr)
+    for member in self.members:
+        if member.name in kept:
+            member.parameter.detach().copy_(kept[member.name])
 
 
-@mutant(of="PAR-07", case="borrowed-tp2-sp-ep2-etp1", says="the run resumed after step 4, saved after 5")
-class SavesTheStepBeforeIt(Spread):
+@broken(ParallelTrainer, "position", "PAR-07[borrowed-tp2-sp-ep2-etp1]: the run resumed after step 4, saved after 5")
+def saves_the_step_before_it(position, self):
     """The checkpoint's step number is that of the step before."""
-
-    trains = _SavesEarly
-
-
-class _StopsShort(ParallelTrainer):
-    def move_biases(self, seen: object) -> None:
-        if self.number == 4 and dist.get_rank() == 1:
-            dist.barrier()
-        super().move_biases(seen)  # type: ignore[arg-type]
+    return position(self) | {"step": 4}
 
 
-@mutant(of="PAR-07", case="borrowed-tp2-sp-ep2-etp1", says="is barrier")
-class WaitsForNobodyAtTheFifthStep(Spread):
+@broken(ParallelTrainer, "move_biases", "PAR-07[borrowed-tp2-sp-ep2-etp1]: is barrier")
+def waits_for_nobody_at_the_fifth_step(move_biases, self, seen):
     """One rank enters a barrier before it saves, and the others never do."""
-
-    trains = _StopsShort
+    if self.number == 4 and dist.get_rank() == 1:
+        dist.barrier()
+    move_biases(self, seen)

@@ -10,9 +10,7 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.instruments import numerics
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants._support.trainer import Trained
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.training import Tokens
 from contracts.stacks.reference.answers import model
 from contracts.stacks.reference.data import IGNORED
@@ -79,17 +77,16 @@ def takes_the_mean_of_sequences(accumulate, self, micro, counts):
     return found[0]._replace(sums=self.total([each.sums for each in found]))
 
 
-@mutant(of="PAR-05a", case="one-a-sequence", says="z is", leanest="")
-class DividesOnlyTheMainLoss(Trained):
+@derived("PAR-05a[one-a-sequence]: z is", leanest="")
+class DividesOnlyTheMainLoss(Trainer):
     """Auxiliary losses are added per microbatch and never divided: they grow with the number of microbatches."""
 
-    class trains(Trainer):  # noqa: N801  # the attribute that the base asks for
-        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-            return super().accumulate(micro, {**counts, "z": self.count(micro)["z"]})
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        return super().accumulate(micro, {**counts, "z": self.count(micro)["z"]})
 
-        def total(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-            found = super().total(parts)
-            return found | ({"z": found["z"] * len(parts)} if "lm" in found and found["z"].is_floating_point() else {})
+    def total(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        found = super().total(parts)
+        return found | ({"z": found["z"] * len(parts)} if "lm" in found and found["z"].is_floating_point() else {})
 
 
 @broken(Trainer, "accumulate", "PAR-05a[two]: aux is", bugs=("AUX-04",), leanest="")
@@ -153,7 +150,10 @@ def divides_by_positions(count, self, micro):
     return count(self, micro) | {"lm": torch.tensor(micro.tokens_BT.numel())}
 
 
-class _KeepsPositions(Model):
+@derived("PAR-05c[one]: after a step of another length", leanest="")
+class KeepsTheFirstMask(Model):
+    """Document bounds are computed for the first batch and cached in the model."""
+
     def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
         documents_BT = self.first if self.first is not None and documents_BT is not None else documents_BT
         assert documents_BT is not None
@@ -166,23 +166,15 @@ class _KeepsPositions(Model):
     first: Tensor | None = None
 
 
-@mutant(of="PAR-05c", case="one", says="after a step of another length", leanest="")
-class KeepsTheFirstMask(Exchanged):
-    """Document bounds are computed for the first batch and cached in the model."""
-
-    exchange = {"model": _KeepsPositions}
-
-
-@mutant(of="PAR-05c", case="one", says="after a step of another length")
-class DividesByTheFirstCount(Trained):
+@derived("PAR-05c[one]: after a step of another length")
+class DividesByTheFirstCount(Trainer):
     """The labels of a step are counted once and kept as a constant of the run, as if all steps had equally many."""
 
-    class trains(Trainer):  # noqa: N801
-        counted: dict[str, Tensor] | None = None
+    counted: dict[str, Tensor] | None = None
 
-        def count(self, micro: Batch) -> dict[str, Tensor]:
-            self.counted = self.counted or dict(super().count(micro))
-            return self.counted
+    def count(self, micro: Batch) -> dict[str, Tensor]:
+        self.counted = self.counted or dict(super().count(micro))
+        return self.counted
 
 
 def _parts(batch: Tokens, microbatches: int) -> list[Tokens]:

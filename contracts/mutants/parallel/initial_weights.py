@@ -10,29 +10,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants._support.trainer import Trained
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.init import STD, Initializer
 from contracts.stacks.reference.training.trainer import Trainer
 
 
-class OneStream(Initializer):
+@derived("PAR-04c[depths-and-streams]: in the other model differs", bugs=("INI-13",))
+class DrawsInTheOrderOfCreation(Initializer):
+    """The whole model draws from one generator: a tensor starts elsewhere when another one is made before it."""
+
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         self.stream = torch.Generator().manual_seed(recipe.seed)
 
     def generator(self, name: str) -> torch.Generator:
         return self.stream
-
-
-@mutant(of="PAR-04c", case="depths-and-streams", says="in the other model differs", bugs=("INI-13",))
-class DrawsInTheOrderOfCreation(Exchanged):
-    """The whole model draws from one generator: a tensor starts elsewhere when another one is made before it."""
-
-    exchange = {"initial": OneStream}
 
 
 @broken(Initializer, "generator", "PAR-04a[streams-and-depths]: the second time")
@@ -214,23 +207,17 @@ class _LoadsWhatFits(Trainer):
         super().put({name: values[name] for name in fits}, {name: into[name] for name in fits}, what)
 
 
-@mutant(of="PAR-04m", case="a-foreign-name", says="was accepted, expected a refusal")
-@mutant(of="PAR-04m", case="another-shape", says="was accepted, expected a refusal")
-class LoadsWhatFits(Trained):
+@derived(
+    "PAR-04m[another-shape]: was accepted, expected a refusal",
+    "PAR-04m[a-foreign-name]: was accepted, expected a refusal",
+)
+class LoadsWhatFits(_LoadsWhatFits):
     """`strict=False`: what has another name or shape is left out without a word."""
 
-    trains = _LoadsWhatFits
 
-
-class _LoadsIntoEmptyMemory(_LoadsWhatFits):
-    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
-        for name in into.keys() - values.keys():
-            torch.nn.init.normal_(into[name], std=0.5)
-        super().put(values, into, what)
-
-
-@mutant(of="PAR-04m", case="one-is-missing", says="was not given")
-class LoadsIntoEmptyMemory(Trained):
+@broken(_LoadsWhatFits, "put", "PAR-04m[one-is-missing]: was not given")
+def loads_into_empty_memory(put, self, values, into, what):
     """A model that will be loaded is not initialised: a weight that the file lacks keeps what its memory held."""
-
-    trains = _LoadsIntoEmptyMemory
+    for name in into.keys() - values.keys():
+        torch.nn.init.normal_(into[name], std=0.5)
+    put(self, values, into, what)

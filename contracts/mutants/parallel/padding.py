@@ -1,20 +1,13 @@
 """Trainers that count padding, or that divide by nothing where there is nothing else."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank import Spread
 from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.training.trainer import Batch, Trainer
+from contracts.stacks.reference.training.trainer import Trainer
 
 
 @broken(
@@ -64,50 +57,34 @@ class DeclaresMeansOfPaddedMicrobatches(Reference):
     conventions = {"window-divides-by": "microbatch-means"}
 
 
-class _MeanOfRanks(ParallelTrainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        own = self.total([self.count(micro)])["lm"] * len(self.mesh.place("rows"))
-        out = super().accumulate(micro, {**counts, "lm": own.clamp(min=1)})
-        return out._replace(sums={**out.sums, "lm": out.sums["lm"] / own.clamp(min=1) * counts["lm"]})
-
-
-@mutant(of="PAR-05j", case="dp2", says="lm is")
-@mutant(of="PAR-05j", case="dense-dp4", says="lm is")
-class TakesTheMeanOfRanks(Spread):
+@broken(ParallelTrainer, "accumulate", "PAR-05j[dense-dp4]: lm is", "PAR-05j[dp2]: lm is")
+def takes_the_mean_of_ranks(accumulate, self, micro, counts):
     """Each rank's mean weighs the same: a rank of padding halves the step of the others."""
+    own = self.total([self.count(micro)])["lm"] * len(self.mesh.place("rows"))
+    out = accumulate(self, micro, {**counts, "lm": own.clamp(min=1)})
+    return out._replace(sums={**out.sums, "lm": out.sums["lm"] / own.clamp(min=1) * counts["lm"]})
 
-    trains = _MeanOfRanks
 
-
-@mutant(of="PAR-05j", case="fsdp2", says="labels count, ")
-class CountsNoLabelsOnAPaddedRank(Spread):
+@broken(ParallelTrainer, "over_rows", "PAR-05j[fsdp2]: labels count, ")
+def counts_no_labels_on_a_padded_rank(over_rows, self, counts):
     """A rank without labels takes a branch of its own, and its count for that of all."""
-
-    class trains(ParallelTrainer):  # noqa: N801  # the attribute that the base asks for
-        def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
-            own = int(counts["lm"])
-            found = super().over_rows(counts)
-            return found if own else found | {"lm": torch.tensor(1)}
+    own = int(counts["lm"])
+    found = over_rows(self, counts)
+    return found if own else found | {"lm": torch.tensor(1)}
 
 
-class _MeanOfItsTokens(ParallelTrainer):
-    def build(self) -> Model:
-        model = super().build()
-        whole = model.cross_entropy
-
-        def cross_entropy(logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
-            total, count = whole(logits_BTV, labels_BT)
-            return (total / count * count if self.execution.degrees.cp > 1 else total), count
-
-        model.cross_entropy = cross_entropy  # type: ignore[method-assign]  # of this model alone
-        return model
-
-
-@mutant(of="PAR-05j", case="dense-cp2", says="lm is nan")
-class DividesByTheLabelsOfItsPartOfARow(Spread):
+@broken(ParallelTrainer, "build", "PAR-05j[dense-cp2]: lm is nan")
+def divides_by_the_labels_of_its_part_of_a_row(build, self):
     """Each rank of a row takes the mean over its own labels and weighs it by their number: 0 / 0 behind the text."""
+    model = build(self)
+    whole = model.cross_entropy
 
-    trains = _MeanOfItsTokens
+    def cross_entropy(logits_BTV, labels_BT):
+        total, count = whole(logits_BTV, labels_BT)
+        return (total / count * count if self.execution.degrees.cp > 1 else total), count
+
+    model.cross_entropy = cross_entropy
+    return model
 
 
 @broken(

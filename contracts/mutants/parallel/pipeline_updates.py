@@ -2,122 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.pipeline import Staged
-from contracts.spec.recipe import Optim
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
-from contracts.stacks.reference.optim.optimizer import Member
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer, StagedOptimizer, every_rank
 from contracts.stacks.reference.training.trainer import Batch
 
 
 # norm, clipping, biases
-@mutant(of="PAR-08b", case="two-stages", says="grad_norm is", bugs=("CLP-03",))
-class ClipsByItsOwnNorm(Staged):
+@broken(StagedOptimizer, "norm", "PAR-08b[two-stages]: grad_norm is", bugs=("CLP-03",))
+def clips_by_its_own_norm(norm, self):
     """Each stage clips by the norm of its own gradients: early layers learn at another rate."""
-
-    class trains(PipelineTrainer):  # noqa: N801
-        class optimizer_class(StagedOptimizer):  # noqa: N801
-            def norm(self) -> float:
-                return self.norm_of([member.parameter for member in self.members if member.name not in self.lent])
+    return self.norm_of([member.parameter for member in self.members if member.name not in self.lent])
 
 
-@mutant(of="PAR-08b", case="four-stages-tied-and-ahead", says="grad_norm is")
-class ClipsByTheNormOfTheLastStage(Staged):
+@broken(StagedOptimizer, "norm", "PAR-08b[four-stages-tied-and-ahead]: grad_norm is")
+def clips_by_the_norm_of_the_last_stage(norm, self):
     """The last stage, which has the loss, sends its own norm to the others."""
-
-    class trains(PipelineTrainer):  # noqa: N801
-        class optimizer_class(StagedOptimizer):  # noqa: N801
-            def norm(self) -> float:
-                own = self.norm_of([member.parameter for member in self.members if member.name not in self.lent])
-                *_, last = every_rank({"norm": torch.tensor(own, dtype=torch.float64)}, self.stages)
-                return float(last["norm"])
+    own = self.norm_of([member.parameter for member in self.members if member.name not in self.lent])
+    *_, last = every_rank({"norm": torch.tensor(own, dtype=torch.float64)}, self.stages)
+    return float(last["norm"])
 
 
-@mutant(of="PAR-08b", case="four-stages-tied-and-ahead", says="grad_norm is", bugs=("CLP-01",))
-class CountsCopiesTwice(Staged):
+@broken(PipelineTrainer, "lent", "PAR-08b[four-stages-tied-and-ahead]: grad_norm is", bugs=("CLP-01",))
+def counts_copies_twice(lent, self):
     """A tensor on two stages counts in the norm of both."""
-
-    class trains(PipelineTrainer):  # noqa: N801
-        def lent(self) -> frozenset[str]:
-            return frozenset()
+    return frozenset()
 
 
-@mutant(of="PAR-08b", case="four-stages-tied-and-ahead", says="grad_norm is")
-class CountsCopiesNowhere(Staged):
+@broken(PipelineTrainer, "lent", "PAR-08b[four-stages-tied-and-ahead]: grad_norm is")
+def counts_copies_nowhere(lent, self):
     """Both stages leave a shared tensor out of the norm: each takes it to be the other's."""
-
-    class trains(PipelineTrainer):  # noqa: N801
-        def lent(self) -> frozenset[str]:
-            return frozenset(self.copies)
+    return frozenset(self.copies)
 
 
-@mutant(of="PAR-08b", case="beside-shards", says="grad_norm is 0", bugs=("CLP-21",))
-class SkipsClippingInShardedStages(Staged):
+@broken(StagedOptimizer, "clip", "PAR-08b[beside-shards]: grad_norm is 0", bugs=("CLP-21",))
+def skips_clipping_in_sharded_stages(clip, self):
     """Clipping is not implemented for this combination of axes, and reports a norm of 0."""
-
-    class trains(PipelineTrainer):  # noqa: N801
-        class optimizer_class(StagedOptimizer):  # noqa: N801
-            def clip(self) -> tuple[float, float]:
-                sharded = any(isinstance(member.parameter, DTensor) for member in self.members)
-                return (0.0, 1.0) if sharded else super().clip()
+    sharded = any(isinstance(member.parameter, DTensor) for member in self.members)
+    return (0.0, 1.0) if sharded else clip(self)
 
 
-@mutant(of="PAR-08b", case="selection-bias", says="the buffer layers.1.mixer.router.bias differs")
-class MovesBiasesWithEveryMicrobatch(Staged):
+@derived(
+    "PAR-08h[1f1b]: the buffer layers.1.mixer.router.bias differs",
+    "PAR-08b[selection-bias]: the buffer layers.1.mixer.router.bias differs",
+)
+class MovesBiasesWithEveryMicrobatch(PipelineTrainer):
     """The selection bias moves where tokens are counted: once per microbatch, by a part of the counts."""
 
-    class trains(PipelineTrainer):  # noqa: N801
-        def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
-            out = super().passes(window, counts)
-            for stage in self.pipeline.stages:
-                for passed in stage.passed:
-                    super().move_biases(passed.seen)
-            return out
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        out = super().passes(window, counts)
+        for stage in self.pipeline.stages:
+            for passed in stage.passed:
+                super().move_biases(passed.seen)
+        return out
 
-        def move_biases(self, seen: Mapping[str, Tensor]) -> None:
-            pass
+    def move_biases(self, seen: Mapping[str, Tensor]) -> None:
+        pass
 
 
-@mutant(of="PAR-08b", case="selection-bias", says="the buffer layers.1.mixer.router.bias differs", bugs=("EXB-01",))
-class MovesBiasesOfTheLastStage(Staged):
+@broken(
+    PipelineTrainer,
+    "move_biases",
+    "PAR-08b[selection-bias]: the buffer layers.1.mixer.router.bias differs",
+    bugs=("EXB-01",),
+)
+def moves_biases_of_the_last_stage(move_biases, self, seen):
     """Only the stage that has the loss updates selection biases."""
-
-    class trains(PipelineTrainer):  # noqa: N801
-        def move_biases(self, seen: Mapping[str, Tensor]) -> None:
-            if self.pipeline.stages[-1].piece.last:
-                super().move_biases(seen)
+    if self.pipeline.stages[-1].piece.last:
+        move_biases(self, seen)
 
 
-@mutant(of="PAR-08b", case="a-stage-without-experts", says="the buffer layers.4.mixer.router.bias differs",
-        bugs=("EXB-08",))  # fmt: skip
-class StopsAtAStageWithoutExperts(Staged):
+@broken(
+    PipelineTrainer,
+    "move_biases",
+    "PAR-08b[a-stage-without-experts]: the buffer layers.4.mixer.router.bias differs",
+    bugs=("EXB-08",),
+)
+def stops_at_a_stage_without_experts(move_biases, self, seen):
     """The update of selection biases stops at a stage without experts, also for the stages after it."""
-
-    class trains(PipelineTrainer):  # noqa: N801
-        def move_biases(self, seen: Mapping[str, Tensor]) -> None:
-            if self.mesh.rank < 2:
-                super().move_biases(seen)
+    if self.mesh.rank < 2:
+        move_biases(self, seen)
 
 
-@mutant(of="PAR-08b", case="selection-bias-interleaved", says="the buffer layers.4.mixer.router.bias differs")
-class CountsTheFirstStageOfARank(Staged):
+@broken(PipelineTrainer, "passes", "PAR-08b[selection-bias-interleaved]: the buffer layers.4.mixer.router.bias differs")
+def counts_the_first_stage_of_a_rank(passes, self, window, counts):
     """A rank with two stages reports the token counts of only one."""
-
-    class trains(PipelineTrainer):  # noqa: N801
-        def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
-            (out,) = super().passes(window, counts)
-            own = {f"layers.{layer}.counts" for layer in self.pipeline.stages[0].piece.layers}
-            return [out._replace(seen={name: each * (name in own) for name, each in out.seen.items()})]
+    (out,) = passes(self, window, counts)
+    own = {f"layers.{layer}.counts" for layer in self.pipeline.stages[0].piece.layers}
+    return [out._replace(seen={name: each * (name in own) for name, each in out.seen.items()})]
 
 
 # copies
@@ -132,69 +112,44 @@ class _Apart(PipelineTrainer):
         return False
 
 
-@mutant(of="PAR-11", case="tied", says="embedding.weight is not the same on ranks 0 and [1] after step 1")
-class LeavesCopiesApart(Staged):
+@derived("PAR-11[tied]: embedding.weight is not the same on ranks 0 and [1] after step 1")
+class LeavesCopiesApart(_Apart):
     """Each stage updates its copy of the tied embedding with only its part of the gradient."""
 
-    trains = _Apart
 
-
-@mutant(of="PAR-11", case="shared-with-prediction-heads", says="embedding.weight is not the same", bugs=("PG-11",))
-class LeavesPredictionHeadsOut(Staged):
+@broken(_Apart, "joins", "PAR-11[shared-with-prediction-heads]: embedding.weight is not the same", bugs=("PG-11",))
+def leaves_prediction_heads_out(joins, self):
     """Gradients are summed for tied embeddings, but not for the copy that the prediction heads read."""
-
-    class trains(_Apart):  # noqa: N801
-        def joins(self) -> bool:
-            return not self.recipe.untied_embeddings
+    return not self.recipe.untied_embeddings
 
 
-@mutant(of="PAR-11", case="sharded", says="embedding.weight is not the same", bugs=("TIE-08",))
-class AddsShardsOfOtherRows(Staged):
+@broken(PipelineTrainer, "add", "PAR-11[sharded]: embedding.weight is not the same", bugs=("TIE-08",))
+def adds_shards_of_other_rows(add, self, parameter, peer):
     """Stages shard their copies at different rows, and shards are added pairwise."""
-
-    class trains(PipelineTrainer):  # noqa: N801
-        def add(self, parameter: Tensor, peer: int) -> None:
-            assert parameter.grad is not None
-            mine = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-            before = mine.clone()
-            super().add(parameter, peer)
-            mine.copy_(before + (mine - before).roll(1, 0))
+    mine = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+    before = mine.clone()
+    add(self, parameter, peer)
+    mine.copy_(before + (mine - before).roll(1, 0))
 
 
-@mutant(of="PAR-11", case="both-over-four-stages", says="embedding.weight is not the same")
-class JoinsNeighboursOnly(Staged):
+@broken(_Apart, "joins", "PAR-11[both-over-four-stages]: embedding.weight is not the same")
+def joins_neighbours_only(joins, self):
     """Copies are summed between neighbouring stages only; first and last are neighbours only when there are two."""
-
-    class trains(_Apart):  # noqa: N801
-        def joins(self) -> bool:
-            return dist.get_world_size(self.group) == 2
+    return dist.get_world_size(self.group) == 2
 
 
-class _UntaggedCopy(StagedOptimizer):
-    def __init__(self, optim: Optim, members: Iterable[Member]) -> None:
-        held = tuple(members)
-        tagged = any(member.layer == 0 for member in held)
-        as_any_matrix: dict[str, Any] = {} if tagged else {"role": "matrix", "layer": 0}
-        super().__init__(
-            optim, (replace(each, **as_any_matrix) if each.name == "embedding.weight" else each for each in held)
-        )
-
-
-@mutant(of="PAR-08b", case="muon-shared", says="embedding.weight", bugs=("OPT-34",))
-class RoutesTheCopyToMuon(Staged):
+@broken(StagedOptimizer, "__init__", "PAR-08b[muon-shared]: embedding.weight", bugs=("OPT-34",))
+def routes_the_copy_to_muon(init, self, optim, members):
     """The embedding is tagged on the first stage only: its copy beside the head is a matrix like any other."""
+    held = tuple(members)
+    tagged = any(member.layer == 0 for member in held)
+    as_any_matrix = {} if tagged else {"role": "matrix", "layer": 0}
+    init(self, optim, (replace(each, **as_any_matrix) if each.name == "embedding.weight" else each for each in held))
 
-    class trains(PipelineTrainer):  # noqa: N801
-        optimizer_class = _UntaggedCopy
 
-
-@mutant(of="PAR-08b", case="ep-beside-a-stage-without-experts", says="grad_norm is", bugs=("CLP-12",))
-class SumsNoNormWithoutExperts(Staged):
+@broken(StagedOptimizer, "norm", "PAR-08b[ep-beside-a-stage-without-experts]: grad_norm is", bugs=("CLP-12",))
+def sums_no_norm_without_experts(norm, self):
     """A stage without experts takes the way of dense models, which knows nothing of the other stages."""
-
-    class trains(PipelineTrainer):  # noqa: N801
-        class optimizer_class(StagedOptimizer):  # noqa: N801
-            def norm(self) -> float:
-                every = super().norm()
-                own = [member.parameter for member in self.members if member.name not in self.lent]
-                return every if any(each.role == "expert" for each in self.members) else self.norm_of(own)
+    every = norm(self)
+    own = [member.parameter for member in self.members if member.name not in self.lent]
+    return every if any(each.role == "expert" for each in self.members) else self.norm_of(own)

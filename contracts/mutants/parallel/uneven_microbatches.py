@@ -9,21 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank import Spread
-from contracts.mutants._support.pipeline import Staged
-from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants._support.trainer import Trained
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks.common import Packing
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.parallel.pipeline import Pipeline, Stage
+from contracts.stacks.reference.parallel.pipeline import Stage
 from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
 from contracts.stacks.reference.training.trainer import Batch, Trainer
-
-OVER = "over the window"
 
 
 # on one rank
@@ -38,7 +31,10 @@ def takes_the_mean_of_unequal_microbatches(passes, self, window, counts):
     return found
 
 
-class _CountsByTheFirst(Trainer):
+@derived("PAR-05f[longest-first]: z is")
+class CountsTokensByTheFirstLength(Trainer):
+    """The token count of a step is its sequences times the length of the recipe or of the first microbatch."""
+
     def step_over(self, window: Sequence[Batch], *given: Any, **named: Any) -> Any:
         self.first = window[0].tokens_BT.shape[1]
         return super().step_over(window, *given, **named)
@@ -46,13 +42,6 @@ class _CountsByTheFirst(Trainer):
     def count(self, micro: Batch) -> dict[str, Tensor]:
         rows, _ = micro.tokens_BT.shape
         return super().count(micro) | {"z": torch.tensor(rows * self.first)}
-
-
-@mutant(of="PAR-05f", case="longest-first", says="z is")
-class CountsTokensByTheFirstLength(Trained):
-    """The token count of a step is its sequences times the length of the recipe or of the first microbatch."""
-
-    trains = _CountsByTheFirst
 
 
 class _Pads(Trainer):
@@ -74,22 +63,16 @@ class _Pads(Trainer):
         )  # fmt: skip
 
 
-@mutant(of="PAR-05f", case="shortest-first", says="aux is", bugs=("AUX-08",))
-class RoutesPaddingAsTokens(Trained):
+@derived("PAR-05f[shortest-first]: aux is", bugs=("AUX-08",))
+class RoutesPaddingAsTokens(_Pads):
     """Padding has no labels and adds nothing to the main loss, but the router sees it and its losses count it."""
 
-    trains = _Pads
 
-
-class _PadsLabels(_Pads):
-    labels = 0
-
-
-@mutant(of="PAR-05f", case="two", says="labels count in the window")
-class LearnsToPredictPadding(Trained):
+@derived("PAR-05f[two]: labels count in the window")
+class LearnsToPredictPadding(_Pads):
     """Labels are padded with the padding token, which is a token of the vocabulary."""
 
-    trains = _PadsLabels
+    labels = 0
 
 
 @broken(Trainer, "step_over", "PAR-05f[longest-first]: labels count in the window")
@@ -100,7 +83,10 @@ def cuts_to_the_shortest(step_over, self, window, *given, **named):
     return step_over(self, cut, *given, **named)
 
 
-class _KeepsBounds(Model):
+@derived("PAR-05f[longest-first]: lm is")
+class KeepsTheBoundsOfTheLongest(Model):
+    """Masks and positions are rebuilt only when too small, and sliced for shorter microbatches."""
+
     kept: Packing | None = None
 
     def trunk(self, x: Tensor, pack: Packing) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
@@ -115,86 +101,56 @@ class _KeepsBounds(Model):
         return super().trunk(x, kept)
 
 
-@mutant(of="PAR-05f", case="longest-first", says="lm is")
-class KeepsTheBoundsOfTheLongest(Exchanged):
-    """Masks and positions are rebuilt only when too small, and sliced for shorter microbatches."""
-
-    exchange = {"model": _KeepsBounds}
-
-
-@mutant(of="PAR-05f", case="two", says=OVER, bugs=("DPS-17",))
-class ClearsGradientsWhereTheLengthIsAnother(Trained):
+@derived("PAR-05f[two]: over the window", bugs=("DPS-17",))
+class ClearsGradientsWhereTheLengthIsAnother(Trainer):
     """A new length makes new graphs and buffers, and resets the gradients."""
 
-    class trains(Trainer):  # noqa: N801
-        length = 0
+    length = 0
 
-        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-            length = micro.tokens_BT.shape[1]
-            if self.length not in (0, length):
-                self.optimizer.zero()
-            self.length = length
-            return super().accumulate(micro, counts)
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        length = micro.tokens_BT.shape[1]
+        if self.length not in (0, length):
+            self.optimizer.zero()
+        self.length = length
+        return super().accumulate(micro, counts)
 
 
 # on several
-class _OwnLabels(ParallelTrainer):
-    def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
-        whole = super().over_rows(dict(counts))
-        ranks = len(self.mesh.place("rows"))
-        return whole | {"lm": counts["lm"] * ranks}
-
-
-@mutant(of="PAR-05g", case="dp2", says="labels count")
-class DividesByTheLabelsOfEachRank(Spread):
+@broken(ParallelTrainer, "over_rows", "PAR-05g[dp2]: labels count")
+def divides_by_the_labels_of_each_rank(over_rows, self, counts):
     """Each rank takes the mean over its own labels, and the means are averaged."""
-
-    trains = _OwnLabels
-
-
-class _OwnMeans(ParallelTrainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        own = self.count(micro)["lm"] * self.execution.microbatches * len(self.mesh.place("rows"))
-        out = super().accumulate(micro, {**counts, "lm": own})
-        return out._replace(sums={**out.sums, "lm": out.sums["lm"] / own * counts["lm"]})
+    whole = over_rows(self, dict(counts))
+    ranks = len(self.mesh.place("rows"))
+    return whole | {"lm": counts["lm"] * ranks}
 
 
-@mutant(of="PAR-05g", case="dp2", says="lm is nan", bugs=("DPS-27",))
-class DividesByNoLabelsOnOneRank(Spread):
+@broken(ParallelTrainer, "accumulate", "PAR-05g[dp2]: lm is nan", bugs=("DPS-27",))
+def divides_by_no_labels_on_one_rank(accumulate, self, micro, counts):
     """A rank whose sequences of a microbatch have no labels divides by zero, and its NaN reaches every rank."""
-
-    trains = _OwnMeans
-
-
-class _OnePerMicrobatch(ParallelTrainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        parts = self.execution.microbatches
-        own = self.over_rows(self.count(micro))
-        out = super().accumulate(micro, {**counts, "lm": own["lm"] * parts})
-        return out._replace(sums={**out.sums, "lm": out.sums["lm"] / (own["lm"] * parts) * counts["lm"]})
+    own = self.count(micro)["lm"] * self.execution.microbatches * len(self.mesh.place("rows"))
+    out = accumulate(self, micro, {**counts, "lm": own})
+    return out._replace(sums={**out.sums, "lm": out.sums["lm"] / own * counts["lm"]})
 
 
-@mutant(of="PAR-05g", case="fsdp2", says="lm is")
-class SumsLabelsOverRanksAndNotOverTheWindow(Spread):
+@broken(ParallelTrainer, "accumulate", "PAR-05g[fsdp2]: lm is")
+def sums_labels_over_ranks_and_not_over_the_window(accumulate, self, micro, counts):
     """Labels are summed over ranks per microbatch: right for each, and a mean of means over the step."""
+    parts = self.execution.microbatches
+    own = self.over_rows(self.count(micro))
+    out = accumulate(self, micro, {**counts, "lm": own["lm"] * parts})
+    return out._replace(sums={**out.sums, "lm": out.sums["lm"] / (own["lm"] * parts) * counts["lm"]})
 
-    trains = _OnePerMicrobatch
 
+@derived("PAR-05g[borrowed-ep2-fsdp2]: aux is", bugs=("AUX-08",))
+class SendsPaddingToExperts(ParallelTrainer):
+    """Every rank pads to one length so that all-to-alls have one size; experts and their losses count the padding."""
 
-class _PadsOnRanks(ParallelTrainer):
     def step_over(self, window: Sequence[Batch], *given: Any, **named: Any) -> Any:
         longest = max(micro.tokens_BT.shape[1] for micro in window)
         padded = [_Pads.padded(self, micro, longest) for micro in window]  # type: ignore[arg-type]
         return super().step_over(padded, *given, **named)
 
     labels = IGNORED
-
-
-@mutant(of="PAR-05g", case="borrowed-ep2-fsdp2", says="aux is", bugs=("AUX-08",))
-class SendsPaddingToExperts(Spread):
-    """Every rank pads to one length so that all-to-alls have one size; experts and their losses count the padding."""
-
-    trains = _PadsOnRanks
 
 
 class _LongestBuffer(BatchedStage):
@@ -218,15 +174,15 @@ class _LongestBuffer(BatchedStage):
         return long[:rows, :length]
 
 
-@mutant(of="PAR-05g", case="pp2", says="lm is")
-class ReceivesIntoTheLongestBuffer(Staged):
+@derived("PAR-05g[pp2]: lm is")
+class ReceivesIntoTheLongestBuffer(_LongestBuffer):
     """One receive buffer, as long as the longest microbatch: shorter rows do not lie where they are read."""
 
-    class runs(Pipeline):  # noqa: N801  # the attribute that the base asks for
-        stage_class = _LongestBuffer
 
+@derived("PAR-05g[pp4]: loss agrees")
+class ReceivesGradientsIntoTheLongestBuffer(_LongestBuffer):
+    """Forward receives have a buffer per length; backward receives keep those of the first step."""
 
-class _LongestGradient(_LongestBuffer):
     def is_long(self, received: object) -> bool:
         return received is self.grad_recv_info
 
@@ -235,26 +191,12 @@ class _LongestGradient(_LongestBuffer):
         return tuple(each if each is None else self.front(each, bwd_chunk_id) for each in found)
 
 
-@mutant(of="PAR-05g", case="pp4", says="loss agrees")
-class ReceivesGradientsIntoTheLongestBuffer(Staged):
-    """Forward receives have a buffer per length; backward receives keep those of the first step."""
-
-    class runs(Pipeline):  # noqa: N801
-        stage_class = _LongestGradient
-
-
-class _OwnCounts(Stage):
-    def forward(self, x: Tensor, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        whole = self.counts
-        labels = (labels_BT != IGNORED).sum().clamp(min=1)
-        self.counts = {**whole, "lm": labels * 4}
-        out = super().forward(x, tokens_BT, labels_BT, documents_BT)
-        self.counts = whole
-        return out
-
-
-@mutant(of="PAR-05g", case="pp2-interleaved", says="loss agrees")
-class DividesByTheLabelsOfEachMicrobatchInStages(Staged):
+@broken(Stage, "forward", "PAR-05g[pp2-interleaved]: loss agrees")
+def divides_by_the_labels_of_each_microbatch_in_stages(forward, self, x, tokens_BT, labels_BT, documents_BT=None):
     """The last stage backpropagates each microbatch's own mean; the reported loss is over all labels."""
-
-    stage = _OwnCounts
+    whole = self.counts
+    labels = (labels_BT != IGNORED).sum().clamp(min=1)
+    self.counts = {**whole, "lm": labels * 4}
+    out = forward(self, x, tokens_BT, labels_BT, documents_BT)
+    self.counts = whole
+    return out

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.capacity import ParameterCount
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Built
-from contracts.stacks.reference.model.blocks.common import Packing
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
 from contracts.stacks.reference.stack import Reference
@@ -130,18 +128,12 @@ def shares_one_norm(run, self, layer, x, pack):
     return run(self, layer, x, pack)
 
 
-class Reversed(Model):
-    def trunk(self, x: Tensor, pack: Packing) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        order = sorted(self.layers, key=str)  # 0, 1, 10, 11, 2
-        self.layers = nn.ModuleDict({name: self.layers[name] for name in order})
-        return super().trunk(x, pack)
-
-
-@mutant(of="PAT-12e", case="every-family", says="the logit tensor differs", leanest="")
-class RunsLayersInTextOrder(Exchanged):
+@broken(Model, "trunk", "PAT-12e[every-family]: the logit tensor differs", leanest="")
+def runs_layers_in_text_order(trunk, self, x, pack):
     """Layers run in the order of their names as text: 0, 1, 10, 11, 2."""
-
-    exchange = {"model": Reversed}
+    order = sorted(self.layers, key=str)  # 0, 1, 10, 11, 2
+    self.layers = nn.ModuleDict({name: self.layers[name] for name in order})
+    return trunk(self, x, pack)
 
 
 @broken(Model, "trunk", "PAT-12e[every-family]: aux loss is", bugs=("AUX-12",), leanest="")

@@ -1,154 +1,87 @@
 """Delayed scaling with one bug each: amax histories, scales, their update, their checkpoint."""
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 
-from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.mutants.precision.fp8_products import multiplying_by
 from contracts.stacks.reference.model.blocks.fp8 import GRADIENT, INPUT, WEIGHT, Fp8Matmul
 from contracts.stacks.reference.training.trainer import Trainer
 
 
-class _Input(Fp8Matmul):
-    def record(self, t_RC: Tensor, role: int, matrix: int) -> None:
-        if role == INPUT:
-            for each in (INPUT, WEIGHT, GRADIENT):
-                super().record(t_RC, each, matrix)
-
-
-@mutant(of="PREC-01g", case="dense", says="amax of weight of mixer.w2 is")
-class RecordsTheWrongTensor(Exchanged):
+@broken(Fp8Matmul, "record", "PREC-01g[dense]: amax of weight of mixer.w2 is")
+def records_the_wrong_tensor(record, self, t_RC, role, matrix):
     """The amax of the input is recorded for all three tensors."""
-
-    exchange = multiplying_by(_Input)
-
-
-class _Latest(Fp8Matmul):
-    def record(self, t_RC: Tensor, role: int, matrix: int) -> None:
-        self.amax_history[0, role, matrix] = t_RC.detach().abs().max() if t_RC.numel() else 0.0
+    if role == INPUT:
+        for each in (INPUT, WEIGHT, GRADIENT):
+            record(self, t_RC, each, matrix)
 
 
-@mutant(of="PREC-01g", case="dense-again", says="fell to")
-class ForgetsTheOtherMicrobatches(Exchanged):
+@broken(Fp8Matmul, "record", "PREC-01g[dense-again]: fell to")
+def forgets_the_other_microbatches(record, self, t_RC, role, matrix):
     """Each pass overwrites the amax of earlier passes, so the history knows only the last microbatch."""
-
-    exchange = multiplying_by(_Latest)
-
-
-class _Mean(Fp8Matmul):
-    def record(self, t_RC: Tensor, role: int, matrix: int) -> None:
-        super().record(t_RC.abs().mean(1, keepdim=True), role, matrix)
+    self.amax_history[0, role, matrix] = t_RC.detach().abs().max() if t_RC.numel() else 0.0
 
 
-@mutant(of="PREC-01g", case="experts", says="amax of weight of mixer.shared.w2 is")
-class RecordsTheMeanOfARow(Exchanged):
+@broken(Fp8Matmul, "record", "PREC-01g[experts]: amax of weight of mixer.shared.w2 is")
+def records_the_mean_of_a_row(record, self, t_RC, role, matrix):
     """The mean of each row is recorded instead of the amax, so outliers saturate at every step."""
-
-    exchange = multiplying_by(_Mean)
-
-
-class _AtOnce(Fp8Matmul):
-    def record(self, t_RC: Tensor, role: int, matrix: int) -> None:
-        super().record(t_RC, role, matrix)
-        self.advance()
+    record(self, t_RC.abs().mean(1, keepdim=True), role, matrix)
 
 
-@mutant(of="PREC-01g", case="dense", says="rows 1 and on of mixer.w1.fp8.amax_history differs")
-class MovesTheRingInThePass(Exchanged):
+@broken(Fp8Matmul, "record", "PREC-01g[dense]: rows 1 and on of mixer.w1.fp8.amax_history differs")
+def moves_the_ring_in_the_pass(record, self, t_RC, role, matrix):
     """The history advances with every quantised tensor, so a recomputed pass has another scale."""
-
-    exchange = multiplying_by(_AtOnce)
-
-
-class _Still(Fp8Matmul):
-    def advance(self) -> None:
-        held = self.amax_history.clone() if self.delayed else None
-        super().advance()
-        if held is not None:
-            self.amax_history.copy_(held)
+    record(self, t_RC, role, matrix)
+    self.advance()
 
 
-@mutant(of="PREC-01h", case="whole", says="is not clear")
-class DoesNotRollTheRing(Exchanged):
+@broken(Fp8Matmul, "advance", "PREC-01h[whole]: is not clear")
+def does_not_roll_the_ring(advance, self):
     """Scales are computed anew but the history never shifts, so no amax is ever forgotten."""
-
-    exchange = multiplying_by(_Still)
-
-
-class _Cleared(Fp8Matmul):
-    def advance(self) -> None:
-        super().advance()
-        if self.delayed:
-            self.amax_history[2:] = 0
+    held = self.amax_history.clone() if self.delayed else None
+    advance(self)
+    if held is not None:
+        self.amax_history.copy_(held)
 
 
-@mutant(of="PREC-01h", case="cut", says="differs")
-class KeepsOneStep(Exchanged):
+@broken(Fp8Matmul, "advance", "PREC-01h[cut]: differs")
+def keeps_one_step(advance, self):
     """The history has the length of its buffer and remembers one step."""
-
-    exchange = multiplying_by(_Cleared)
-
-
-class _ComesAround(Fp8Matmul):
-    def advance(self) -> None:
-        oldest = self.amax_history[-1].clone() if self.delayed else None
-        super().advance()
-        if oldest is not None:
-            self.amax_history[0] = oldest
+    advance(self)
+    if self.delayed:
+        self.amax_history[2:] = 0
 
 
-@mutant(of="PREC-01i", case="full", says="has what came around, 16")
-class LetsTheOldestRowComeAround(Exchanged):
+@broken(Fp8Matmul, "advance", "PREC-01i[full]: has what came around, 16")
+def lets_the_oldest_row_come_around(advance, self):
     """The ring turns, and nobody clears the row that the next step raises: no amax is ever forgotten."""
-
-    exchange = multiplying_by(_ComesAround)
-
-
-class _LooksAtHalf(Fp8Matmul):
-    def advance(self) -> None:
-        kept = self.amax_history.clone() if self.delayed else None
-        if kept is not None:
-            self.amax_history[len(kept) // 2 :] = 0
-        super().advance()
-        if kept is not None:
-            self.amax_history[2:] = kept[1:-1]
+    oldest = self.amax_history[-1].clone() if self.delayed else None
+    advance(self)
+    if oldest is not None:
+        self.amax_history[0] = oldest
 
 
-@mutant(of="PREC-01i", case="full", says="with an amax of 4096 in row 14 scale of")
-class LooksAtTheNewestHalf(Exchanged):
+@broken(Fp8Matmul, "advance", "PREC-01i[full]: with an amax of 4096 in row 14 scale of")
+def looks_at_the_newest_half(advance, self):
     """Scales follow the newest half of the history alone, and saturate at what was met before."""
-
-    exchange = multiplying_by(_LooksAtHalf)
-
-
-class _SameForAll(Fp8Matmul):
-    def advance(self) -> None:
-        super().advance()
-        if self.delayed:
-            self.scale[GRADIENT] *= 448 / 57344
+    kept = self.amax_history.clone() if self.delayed else None
+    if kept is not None:
+        self.amax_history[len(kept) // 2 :] = 0
+    advance(self)
+    if kept is not None:
+        self.amax_history[2:] = kept[1:-1]
 
 
-@mutant(of="PREC-01h", case="recomputed", says="differs")
-class ScalesGradientsForE4m3(Exchanged):
+@broken(Fp8Matmul, "advance", "PREC-01h[recomputed]: differs")
+def scales_gradients_for_e4m3(advance, self):
     """One maximum serves both formats, so gradients use 1/128 of the range of e5m2."""
-
-    exchange = multiplying_by(_SameForAll)
-
-
-class _NoStep(Fp8Matmul):
-    def advance(self) -> None:
-        pass
+    advance(self)
+    if self.delayed:
+        self.scale[GRADIENT] *= 448 / 57344
 
 
-@mutant(of="PREC-01h", case="whole", says="after step 1 row 0 of")
-class NeverUpdatesItsScales(Exchanged):
+@broken(Fp8Matmul, "advance", "PREC-01h[whole]: after step 1 row 0 of")
+def never_updates_its_scales(advance, self):
     """Nobody calls the update, so scales stay 1."""
-
-    exchange = multiplying_by(_NoStep)
 
 
 @broken(Trainer, "load", "PREC-04a[after-2-of-4]: resumed after step 2, at step 4: buffers")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
-from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.trainer import Trained
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.training.trainer import Batch, Trainer
+from contracts.stacks.reference.training.trainer import Trainer
 
 
 @broken(
@@ -45,18 +42,12 @@ def sums_the_microbatches_that_are_finite(accumulate, self, micro, counts):
     return _without_nan(accumulate(self, micro, counts))
 
 
-class _ValidatesTheFinite(Trainer):
-    def validate(self, batches: Sequence[Batch]) -> float:
-        losses = [super(_ValidatesTheFinite, self).validate([each]) for each in batches]
-        finite = [each for each in losses if math.isfinite(each)]
-        return sum(finite) / len(finite)
-
-
-@mutant(of="PREC-05g", case="validation", says="validation is")
-class ValidatesWhatIsFinite(Trained):
+@broken(Trainer, "validate", "PREC-05g[validation]: validation is")
+def validates_what_is_finite(validate, self, batches):
     """`nanmean` over the batches of a validation."""
-
-    trains = _ValidatesTheFinite
+    losses = [validate(self, [each]) for each in batches]
+    finite = [each for each in losses if math.isfinite(each)]
+    return sum(finite) / len(finite)
 
 
 @broken(ParallelTrainer, "accumulate", "PREC-05h[dp2]: and an embedding of the rows of rank 0 is nan")

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.kernel_selection import Computed
 from contracts.spec.recipe import Mode, Recipe
 from contracts.stacks.reference.model.blocks.common import RMSNorm
@@ -17,6 +16,7 @@ from contracts.stacks.reference.model.blocks.fp8 import Fp8Conversion, Fp8Matmul
 from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
 from contracts.stacks.reference.model.blocks.moe import Experts, Router
 from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference
 
 
@@ -92,18 +92,14 @@ def leaves_the_experts_out(applied, self, mixer):
     return mixer
 
 
-class _NoOutputs(Fp8Conversion):
+@derived("PREC-01a[latent-and-ahead]: layers.0.mixer.wo.weight computes in bfloat16, expected fp8")
+class LeavesOutputProjectionsOut(Fp8Conversion):
+    """A list of names to leave out matches more than the head: `wo` is on it for "word output"."""
+
     kept_out = Fp8Conversion.kept_out | {"wo"}
 
 
-@mutant(of="PREC-01a", case="latent-and-ahead", says="layers.0.mixer.wo.weight computes in bfloat16, expected fp8")
-class LeavesOutputProjectionsOut(Exchanged):
-    """A list of names to leave out matches more than the head: `wo` is on it for "word output"."""
-
-    exchange = {"low_precision": _NoOutputs}
-
-
-class PlansFromTheRecipe(Exchanged):
+class PlansFromTheRecipe(Reference):
     """A stack whose plan says what the recipe asks for."""
 
     @staticmethod
@@ -148,10 +144,11 @@ class _TimeStepsToo(Fp8Conversion):
 
 
 @mutant(of="PREC-01b", case="mamba2", says="mixer.wdt.weight is declared bfloat16, and a change below FP8's resolution")
-class TakesTimeStepsAlongUnsaid(Exchanged):
+class TakesTimeStepsAlongUnsaid(Reference):
     """The time-step projection runs in FP8 and is declared as bfloat16."""
 
-    exchange = {"low_precision": _TimeStepsToo}
+    def parts(self) -> Parts:
+        return replace(super().parts(), low_precision=_TimeStepsToo)
 
     def precision_plan(self, recipe: Recipe, mode: Mode) -> tuple[Computed, ...]:
         plan = super().precision_plan(recipe, mode)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, Layout
@@ -54,7 +53,7 @@ def passes_over_latent_widths(divide, self, recipe, degrees, world, layout):
         raise Refused(left or refuse("hidden", recipe.hidden, "does not suit", "round it").refusals) from None
 
 
-class _Refusing(Exchanged):
+class _Refusing(Reference):
     """Refuses fp8 for a number that is no multiple of 16."""
 
     def number(self, recipe: Recipe) -> tuple[str, int]:

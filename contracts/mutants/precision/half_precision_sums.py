@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.trainer import Trained
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.optim.optimizer import Optimizer
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.training.trainer import Batch, Trainer
+from contracts.stacks.reference.training.trainer import Trainer
 
 
 def _half(recipe: Recipe) -> torch.dtype:
@@ -63,18 +59,16 @@ def adds_losses_in_half(total, self, parts):
     return {name: each.float() if each.dtype == half else each for name, each in total(self, rounded).items()}
 
 
-class _ValidatesInHalf(Trainer):
-    def validate(self, batches: Sequence[Batch]) -> float:
-        told = torch.tensor([super(_ValidatesInHalf, self).validate([each]) for each in batches])
-        return float(told.to(_half(self.recipe)).sum() / len(batches))
-
-
-@mutant(of="PREC-06c", case="letters", says="the loss of a validation over 7 batches is")
-@mutant(of="PREC-06c", case="dense", says="the loss of a validation over 7 batches is")
-class AddsLossesOfValidationsInHalf(Trained):
+@broken(
+    Trainer,
+    "validate",
+    "PREC-06c[dense]: the loss of a validation over 7 batches is",
+    "PREC-06c[letters]: the loss of a validation over 7 batches is",
+)
+def adds_losses_of_validations_in_half(validate, self, batches):
     """The losses of a validation are added up in the dtype of the model."""
-
-    trains = _ValidatesInHalf
+    told = torch.tensor([validate(self, [each]) for each in batches])
+    return float(told.to(_half(self.recipe)).sum() / len(batches))
 
 
 @broken(ParallelTrainer, "over_parts", "PREC-06b[fsdp2]: lm is")

@@ -9,9 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank import Spread
-from contracts.mutants._support.trainer import Trained
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.placements import local_part
@@ -66,7 +64,10 @@ def each_optimizer_looks_for_itself(follow, self, norm):
     return taken
 
 
-class _AsksTheLoss(Trainer):
+@derived("PREC-05j[adamw]: gradients overflow moved: the weight")
+class AsksTheLossAlone(Trainer):
+    """A step is left out where the loss is not finite; behind a finite loss a gradient may overflow."""
+
     loss = 0.0
 
     def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
@@ -76,13 +77,6 @@ class _AsksTheLoss(Trainer):
 
     def follow(self, norm: float) -> bool:
         return super().follow(self.loss)
-
-
-@mutant(of="PREC-05j", case="adamw", says="gradients overflow moved: the weight")
-class AsksTheLossAlone(Trained):
-    """A step is left out where the loss is not finite; behind a finite loss a gradient may overflow."""
-
-    trains = _AsksTheLoss
 
 
 class _AsksItsOwnRows(ParallelTrainer):
@@ -97,26 +91,22 @@ class _AsksItsOwnRows(ParallelTrainer):
         return super().follow(1.0 if self.here else math.inf)
 
 
-@mutant(of="PREC-05f", case="dp2", says="a step that overflowed on one rank moved something: the weight")
-@mutant(of="PREC-05f", case="fsdp2", says="a step that overflowed on one rank moved something: the weight")
-class AsksItsOwnRows(Spread):
+@derived(
+    "PREC-05f[fsdp2]: a step that overflowed on one rank moved something: the weight",
+    "PREC-05f[dp2]: a step that overflowed on one rank moved something: the weight",
+)
+class AsksItsOwnRows(_AsksItsOwnRows):
     """Looks for infinities before gradients are reduced: the ranks without one take the step."""
 
-    trains = _AsksItsOwnRows
 
-
-class _KeepsItsOwnScale(_AsksItsOwnRows):
-    def follow(self, norm: float) -> bool:
-        scale, taken = self.scale, ParallelTrainer.follow(self, norm)
-        self.scale = scale if self.here else self.scale
-        return taken
-
-
-@mutant(of="PREC-05f", case="fsdp2", says="the loss scale is 65536 behind two steps that overflowed on one rank")
-class KeepsItsOwnScale(Spread):
+@broken(
+    _AsksItsOwnRows, "follow", "PREC-05f[fsdp2]: the loss scale is 65536 behind two steps that overflowed on one rank"
+)
+def keeps_its_own_scale(follow, self, norm):
     """All ranks leave the step out, and the scale falls where the row lies: the next sum adds two scales."""
-
-    trains = _KeepsItsOwnScale
+    scale, taken = self.scale, ParallelTrainer.follow(self, norm)
+    self.scale = scale if self.here else self.scale
+    return taken
 
 
 @broken(
@@ -158,7 +148,6 @@ def tells_a_scaled_loss(step_over, self, window, wanted=False, samples=()):
 @broken(Trainer, "unscale", "PREC-05b[dense]: e+04 times that in float32")
 def leaves_the_scale_in(unscale, self):
     """Gradients are clipped, and their norm is told, with the scale still in them."""
-    pass
 
 
 @broken(

@@ -1,15 +1,11 @@
 """Mutants of `checks.precision.transformer_engine`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
 
-from contracts.contract import mutant
 from contracts.instruments import numerics
 from contracts.mutants._support.broken import broken
-from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.kernel_selection import Wish
 from contracts.stacks.reference.stack import Reference
 
@@ -38,9 +34,7 @@ def scales_its_gradients_for_the_bridge(run_block, self, call):
     return replace(run, gradients=halved)
 
 
-@mutant(of="PREC-03b", case="dense", says="mlp ran as native, expected transformer-engine")
-class BridgesInNameOnly(Reference):
+@broken(Reference, "run_block", "PREC-03b[dense]: mlp ran as native, expected transformer-engine")
+def bridges_in_name_only(run_block, self, call):
     """Transformer Engine's layer is chosen and built, but the block calls the stack's own layer."""
-
-    def run_block(self, call: BlockCall) -> BlockRun:
-        return super().run_block(replace(call, kernels={site: Wish(kernel="native") for site in call.kernels}))
+    return run_block(self, replace(call, kernels={site: Wish(kernel="native") for site in call.kernels}))

@@ -6,78 +6,59 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from contracts.contract import mutant
 from contracts.instruments.ranks import torch_distributed
-from contracts.mutants._support.broken import broken
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.training.run_facts import RankFacts, RankReporter
+from contracts.stacks.reference.training.run_facts import RankReporter
 
 
-class _SpeaksForItself(RankReporter):
-    def gather(self, own: RankFacts) -> RankFacts:
-        return own
-
-
-@mutant(of="RCPT-01a", case="the-second-of-dp2", says="the rank map of rank 0 has local ranks [0], expected [0, 1]",
-        bugs=("PRV-01",))  # fmt: skip
-class KeepsTheMapOfOneRank(Reference):
+@broken(
+    RankReporter,
+    "gather",
+    "RCPT-01a[the-second-of-dp2]: the rank map of rank 0 has local ranks [0], expected [0, 1]",
+    bugs=("PRV-01",),
+)
+def keeps_the_map_of_one_rank(gather, self, own):
     """Each rank's rank map lists only itself, because nobody asks the other ranks."""
-
-    ranks = _SpeaksForItself
-
-
-class _AsksTheFirst(RankReporter):
-    def gather(self, own: RankFacts) -> RankFacts:
-        told = super().gather(own)
-        return replace(told, memory=told.memory[:1])
+    return own
 
 
-@mutant(of="RCPT-01a", case="the-second-of-dp2", says="rank 1 alone was made to hold 512 MiB more", bugs=("PRV-23",))
-class KeepsThePeakOfTheFirst(Reference):
+@broken(
+    RankReporter, "gather", "RCPT-01a[the-second-of-dp2]: rank 1 alone was made to hold 512 MiB more", bugs=("PRV-23",)
+)
+def keeps_the_peak_of_the_first(gather, self, own):
     """Records the peak memory of rank 0, which holds the least."""
-
-    ranks = _AsksTheFirst
-
-
-class _HearsTheLast(RankReporter):
-    def gather(self, own: RankFacts) -> RankFacts:
-        told = super().gather(own)
-        return replace(told, memory=told.memory[-1:])
+    told = gather(self, own)
+    return replace(told, memory=told.memory[:1])
 
 
-@mutant(of="RCPT-01a", case="the-first-of-tp2", says="rank 0 alone was made to hold 512 MiB more", bugs=("PRV-23",))
-class KeepsThePeakOfTheLast(Reference):
+@broken(
+    RankReporter, "gather", "RCPT-01a[the-first-of-tp2]: rank 0 alone was made to hold 512 MiB more", bugs=("PRV-23",)
+)
+def keeps_the_peak_of_the_last(gather, self, own):
     """Each rank's peak overwrites the previous one."""
-
-    ranks = _HearsTheLast
-
-
-class _HasItsOwnClock(RankReporter):
-    def slowest(self, seconds: float) -> float:
-        return seconds
+    told = gather(self, own)
+    return replace(told, memory=told.memory[-1:])
 
 
-@mutant(of="RCPT-01a", case="the-second-of-dp2", says="and rank 1 took 1.5 s longer than the rest")
-@mutant(of="RCPT-01a", case="the-first-of-tp2", says="and rank 0 took 1.5 s longer than the rest")
-class StopsItsOwnClock(Reference):
+@broken(
+    RankReporter,
+    "slowest",
+    "RCPT-01a[the-first-of-tp2]: and rank 0 took 1.5 s longer than the rest",
+    "RCPT-01a[the-second-of-dp2]: and rank 1 took 1.5 s longer than the rest",
+)
+def stops_its_own_clock(slowest, self, seconds):
     """Measures the seconds until this rank finished, without the ranks it would wait for."""
-
-    ranks = _HasItsOwnClock
-
-
-class _TakesTheMean(RankReporter):
-    def slowest(self, seconds: float) -> float:
-        torch, dist = torch_distributed()
-        every = torch.tensor([seconds])
-        dist.all_reduce(every)
-        return float(every.item()) / self.place.world
+    return seconds
 
 
-@mutant(of="RCPT-01a", case="the-second-of-dp2", says="and rank 1 took 1.5 s longer than the rest")
-class TakesTheMeanOfTheClocks(Reference):
+@broken(RankReporter, "slowest", "RCPT-01a[the-second-of-dp2]: and rank 1 took 1.5 s longer than the rest")
+def takes_the_mean_of_the_clocks(slowest, self, seconds):
     """Takes the mean of the ranks' times as the time of a step."""
-
-    ranks = _TakesTheMean
+    torch, dist = torch_distributed()
+    every = torch.tensor([seconds])
+    dist.all_reduce(every)
+    return float(every.item()) / self.place.world
 
 
 class _CountsByTwo(RankReporter):
@@ -88,28 +69,16 @@ class _CountsByTwo(RankReporter):
         return replace(done, tokens=int(done.tokens * self.factor)), seconds
 
 
-class _CountsItsRows(_CountsByTwo):
-    factor = 0.5
-
-
-@mutant(of="RCPT-01a", case="the-first-of-tp2", says="the labels of steps 2 and 3 are")
-class CountsTokensByTheWorld(Reference):
+@derived("RCPT-01a[the-first-of-tp2]: the labels of steps 2 and 3 are")
+class CountsTokensByTheWorld(_CountsByTwo):
     """Multiplies a rank's tokens by the world, which doubles them where two ranks compute the same rows."""
 
-    ranks = _CountsByTwo
 
-
-@mutant(of="RCPT-01a", case="the-second-of-dp2", says="the labels of steps 2 and 3 are")
-class CountsTheTokensOfItsRows(Reference):
+@derived("RCPT-01a[the-second-of-dp2]: the labels of steps 2 and 3 are")
+class CountsTheTokensOfItsRows(_CountsByTwo):
     """Counts only the tokens of this rank's rows as those of the step."""
 
-    ranks = _CountsItsRows
-
-
-class _NamesTheFirstsKernels(RankReporter):
-    def gather(self, own: RankFacts) -> RankFacts:
-        told = super().gather(own)
-        return replace(told, backends=tuple(replace(row, **_first(row)) for row in told.backends))
+    factor = 0.5
 
 
 def _first(row: Any) -> dict[str, Any]:
@@ -118,22 +87,18 @@ def _first(row: Any) -> dict[str, Any]:
     return {"actual": actual, "reason": None if actual == row.requested else row.reason}
 
 
-@mutant(of="RCPT-01a", case="the-second-of-dp2", says="the experts ran as torch-grouped (no reason)")
-class NamesTheKernelOfTheFirst(Reference):
+@broken(RankReporter, "gather", "RCPT-01a[the-second-of-dp2]: the experts ran as torch-grouped (no reason)")
+def names_the_kernel_of_the_first(gather, self, own):
     """Records rank 0's kernel and ignores the rank that fell back and sets the pace."""
-
-    ranks = _NamesTheFirstsKernels
-
-
-class _LeavesOneFile(RankReporter):
-    mark = ""
+    told = gather(self, own)
+    return replace(told, backends=tuple(replace(row, **_first(row)) for row in told.backends))
 
 
-@mutant(of="RCPT-01a", case="the-second-of-dp2", says="@lab is of box-")
-class LeavesOneFile(Reference):
+@derived("RCPT-01a[the-second-of-dp2]: @lab is of box-")
+class LeavesOneFile(RankReporter):
     """Every rank writes its receipt under one name, and only the last one remains."""
 
-    ranks = _LeavesOneFile
+    mark = ""
 
 
 @broken(Reference, "run_receipts", "RCPT-01a[the-first-of-tp2]: rank 1 left")

@@ -7,26 +7,18 @@ from typing import ClassVar
 
 from contracts.contract import mutant
 from contracts.mutants._support.broken import broken
-from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.array import Arrays
 from contracts.spec.recipe import Mamba, Mode, Optim, Recipe
 from contracts.spec.training import Execution, Pass, Session, Tokens, Trained
 from contracts.stacks.reference.model.blocks.attention import Attention
 from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference
 
 
-class Unnormed(Attention):
-    def __init__(self, recipe: Recipe, parts: Parts) -> None:
-        super().__init__(replace(recipe, qk_norm=False), parts)
-
-
-@mutant(of="REC-06a", case="stated-bundle", says="layer 0 (A) has no qk_norm", bugs=("PRV-27",))
-class ReadsQkNormAndBuildsNone(Exchanged):
+@broken(Attention, "__init__", "REC-06a[stated-bundle]: layer 0 (A) has no qk_norm", bugs=("PRV-27",))
+def reads_qk_norm_and_builds_none(init, self, recipe, parts):
     """The flag is parsed, recorded and passed on, but the attention has no norm."""
-
-    exchange = {"attention": Unnormed}
+    init(self, replace(recipe, qk_norm=False), parts)
 
 
 @broken(Model, "layer", "REC-06a[streams-on-attention-and-depths]: layer 1 (E) has mhc, which is off")

@@ -6,13 +6,17 @@ from typing import Any
 
 import torch.distributed as dist
 
-from contracts.contract import mutant
-from contracts.mutants._support.pipeline import Staged
+from contracts.mutants._support.broken import derived
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 
 
-class _GroupOfItsOwn(PipelineTrainer):
-    """Always makes a group of the pipeline's ranks, even when one exists."""
+@derived(
+    "TOPO-07f[the-world]: a group of all 2 ranks besides the default group",
+    "TOPO-07f[two-of-four]: makes 2 groups of [0, 2]",
+    bugs=("PG-09",),
+)
+class MakesAGroupBesideTheWorld(PipelineTrainer):
+    """The pipeline makes its own group, although the mesh or the data-parallel group has the same ranks."""
 
     made: Any = None
 
@@ -23,17 +27,3 @@ class _GroupOfItsOwn(PipelineTrainer):
                 group = dist.new_group(list(members))
                 self.made = group if self.mesh.rank in members else self.made
         return self.made
-
-
-@mutant(of="TOPO-07f", case="the-world", says="a group of all 2 ranks besides the default group", bugs=("PG-09",))
-class MakesAGroupBesideTheWorld(Staged):
-    """The pipeline makes its own group, although the data-parallel group from before has the same ranks."""
-
-    trains = _GroupOfItsOwn
-
-
-@mutant(of="TOPO-07f", case="two-of-four", says="makes 2 groups of [0, 2]", bugs=("PG-09",))
-class MakesAGroupBesideTheMesh(Staged):
-    """The mesh has a group of the pipeline's ranks, and the pipeline makes another."""
-
-    trains = _GroupOfItsOwn

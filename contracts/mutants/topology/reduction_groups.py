@@ -2,9 +2,8 @@
 
 import torch.distributed as dist
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank import GathersFirst, Spread
+from contracts.mutants._support.broken import broken, derived
+from contracts.mutants._support.multi_rank import GathersFirst
 from contracts.stacks.kit.roles import role_of
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
@@ -30,11 +29,8 @@ def averages_over_ranks_with_the_same_data(reduce, self):
 @broken(ParallelTrainer, "reduce", "TOPO-09d[dp2]: bytes over [0, 1], expected")
 def reduces_nothing(reduce, self):
     """The hook that reduces gradients is never called."""
-    pass
 
 
-@mutant(of="TOPO-04d", case="borrowed-tp2-sp-ep2-etp1", says="move the residual stream")
-class HooksSequenceParallelOntoExperts(Spread):
+@derived("TOPO-04d[borrowed-tp2-sp-ep2-etp1]: move the residual stream")
+class HooksSequenceParallelOntoExperts(GathersFirst):
     """With EP active, expert layers also have the hook that gathers the sequence: the bring-up's first hang."""
-
-    trains = GathersFirst

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.mutants._support.broken import broken
-from contracts.mutants._support.multi_rank import Spread
+from contracts.mutants._support.broken import broken, derived
 from contracts.spec.errors import refuse
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.training.trainer import Batch
@@ -33,7 +31,10 @@ def takes_as_many_microbatches_as_it_has(cut, self, batch):
     return [Batch(*(None if each is None else each[row : row + 1] for each in batch)) for row in range(rows)]
 
 
-class _RefusesByItself(ParallelTrainer):
+@derived("TOPO-10d[a-rank-with-a-microbatch-less]: was accepted, expected a refusal", bugs=("PPS-13",))
+class RefusesOnTheLightRankAlone(ParallelTrainer):
+    """The rank that has too few sequences refuses; the others go on without it."""
+
     def cut(self, batch: Batch) -> list[Batch]:
         if len(batch.tokens_BT) < self.execution.microbatches:
             raise refuse("microbatches", self.execution.microbatches, "has too few sequences here", "cut fewer")
@@ -50,10 +51,3 @@ class _RefusesByItself(ParallelTrainer):
 
     def close(self) -> None:
         self.abandon()
-
-
-@mutant(of="TOPO-10d", case="a-rank-with-a-microbatch-less", says="was accepted, expected a refusal", bugs=("PPS-13",))
-class RefusesOnTheLightRankAlone(Spread):
-    """The rank that has too few sequences refuses; the others go on without it."""
-
-    trains = _RefusesByItself

@@ -1,39 +1,30 @@
 """Stacks whose dry run predicts another step than the one they run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
-from contracts.contract import mutant
-from contracts.mutants._support.multi_rank import Spread
-from contracts.spec.recipe import Recipe
-from contracts.spec.traffic import Rehearsal, Routing
-from contracts.spec.training import Execution
+from contracts.mutants._support.broken import broken
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.stack import Reference
 
 
-@mutant(of="TRAF-04g", case="tp2-sp", says="predicted as all_reduce(sum)")
-class RehearsesWithoutSequenceParallel(Spread):
+@broken(Reference, "rehearse", "TRAF-04g[tp2-sp]: predicted as all_reduce(sum)")
+def rehearses_without_sequence_parallel(rehearse, self, recipe, execution, rank, routing):
     """The dry run leaves out sequence parallelism, so that its plan is for another run."""
-
-    def rehearse(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
-        plain = replace(execution, degrees=replace(execution.degrees, sp=False))
-        return super().rehearse(recipe, plain, rank, routing)
+    plain = replace(execution, degrees=replace(execution.degrees, sp=False))
+    return rehearse(self, recipe, plain, rank, routing)
 
 
-class _ChecksItsNorm(ParallelTrainer):
-    def reduce(self) -> None:
-        super().reduce()
-        if dist.get_backend() != "fake":
-            dist.all_reduce(torch.ones(1))
-
-
-@mutant(of="TRAF-04g", case="dp2", says="is all_reduce(sum) 1 float32 over [0, 1], predicted as",
-        leanest="the first that is not predicted is all_reduce(sum) 1 float32")  # fmt: skip
-class SendsMoreInEarnest(Spread):
+@broken(
+    ParallelTrainer,
+    "reduce",
+    "TRAF-04g[dp2]: is all_reduce(sum) 1 float32 over [0, 1], predicted as",
+    leanest="the first that is not predicted is all_reduce(sum) 1 float32",
+)
+def sends_more_in_earnest(reduce, self):
     """A running step verifies something with a collective that the dry run, which has no numbers, leaves out."""
-
-    trains = _ChecksItsNorm
+    reduce(self)
+    if dist.get_backend() != "fake":
+        dist.all_reduce(torch.ones(1))

@@ -2,141 +2,94 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
-from contracts.mutants._support.multi_rank import GathersFirst, Spread
-from contracts.mutants._support.patched_functions import built_with
+from contracts.mutants._support.broken import broken, derived
+from contracts.mutants._support.multi_rank import GathersFirst
 from contracts.stacks.kit.roles import layer_of
 from contracts.stacks.reference.model.blocks.common import Linear, RMSNorm
-from contracts.stacks.reference.model.blocks.moe import Routing
-from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import fsdp
 from contracts.stacks.reference.parallel.collectives import all_gather, all_reduce, all_rows, all_to_all, own_rows
 from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
+from contracts.stacks.reference.stack import Reference
 
 
 # weights
-class _NormOfWhole(ShardedOptimizer):
-    def norm(self) -> float:
-        for member in self.members:
-            if isinstance(member.parameter, DTensor):
-                member.parameter.detach().full_tensor()  # type: ignore[attr-defined]
-        return super().norm()
-
-
-@mutant(of="TRAF-04a", case="fsdp8", says="more than twice")
-class GathersWeightsOnceMore(Spread):
+@broken(ShardedOptimizer, "norm", "TRAF-04a[fsdp8]: more than twice")
+def gathers_weights_once_more(norm, self):
     """All weights are gathered a third time, for a histogram."""
+    for member in self.members:
+        if isinstance(member.parameter, DTensor):
+            member.parameter.detach().full_tensor()
+    return norm(self)
 
-    moves = _NormOfWhole
 
-
-_in_float64 = functools.partial(fully_shard, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float64))
-
-
-@mutant(of="TRAF-04a", case="tp2-sp-ep2-fsdp2", says="all-gathers of weights are in float64")
-class GathersWeightsInFloat64(Spread):
+@broken(fsdp, "fully_shard", "TRAF-04a[tp2-sp-ep2-fsdp2]: all-gathers of weights are in float64")
+def gathers_weights_in_float64(fully_shard, *args, **named):
     """The policy of a precision test stays on: weights are widened before they are gathered."""
+    return fully_shard(*args, **named, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float64))
 
-    trains = built_with(fsdp, "fully_shard", _in_float64)
 
-
-def _every_matrix(model: Model) -> list[nn.Module]:
+@broken(fsdp, "fsdp_units", "TRAF-04a[fsdp8]: all-gathers bring the weights of 4 layers, at most")
+def gathers_one_tensor_at_a_time(fsdp_units, model):
+    """`fully_shard` wraps every matrix: as many bytes, in many times as many collectives."""
     layers = list(model.layers.values())
     return [*(each for layer in layers for each in layer.modules() if isinstance(each, Linear)), *layers, model]
 
 
-@mutant(of="TRAF-04a", case="fsdp8", says="all-gathers bring the weights of 4 layers, at most")
-class GathersOneTensorAtATime(Spread):
-    """`fully_shard` wraps every matrix: as many bytes, in many times as many collectives."""
-
-    trains = built_with(fsdp, "fsdp_units", _every_matrix)
-
-
-def _not_at_all(*args: Any) -> None:
-    pass
-
-
-@mutant(of="TRAF-04a", case="hsdp-2x8", says="not all is gathered", bugs=("PG-04",))
-class NeverShards(Spread):
+@broken(fsdp, "shard", "TRAF-04a[hsdp-2x8]: not all is gathered", bugs=("PG-04",))
+def never_shards(shard, *args):
     """FSDP is asked for and wraps nothing, because one of its degrees was read as 1."""
-
-    trains = built_with(fsdp, "shard", _not_at_all)
 
 
 # gradients
-class _Nothing(ParallelTrainer):
-    def reduce(self) -> None:
-        pass
-
-
-@mutant(of="TRAF-04b", case="dp8", says="elements are reduced over [0, 1, 2, 3, 4, 5, 6, 7], expected")
-class NeverReduces(Spread):
+@broken(ParallelTrainer, "reduce", "TRAF-04b[dp8]: elements are reduced over [0, 1, 2, 3, 4, 5, 6, 7], expected")
+def never_reduces(reduce, self):
     """The hook that reduces gradients is never called."""
 
-    trains = _Nothing
 
-
-class _WholeEmbedding(ParallelTrainer):
-    def reduce(self) -> None:
-        super().reduce()
-        dist.all_reduce(torch.zeros(self.model.embedding.weight.shape), group=self.mesh.group("rows"))
-
-
-@mutant(of="TRAF-04b", case="fsdp8", says="elements are reduced over [0, 1, 2, 3, 4, 5, 6, 7], expected")
-class AllReducesTheEmbeddingWhole(Spread):
+@broken(ParallelTrainer, "reduce", "TRAF-04b[fsdp8]: elements are reduced over [0, 1, 2, 3, 4, 5, 6, 7], expected")
+def all_reduces_the_embedding_whole(reduce, self):
     """The embedding's gradient is reduce-scattered, and then all-reduced whole as if it were tied."""
-
-    trains = _WholeEmbedding
-
-
-_in_bf16 = functools.partial(fully_shard, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
+    reduce(self)
+    dist.all_reduce(torch.zeros(self.model.embedding.weight.shape), group=self.mesh.group("rows"))
 
 
-@mutant(of="TRAF-04b", case="borrowed-tp2-sp-ep4-fsdp4", says="gradients are reduced in bfloat16", bugs=("MXP-09",))
-class ReducesInBfloat16(Spread):
+@broken(fsdp, "fully_shard", "TRAF-04b[borrowed-tp2-sp-ep4-fsdp4]: gradients are reduced in bfloat16", bugs=("MXP-09",))
+def reduces_in_bfloat16(fully_shard, *args, **named):
     """Gradients are reduced over the ranks in 16 bits."""
+    return fully_shard(*args, **named, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
 
-    trains = built_with(fsdp, "fully_shard", _in_bf16)
 
-
-def _one_copy(mesh: Any) -> Any:
+@broken(
+    fsdp,
+    "data_mesh",
+    "TRAF-04b[hsdp-2x8]: 0 elements are reduced over [0, 8], which hold the same",
+    bugs=("PG-03",),
+)
+def forgets_the_copies(data_mesh, mesh):
+    """HSDP does not reduce over replicas: each replica of the model trains alone."""
     return None if mesh is None else mesh["shard"]
 
 
-@mutant(of="TRAF-04b", case="hsdp-2x8", says="0 elements are reduced over [0, 8], which hold the same", bugs=("PG-03",))
-class ForgetsTheCopies(Spread):
-    """HSDP does not reduce over replicas: each replica of the model trains alone."""
-
-    trains = built_with(fsdp, "data_mesh", _one_copy)
-
-
 # residual stream
-class _WideStream(TensorParallel):
-    def enter(self, x_BTD: Tensor) -> Tensor:
-        return all_gather(x_BTD.float(), 1, self.group).to(x_BTD.dtype)
-
-
-@mutant(of="TRAF-04c", case="tp2-sp-ep2-fsdp2", says="bytes go into all_gather over TP, at most")
-class GathersTheStreamInFloat32(Spread):
+@broken(TensorParallel, "enter", "TRAF-04c[tp2-sp-ep2-fsdp2]: bytes go into all_gather over TP, at most")
+def gathers_the_stream_in_float32(enter, self, x_BTD):
     """The residual stream is widened before it is gathered, and narrowed after."""
-
-    exchange = {"tensor_parallel": _WideStream}
+    return all_gather(x_BTD.float(), 1, self.group).to(x_BTD.dtype)
 
 
 @mutant(of="TRAF-04c", case="tp2-sp-dp4", says="times the residual stream goes into all_gather over TP, expected")
-class KeepsWhatItSaysItGathersAgain(Spread):
+class KeepsWhatItSaysItGathersAgain(Reference):
     """Declared to keep its own run of an input and to gather the whole once more, it keeps the whole: memory that a
     plan has counted as free.
     """
@@ -144,77 +97,58 @@ class KeepsWhatItSaysItGathersAgain(Spread):
     conventions: Mapping[str, str] = {"gathered-input": "again"}
 
 
-class _SumsAndCuts(TensorParallel):
-    def leave(self, y_BTD: Tensor) -> Tensor:
-        return all_reduce(y_BTD, self.group).chunk(self.size, dim=1)[self.rank]
-
-
-@mutant(of="TRAF-04c", case="borrowed-tp2-sp-ep4-fsdp4", says="times the residual stream goes into")
-class AllReducesAndKeepsItsRun(Spread):
+@broken(TensorParallel, "leave", "TRAF-04c[borrowed-tp2-sp-ep4-fsdp4]: times the residual stream goes into")
+def all_reduces_and_keeps_its_run(leave, self, y_BTD):
     """An all-reduce replaces a reduce-scatter, and each rank throws away what is not its own."""
+    return all_reduce(y_BTD, self.group).chunk(self.size, dim=1)[self.rank]
 
-    exchange = {"tensor_parallel": _SumsAndCuts}
 
-
-@mutant(of="TRAF-04c", case="tp2-sp-ep2-fsdp2", says="times the residual stream goes into all_gather over TP")
-class GathersTheStreamForExperts(Spread):
+@derived("TRAF-04c[tp2-sp-ep2-fsdp2]: times the residual stream goes into all_gather over TP")
+class GathersTheStreamForExperts(GathersFirst):
     """Routers get the whole sequence although their layers send only their own rows."""
 
-    trains = GathersFirst
 
-
-class _OwnNorms(TensorParallel):
-    def between(self, module: nn.Module) -> None:
-        super().between(module)
-        for each in module.modules():
-            if isinstance(each, Linear | RMSNorm):
-                each.summed = False
-
-
-@mutant(of="TRAF-04c", case="borrowed-tp2-sp-ep4-fsdp4", says="elements are summed over TP, whose ranks hold",
-        bugs=("SP-11",))  # fmt: skip
-class LeavesGradientsOfNormsApart(Spread):
+@broken(
+    TensorParallel,
+    "between",
+    "TRAF-04c[borrowed-tp2-sp-ep4-fsdp4]: elements are summed over TP, whose ranks hold",
+    bugs=("SP-11",),
+)
+def leaves_gradients_of_norms_apart(between, self, module):
     """Under sequence parallel, each rank keeps a norm's gradient from its own tokens."""
-
-    exchange = {"tensor_parallel": _OwnNorms}
-
-
-class _SumsEverything(ParallelTrainer):
-    def reduce(self) -> None:
-        super().reduce()
-        for parameter in self.model.parameters():
-            grad = parameter.grad
-            if grad is not None:
-                dist.all_reduce(grad.to_local() if isinstance(grad, DTensor) else grad, group=self.mesh.group("tp"))
+    between(self, module)
+    for each in module.modules():
+        if isinstance(each, Linear | RMSNorm):
+            each.summed = False
 
 
-@mutant(of="TRAF-04c", case="tp2-sp-ep2-fsdp2", says="is all-reduced over TP")
-class SumsEveryGradientOverTp(Spread):
+@broken(ParallelTrainer, "reduce", "TRAF-04c[tp2-sp-ep2-fsdp2]: is all-reduced over TP")
+def sums_every_gradient_over_tp(reduce, self):
     """Over-correction: not only the gradients of norms but all gradients are summed over TP."""
-
-    trains = _SumsEverything
+    reduce(self)
+    for parameter in self.model.parameters():
+        grad = parameter.grad
+        if grad is not None:
+            dist.all_reduce(grad.to_local() if isinstance(grad, DTensor) else grad, group=self.mesh.group("tp"))
 
 
 # rows
-class _Pads(TokenDispatcher):
-    def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
-        counts_ne = self.announced(counts_E)
-        slots = 5 * len(x_SD) // (4 * len(counts_ne))
-        room = x_SD.new_zeros(slots * len(counts_ne) - len(x_SD), x_SD.shape[1])
-        rows = [slots] * len(counts_ne)
-        x_RD = all_to_all(torch.cat([x_SD, room]), rows, rows, self.ep)
-        y_RD = experts(x_RD, counts_ne.sum(0).cumsum(0))
-        return all_to_all(y_RD, rows, rows, self.ep)[: len(x_SD)]
-
-
-@mutant(of="TRAF-04d", case="tp2-sp-ep2-fsdp2-balanced", says="1.25 times")
-class SendsPaddedRows(Spread):
+@broken(TokenDispatcher, "through", "TRAF-04d[tp2-sp-ep2-fsdp2-balanced]: 1.25 times")
+def sends_padded_rows(through, self, experts, x_SD, counts_E):
     """Every rank gets a full set of capacity slots, however few rows there are."""
+    counts_ne = self.announced(counts_E)
+    slots = 5 * len(x_SD) // (4 * len(counts_ne))
+    room = x_SD.new_zeros(slots * len(counts_ne) - len(x_SD), x_SD.shape[1])
+    rows = [slots] * len(counts_ne)
+    x_RD = all_to_all(torch.cat([x_SD, room]), rows, rows, self.ep)
+    y_RD = experts(x_RD, counts_ne.sum(0).cumsum(0))
+    return all_to_all(y_RD, rows, rows, self.ep)[: len(x_SD)]
 
-    exchange = {"token_dispatcher": _Pads}
 
+@derived("TRAF-04d[borrowed-tp2-sp-ep4-fsdp4-balanced]: experts lie on", bugs=("PG-05", "PG-06"))
+class SendsRowsOverTheWorld(TokenDispatcher):
+    """The all-to-all uses the default group: right where EP spans the world, and wrong elsewhere."""
 
-class _OverTheWorld(TokenDispatcher):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         counts_ne = self.announced(counts_E)
         received = self.everywhere([int(rows) for rows in counts_ne.sum(1)])
@@ -227,133 +161,76 @@ class _OverTheWorld(TokenDispatcher):
         return [places.get(rank, 0) for rank in range(dist.get_world_size())]
 
 
-@mutant(of="TRAF-04d", case="borrowed-tp2-sp-ep4-fsdp4-balanced", says="experts lie on", bugs=("PG-05", "PG-06"))
-class SendsRowsOverTheWorld(Spread):
-    """The all-to-all uses the default group: right where EP spans the world, and wrong elsewhere."""
-
-    exchange = {"token_dispatcher": _OverTheWorld}
-
-
-class _AssumesBalance(TokenDispatcher):
-    def announced(self, counts_E: Tensor) -> Tensor:
-        return counts_E.view(dist.get_world_size(self.ep), -1)
-
-
-@mutant(of="TRAF-04d", case="tp2-sp-ep2-fsdp2-crowded", says="elements of rows go into all-to-alls, expected")
-class TakesAsManyRowsAsItSends(Spread):
+@broken(
+    TokenDispatcher, "announced", "TRAF-04d[tp2-sp-ep2-fsdp2-crowded]: elements of rows go into all-to-alls, expected"
+)
+def takes_as_many_rows_as_it_sends(announced, self, counts_E):
     """Counts are not exchanged: each rank expects from another as many rows as it sends there. Balanced routing hides
     it.
     """
-
-    exchange = {"token_dispatcher": _AssumesBalance}
-
-
-class _SharesNothing(TokenDispatcher):
-    def share(
-        self, routed: Callable[[Tensor, Routing, Tensor], Tensor], x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor
-    ) -> Tensor:
-        return routed(x_BTD, routing, dropped_BTK)
+    return counts_E.view(dist.get_world_size(self.ep), -1)
 
 
-@mutant(of="TRAF-04d", case="tp2-sp-ep2-fsdp2-balanced", says=": 2 times", bugs=("DSP-11",))
-class SendsTheRowsOfOthersToo(Spread):
+@broken(TokenDispatcher, "share", "TRAF-04d[tp2-sp-ep2-fsdp2-balanced]: : 2 times", bugs=("DSP-11",))
+def sends_the_rows_of_others_too(share, self, routed, x_BTD, routing, dropped_BTK):
     """EP ranks that read the same sequences each send all of their rows."""
-
-    exchange = {"token_dispatcher": _SharesNothing}
-
-
-class _WideRows(TokenDispatcher):
-    def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
-        def narrow(x_RD: Tensor, ends_E: Tensor) -> Tensor:
-            return experts(x_RD.to(x_SD.dtype), ends_E).float()
-
-        return super().through(narrow, x_SD.float(), counts_E).to(x_SD.dtype)
+    return routed(x_BTD, routing, dropped_BTK)
 
 
-@mutant(of="TRAF-04d", case="borrowed-tp2-sp-ep4-fsdp4-balanced", says="rows go in float32")
-class SendsRowsInFloat32(Spread):
+@broken(TokenDispatcher, "through", "TRAF-04d[borrowed-tp2-sp-ep4-fsdp4-balanced]: rows go in float32")
+def sends_rows_in_float32(through, self, experts, x_SD, counts_E):
     """Rows are widened for the gates before they travel instead of after."""
 
-    exchange = {"token_dispatcher": _WideRows}
+    def narrow(x_RD, ends_E):
+        return experts(x_RD.to(x_SD.dtype), ends_E).float()
+
+    return through(self, narrow, x_SD.float(), counts_E).to(x_SD.dtype)
 
 
 # everything else
-class _TellsEveryProbability(ParallelTrainer):
-    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        dist.all_reduce(torch.zeros(self.recipe.seq_length, 16))
-        return super().over_parts(values)
-
-
-@mutant(of="TRAF-04e", case="tp2-sp-ep2-fsdp2", says="bytes are neither weights")
-class ReducesEveryProbabilityForTheLog(Spread):
+@broken(ParallelTrainer, "over_parts", "TRAF-04e[tp2-sp-ep2-fsdp2]: bytes are neither weights")
+def reduces_every_probability_for_the_log(over_parts, self, values):
     """Router probabilities of every token are reduced over the world in every step, for a chart."""
-
-    trains = _TellsEveryProbability
-
-
-class _SumsHiddenStates(ParallelTrainer):
-    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        dist.all_reduce(torch.zeros(self.recipe.seq_length, self.recipe.hidden))
-        return super().over_parts(values)
+    dist.all_reduce(torch.zeros(self.recipe.seq_length, 16))
+    return over_parts(self, values)
 
 
-@mutant(of="TRAF-04e", case="tp2-sp-fsdp4", says="bytes are neither weights")
-class SumsHiddenStatesForAChart(Spread):
+@broken(ParallelTrainer, "over_parts", "TRAF-04e[tp2-sp-fsdp4]: bytes are neither weights")
+def sums_hidden_states_for_a_chart(over_parts, self, values):
     """The hidden states of a sequence are summed over all ranks in every step, for a chart of their norms."""
-
-    trains = _SumsHiddenStates
-
-
-class _GathersItsInput(TokenDispatcher):
-    def share(
-        self, routed: Callable[[Tensor, Routing, Tensor], Tensor], x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor
-    ) -> Tensor:
-        x_ND = x_BTD.flatten(0, 1).detach()
-        all_rows(own_rows(x_ND, self.sharers), len(x_ND), self.sharers)
-        return super().share(routed, x_BTD, routing, dropped_BTK)
+    dist.all_reduce(torch.zeros(self.recipe.seq_length, self.recipe.hidden))
+    return over_parts(self, values)
 
 
-@mutant(of="TRAF-04e", case="tp2-sp-ep2-fsdp2", says="elements are gathered between ranks of EP, at most")
-class GathersWhatEveryRankHas(Spread):
+@broken(TokenDispatcher, "share", "TRAF-04e[tp2-sp-ep2-fsdp2]: elements are gathered between ranks of EP, at most")
+def gathers_what_every_rank_has(share, self, routed, x_BTD, routing, dropped_BTK):
     """Ranks that hold the same tokens gather them from each other before routing."""
-
-    exchange = {"token_dispatcher": _GathersItsInput}
-
-
-class _FirstHalf(ParallelTrainer):
-    def unreduced(self, name: str) -> Any:
-        return None if (layer_of(name) or 0) >= 26 else super().unreduced(name)
+    x_ND = x_BTD.flatten(0, 1).detach()
+    all_rows(own_rows(x_ND, self.sharers), len(x_ND), self.sharers)
+    return share(self, routed, x_BTD, routing, dropped_BTK)
 
 
-@mutant(of="TRAF-04f", case="dp8", says="elements are reduced over [0, 1, 2, 3, 4, 5, 6, 7], expected")
-class ReducesTheFirstHalfOfItsLayers(Spread):
+@broken(ParallelTrainer, "unreduced", "TRAF-04f[dp8]: elements are reduced over [0, 1, 2, 3, 4, 5, 6, 7], expected")
+def reduces_the_first_half_of_its_layers(unreduced, self, name):
     """Layers after the twenty-sixth are in a bucket that is never sent; a model of a few layers has no such bucket."""
-
-    trains = _FirstHalf
+    return None if (layer_of(name) or 0) >= 26 else unreduced(self, name)
 
 
 # growth
-def _first_dim(mesh: Any) -> Callable[[nn.Parameter], None]:
+@broken(fsdp, "shard_placement", "TRAF-05a[fsdp]: times as much among 512 ranks as among 8", leanest="")
+def cuts_between_experts(shard_placement, mesh):
+    """Parameters are always cut along their first dimension: 16 experts over 512 ranks are padded to 512."""
     return lambda parameter: None
 
 
-@mutant(of="TRAF-05a", case="fsdp", says="times as much among 512 ranks as among 8", leanest="")
-class CutsBetweenExperts(Spread):
-    """Parameters are always cut along their first dimension: 16 experts over 512 ranks are padded to 512."""
-
-    trains = built_with(fsdp, "shard_placement", _first_dim)
-
-
-class _GathersALog(ParallelTrainer):
-    def reduce(self) -> None:
-        super().reduce()
-        log = torch.zeros(1 << 20)
-        dist.all_gather([torch.empty_like(log) for _ in range(self.execution.world)], log)
-
-
-@mutant(of="TRAF-05a", case="dp", says="times as much among 512 ranks as among 8",
-        leanest="times as much among 64 ranks as among 8")  # fmt: skip
-class GathersALogOfEveryRank(Spread):
+@broken(
+    ParallelTrainer,
+    "reduce",
+    "TRAF-05a[dp]: times as much among 512 ranks as among 8",
+    leanest="times as much among 64 ranks as among 8",
+)
+def gathers_a_log_of_every_rank(reduce, self):
     """Every rank gathers four megabytes of statistics from every rank: little among 8, two gigabytes among 512."""
-
-    trains = _GathersALog
+    reduce(self)
+    log = torch.zeros(1 << 20)
+    dist.all_gather([torch.empty_like(log) for _ in range(self.execution.world)], log)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.mutants._support.pipeline import Staged
+from contracts.mutants._support.broken import broken, derived
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.pipeline import Pipeline
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
@@ -35,45 +34,31 @@ class _Reporting(PipelineTrainer):
     said: Tensor
 
 
-@mutant(of="TRAF-02a", case="interleaved", says="messages to rank 0, which receives")
-class SendsALossThatNobodyTakes(Staged):
+@derived(
+    "TRAF-02a[interleaved]: messages to rank 0, which receives",
+    "TRAF-02a[transformer-1f1b]: messages to rank 0, which receives",
+)
+class SendsALossThatNobodyTakes(_Reporting):
     """The last step's loss is sent for a log that is already closed."""
 
-    trains = _Reporting
 
-
-@mutant(of="TRAF-02a", case="transformer-1f1b", says="messages to rank 0, which receives")
-class SendsALossOfATransformer(SendsALossThatNobodyTakes):
-    """The same from the last stage of a transformer with experts."""
-
-
-@mutant(of="TRAF-02a", case="four-stages", says="from rank 3 to rank 0 is 1 float64, received as")
-class SendsALossBeforeTheCopies(Staged):
+@derived("TRAF-02a[four-stages]: from rank 3 to rank 0 is 1 float64, received as")
+class SendsALossBeforeTheCopies(_Reporting):
     """A loss is sent where the first stage waits for the gradient of a copy; gloo tells them apart by a tag."""
 
-    class trains(_Reporting):  # noqa: N801
-        last_step = 0
+    last_step = 0
 
 
-class _InTwoCalls(PipelineTrainer):
-    """Sends in one batch and receives in the next."""
-
-    def add(self, parameter: Tensor, peer: int) -> None:
-        assert parameter.grad is not None
-        sent, theirs = parameter.grad.clone(), torch.empty_like(parameter.grad)
-        works: list[Any] = []
-        for op, held in ((dist.isend, sent), (dist.irecv, theirs)):
-            works += dist.batch_isend_irecv([dist.P2POp(op, held, peer, self.group)])
-        for work in works:
-            work.wait()
-        parameter.grad += theirs
-
-
-@mutant(of="TRAF-02b", case="tied", says="ranks wait for each other: rank 0 at a send of")
-class SendsBeforeItReceives(Staged):
+@broken(PipelineTrainer, "add", "TRAF-02b[tied]: ranks wait for each other: rank 0 at a send of")
+def sends_before_it_receives(add, self, parameter, peer):
     """Both holders of a copy send theirs first, and receive only when that is done."""
-
-    trains = _InTwoCalls
+    sent, theirs = parameter.grad.clone(), torch.empty_like(parameter.grad)
+    works = []
+    for op, held in ((dist.isend, sent), (dist.irecv, theirs)):
+        works += dist.batch_isend_irecv([dist.P2POp(op, held, peer, self.group)])
+    for work in works:
+        work.wait()
+    parameter.grad += theirs
 
 
 @contextmanager
@@ -95,15 +80,8 @@ def _sends_first() -> Iterator[None]:
         schedules._batch_p2p = former
 
 
-@mutant(of="TRAF-02b", case="two-stages", says="ranks wait for each other: rank 0 at a send of", bugs=("PPS-03",))
-class OrdersMessagesByItself(Staged):
-    """Each stage puts its sends before its receives: in the steady state both neighbours send and neither receives."""
-
-    class runs(Pipeline):  # noqa: N801
-        def sending(self) -> AbstractContextManager[None]:
-            return _sends_first()
-
-
 @mutant(of="TRAF-02b", case="transformer-1f1b", says="ranks wait for each other: rank 0 at a send of")
-class OrdersMessagesOfATransformerByItself(OrdersMessagesByItself):
-    """The same between the stages of a transformer with experts."""
+@broken(Pipeline, "sending", "TRAF-02b[two-stages]: ranks wait for each other: rank 0 at a send of", bugs=("PPS-03",))
+def orders_messages_by_itself(sending, self):
+    """Each stage puts its sends before its receives: in the steady state both neighbours send and neither receives."""
+    return _sends_first()

@@ -1,8 +1,10 @@
-"""The base of all answers that compute: the table of parts and the trainer class."""
+"""The base of all answers that compute: the table of parts, and what trains."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from contracts.spec.training import Execution
 
 if TYPE_CHECKING:  # torch is loaded when something is computed, not when the stack is introduced
     from contracts.stacks.reference.model.parts import Parts
@@ -10,16 +12,24 @@ if TYPE_CHECKING:  # torch is loaded when something is computed, not when the st
 
 
 class BuiltOfParts:
-    """Answers that are computed with a table of parts. A mutant, or a stack of your own, overrides these."""
+    """Answers that are computed with a table of parts. A stack of your own overrides it."""
 
     def parts(self) -> Parts:
-        """The classes everything is built of; a mutant replaces one."""
+        """The classes everything is built of."""
         from contracts.stacks.reference.model.parts import PARTS
 
         return PARTS
 
-    def trainer(self) -> type[Trainer]:
-        """The trainer class; a mutant returns another."""
-        from contracts.stacks.reference.training.trainer import Trainer
+    def trainer_of(self, execution: Execution) -> type[Trainer]:
+        """The class that trains on one rank, on several, or on ranks that hold different layers."""
+        if execution.world == 1:
+            from contracts.stacks.reference.training.trainer import Trainer
 
-        return Trainer
+            return Trainer
+        if execution.degrees.pp == 1:
+            from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+
+            return ParallelTrainer
+        from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+
+        return PipelineTrainer

@@ -26,7 +26,7 @@ from contracts.stacks.reference.answers.base import BuiltOfParts
 from contracts.stacks.reference.answers.forked_interpreter import Asked, Done
 
 if TYPE_CHECKING:  # torch is loaded when something is compiled, not when the stack is introduced
-    from contracts.stacks.reference.training.trainer import Trainer
+    pass
 
 COLD_S = 300.0  # inductor was seen to take 40 s for a block on two busy cores
 
@@ -113,9 +113,6 @@ class CompilingAnswers(BuiltOfParts):
     def pads_rows(self, device: str, compiled: bool) -> bool:
         """Never: rows are sorted by expert and lie without gaps, in eager and in every graph."""
         return False
-
-    def trainer_of(self, execution: Execution) -> type[Trainer]:
-        raise NotImplementedError  # TrainingAnswers'
 
     def wrapping(self, recipe: Recipe, execution: Execution) -> tuple[Wrap, ...]:
         trainer = self.trainer_of(execution)(recipe, execution, self.parts())

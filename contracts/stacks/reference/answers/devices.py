@@ -37,10 +37,11 @@ class DeviceAnswers(BuiltOfParts):
 
     def step_memory(self, recipe: Recipe, mode: Mode, device: str, steps: int) -> tuple[StepMemory, ...]:
         from contracts.instruments.memory import Meter
+        from contracts.stacks.reference.training.trainer import Trainer
 
         meter, found = Meter(device), []
         held: list[Trainer] = []
-        meter.during(lambda: held.append(self.trainer()(recipe, Execution(mode=mode, device=device), self.parts())))
+        meter.during(lambda: held.append(Trainer(recipe, Execution(mode=mode, device=device), self.parts())))
         for step in range(1, steps + 1):
             seen = meter.during(held[0].next)
             found.append(StepMemory(step=step, held=seen.held, peak=seen.peak, reserved=seen.reserved))

@@ -13,16 +13,13 @@ from contracts.stacks.kit import dry_runs
 from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:
-    from contracts.stacks.reference.training.trainer import Trainer
+    pass
 
 
 class DryRunAnswers(BuiltOfParts):
     """The answer of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"rehearse"})
-
-    def trainer_of(self, execution: Execution) -> type[Trainer]:
-        raise NotImplementedError  # TrainingAnswers'
 
     def rehearse(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
         import torch.distributed as dist

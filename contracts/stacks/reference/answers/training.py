@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Session, Step, Tokens, Trained
+from contracts.spec.training import Session, Step, Tokens, Trained
 from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a run is asked for, not when the stack is introduced
@@ -19,23 +19,6 @@ class TrainingAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"train", "samples", "sample"})
-
-    def parallel_trainer(self) -> type[Trainer]:
-        """The class that trains on several ranks."""
-        from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-
-        return ParallelTrainer
-
-    def pipeline_trainer(self) -> type[Trainer]:
-        """The class that trains on ranks that hold different layers."""
-        from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-
-        return PipelineTrainer
-
-    def trainer_of(self, execution: Execution) -> type[Trainer]:
-        if execution.world == 1:
-            return self.trainer()
-        return self.parallel_trainer() if execution.degrees.pp == 1 else self.pipeline_trainer()
 
     def train(self, session: Session) -> Trained:
         _refuse_uncounted(session)
@@ -52,16 +35,18 @@ class TrainingAnswers(BuiltOfParts):
         return trained
 
     def samples(self, recipe: Recipe, step: int, rank: int, dp: int) -> tuple[int, ...]:
-        kind, total = self.trainer(), recipe.batch.total
+        from contracts.stacks.reference.data import Corpus, DataOrder
+
+        total = recipe.batch.total
         if step < 1:
             raise refuse("step", step, "must be at least 1", "count optimizer steps from 1")
-        ledger = kind.data_order_class(len(kind.corpus_class(recipe)), recipe.seed)
-        return ledger.of_rank((step - 1) * total, total, rank, dp)
+        return DataOrder(len(Corpus(recipe)), recipe.seed).of_rank((step - 1) * total, total, rank, dp)
 
     def sample(self, recipe: Recipe, id: int) -> Tokens:
         from contracts.instruments import numerics
+        from contracts.stacks.reference.data import Corpus
 
-        tokens_BT, labels_BT, documents_BT = self.trainer().corpus_class(recipe).sequence(id)
+        tokens_BT, labels_BT, documents_BT = Corpus(recipe).sequence(id)
         return Tokens(
             tokens=numerics.array(tokens_BT),
             labels=numerics.array(labels_BT),

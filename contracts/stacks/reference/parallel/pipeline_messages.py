@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,7 +72,7 @@ class BatchedStage(PipelineStage):
         return torch.tensor([STATIC], dtype=torch.int32, device=self.device)
 
 
-@cache
+@lru_cache(maxsize=4)  # with a bound, as what a mutant changes is dropped
 def over_torch(stage: type[BatchedStage]) -> type[BatchedStage]:
     """The class with torch's stage below it, for a pipeline that runs."""
     from torch.distributed.pipelining import PipelineStage
