@@ -92,7 +92,7 @@ def _run(home: Path, script: str, text: str, ranks: int, words: tuple[str, ...],
         python = ROOT / INSTALLED[script] / "bin/python"
         shims = ["--on-cpu", "megatron"] if script == "megatron" else []
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
-        observing = [python, "-P", "-W", "ignore", "-m", "contracts.observe", "--out", home / "trace", *shims]
+        observing = [python, "-P", "-W", "ignore", "-m", "rankproof", "observe", "--out", home / "trace", *shims]
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         with (home / "said").open("w") as said:
             subprocess.run(

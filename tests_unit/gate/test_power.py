@@ -54,7 +54,6 @@ ENTRIES = {
     "judge": ("-m", "contracts.harness.cli", "judge", "trace", "--report", "out"),
     "diff": ("-m", "contracts.harness.cli", "diff", "trace", "trace"),
     "observe": ("-m", "contracts.harness.cli", "observe", "--out", "trace", "stacks.py"),
-    "observe-module": ("-m", "contracts.observe", "--out", "trace", "stacks.py"),
     "serve": ("-m", "contracts.stacks.serve", "stacks:Wrong"),
     "plugin": (*PLUGIN, "test_law.py"),
     "plugin-gate": (*PLUGIN, "test_law.py", "--rankproof-gate", "--rankproof-report=out"),

@@ -75,7 +75,7 @@ def observe(tmp_path_factory: pytest.TempPathFactory) -> Observe:
             env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
             env["TORCH_EXTENSIONS_DIR"] = str(extensions)
             torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
-            observing = ["-P", "-W", "ignore", "-m", "contracts.observe", "--out", folder / name]
+            observing = ["-P", "-W", "ignore", "-m", "rankproof", "observe", "--out", folder / name]
             command = [*map(str, (python, *torchrun, python, *observing)), *options, *words]
             _run(command, (EXAMPLES, SCRIPTS)[words[0] == "-m" or (SCRIPTS / words[0]).exists()], env)
             done.add(name)

@@ -56,7 +56,7 @@ def _observed(runs: tuple[tuple[str, Script], ...], run: str) -> str:
     before = _observed(runs, script.before) if script.before else ""
     folder = _folder(os.getpid())
     places, trace = {"kept": str(folder / "kept"), "before": before}, folder / run
-    observing = python("-W", "ignore", "-m", "contracts.observe", "--out", str(trace))
+    observing = python("-W", "ignore", "-m", "rankproof", "observe", "--out", str(trace))
     launcher = python("-m", "torch.distributed.run", "--standalone", "--no-python", f"--nproc-per-node={script.ranks}")
     words = [each.format(**places) for each in (*script.options, *script.words)]
     outside = without_launcher(os.environ)
