@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from contracts import observe
 from contracts.observe.started import Options, observed
@@ -86,7 +87,8 @@ class Script:
         try:
             with ExitStack() as stack:
                 if self.options is not None:
-                    others = stack.enter_context(observed(self.words, module=self.module, options=self.options))
+                    own = observed(self.words, module=self.module, options=self.options, rank=Rank)
+                    others = stack.enter_context(own)
                 yield
         except SystemExit as ended:
             error = "" if ended.code in (None, 0) else f"SystemExit: {ended.code}"
@@ -97,6 +99,22 @@ class Script:
         finally:
             if self.recorder is not None:
                 self.recorder.close(error, is_rank=not others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """What a process of multiprocessing does, observed."""
+
+    target: Callable[..., Any]
+    script: tuple[str, ...]
+    module: bool
+    options: Options
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        script = Script(self.script, module=self.module)
+        script.observe(replace(self.options, started=True))
+        with script.observing():
+            return self.target(*arguments, **named)
 
 
 def make_way(folder: Path) -> None:

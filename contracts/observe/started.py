@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -46,27 +46,11 @@ class Options:
         yield from ["--keep-weights"] * self.keep + ["--no-collectives"] * (not self.collectives)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rank:
-    """What a process of multiprocessing does, observed."""
-
-    target: Callable[..., Any]
-    script: tuple[str, ...]
-    module: bool
-    options: Options
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        from contracts.observe.entry import Script  # which imports this module
-
-        script = Script(self.script, module=self.module)
-        script.observe(replace(self.options, started=True))
-        with script.observing():
-            return self.target(*arguments, **named)
-
-
 @contextmanager
-def observed(script: Sequence[str], *, module: bool, options: Options) -> Iterator[list[str]]:
-    """Observe what the script starts meanwhile; the list names it.
+def observed(
+    script: Sequence[str], *, module: bool, options: Options, rank: Callable[..., Callable[..., Any]]
+) -> Iterator[list[str]]:
+    """Observe what the script starts meanwhile; the list names it. `rank` makes a process of multiprocessing observed.
 
     Where the script has a package `contracts` of its own, its processes could not import this one, and are let be.
     """
@@ -80,10 +64,10 @@ def observed(script: Sequence[str], *, module: bool, options: Options) -> Iterat
 
     def begin(process: Any) -> None:
         target = process._target  # private, of every process; Python 3.8 - 3.14
-        importable = sys.modules.get(__name__) is not None and sys.modules[__name__].Rank is Rank
+        importable = sys.modules.get(__name__) is not None and sys.modules[__name__].observed is observed
         if importable and callable(target) and not f"{target.__module__}.".startswith(_NOT_RANKS):
             found.append(process.name)
-            process._target = Rank(target=target, script=tuple(script), module=module, options=options)
+            process._target = rank(target=target, script=tuple(script), module=module, options=options)
         start(process)
 
     patched: tuple[tuple[Any, str, Any, Any], ...] = (
