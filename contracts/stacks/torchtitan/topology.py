@@ -18,7 +18,6 @@ from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.lacks import Lack
 from contracts.spec.topology import Degrees, Group, Layout, Topology
 from contracts.spec.world import LiveMesh
-from contracts.stacks.torchtitan import symbols
 
 VIEWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "pp": (("dataloading", ("pp",)),),
@@ -87,6 +86,8 @@ def _whole_experts(degrees: Degrees, known: set[str]) -> bool:
 
 def _built(kind: Any, known: set[str], degrees: Degrees, world: int) -> Any:
     """ParallelDims with its meshes. Its errors about the degrees become refusals."""
+    from contracts.stacks.torchtitan import symbols  # torch, which torchtitan has loaded by now
+
     given = {
         "dp_replicate": 1, "dp_shard": -1, "cp": degrees.cp, "tp": degrees.tp, "pp": degrees.pp, "ep": degrees.ep,
         "etp": degrees.expert_tp, "world_size": world, **symbols.dtensors(),
