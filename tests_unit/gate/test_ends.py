@@ -40,9 +40,10 @@ def shell(folder: Path, line: str, **variables: str) -> subprocess.CompletedProc
                           capture_output=True, check=False, timeout=120)  # fmt: skip
 
 
-def limited(folder: Path, of: int, most: int) -> subprocess.CompletedProcess[str]:
+def limited(folder: Path, of: int, most: int, module: str = "rankproof") -> subprocess.CompletedProcess[str]:
     """The command where the system gives it no more than so much of something."""
-    return subprocess.run(command(*WORDS), cwd=folder, capture_output=True, text=True, check=False, timeout=120,
+    words = [sys.executable, "-P", "-m", module, *WORDS]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=120,
                           env=environment(PYTHONDONTWRITEBYTECODE="1"),
                           preexec_fn=lambda: resource.setrlimit(of, (most, most)))  # fmt: skip
 
@@ -66,8 +67,9 @@ def test_a_reader_that_goes_away_leaves_the_verdict_its_code(tmp_path: Path) -> 
     assert again.stdout == f"{VIOLATED}\n", again.stderr
 
 
-def test_no_temporary_folder_is_broken_and_one_line(tmp_path: Path) -> None:
-    done = limited(tmp_path, resource.RLIMIT_FSIZE, 0)
+@pytest.mark.parametrize("module", ["rankproof", "contracts.harness.cli"])
+def test_no_temporary_folder_is_broken_and_one_line(module: str, tmp_path: Path) -> None:
+    done = limited(tmp_path, resource.RLIMIT_FSIZE, 0, module)
     assert done.returncode in (BROKEN, USAGE), done.stderr
     assert done.stderr.splitlines()[-1].startswith("rankproof: ")
 
