@@ -20,6 +20,9 @@ PLACES: dict[str, tuple[Mapping[str, str], str]] = {  # the variable that is wro
     "rank-is-beyond-the-world": ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK"),
     "a-world-without-ranks": ({"WORLD_SIZE": "2"}, "RANK"),
     "a-rank-without-a-world": ({"RANK": "1", "LOCAL_RANK": "1"}, "WORLD_SIZE"),
+    "rank-is-beyond-a-world-of-four": ({"RANK": "4", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, "RANK"),
+    "rank-is-beyond-a-world-of-one": ({"RANK": "1", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "RANK"),
+    "a-world-of-one-without-ranks": ({"WORLD_SIZE": "1"}, "RANK"),
     "an-empty-world": ({"RANK": "0", "WORLD_SIZE": "", "LOCAL_RANK": "0"}, "WORLD_SIZE"),
 }
 

@@ -18,6 +18,19 @@ def takes_half_a_place_for_none(started, self, recipe, environment, steps):
     return started(self, recipe, left, steps)
 
 
+@broken(
+    Reference,
+    "started",
+    "ENV-09[rank-is-beyond-a-world-of-one]: it took 1 steps",
+    "ENV-09[a-world-of-one-without-ranks]: it took 1 steps",
+)
+def takes_a_world_of_one_for_no_launcher(started, self, recipe, environment, steps):
+    """Asks whether WORLD_SIZE is above 1, and looks at no rank where it is not."""
+    alone = environment.get("WORLD_SIZE") == "1"
+    left = {name: each for name, each in environment.items() if not alone or name not in PLACE}
+    return started(self, recipe, left, steps)
+
+
 @broken(Reference, "started", "ENV-09a[no-data]: with missing data it ended after 0 steps, exit code 0")
 def pipes_into_a_log(started, self, recipe, environment, steps):
     """The launcher writes through a pipe, and the shell's exit code is that of the last command in it."""
