@@ -26,6 +26,7 @@ OPTIONS: dict[str, str] = {
     "baseline": "an earlier record: what was judged there must be judged now",
     "report": "folder: write the run as JSON lines to run.jsonl in it",
     "changed": "what `git diff` takes, such as main..: items that such a change can touch are judged first",
+    "shard": "I/N: judge every Nth item of the plan, from the Ith on; `rankproof merge` makes one record of all shares",
     "law": "a frozen set of contracts, such as 2026.11: what was added later is judged and not counted",
     "proof": "kills.json of `rankproof selftest`, or its folder: contracts that failed there are not judged",
     "deadline": "seconds that one case may take",

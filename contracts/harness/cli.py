@@ -115,6 +115,7 @@ GROUPS: dict[str, dict[str, tuple[click.Command, str]]] = {
     },
     "Read records of check, gate and judge": {
         "report": (runs.report, "Print a record in another form, or several as a page."),
+        "merge": (runs.merge, "Make one record of the shares of `check --shard`."),
         "replay": (runs.replay, "Draw the verdict of a record again, without the stack."),
     },
     "Look at the contracts": {

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from contracts.contract import LAW
-from contracts.court import deviations, device, profiles, record, report
+from contracts.court import deviations, device, profiles, record, report, shards
 from contracts.court.baseline import baseline, missing
 from contracts.court.judge import DEADLINE_S, NO_TORCH
 from contracts.court.party import Broken
@@ -125,7 +125,9 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     """Give a test of `contracts.harness.suite` the planned cases of its tier."""
     tier = metafunc.function.__name__.removeprefix("test_")
     gate = _gate(metafunc.config)
-    items = [i for i in gate.plan.items if i.id in LAW.contracts and LAW.contracts[i.id].tier == tier]
+    given = options.setting(metafunc.config, "shard")
+    shared = gate.plan.items if given is None else shards.share(gate.plan.items, given)
+    items = [i for i in shared if i.id in LAW.contracts and LAW.contracts[i.id].tier == tier]
     if tier == GPU and items and _asks_for_a_device(metafunc.config) and (missing := gate.missing_device(items[0])):
         raise pytest.UsageError(f"-m {GPU}: {missing}")  # skipped, it would be green
     if not items:

@@ -16,7 +16,7 @@ import click
 
 from contracts.contract import LAW
 from contracts.court import deviations as deviations_file
-from contracts.court import profiles, record, report
+from contracts.court import profiles, record, report, shards
 from contracts.court.baseline import unlike
 from contracts.court.device import refuse_absent
 from contracts.court.judge import DEADLINE_S
@@ -91,6 +91,8 @@ SUITE = Path(__file__).parents[1] / "suite.py"
                    "without a record there the verdict is incomplete.")  # fmt: skip
 @click.option("--changed", metavar="RANGE",
               help="What `git diff` takes (main..): what it can touch comes first, then the rest.")  # fmt: skip
+@click.option("--shard", metavar="I/N",
+              help="Judge the Ith of N shares of the plan, one a machine; `merge` draws the verdict.")  # fmt: skip
 @click.option("--law", metavar="RELEASE",
               help="A frozen set, such as 2026.11: what was added later is judged and not counted.")  # fmt: skip
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
@@ -110,8 +112,8 @@ SUITE = Path(__file__).parents[1] / "suite.py"
 def check(
     stack: str, at: str | None, python: str | None, isolated: bool, assistants: tuple[str, ...], profile: str | None,
     ranks: int | None, backend: str, deviations: Path | None, baseline: Path | None, changed: str | None,
-    law: str | None, folder: Path, form: Form, deadline: float, jobs: int, given: Path | None, prove: bool,
-    as_json: bool, verbose: bool,
+    shard: str | None, law: str | None, folder: Path, form: Form, deadline: float, jobs: int, given: Path | None,
+    prove: bool, as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
     if python is not None:
@@ -133,7 +135,7 @@ def check(
         *([f"--rankproof-at={at}"] if at else []),
         *([f"--rankproof-baseline={baseline}"] if baseline else []),
         *([f"--rankproof-changed={changed}"] if changed else []),
-        *([f"--rankproof-law={law}"] if law else []),
+        *([f"--rankproof-law={law}"] if law else []), *([f"--rankproof-shard={shard}"] if shard else []),
         *([f"--rankproof-proof={given}"] if given else []), *(["--rankproof-selftest"] if prove else []),
         *_shared_by(jobs, in_order=bool(changed)),
     ]  # fmt: skip
@@ -144,6 +146,7 @@ def check(
         read_checks(*profiles.beginnings(profile))
         plan = _planned(profile, ranks, jobs, prove=prove)
         _refuse_unreadable(deviations, given, law, changed)
+        _ = None if shard is None else shards.share(plan.items, shard)
         earlier = None if baseline is None else _earlier(baseline, folder)
         if folder.exists():  # an older run must not be read as this one, whatever happens now
             record.make_folder(folder, (*report.FILES, output_of.FILE))

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from contracts.court import deviations as deviations_file
-from contracts.court import record
+from contracts.court import record, shards
 from contracts.court import report as renderings
 from contracts.court.baseline import baseline
 from contracts.court.html_report import Recorded, overview
@@ -76,6 +76,25 @@ def _recorded(path: Path, page: Path | None, earlier: Path | None) -> Recorded:
     folder = path if path.is_dir() else path.parent
     label = os.path.relpath(folder, page.parent) if page is not None else str(folder)
     return Recorded(label=label, run=run, verdict=verdict(run, day_of(closing.finished) if closing else today()))
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
+              show_default=True, help="Folder for the merged record and its renderings.")  # fmt: skip
+@click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
+@one_clear_error
+def merge(runs: tuple[Path, ...], folder: Path, verbose: bool) -> None:
+    """Make one record of those of `check --shard`, and print its verdict. What no share judged is not run."""
+    whole = shards.merged([record.load(path)[0] for path in runs])
+    judged = verdict(whole, today())
+    record.make_folder(folder, renderings.FILES)
+    (folder / "run.jsonl").write_text(record.write(whole, today()), encoding="utf-8")
+    for name, text in renderings.files(whole, judged).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    click.echo(f"report: {folder / 'report.html'}")
+    print_report(renderings.render(whole, judged, "terminal", verbose, terminal_width()), judged.word, "terminal")
+    sys.exit(judged.exit_code)
 
 
 @click.command()
