@@ -68,11 +68,11 @@ TESTS: Mapping[str, Mapping[str, str]] = {  # a file of `contracts/court` or `co
 }
 EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the operator, line → why it changes no answer
     ("topology", "ReplaceComparisonOperator_Eq_LtE", 'tensor = "etp" if layout == "borrowed" else "tp"'):
-        "of the two layouts own-axis sorts behind borrowed",
+        "of the two layouts own-axis sorts after borrowed",
     ("storage", "ReplaceComparisonOperator_Eq_LtE", 'return mount.point == "/" or mount.device == self.root.device'):
         "no absolute path sorts before /",
     ("storage", "ReplaceComparisonOperator_Eq_LtE", 'how = "is" if real[inner] == real[outer] else "lies in"'):
-        "a path within another one is longer, and sorts behind it",
+        "a path within another one is longer, and sorts after it",
     ("topology", "ReplaceComparisonOperator_Gt_NotEq", "return self.ep > 1"): "a degree below 1 is refused",
     ("codec", "NumberReplacer",
      'return {"type": "array", "items": _schema(arguments[0], definitions), "uniqueItems": True}'):
@@ -94,17 +94,17 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the ope
     ("deviations", "RemoveDecorator", "@functools.cache"): "a pattern that is made anew is the same",
     ("judge", "ReplaceComparisonOperator_Eq_GtE",
      'found = violations_of(error, comparisons) if outcome == "violated" else ()'):
-        "no outcome sorts behind violated",
+        "no outcome sorts after violated",
     ("judge", "ReplaceComparisonOperator_Eq_GtE", 'if result.outcome == "violated":'):
-        "no outcome sorts behind violated",
+        "no outcome sorts after violated",
     ("judge", "ReplaceComparisonOperator_Eq_LtE", 'if result.outcome == "broken":'): "no outcome sorts before broken",
     ("judge", "ReplaceComparisonOperator_Is_Eq", "case Refused() if error is stand.declined:"):
-        "an exception equals itself alone",
+        "an exception equals only itself",
     ("judge", "ReplaceComparisonOperator_NotEq_Gt", 'if absence and absence.kind != "adapter":'):
         "no kind of lack sorts before adapter",
     ("narrowing", "ReplaceComparisonOperator_Eq_GtE",
      'if isinstance(value, Execution) and value.precision == "float64":'):
-        "no precision sorts behind float64",
+        "no precision sorts after float64",
     ("narrowing", "ReplaceComparisonOperator_IsNot_NotEq",
      "return found if any(found[key] is not value[key] for key in found) else value"):
         "what was narrowed is unequal, and all else is the same",
@@ -135,10 +135,10 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the ope
         "neither U+00FF nor U+0100 is ever escaped",
     ("profiles", "ReplaceComparisonOperator_NotEq_Lt",
      'if not isinstance(entry, Contract) or entry.tier != "unit":'):
-        "no tier sorts behind unit",
+        "no tier sorts after unit",
     ("profiles", "ReplaceComparisonOperator_NotEq_Lt",
      'if not isinstance(entry, Contract) or entry.tier != "unit" or "read_pattern" in entry.asks:'):
-        "no tier sorts behind unit",
+        "no tier sorts after unit",
     ("sources", "ReplaceComparisonOperator_Eq_GtE", "if len(found) == len(known):"): "what was found is part of it",
     ("sources", "ReplaceComparisonOperator_NotEq_Lt",
      'return f"bug {word}: {BUGS[letters]}" if letters != word else f"bugs {word}: {BUGS[word]}", "bug-ids"'):
@@ -147,21 +147,21 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the ope
      'number = "1 contract is" if len(verdict.unfit) == 1 else f"{len(verdict.unfit)} contracts are"'):
         "where there is none, the line is not reached",
     ("verdict", "ReplaceComparisonOperator_NotEq_Lt", 'if result.outcome != "violated":'):
-        "no outcome sorts behind violated",
+        "no outcome sorts after violated",
     ("verdict", "ReplaceComparisonOperator_Eq_GtE",
      'parts = result.parts if result.outcome == "violated" else ()'):
-        "no outcome sorts behind violated",
+        "no outcome sorts after violated",
     ("verdict", "ReplaceComparisonOperator_Eq_GtE",
      'failing = [result for result in matched if result.outcome == "violated"]'):
-        "no outcome sorts behind violated",
+        "no outcome sorts after violated",
     ("verdict", "ReplaceComparisonOperator_Eq_GtE", "if not failing and kept and len(kept) == len(matched):"):
         "what is kept is part of what matched",
     ("verdict", "ReplaceComparisonOperator_Eq_LtE", 'if any(result.outcome == "holds" for result in kept):'):
-        "of the two outcomes that are kept, not offered sorts behind holds",
+        "of the two outcomes that are kept, not offered sorts after holds",
     ("verdict", "ReplaceComparisonOperator_Eq_LtE",
      "told = \", \".join(f\"{each.case} {'holds' if each.outcome == 'holds' else 'is not offered'}\" "
      "for each in kept)"):
-        "of the two outcomes that are kept, not offered sorts behind holds",
+        "of the two outcomes that are kept, not offered sorts after holds",
     ("verdict", "ReplaceComparisonOperator_LtE_Lt",
      "return same and {result.item.rung, item.rung} <= {*rungs} "
      "and rungs.index(result.item.rung) < rungs.index(item.rung)"):

@@ -24,10 +24,10 @@ HEAD = """# How often each turn stands in each area. None may grow.
 """
 _BEGINS = r"(?:^[ \t]*(?:[-*] )?|(?<=[.!?:;|] ))"
 BANNED: Mapping[str, tuple[str, re.Pattern[str]]] = {  # name → what to write instead
-    "behind": ("after", re.compile(r"\bbehind\b")),
+    "behind": ("after", re.compile(r"(?<![-\w])behind\b(?!-)")),
     "tell": ("report, say, show", re.compile(r"\b(?:tells?|told|telling)\b", re.IGNORECASE)),
     "where": ("if, when", re.compile(rf"{_BEGINS}Where [^.?!]*?,", re.MULTILINE)),
-    "alone": ("only, by itself", re.compile(r"\balone\b", re.IGNORECASE)),
+    "alone": ("only, by itself", re.compile(r"(?<![-\w])alone\b(?!-)", re.IGNORECASE)),
     "that-of": ("equals, is the … of", re.compile(r"\b(?:is|are|was|were) (?:that|those) of\b")),
     "what-is": (
         "a noun as the subject",

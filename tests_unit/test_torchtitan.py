@@ -116,7 +116,7 @@ def test_its_blocks_are_judged_by_their_numbers(tmp_path: Path) -> None:
                  ("MOE-01c", "bias"), ("MOE-03a", "scaled"), ("MOE-02c", "without-losses"), ("BLK-06h", "swiglu"),
                  ("BLK-03a", "4-heads-on-2"), ("BLK-03b", "one-document")):  # fmt: skip
         assert found[item]["outcome"] == "holds", found[item]
-    for item, reason in ((("MOE-02b", "softmax-relu2"), "gated by silu alone"),
+    for item, reason in ((("MOE-02b", "softmax-relu2"), "gated only by silu"),
                          (("MOE-03a", "all-slots-taken"), "drops no token"),
                          (("MOE-02b", "17-experts"), "no auxiliary loss"),
                          (("BLK-03a", "packed"), "flex_attention")):  # fmt: skip

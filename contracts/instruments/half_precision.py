@@ -21,7 +21,7 @@ from contracts.spec.tolerance import HalfPrecision, Tolerance
 
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.mv, _aten.addmv, _aten.dot}
-_FINITE = Tolerance(name="finite", bound=float("inf"), why="shape and finiteness alone")
+_FINITE = Tolerance(name="finite", bound=float("inf"), why="only shape and finiteness")
 WEAK_FACTOR = 3.0
 """A fault that exceeds the bound by a smaller factor is seen only by luck; every mutant must exceed it by more."""
 

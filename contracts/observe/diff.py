@@ -147,7 +147,7 @@ class _Phases:
                     return (), f"step {step}: {COMPILED}"
                 if differences:
                     return differences, ""
-        self._miss("step of one run alone", abs(self.one.steps - self.other.steps))
+        self._miss("step of only one run", abs(self.one.steps - self.other.steps))
         return (), ""
 
     def nothing(self, steps: int) -> tuple[str, ...]:
@@ -317,7 +317,7 @@ class _Phases:
         floors: Mapping[str, float], repeats: Sequence[Mapping[str, Whole]],
     ) -> list[Difference]:  # fmt: skip
         found, same = [], 0
-        self._miss(f"{phase} of one run alone", len(wants.keys() ^ others.keys()))
+        self._miss(f"{phase} of only one run", len(wants.keys() ^ others.keys()))
         for name in order:
             if name not in others:
                 continue

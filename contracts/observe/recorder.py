@@ -178,7 +178,7 @@ class Recorder:
         if not self.failed:
             self.failed = f"the recorder failed: {type(error).__name__}: {error}"
             with contextlib.suppress(OSError):
-                print(f"rankproof: {self.failed}; the script goes on unobserved", file=sys.stderr)  # noqa: T201
+                print(f"rankproof: {self.failed}; the script continues unobserved", file=sys.stderr)  # noqa: T201
         self.on = False  # the hooks stay until the end: torch goes through them at this moment
 
     def _forked(self) -> None:

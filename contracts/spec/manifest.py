@@ -130,7 +130,7 @@ def run_state(manifest: Manifest) -> State:
         found.unless(manifest.completed_at is not None, "completed_at", None, f"is missing {say}", "say when it ended")
     else:
         early = manifest.completed_at
-        found.unless(early is None, "completed_at", early, f"is set {say}", "a run that goes on has not ended")
+        found.unless(early is None, "completed_at", early, f"is set {say}", "a run that continues has not ended")
     if state == "ok":
         found.unless(bool(manifest.artifacts), "artifacts", (), f"are missing {say}", "list what the run left")
     if state == "detached":

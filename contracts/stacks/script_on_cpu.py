@@ -45,7 +45,7 @@ def on_cpu(stack: str) -> Iterator[str]:
             undone.callback(setattr, utils, "set_pg_timeouts", utils.set_pg_timeouts)
             utils.set_pg_timeouts = lambda *_, **__: None  # it begins with a barrier on a device, which gloo refuses
             used = ("device", "kernels", "experts", "sums")
-            said = [*(shims.SHIMS[each] for each in used), "no memory is told", "no timeout is set"]
+            said = [*(shims.SHIMS[each] for each in used), "no memory is reported", "no timeout is set"]
             yield f"shimmed: {'; '.join(said)}"
             return
         from contracts.stacks.megatron import shims as megatron

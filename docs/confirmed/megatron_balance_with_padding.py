@@ -35,6 +35,6 @@ x = torch.randn(8, 2, 8)
 alone = [loss(x[:, :1]), loss(x[:2, 1:])]  # a row of eight tokens, and one of two
 padded = loss(x, torch.arange(8)[:, None] >= torch.tensor([8, 2]))
 want, squares = sum(alone) / 2, (alone[0] * 64 + alone[1] * 4) / 25 / 2
-print(f"losses of the rows alone {alone}, their mean {want:.4f}; in one batch {padded:.4f}, by squares {squares:.4f}")
+print(f"losses of only the rows {alone}, their mean {want:.4f}; in one batch {padded:.4f}, by squares {squares:.4f}")
 torch.distributed.destroy_process_group()
 sys.exit(not (abs(padded - squares) < 1e-3 < abs(padded - want)))

@@ -36,5 +36,5 @@ alone, many = gradient(None, text), gradient(init_device_mesh("cpu", (2,)), text
 dist.all_gather_object(every, many)
 early = torch.equal(*every) and "set_requires_gradient_sync" not in inspect.getsource(train)
 share = (many.norm() / alone.norm()).item()
-print(f"the gradient of the output projection is {share:.3f} of that on one rank; reduced behind one microbatch: {early}")
+print(f"the gradient of the output projection is {share:.3f} of that on one rank; reduced after one microbatch: {early}")
 sys.exit(not (abs(share - 0.5) < 1e-4 and early))

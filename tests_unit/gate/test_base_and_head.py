@@ -57,8 +57,8 @@ KIND = {
     "given up": (said("holds"), said("not offered", "no such block"), "lost"),
     "broken at the base, and declined": (said("broken", "TypeError"), said("not offered", "not today"), "lost"),
     "broken on both sides": (said("broken", "TypeError"), said("broken", "TypeError"), "neither"),
-    "planned at the head alone, and violated": (None, said("violated", FAR), "unknown"),
-    "planned at the base alone": (said("holds"), None, "unknown"),
+    "planned only at the head, and violated": (None, said("violated", FAR), "unknown"),
+    "planned only at the base": (said("holds"), None, "unknown"),
 }
 
 

@@ -539,6 +539,6 @@ def test_a_recorder_that_fails_says_so_and_leaves_the_script_alone(
         moved.append(net[0].weight.detach().clone())
     recorder.close()
     assert not torch.equal(*moved)
-    assert capsys.readouterr().err.count("No space left on device; the script goes on unobserved") == 1
+    assert capsys.readouterr().err.count("No space left on device; the script continues unobserved") == 1
     with pytest.raises(AssertionError, match=r"rank 0 ended with the recorder failed: OSError: .* No space left"):
         JUDGED["OBS-16"](Observed(read(tmp_path)))

@@ -79,7 +79,7 @@ def test_stages_that_number_their_layers_for_themselves_are_not_taken_for_copies
     assert code == 0, said
     code, said = _diff(one, trace)
     assert code == 0, said
-    assert "unseen  30 × initial weights of one run alone" in said
+    assert "unseen  30 × initial weights of only one run" in said
 
 
 LOSS = "    return F.cross_entropy(scores.flatten(0, 1), targets.flatten())\n"

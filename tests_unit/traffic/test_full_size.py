@@ -50,7 +50,7 @@ def test_the_command_prints_the_table_of_a_lane() -> None:
     recipe = fed_with_one(replace(RECIPE, depth=2), Execution(world=4, degrees=Degrees(tp=2, sp=True), fsdp=True))
     assert done.output.startswith(f"{recipe.name}: 2 layers of AEMEAEMEAEMR, 2 x 4096 tokens\n")
     assert "all_gather" in done.output
-    assert "held behind it: weights" in done.output
+    assert "held after it: weights" in done.output
 
 
 @pytest.mark.unit

@@ -46,7 +46,7 @@ def a_token_reads_its_own_past_alone(stack: Blocks, asked: BlockCase) -> None:
     assert bool(reached.isfinite().all()), "the gradient by x is not finite"
     assert float(reached[0, read]) > 0, f"token {read} does not depend on itself"
     begin = asked.lengths[0][0] if len(asked.lengths[0]) > 1 else 0
-    outside = {"another row": reached[1:], "a token behind it": reached[0, read + 1 :],
+    outside = {"another row": reached[1:], "a token after it": reached[0, read + 1 :],
                "another document": reached[0, :begin]}  # fmt: skip
     for what, part in outside.items():
         assert not bool(part.any()), f"token {read} of row 0 reads {what}: gradient {float(part.max()):.1e}"

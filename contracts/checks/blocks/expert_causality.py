@@ -45,5 +45,5 @@ def a_token_depends_on_no_later_one(stack: Blocks, moe: Moe, b: int, t: int) -> 
     n = b * 7 + t
     words = numerics.difference("y before it", changed_ND[:n], y_ND[:n], FLOAT64)
     if moe.capacity_factor is None:
-        words = words or numerics.difference("y behind it", changed_ND[n + 1 :], y_ND[n + 1 :], FLOAT64)
+        words = words or numerics.difference("y after it", changed_ND[n + 1 :], y_ND[n + 1 :], FLOAT64)
     assert not words, f"after a change of token ({b}, {t}) {words}"

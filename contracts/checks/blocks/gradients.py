@@ -198,10 +198,10 @@ def a_pass_that_only_looks_is_the_one_that_trains(stack: Training, recipe: Recip
     are wanted makes them losses of two models, and a mode that nobody sets back stays.
     """
     weights, tokens = drawn_weights(stack, recipe, mode=mode), batch(recipe)
-    before, trained, behind = (
+    before, trained, after = (
         one_pass(stack, recipe, weights, tokens, backward=backward, mode=mode) for backward in (False, True, False)
     )
-    for when, looked in (("before", before), ("behind", behind)):
+    for when, looked in (("before", before), ("after", after)):
         words = instruments.numerics.difference(f"{when} a pass with gradients logits", looked.logits, trained.logits,
                                                 FLOAT64)  # fmt: skip
         assert not words, words

@@ -75,7 +75,7 @@ def the_decay_has_its_limits(stack: Blocks, a_log: float, lengths: scan_calls.Le
     two = run(stack, case, replace(inputs, x=inputs.x[:, order]), backward=False)
     if a_log > 0:
         words = numerics.difference("y of the reversed sequence", numerics.tensor(two.y)[:, order], one.y, FLOAT64)
-        assert not words, f"{words}: each token should see itself alone"
+        assert not words, f"{words}: each token should see only itself"
     else:
         words = numerics.difference("the state of the reversed sequence", two.state["ssm"], one.state["ssm"], FLOAT64)
         assert not words, f"{words}: nothing should be forgotten"

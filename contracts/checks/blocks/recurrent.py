@@ -134,7 +134,7 @@ def the_forget_gate_has_its_limits(stack: Blocks, a_log: float) -> None:
         order = torch.arange(case.tokens - 1, -1, -1)
         two = run(stack, case, replace(inputs, x=inputs.x[:, order]), backward=False)
         words = numerics.difference("y of the reversed sequence", numerics.tensor(two.y)[:, order], one.y, FLOAT64)
-        assert not words, f"{words}: each token should see itself alone"
+        assert not words, f"{words}: each token should see only itself"
 
 
 ODD = {"packed": ((3, 16), (10, 9))}

@@ -106,7 +106,7 @@ def a_document_is_the_same_wherever_it_stands(stack: Blocks, recipe: Recipe, len
                 words = numerics.difference(
                     f"{what} of document {number} of row {row}", slice_of(one, *where), two, FLOAT64
                 )
-                assert not words, f"packed against alone, {words}"
+                assert not words, f"packed against by itself, {words}"
             for name in total:
                 total[name] += numerics.tensor(run.gradients[name])
     found = {name: whole.gradients[name] for name in total}

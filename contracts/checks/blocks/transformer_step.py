@@ -101,10 +101,10 @@ def a_step_is_a_pass_over_its_batch(stack: Training, recipe: Recipe, microbatche
     (step,) = run(stack, recipe, (given,), "gradients", weights=weights, microbatches=microbatches).steps
     one = stack.run_model(recipe, Execution(precision="float64"), weights, given, True)
     told = {name: loss for name, loss in one.losses.items() if name in step.losses}
-    assert told, f"the step tells {', '.join(step.losses) or 'no loss'}, the pass {', '.join(one.losses) or 'none'}"
+    assert told, f"the step reports {', '.join(step.losses) or 'no loss'}, the pass {', '.join(one.losses) or 'none'}"
     assert one.gradients, "the pass has no gradient"
     off = [
-        f"the step tells {name} {step.losses[name]:.9g}, the pass {loss:.9g}" for name, loss in told.items()
+        f"the step reports {name} {step.losses[name]:.9g}, the pass {loss:.9g}" for name, loss in told.items()
         if not abs(step.losses[name] - loss) <= within(1e-11, 4e-6) * abs(loss)
     ]  # fmt: skip
     got = {name: each for name, each in step.gradients.items() if name in one.gradients}

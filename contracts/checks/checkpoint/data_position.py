@@ -131,7 +131,7 @@ def a_run_resumes_under_its_own_recipe(stack: Training, own: Recipe, other: Reci
         stack.train(Session(recipe=own, steps=1, batches=given, save=str(at), save_at=frozenset({1})))
         refused, run = _refused(stack, Session(recipe=other, steps=1, batches=given, load=str(at)))
         began = run.start if run else 0
-        assert refused, f"saved under {own.name}, the run of {other.name} went on after step {began}"
+        assert refused, f"saved under {own.name}, the run of {other.name} continued after step {began}"
         again = stack.train(Session(recipe=own, steps=1, batches=given, load=str(at)))
     assert again.start == 1, f"under its own recipe the run began after step {again.start}, expected 1"
 

@@ -39,7 +39,7 @@ def a_step_holds_what_the_budget_said(stack: Stack, recipe: Recipe, device: str,
     stage = only_stage(plan)
     state = bytes_of(stage, "weights", "gradients", "optimizer")
     steps = stack.step_memory(recipe, "nemo_native", device, 3)
-    assert len(steps) == 3, f"{len(steps)} of 3 steps are told"
+    assert len(steps) == 3, f"{len(steps)} of 3 steps are reported"
     held = steps[-1].held
     assert least * state <= held <= 1.02 * state + MIB, f"{held} bytes are held, predicted {state}"
     more = 4 * bytes_of(stage, "activations", "routing") + state // 8 + MIB
@@ -81,7 +81,7 @@ def a_settled_step_peaks_where_the_budget_said(stack: Stack, recipe: Recipe, dev
     most = stage.total_bytes - bytes_of(stage, "reserve")
     least = most - bytes_of(stage, "gradients")
     steps = stack.step_memory(recipe, "nemo_native", device, 2)
-    assert len(steps) == 2, f"{len(steps)} of 2 steps are told"
+    assert len(steps) == 2, f"{len(steps)} of 2 steps are reported"
     peak = steps[-1].peak
     words = f"the second step peaks at {peak} bytes, the budget of eager kernels says {least} to {most}"
     assert 0.95 * least <= peak <= 1.05 * most, words
@@ -108,7 +108,7 @@ def what_is_recomputed_is_not_kept(stack: Stack, recipe: Recipe, mode: Mode) -> 
     """
     told = {each: stack.step_memory(replace(recipe, recompute=each), mode, "cpu", 2) for each in ("none", "full")}
     for name, steps in told.items():
-        assert len(steps) == 2, f"{len(steps)} of 2 steps are told with recompute {name}"
+        assert len(steps) == 2, f"{len(steps)} of 2 steps are reported with recompute {name}"
     without, full = told["none"][-1], told["full"][-1]
     kept, left = without.peak - without.held, full.peak - full.held
     assert left <= kept / 2, f"a step holds {left} bytes on top of its state with recompute, {kept} without"

@@ -158,7 +158,7 @@ def scores_of_0_poison_nothing(stack: Blocks, moe: Moe) -> None:
         assert legal, f"the gates of token {n} are {row}, expected numbers from 0 to {moe.route_scale} in all"
     lost = [name for name, each in {"y": run.y, **run.gradients}.items() if not _finite(numerics.tensor(each))]
     lost += [name for name, loss in run.losses.items() if not _finite(numerics.tensor(loss))]
-    assert not lost, f"{', '.join(lost)} is not finite where a token has scores of 0 alone"
+    assert not lost, f"{', '.join(lost)} is not finite where a token has only scores of 0"
 
 
 def _finite(values: Tensor) -> bool:

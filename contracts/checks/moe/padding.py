@@ -131,7 +131,7 @@ def documents_change_nothing_about_padding(stack: Blocks, moe: Moe, lengths: tup
     words = words or numerics.differences("the loss", packed.losses, plain.losses, FLOAT64)
     words = words or numerics.gradient_differences("the gradient of", packed.gradients, plain.gradients, FLOAT64)
     words = words or numerics.difference("the counts", packed.seen["counts"], plain.seen["counts"], FLOAT64)
-    assert not words, f"told of documents beside padding, {words}"
+    assert not words, f"given documents beside padding, {words}"
 
 
 def _silent(call: BlockCall) -> BlockCall:

@@ -61,7 +61,7 @@ def _norms(merged: Merged) -> Iterator[str]:
             allowed = max([1e-3, *(NORM.get(dtype, 0.0) for name in names for dtype in gradients[name].dtypes)])
             yield (
                 "" if math.isclose(applied, expected, rel_tol=allowed, abs_tol=1e-12) else (
-                    f"step {step}: rank {rank} was told the gradient norm {told:.6g} and clips at {line['max']:g}"
+                    f"step {step}: rank {rank} was given the gradient norm {told:.6g} and clips at {line['max']:g}"
                     f"; the gradients that were applied have the norm {applied:.6g}, expected {expected:.6g}"
                 )
             )  # fmt: skip
@@ -157,7 +157,7 @@ def _microbatches(merged: Merged, told: dict[tuple[int, int], list[int]]) -> Ite
             passes = line["microbatches"] / (len(list(rank.of("root"))) or 1) if merged.staged else line["backward"]
             if (rank.rank, step) in told:
                 want = sum(told[rank.rank, step])
-                words = f"step {step}: rank {rank.rank} has {passes:g} backward passes, told {want}"
+                words = f"step {step}: rank {rank.rank} has {passes:g} backward passes, reported {want}"
                 yield "" if passes == want else words
         for rank, line in merged.lines("collectives", step):
             tries = told.get((rank.rank, step), [])
@@ -204,7 +204,7 @@ def evaluation_leaves_the_model_as_it_found_it(stack: Observing) -> None:
     if not between and not seen:
         raise NotOffered("no evaluation was seen between two steps", "case")
     seen += [wrong for step in between for wrong in _evaluated(merged, step)]
-    none_of(seen, "no weight, mode or buffer was seen behind an evaluation")
+    none_of(seen, "no weight, mode or buffer was seen after an evaluation")
 
 
 def _never_trains(merged: Merged) -> Iterator[str]:
@@ -260,17 +260,17 @@ def _evaluated(merged: Merged, step: int) -> Iterator[str]:
             continue
         yield ""
         if its.get("bits") != line.get("bits") and not _rounded(rank, line, its):
-            yield f"the evaluation behind step {step} changes the weight {line['name']} on rank {rank.rank}"
+            yield f"the evaluation after step {step} changes the weight {line['name']} on rank {rank.rank}"
     for rank, line in merged.lines("evaluated", step):
         yield ""
         if line.get("dropout"):
             yield (
-                f"the evaluation behind step {step} applies dropout on rank {rank.rank}, and all of its modules are in "
+                f"the evaluation after step {step} applies dropout on rank {rank.rank}, and all of its modules are in "
                 "evaluation mode"
             )
         if line["changed"]:
             yield (
-                f"the evaluation behind step {step} changes {len(line['changed'])} of {line['buffers']} buffers on "
+                f"the evaluation after step {step} changes {len(line['changed'])} of {line['buffers']} buffers on "
                 f"rank {rank.rank}, such as {line['changed'][0]}"
             )
     first = {rank.rank: set(line["evaluating"]) for rank, line in merged.lines("modes", 1)}
@@ -279,6 +279,6 @@ def _evaluated(merged: Merged, step: int) -> Iterator[str]:
         still = sorted(set(line["evaluating"]) - first.get(rank.rank, set()))
         if still:
             yield (
-                f"behind the evaluation of step {step}, {len(still)} modules stay in evaluation mode on rank "
+                f"after the evaluation of step {step}, {len(still)} modules stay in evaluation mode on rank "
                 f"{rank.rank}: {', '.join(still[:5])}"
             )

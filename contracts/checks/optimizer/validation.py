@@ -202,12 +202,12 @@ def the_loss_of_a_validation_is_that_of_one_rank(
     alone = replace(asked, execution=Execution(precision="float32", layout=asked.execution.layout))
     one, many = on_one_rank(stack, alone).steps, stack.train(asked).steps
     want, got = one[0].validation, many[0].validation
-    assert want is not None, "a validation on one rank told no loss"
-    assert got is not None, f"a validation on {world} ranks told no loss"
+    assert want is not None, "a validation on one rank reported no loss"
+    assert got is not None, f"a validation on {world} ranks reported no loss"
     bound = FLOAT32_TRANSFORMER.bound  # wider than that of a first loss: Adam turns rounding into steps
     assert abs(got - want) <= bound * want, f"the loss of a validation is {got:.7g} on {world} ranks, {want:.7g} on one"
     words = _unlike(many[1], stack.train(plain).steps[1])
-    assert not words, f"behind a validation on {world} ranks, {words}"
+    assert not words, f"after a validation on {world} ranks, {words}"
 
 
 UNEVEN: dict[str, tuple[Recipe, Execution, int, int]] = {
@@ -238,7 +238,7 @@ def a_validation_that_ranks_do_not_divide_is_whole_or_refused(
     asked = replace(asked, steps=2, batches=(first, second), validation=(few,), validate_at=frozenset({2}))
     alone = replace(asked, execution=Execution(precision="float32", layout=asked.execution.layout))
     want = on_one_rank(stack, alone).steps[1].validation
-    assert want is not None, "a validation on one rank told no loss"
+    assert want is not None, "a validation on one rank reported no loss"
     with shared_folder() as at:
         words = _uneven(stack, replace(asked, save=str(at), save_at=frozenset({1})), want, rows)
     assert not words, words

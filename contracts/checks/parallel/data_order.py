@@ -133,7 +133,7 @@ def an_epoch_is_shuffled_as_a_whole(stack: Training, size: int) -> None:
     )
     behind = dict(pairwise(first))
     kept = sum(behind.get(one) == other for one, other in pairwise(second))
-    assert kept < size / 2, f"of {size} sequences {kept} stand behind the same one in epochs 0 and 1"
+    assert kept < size / 2, f"of {size} sequences {kept} stand after the same one in epochs 0 and 1"
 
 
 @contract("PAR-06n", asks="samples", cases={"12-a-step": (12,)}, source="F05; F15")

@@ -136,8 +136,8 @@ def a_step_without_a_label_destroys_nothing(stack: Training, recipe: Recipe, mic
         return
     assert step.tokens == 0, f"{step.tokens} labels count, and there is none"
     for name, held in instruments.numerics.tensors({**step.weights, **step.optimizer}).items():
-        assert bool(held.isfinite().all()), f"{name} is not finite behind a step without a label"
-    assert math.isfinite(after.losses["lm"]), f"lm is {after.losses['lm']} in the step behind one without a label"
+        assert bool(held.isfinite().all()), f"{name} is not finite after a step without a label"
+    assert math.isfinite(after.losses["lm"]), f"lm is {after.losses['lm']} in the step after one without a label"
 
 
 HALVES = replace(DENSE_LAYERS, pattern="AE|AE")

@@ -87,12 +87,12 @@ def a_step_that_overflows_moves_nothing(stack: Training, recipe: Recipe) -> None
             words = instruments.numerics.differences(what, getattr(step, kind), getattr(before, kind), EXACT)
             assert not words, f"a step that overflowed moved something: {words} (step {step.number})"
     scales = [scale_of(step) for step in (before, *skipped)]
-    fell = f"the loss scale is {scales[-1]:g} behind two steps that overflowed, {scales[0]:g} before"
+    fell = f"the loss scale is {scales[-1]:g} after two steps that overflowed, {scales[0]:g} before"
     assert scales[-1] < scales[0], fell
     words = update_difference(before.weights, last.weights, want.weights, FLOAT16)
-    assert not words, f"behind two steps that overflowed {words}"
+    assert not words, f"after two steps that overflowed {words}"
     words = instruments.numerics.differences("the buffer", last.buffers, want.buffers, EXACT)
-    assert not words, f"behind two steps that overflowed {words}"
+    assert not words, f"after two steps that overflowed {words}"
 
 
 FULL, FEW = (((13,), 0),) * 5, (*(((13,), 11),) * 2, *(((13,), 13),) * 3)
@@ -134,7 +134,7 @@ def one_tensor_that_overflows_leaves_the_whole_step_out(stack: Training, recipe:
                 f"a step in which {finite.count(False)} of {len(finite)} gradients overflow moved: {words}"
             )
     scales = [scale_of(step) for step in (before, *skipped)]
-    fell = f"the loss scale is {scales[-1]:g} behind two steps where one gradient overflowed, {scales[0]:g} before"
+    fell = f"the loss scale is {scales[-1]:g} after two steps where one gradient overflowed, {scales[0]:g} before"
     assert scales[-1] < scales[0], fell
 
 
@@ -154,7 +154,7 @@ def a_step_that_overflows_on_one_rank_moves_nothing_on_any(
     router biases on any rank, and the loss scale falls on all of them alike.
 
     One row of the batch overflows, in two steps, and one rank has it. A rank that asks its own gradients before they
-    are reduced takes the step, and what the others sent it is infinite. A scale may fall behind the second such step.
+    are reduced takes the step, and what the others sent it is infinite. A scale may fall after the second such step.
     """
     weights = _weights(stack, recipe)
     names = ("finite 1", "loud", "loud", "finite 2")
@@ -171,19 +171,19 @@ def a_step_that_overflows_on_one_rank_moves_nothing_on_any(
             words = instruments.numerics.differences(what, getattr(step, kind), getattr(before, kind), EXACT)
             assert not words, f"a step that overflowed on one rank moved something: {words}"
     scales = [scale_of(step) for step in (before, *skipped, last)]
-    fell = f"the loss scale is {scales[2]:g} behind two steps that overflowed on one rank, {scales[0]:g} before"
+    fell = f"the loss scale is {scales[2]:g} after two steps that overflowed on one rank, {scales[0]:g} before"
     assert scales[2] < scales[0], fell
     numbers = [each for step in (before, last) for each in step.weights.values()]
     assert all(bool(instruments.numerics.tensor(each).isfinite().all()) for each in numbers), (
-        "behind a step that overflowed on one rank weights are not finite"
+        "after a step that overflowed on one rank weights are not finite"
     )
     want = stack.train(replace(asked, steps=2, batches=(given[0], given[3]))).steps[-1]
     words = update_difference(before.weights, last.weights, want.weights, FLOAT16)
-    assert not words, f"behind a step that overflowed on one rank {words}"
+    assert not words, f"after a step that overflowed on one rank {words}"
 
 
 def scale_of(step: Step) -> float:
-    assert "loss_scale" in step.seen, f"step {step.number} tells no loss_scale"
+    assert "loss_scale" in step.seen, f"step {step.number} reports no loss_scale"
     return float(instruments.numerics.tensor(step.seen["loss_scale"]))
 
 
@@ -204,10 +204,10 @@ def small_gradients_survive_float16(stack: Training, recipe: Recipe) -> None:
     smaller than any number of float16: every loss is scaled before the backward pass, the gradients are divided by the
     scale exactly once, and reported losses are unscaled.
 
-    Here the output projection is small, and so is every gradient behind it. Unscaled they are 0, and a norm that is
-    taken before the division clips all of them away. A loss that enters behind the scale, of a router or of a
-    prediction head, weighs a 65536th. Each token goes to all experts: by rounded scores it might choose others than in
-    float32. A balance loss says nothing of that, and is asked of its routers alone.
+    Here the output projection is small, and so is every gradient that passes through it. Unscaled they are 0, and a
+    norm that is taken before the division clips all of them away. A loss that enters after the scale, of a router or of
+    a prediction head, weighs a 65536th. Each token goes to all experts: by rounded scores it might choose others than
+    in float32. A balance loss says nothing of that, and is asked only of its routers.
     """
     numerics = instruments.numerics
     if recipe.moe is not None and not recipe.moe.aux_loss:
@@ -270,7 +270,7 @@ def a_resumed_run_has_the_lossscale_of(stack: Training, recipe: Recipe, names: t
         (got,) = stack.train(replace(asked, steps=1, batches=given[last:], weights={}, load=folder)).steps
     assert scale_of(got) == scale_of(want), f"the loss scale is {scale_of(got):g} resumed, {scale_of(want):g} without"
     words = instruments.numerics.differences("the weight", got.weights, want.weights, EXACT)
-    assert not words, f"resumed behind a step that overflowed, {words}"
+    assert not words, f"resumed after a step that overflowed, {words}"
 
 
 BEHIND = ("finite 1", "loud", "loud", "finite 2")
@@ -304,4 +304,4 @@ def ranks_that_resume_have_the_lossscale_of(
         raise NotOffered("its residual stream is wider than float16, and nothing overflows", "case")
     assert scale_of(got) == scale_of(want), f"the loss scale is {scale_of(got):g} resumed, {scale_of(want):g} without"
     words = instruments.numerics.differences("the weight", got.weights, want.weights, EXACT)
-    assert not words, f"resumed behind steps that overflowed, {words}"
+    assert not words, f"resumed after steps that overflowed, {words}"

@@ -1,4 +1,4 @@
-"""How a loss scale rises: behind how many steps of which none overflows."""
+"""How a loss scale rises: after how many steps of which none overflows."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def the_loss_scale_rises_again(stack: Training, recipe: Recipe) -> None:
     lost = next((step.number for step in whole if not math.isfinite(step.grad_norm)), None)
     if lost is not None:
         raise NotOffered(f"its step {lost} overflows where every number is small", "case")
-    assert max(scales) > scales[0], f"the loss scale is {scales[-1]:g} behind {STEPS} finite steps, and was in each"
+    assert max(scales) > scales[0], f"the loss scale is {scales[-1]:g} after {STEPS} finite steps, and was in each"
     for got, want in zip(resumed, scales[SAVED:], strict=True):
-        words = f"{scale_of(got):g} resumed behind step {SAVED}, {want:g} without"
+        words = f"{scale_of(got):g} resumed after step {SAVED}, {want:g} without"
         assert scale_of(got) == want, f"the loss scale of step {got.number} is {words}"
 
 
@@ -98,6 +98,6 @@ def the_loss_scale_waits_anew_behind_an_overflow(stack: Training, recipe: Recipe
     waits = next((number for number in rises if number < UPSET[0]), UPSET[0])
     early = [number for number in rises if UPSET[1] < number < UPSET[1] + waits]
     assert not early, (
-        f"the loss scale rises in step {early[0]}, {early[0] - UPSET[1]} steps behind one that overflowed, and had not "
+        f"the loss scale rises in step {early[0]}, {early[0] - UPSET[1]} steps after one that overflowed, and had not "
         f"risen in {waits - 1}"
     )

@@ -93,7 +93,7 @@ def _peaks(receipt: Receipt, most: int, unlike: int) -> None:
     assert receipt.peak is not None, f"the receipt of rank {here().rank} has no peak"
     for kind, peak in (("allocated", receipt.peak.allocated), ("reserved", receipt.peak.reserved)):
         assert peak >= most + AT_LEAST, (
-            f"the {kind} peak of rank {here().rank} is {peak // MIB} MiB, and rank {unlike} alone was made to hold "
+            f"the {kind} peak of rank {here().rank} is {peak // MIB} MiB, and only rank {unlike} was made to hold "
             f"{MORE // MIB} MiB more than any had held before, {most // MIB} MiB"
         )
 

@@ -331,4 +331,4 @@ def a_receipt_replaces_another_whole(stack: Evidence, successor: Receipt) -> Non
         new = stack.read_receipt(path.read_text(encoding="utf-8"))
         assert new == successor, f"the receipt in place is {new}, expected {successor}"
         left = sorted(each.name for each in Path(folder).iterdir())
-        assert left == ["receipt.json"], f"the folder holds {left}, expected the receipt alone"
+        assert left == ["receipt.json"], f"the folder holds {left}, expected only the receipt"

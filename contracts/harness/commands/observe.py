@@ -44,7 +44,7 @@ LIKE = ("one-rank", "whole", "plain")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR",
               help="A new folder for the trace, which all ranks share.")  # fmt: skip
 @click.option("--steps", type=int, default=3, show_default=True, metavar="N",
-              help="How many optimizer steps are observed; the script goes on unobserved.")  # fmt: skip
+              help="How many optimizer steps are observed; the script continues unobserved.")  # fmt: skip
 @click.option("--perturb", type=int, metavar="SEED",
               help="Move each weight by one unit in its last place before the first step, for --repeat.")  # fmt: skip
 @click.option("--collectives/--no-collectives", default=True, show_default=True,
@@ -108,7 +108,7 @@ def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...])
 @click.option("--repeat", "repeats", type=click.Path(path_type=Path), multiple=True, metavar="DIR",
               help="A trace of the reference run under --perturb, to measure rounding; may be repeated.")  # fmt: skip
 @click.option("--behind", type=click.IntRange(min=0), default=0, metavar="N",
-              help="OTHER resumes behind step N of REFERENCE: compare its first step with step N + 1.")  # fmt: skip
+              help="OTHER resumes after step N of REFERENCE: compare its first step with step N + 1.")  # fmt: skip
 @click.option("--from-step", "first", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="Leave out the steps before step N of both runs.")  # fmt: skip
 @click.option("--rename", "renames", multiple=True, metavar="A=B", callback=_pairs,

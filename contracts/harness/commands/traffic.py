@@ -114,7 +114,7 @@ def told(recipe: Recipe, execution: Execution, rank: int, routing: Routing, foun
     yield f"{'':<24}{'':<26}{'':<10}{'':>6}{'':>17}{'':>17}{round(sum(row.link for row in rows(found))):>17_}"
     yield ""
     held = {name: sum(getattr(each, name) for each in found.held.values()) for name in ("weight", "gradient", "state")}
-    yield "held behind it: " + ", ".join(f"{name}s {size:_} B" for name, size in held.items())
+    yield "held after it: " + ", ".join(f"{name}s {size:_} B" for name, size in held.items())
 
 
 @dataclass(frozen=True, kw_only=True)

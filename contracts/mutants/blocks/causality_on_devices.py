@@ -12,8 +12,8 @@ from contracts.stacks.reference.model.blocks.moe import MoE
 @broken(
     Attention,
     "probabilities",
-    "BLK-01g[attention-bfloat16]: reads a token behind it",
-    "BLK-01f[attention-bfloat16]: reads a token behind it",
+    "BLK-01g[attention-bfloat16]: reads a token after it",
+    "BLK-01f[attention-bfloat16]: reads a token after it",
 )
 def masks_by_a_large_number(probabilities, self, scores_BHTS, visible_BTS):
     """Masked keys lose 20 from their scores, so e^-20 of each remains, below the rounding of every output."""
@@ -23,8 +23,8 @@ def masks_by_a_large_number(probabilities, self, scores_BHTS, visible_BTS):
 @broken(
     Attention,
     "attend",
-    "BLK-01g[attention-whole]: reads a token behind it",
-    "BLK-01f[attention-whole]: reads a token behind it",
+    "BLK-01g[attention-whole]: reads a token after it",
+    "BLK-01f[attention-whole]: reads a token after it",
 )
 def reads_a_tile_too_far(attend, self, q_BTHd, k_BSHd, v_BSHv, visible_BTS):
     """The fused kernel adds a little of the next token; the written-out form is right."""
@@ -35,8 +35,8 @@ def reads_a_tile_too_far(attend, self, q_BTHd, k_BSHd, v_BSHv, visible_BTS):
 @broken(
     MoE,
     "combine",
-    "BLK-01g[experts-float32]: reads a token behind it",
-    "BLK-01f[experts-float32]: reads a token behind it",
+    "BLK-01g[experts-float32]: reads a token after it",
+    "BLK-01f[experts-float32]: reads a token after it",
 )
 def combines_one_row_off(combine, self, given_SD, order_S, gates_NK, dropped_NK):
     """The scatter is off by one row: each token gets the next token's expert output."""

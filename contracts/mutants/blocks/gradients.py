@@ -201,7 +201,7 @@ class _StaysInEvaluation(Layer):
         return out if torch.is_grad_enabled() or not self.evaluated else out._replace(y_BTD=out.y_BTD * 0.5)
 
 
-@mutant(of="BLK-07d", case="dense", says="behind a pass with gradients logits differs")
+@mutant(of="BLK-07d", case="dense", says="after a pass with gradients logits differs")
 class KeepsTheModeOfTheLastPass(Reference):
     """A switch of the process is set in the first backward pass and never set back."""
 

@@ -38,7 +38,7 @@ def exponentiates_a_twice(decay_rate, self):
     return -torch.exp(torch.exp(self.A_log))
 
 
-@broken(Mamba2, "decay_rate", "BLK-04e[memoryless]: each token should see itself alone")
+@broken(Mamba2, "decay_rate", "BLK-04e[memoryless]: each token should see only itself")
 def clamps_the_decay(decay_rate, self):
     """A is clamped to at least -16, the bound of its initial values, so a faster decay is ignored."""
     return decay_rate(self).clamp(min=-16)

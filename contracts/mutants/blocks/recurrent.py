@@ -38,7 +38,7 @@ def forgets_by_a_sigmoid(forget, self, f_BTh):
     return torch.sigmoid(wide(f_BTh) + self.dt_bias) + 0 * self.A_log
 
 
-@broken(M2RNN, "forget", "BLK-05e[keeps-nothing]: each token should see itself alone")
+@broken(M2RNN, "forget", "BLK-05e[keeps-nothing]: each token should see only itself")
 def always_keeps_a_little(forget, self, f_BTh):
     """The forget gate is clamped to at least 0.001."""
     return forget(self, f_BTh).clamp(min=1e-3)

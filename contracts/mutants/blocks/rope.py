@@ -45,13 +45,13 @@ def _row_positions(packing: Packing) -> Packing:
     return packing._replace(positions_BT=index_T.expand(packing.positions_BT.shape))
 
 
-@broken(Attention, "place", "BLK-03h[gqa]: packed against alone, y of document 2 of row 0 differs")
+@broken(Attention, "place", "BLK-03h[gqa]: packed against by itself, y of document 2 of row 0 differs")
 def keys_count_from_the_row(place, self, q_BTHd, k_BTGd, packing):
     """Queries count positions from their document and keys from the row, which differ only in packed rows."""
     return place(self, q_BTHd, k_BTGd, packing)[0], place(self, q_BTHd, k_BTGd, _row_positions(packing))[1]
 
 
-@broken(LatentAttention, "angles", "BLK-03h[mla]: packed against alone, y of document")
+@broken(LatentAttention, "angles", "BLK-03h[mla]: packed against by itself, y of document")
 def restarts_one_token_late(angles, self, positions_BT, size):
     """Positions restart one token late, so a document's first token continues the previous document's count."""
     late_BT = torch.cat((positions_BT[:, :1], positions_BT[:, :-1] + 1), dim=1)
@@ -103,7 +103,7 @@ def positions_are_bfloat16(angles, self, positions_BT, size):
 @broken(
     Attention,
     "visible",
-    "BLK-03h[gqa]: packed against alone, the gradient of x of document 0",
+    "BLK-03h[gqa]: packed against by itself, the gradient of x of document 0",
     "BLK-02a[gqa]: the other documents were replaced, and y of document 1 of row 0 differs",
 )
 def ignores_documents(visible, self, packing):

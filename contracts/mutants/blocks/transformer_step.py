@@ -13,7 +13,7 @@ def counts_a_tied_weight_by_its_names(reduce, self):
         shared += shared.clone()
 
 
-@broken(Trainer, "count", "BLK-01i[z-loss]: the step tells z", leanest="")
+@broken(Trainer, "count", "BLK-01i[z-loss]: the step reports z", leanest="")
 def divides_the_z_loss_by_sequences(count, self, micro):
     """The trainer counts sequences where the z loss is a mean over tokens."""
     found = count(self, micro)
@@ -23,8 +23,8 @@ def divides_the_z_loss_by_sequences(count, self, micro):
 @broken(
     Trainer,
     "count",
-    "BLK-01i[prediction-heads-in-five]: the step tells mtp",
-    "BLK-01i[prediction-heads]: the step tells mtp",
+    "BLK-01i[prediction-heads-in-five]: the step reports mtp",
+    "BLK-01i[prediction-heads]: the step reports mtp",
 )
 def divides_each_depth_by_all_labels(count, self, micro):
     """A depth has fewer labels than the model, and is divided by the model's."""

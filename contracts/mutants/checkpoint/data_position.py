@@ -106,16 +106,16 @@ class LeavesAnEpochOut(CountsAnEpochTwice):
 @mutant(
     of="CKPT-01c",
     case="rope",
-    says="the run of short went on after step 1",
+    says="the run of short continued after step 1",
     bugs=("PRV-06",),
-    leanest="the run of short@dense went on after step 1",
+    leanest="the run of short@dense continued after step 1",
 )
 @broken(
     Checkpoints,
     "load",
-    "CKPT-01c[balance]: the run of short went on after step 1",
-    "CKPT-01c[batch]: the run of short went on after step 1",
-    "CKPT-01c[rate]: the run of short went on after step 1",
+    "CKPT-01c[balance]: the run of short continued after step 1",
+    "CKPT-01c[batch]: the run of short continued after step 1",
+    "CKPT-01c[rate]: the run of short continued after step 1",
     leanest="",
 )
 def asks_no_recipe(load, self, target, *, recipe="", step=None):

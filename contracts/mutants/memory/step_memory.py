@@ -33,9 +33,9 @@ def logs_tensors(former, self, *args):
 @broken(
     Reference,
     "step_memory",
-    "MEM-01f[float32]: 2 of 3 steps are told",
-    "MEM-01i[mlp]: 1 of 2 steps are told with recompute none",
-    "MEM-02o[attention]: 1 of 2 steps are told",
+    "MEM-01f[float32]: 2 of 3 steps are reported",
+    "MEM-01i[mlp]: 1 of 2 steps are reported with recompute none",
+    "MEM-02o[attention]: 1 of 2 steps are reported",
 )
 def tells_of_no_first_step(step_memory, self, recipe, mode, device, steps):
     """The first step is a warm-up, and its memory is not told."""

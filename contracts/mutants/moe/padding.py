@@ -63,8 +63,8 @@ class DeclaresSlotsOfPadding(Reference):
 @broken(
     MoE,
     "forward",
-    "MOE-09c[balance-loss]: told of documents beside padding, the loss aux differs",
-    "MOE-09c[selection-bias]: told of documents beside padding, the loss aux differs",
+    "MOE-09c[balance-loss]: given documents beside padding, the loss aux differs",
+    "MOE-09c[selection-bias]: given documents beside padding, the loss aux differs",
 )
 def packs_instead_of_padding(forward, self, x_BTD, packing, state):
     """Packed rows are full, so that whoever has documents is thought to have no padding."""

@@ -6,7 +6,7 @@ from contracts.stacks.reference.stack import Reference
 CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
 
 
-@mutant(of="OBS-04", case="one-run", says="step 1: rank 0 was told the gradient norm")
+@mutant(of="OBS-04", case="one-run", says="step 1: rank 0 was given the gradient norm")
 class ClipsBeforeTheReduction(Reference):
     """Clips each rank's own gradients, and averages them afterwards."""
 
@@ -30,7 +30,7 @@ class ScalesAfterClipping(Reference):
     edits = {CLIP: f"{CLIP}\n        for each in model.parameters():\n            each.grad.div_(4)"}
 
 
-@mutant(of="OBS-07", case="one-run", says="has 1 backward passes, told 2")
+@mutant(of="OBS-07", case="one-run", says="has 1 backward passes, reported 2")
 class StepsAfterOneMicrobatch(Reference):
     """Counts microbatches from one."""
 
@@ -106,14 +106,14 @@ class TrainsOneRankInEvaluation(Reference):
     edits = {"        observe.step(micro": "        model.train(rank > 0 or not step)\n        observe.step(micro"}
 
 
-@mutant(of="OBS-13", case="one-run", says="the evaluation behind step 1 changes the weight embed.weight on rank 0")
+@mutant(of="OBS-13", case="one-run", says="the evaluation after step 1 changes the weight embed.weight on rank 0")
 class EvaluatesAveragedWeights(Reference):
     """Exchanges the weights for their averages and does not put them back."""
 
     edits = {"        model.eval()\n": "        model.eval()\n        net.embed.weight.data.mul_(0.5)\n"}
 
 
-@mutant(of="OBS-13", case="one-run", says="the evaluation behind step 1 changes the weight embed.weight on rank 0")
+@mutant(of="OBS-13", case="one-run", says="the evaluation after step 1 changes the weight embed.weight on rank 0")
 class MirrorsItsWeights(Reference):
     """Exchanges the weights for others of the same norm and does not put them back."""
 
@@ -122,7 +122,7 @@ class MirrorsItsWeights(Reference):
 
 @mutant(
     of="OBS-13", case="one-run",
-    says="the evaluation behind step 1 changes 1 of 2 buffers on rank 0, such as moe.mean",
+    says="the evaluation after step 1 changes 1 of 2 buffers on rank 0, such as moe.mean",
 )  # fmt: skip
 class AveragesOverTheValidationSet(Reference):
     """A running mean of what reaches the experts, which counts in evaluations too."""
@@ -135,7 +135,7 @@ class AveragesOverTheValidationSet(Reference):
     }  # fmt: skip
 
 
-@mutant(of="OBS-13", case="one-run", says="the evaluation behind step 1 applies dropout on rank 0")
+@mutant(of="OBS-13", case="one-run", says="the evaluation after step 1 applies dropout on rank 0")
 class DropsUnitsInBothModes(Reference):
     """A function that is told no mode drops units in training and in evaluation."""
 

@@ -176,7 +176,7 @@ def counts_a_row_once_per_rank_that_shares_it(validate, self, batches):
     return validate(self, batches) * self.execution.degrees.cp * self.execution.replicas
 
 
-@derived("OPT-06c[dp2]: behind a validation on 2 ranks, grad_norm is")
+@derived("OPT-06c[dp2]: after a validation on 2 ranks, grad_norm is")
 class NextStepIsNotReduced(ParallelTrainer):
     """A validation runs under `no_sync`, and what that switches off is on again a step late."""
 
@@ -192,7 +192,7 @@ class NextStepIsNotReduced(ParallelTrainer):
             super().reduce()
 
 
-@broken(ParallelTrainer, "validate", "OPT-06c[borrowed-ep2-fsdp]: behind a validation on 2 ranks, grad_norm is")
+@broken(ParallelTrainer, "validate", "OPT-06c[borrowed-ep2-fsdp]: after a validation on 2 ranks, grad_norm is")
 def leaves_gradients_unsynchronised(validate, self, batches):
     """The same under FSDP: gradients are not synchronised for a forward pass that has none, and stay so."""
     loss = validate(self, batches)

@@ -278,13 +278,13 @@ def shuffles_within_blocks(order, self, epoch, index):
     return begin + feistel_permutation(index - begin, length, f"{self.seed}/{epoch}/{begin}".encode())
 
 
-@broken(DataOrder, "order", "PAR-06o[239-sequences]: stand behind the same one in epochs 0 and 1")
+@broken(DataOrder, "order", "PAR-06o[239-sequences]: stand after the same one in epochs 0 and 1")
 def begins_the_same_order_elsewhere(order, self, epoch, index):
     """An epoch is the first one's order, begun at another place."""
     return order(self, 0, (index + 7 * epoch) % self.size)
 
 
-@mutant(of="PAR-06o", case="240-sequences", says="stand behind the same one in epochs 0 and 1")
+@mutant(of="PAR-06o", case="240-sequences", says="stand after the same one in epochs 0 and 1")
 class DeclaresABufferAndReadsInOrder(reads_in_order):
     """A buffer of one sequence moves none."""
 

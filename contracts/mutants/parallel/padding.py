@@ -90,9 +90,9 @@ def divides_by_the_labels_of_its_part_of_a_row(build, self):
 @broken(
     Trainer,
     "accumulate",
-    "PAR-05k[dense-in-two]: is not finite behind a step without a label",
-    "PAR-05k[dense]: is not finite behind a step without a label",
-    "PAR-05k[letters]: is not finite behind a step without a label",
+    "PAR-05k[dense-in-two]: is not finite after a step without a label",
+    "PAR-05k[dense]: is not finite after a step without a label",
+    "PAR-05k[letters]: is not finite after a step without a label",
 )
 def steps_without_a_label(accumulate, self, micro, counts):
     """The sum of no losses is divided by the number of no labels, and the step is taken (Automodel #3796)."""

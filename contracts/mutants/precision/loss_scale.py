@@ -33,7 +33,7 @@ def moves_biases_by_a_skipped_step(follow, self, norm):
     return taken
 
 
-@broken(Trainer, "follow", "PREC-05a[dense]: the loss scale is 65536 behind two steps that overflowed")
+@broken(Trainer, "follow", "PREC-05a[dense]: the loss scale is 65536 after two steps that overflowed")
 def keeps_the_scale(follow, self, norm):
     """The scale never falls: a run that overflows once overflows for good."""
     scale, taken = self.scale, follow(self, norm)
@@ -66,7 +66,7 @@ def each_optimizer_looks_for_itself(follow, self, norm):
 
 @derived("PREC-05j[adamw]: gradients overflow moved: the weight")
 class AsksTheLossAlone(Trainer):
-    """A step is left out where the loss is not finite; behind a finite loss a gradient may overflow."""
+    """A step is left out where the loss is not finite; after a finite loss a gradient may overflow."""
 
     loss = 0.0
 
@@ -100,7 +100,7 @@ class AsksItsOwnRows(_AsksItsOwnRows):
 
 
 @broken(
-    _AsksItsOwnRows, "follow", "PREC-05f[fsdp2]: the loss scale is 65536 behind two steps that overflowed on one rank"
+    _AsksItsOwnRows, "follow", "PREC-05f[fsdp2]: the loss scale is 65536 after two steps that overflowed on one rank"
 )
 def keeps_its_own_scale(follow, self, norm):
     """All ranks leave the step out, and the scale falls where the row lies: the next sum adds two scales."""
@@ -129,7 +129,7 @@ def scales_no_loss(accumulate, self, micro, counts):
     "PREC-05b[z-loss]: times that in float32",
 )
 def scales_the_loss_of_labels_alone(accumulate, self, micro, counts):
-    """Losses of routers and heads enter behind the scale: they weigh a 65536th of what the recipe says."""
+    """Losses of routers and heads enter after the scale: they weigh a 65536th of what the recipe says."""
     out = self.model(*micro)
     losses = self.model.objective(out.sums, counts)
     (losses["total"] + losses["lm"] * (self.scale - 1)).backward()
@@ -168,7 +168,7 @@ def forgets_the_scale(position, self):
     "PREC-05i[dp2]: the loss scale is 65536 resumed, 16384 without",
 )
 def forgets_the_scale_on_ranks(load, self, state, position):
-    """On ranks a load makes the optimizer's state behind the scale's, and sets it back (accelerate #4289)."""
+    """On ranks a load makes the optimizer's state after the scale's, and sets it back (accelerate #4289)."""
     scale = self.scale
     load(self, state, position)
     self.scale = scale
@@ -187,7 +187,7 @@ def saves_no_state_before_the_first_step(saved, self):
     return replace(held, tensors=kept if self.number else held.tensors)
 
 
-@broken(ParallelTrainer, "load", "PREC-05i[fsdp2-the-first-steps]: resumed behind steps that overflowed, the weight")
+@broken(ParallelTrainer, "load", "PREC-05i[fsdp2-the-first-steps]: resumed after steps that overflowed, the weight")
 def makes_its_state_by_a_step(load, self, state, position):
     """The state that a load needs is made by a step without gradients, and that step decays."""
     load(self, state, position)

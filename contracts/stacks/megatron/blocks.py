@@ -209,7 +209,7 @@ def _biased(call: BlockCall) -> bool:
 def _padding(layer: Any, padding_BT: Tensor) -> Tensor:
     """The mask of an MoE layer; earlier versions have none."""
     if "padding_mask" not in inspect.signature(layer.forward).parameters:
-        raise NotOffered("Megatron-Core: the layer is told of no padding in this version", "stack")
+        raise NotOffered("Megatron-Core: the layer is given no padding in this version", "stack")
     return padding_BT
 
 

@@ -48,7 +48,7 @@ def save(trainer: HasState, folder: str) -> None:
         try:
             state = _state(trainer, loading=False)
         except KeyError as error:
-            raise refuse("save", str(at), f"its state has no {error}", "save behind a step that was taken") from None
+            raise refuse("save", str(at), f"its state has no {error}", "save after a step that was taken") from None
         mcore("dist_checkpointing").save(state, str(at))
 
 

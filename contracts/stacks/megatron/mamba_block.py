@@ -107,7 +107,7 @@ class MambaBlock(Block):
         mixer = self.layer.mixer
         fill = getattr(mixer, "_ssm_prefill", None) or mixer.ssm_prefill  # the latter in January 2026, and since 0.20
         if "context" in inspect.signature(fill).parameters:
-            words = "from 0.20 on kernels of triton alone write the state of a prompt, which a CPU has not"
+            words = "from 0.20 on only kernels of triton write the state of a prompt, which a CPU has not"
             raise NotOffered(f"Megatron-Core: {words}", "device")
         conv, ssm = (x_T1D.new_zeros(1, *shape) for shape in mixer.mamba_state_shapes_per_request())
         fill(mixer.in_proj(self.layer.norm(x_T1D))[0], conv_state=conv, ssm_state=ssm)

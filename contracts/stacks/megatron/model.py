@@ -91,7 +91,7 @@ def _offered(recipe: Recipe, degrees: Degrees, letters: str, families: str) -> N
         (recipe.dsa is not None, "sparse attention asserts bfloat16, and wants a kernel that a CPU lacks", "device"),
         (recipe.mhc is not None, "it has no hyper-connections in a version that was tried", "stack"),
         (recipe.fp8 is not None, "FP8 is Transformer Engine's, and that runs on GPUs", "device"),
-        (degrees.cp > 1, "context parallel is Transformer Engine's attention alone", "device"),
+        (degrees.cp > 1, "context parallel is only Transformer Engine's attention", "device"),
         (recipe.vocab % degrees.tp != 0, f"a vocabulary of {recipe.vocab} is padded to a multiple of tp {degrees.tp}, "
          "and padded rows take part in the loss", "case"),
         (degrees.tp > 1 and recipe.mla is None and recipe.kv_groups % degrees.tp != 0, "fewer KV groups than TP ranks",

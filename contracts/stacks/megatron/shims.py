@@ -224,19 +224,19 @@ SHIMS: tuple[Shim, ...] = (
     Shim(
         at="megatron.core.transformer.multi_token_prediction:is_inference_column_parallel_linear",
         put=lambda _: False,
-        why="Transformer Engine: 0.20 asks for two classes that there are with it alone",
+        why="Transformer Engine: 0.20 asks for two classes that there are only with it",
         later=True,
     ),
     Shim(
         at="megatron.core.dist_checkpointing.strategies.filesystem_async:_results_queue",
         put=queue.SimpleQueue(),
-        why="a queue in a process of its own, which outlives a run that is ended: writers tell of their files here",
+        why="a queue in a process of its own, which outlives a run that is ended: writers report their files here",
     ),
 )
 LABEL = (
     "shimmed: CUDA's device, streams and generators are the CPU's, norms are torch's (marked for sequence parallel), "
     "splits of the dispatcher are on the host, nothing is compiled, te_general_gemm is none, no layer is one of "
-    "Transformer Engine for inference, writers of a checkpoint tell of their files in the same process"
+    "Transformer Engine for inference, writers of a checkpoint report their files in the same process"
 )
 WIDE = "; in float64 what asks for float32 by name is given float64"
 

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--out", help="folder for checkpoints, kept; one for each step")
     parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--tied", action="store_true", help="one weight embeds and projects")
-    parser.add_argument("--evaluate", action="store_true", help="behind each step")
+    parser.add_argument("--evaluate", action="store_true", help="after each step")
     parser.add_argument("--dropout", type=float, default=0.0, help="of attention")
     parser.add_argument("--resume", action="store_true", help="from the checkpoint of step 2 in --out")
     args = parser.parse_args()

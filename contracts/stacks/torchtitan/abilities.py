@@ -5,7 +5,7 @@ from __future__ import annotations
 from contracts.spec.abilities import Abilities
 from contracts.stacks.kit.declining import STEPS, lacks, without
 
-DRAWS = "on a CPU each rank draws its shards by itself: DTensor's generators are those of accelerators"
+DRAWS = "on a CPU each rank draws its shards by itself: DTensor's generators are accelerators'"
 """torch 2.13, distributed/tensor/_random.py: `is_rng_supported_mesh`."""
 CUT = ("fsdp", "tp", "ep")
 """What makes a parameter a shard."""
@@ -22,7 +22,7 @@ ABILITIES = Abilities(
         lacks("mamba", "stack", "it has no Mamba"),
         lacks("narrow-scan", "stack", "it has no Mamba"),
         lacks("unpaired", "stack", "its layer is attention and then experts, no other order"),
-        lacks("relu2", "stack", "its MLPs and its experts are gated by silu alone"),
+        lacks("relu2", "stack", "its MLPs and its experts are gated only by silu"),
         lacks("balance-loss", "stack", "it has no auxiliary loss, only a selection bias"),
         lacks("z-loss", "stack", "it has no auxiliary loss, only a selection bias"),
         lacks("capacity", "stack", "it drops no token"),
@@ -37,7 +37,7 @@ ABILITIES = Abilities(
         *(lacks(cut, "device", DRAWS, asked=frozenset({"initial"})) for cut in CUT),
         lacks("experts tp", "stack", "under TP its even router, debug.moe_force_load_balance, mixes tensors and raises",
               asked=frozenset({"rehearse"})),
-        lacks("pp", "stack", "torch's stages tell each other shapes in messages, and its fake backend delivers none",
+        lacks("pp", "stack", "torch's stages send each other shapes in messages, and its fake backend delivers none",
               asked=frozenset({"rehearse"})),
         lacks("compile", "adapter", "a single pass is eager; sessions have the rest", asked=frozenset({"run_model"})),
         lacks("fp16", "stack", "its mixed precision is bfloat16"),
@@ -49,7 +49,7 @@ ABILITIES = Abilities(
         lacks("fp8", "device", "FP8 needs a GPU", asked=STEPS | {"block_weights", "run_block", "precision_plan"}),
         lacks("packed", "device", "packed documents need its flex_attention, which a CPU has not compiled"),
         # torch: tensor/experimental/_context_parallel; flex_attention has no backward pass on a CPU
-        lacks("cp", "device", "its context parallel cuts attention kernels that are accelerators' alone"),
+        lacks("cp", "device", "its context parallel cuts attention kernels that are only accelerators'"),
         *(lacks(f"muon {cut}", "stack", "its Kimi refuses DistMuon beside it: it has no such shards")
           for cut in ("tp", "pp")),  # models/kimi_k2_7/config_registry.py: _KimiTrainerConfig
         lacks("muon dp", "device", "DistMuon sends shards over streams and events, which a CPU has not"),
@@ -61,7 +61,7 @@ ABILITIES = Abilities(
         without("seams kernel_facts kernels kernel promotion", "stack",
                 "a site has the kernel that its configuration names, or raises: none is chosen, and there is no table"),
         without("budget fit card", "stack", "it plans no memory, it reports peaks"),
-        without("checkpoint_folder", "stack", "it saves where it is told, whatever volume that is"),
+        without("checkpoint_folder", "stack", "it saves where it is asked to, whatever volume that is"),
         without("probe_compiler", "stack", "it does not try the compiler before it is used"),
         without("samples sample", "stack",
                 "each rank packs rows out of documents of its own: a row has no id, and depends on the ranks"),

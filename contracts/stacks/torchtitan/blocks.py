@@ -48,7 +48,7 @@ def alone(recipe: Recipe, layer: int) -> tuple[str, Recipe]:
             f"it has no {letter} block": letter not in "AE",
             "it has no sparse attention": letter == "A" and recipe.dsa and ranks.index(layer) in recipe.dsa.a_ranks,
             "it drops no token": routed and moe and moe.capacity_factor,
-            "its MLPs and its experts are gated by silu alone": letter == "E" and recipe.activation != "swiglu",
+            "its MLPs and its experts are gated only by silu": letter == "E" and recipe.activation != "swiglu",
             "it has no auxiliary loss, only a selection bias": routed and moe and (moe.aux_loss or moe.z_loss),
         },
         "device": {"FP8 needs a GPU": recipe.fp8 is not None},
@@ -122,7 +122,7 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
     reasons: dict[Lack, dict[str, object]] = {
         "stack": {
             "its mixed precision is bfloat16, not float16": x_BTD.dtype is torch.float16,
-            "its layers are told of no padding": call.padding is not None,
+            "its layers are given no padding": call.padding is not None,
         },
         "device": {
             "it is asked on a CPU here, with its own operations": call.device != "cpu" or bool(call.kernels),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 SHIMS = {
-    "device": "device type cpu in torchtitan.tools.utils, which knows accelerators alone",
+    "device": "device type cpu in torchtitan.tools.utils, which knows only accelerators",
     "counts": "torch.histc of whole numbers, which a CPU has not, as that of floating ones",
     "lengths": "its seq_len, which sizes rope's table, at the next multiple of 2 TP, which 0.2.2 asserts of it",
     "heads": "attention on each rank's own heads: DTensor has no rule for the kernel of CPUs, which is the same",

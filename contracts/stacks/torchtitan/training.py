@@ -241,7 +241,7 @@ def train(session: Session, kind: type[Run] = Run) -> Trained:
     optim = session.recipe.optim
     undecayed = optim.schedule == "constant" or optim.warmup >= optim.steps
     if undecayed and session.steps > optim.steps:
-        raise NotOffered(f"{kind.who}: its schedule asserts a decay behind the last step of its run", "stack")
+        raise NotOffered(f"{kind.who}: its schedule asserts a decay after the last step of its run", "stack")
     execution = session.execution
     cut = execution.fsdp or max(execution.degrees.tp, execution.degrees.ep) > 1
     drawn = not session.weights and session.load is None

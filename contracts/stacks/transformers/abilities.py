@@ -34,8 +34,8 @@ ABILITIES = Abilities(
         lacks("attention unpaired", "stack", "a layer is a mixer and then an MLP or experts"),
         lacks("swiglu unpaired", "stack", "a layer is a mixer and then an MLP or experts"),
         lacks("mamba mla", "stack", "no model has a scan beside latent attention"),
-        lacks("mla softmax", "stack", "experts beside latent attention stand behind a sigmoid"),
-        lacks("gqa sigmoid", "stack", "experts behind a sigmoid stand beside latent attention"),
+        lacks("mla softmax", "stack", "experts beside latent attention stand after a sigmoid"),
+        lacks("gqa sigmoid", "stack", "experts after a sigmoid stand beside latent attention"),
         lacks("qk-norm shared-expert", "stack", "Qwen3-MoE has no shared expert"),
         lacks("own-axis", "stack", "its experts lie on ranks that shard"),
         lacks("author-dp", "stack", "no model has Mamba-3"),
@@ -47,15 +47,15 @@ ABILITIES = Abilities(
         *(lacks(f"{cut} checkpoint", "stack", "it does not resume a model that it cut over ranks")
           for cut in ("fsdp", "ep")),
         lacks("checkpoint-of-a-recipe", "stack", "its Trainer compares no configuration with a checkpoint's"),
-        lacks("tp", "device", "accelerate takes tensor parallel on accelerators alone"),
-        lacks("tp-without-sp", "device", "accelerate takes tensor parallel on accelerators alone"),
-        lacks("etp-without-ep", "device", "accelerate takes tensor parallel on accelerators alone"),
-        lacks("uneven-kv", "device", "accelerate takes tensor parallel on accelerators alone"),
-        lacks("uneven-vocab", "device", "accelerate takes tensor parallel on accelerators alone"),
+        lacks("tp", "device", "accelerate takes tensor parallel only on accelerators"),
+        lacks("tp-without-sp", "device", "accelerate takes tensor parallel only on accelerators"),
+        lacks("etp-without-ep", "device", "accelerate takes tensor parallel only on accelerators"),
+        lacks("uneven-kv", "device", "accelerate takes tensor parallel only on accelerators"),
+        lacks("uneven-vocab", "device", "accelerate takes tensor parallel only on accelerators"),
         lacks("fp16", "device", "its Trainer has no float16 on a CPU"),
         lacks("mamba packed", "device", "without mamba-ssm's kernels it refuses packed documents in a scan"),
         # accelerate: Accelerator._prepare_cp takes torch's context_parallel, which knows no kernel of a CPU
-        lacks("cp", "device", "context parallel cuts attention kernels that are accelerators' alone"),
+        lacks("cp", "device", "context parallel cuts attention kernels that are only accelerators'"),
         lacks("muon", "stack", "its Trainer has no Muon of its own; a caller hands one over"),
         lacks("compiled-blocks", "stack", "its compiler takes the whole model"),
         lacks("dsa", "adapter", "sparse attention is asked in blocks"),
@@ -68,7 +68,7 @@ ABILITIES = Abilities(
                 "it takes what it can import on the machine that it runs on, and answers for no other"),
         without("kernels kernel promotion", "stack", "it has no catalogue of kernels by card and workload"),
         without("fit card", "stack", "it knows no cards"),
-        without("checkpoint_folder", "stack", "it saves where it is told, whatever volume that is"),
+        without("checkpoint_folder", "stack", "it saves where it is asked to, whatever volume that is"),
         without("probe_compiler", "stack", "it does not try the compiler before it is used"),
         without("messages", "stack", "its pipelines do not train"),
         without("sample", "stack", "it has no data of its own: a caller hands its Trainer a data set"),
@@ -79,7 +79,7 @@ ABILITIES = Abilities(
         without("rehearse", "stack", "it has no dry run, nor has accelerate: no rank steps without its peers"),
         without("started", "stack", "it ships no command that trains such a model: a caller writes the script"),
         without("write_in_background write_in_background_on_ranks", "stack",
-                "its Trainer goes on when a save is done, and has no other"),
+                "its Trainer continues when a save is done, and has no other"),
         without("precision_plan", "stack", "autocast, its mixed precision, decides by operation and by no parameter"),
         without("preset preset_names", "stack", "what has a name is on the hub, and no recipe comes with the package"),
     ),
@@ -87,7 +87,7 @@ ABILITIES = Abilities(
 """What a step needs. Blocks by themselves have no ladder."""
 
 OLDER = ("5.10.4", "4.57.6")
-UNCUT = "up to 5.10 models are cut by accelerate alone, which takes accelerators for it"
+UNCUT = "up to 5.10 models are cut only by accelerate, which takes accelerators for it"
 NO_OPTIMIZER = "up to 5.10 ranks on CPUs load no optimizer: of the device cpu:0 torch.load knows nothing"
 NO_NEMOTRON = "up to 4.57 it has no NemotronH, whose MLPs and experts have relu2"
 NO_MESHES = "up to 5.10 its one mesh is of tensor parallel ranks, made while a model is loaded"
@@ -101,5 +101,5 @@ def of_version(version: str) -> Abilities:
         lacking.append(without("live_mesh", "stack", NO_MESHES))
     if version == "4.57.6":
         lacking.append(lacks("relu2", "stack", NO_NEMOTRON))
-        lacking.append(lacks("mamba unpaired", "stack", "up to 4.57 an MLP or experts stand behind each scan"))
+        lacking.append(lacks("mamba unpaired", "stack", "up to 4.57 an MLP or experts stand after each scan"))
     return replace(ABILITIES, lacks=(*ABILITIES.lacks, *lacking))

@@ -78,7 +78,7 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
     decline({
         "adapter": {"it is asked on a CPU, with its own operations": call.device != "cpu" or bool(call.kernels)},
         "stack": {
-            "its layers are told of no padding; its balance loss is, over all layers": call.padding is not None,
+            "its layers are given no padding; its balance loss is, over all layers": call.padding is not None,
             "its decoding step, one token after a state, has no gradient": scan and x_BTD.shape[1] == 1
             and call.state and call.dy is not None,
         },

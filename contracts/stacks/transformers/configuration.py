@@ -255,7 +255,7 @@ def _no_model_has(recipe: Recipe, moe: Moe | None) -> dict[str, object]:
         "its balance loss is over all layers of a batch, times top_k": moe and moe.aux_loss,
         "no model has a z loss on router logits": moe and moe.z_loss,
         "no model scales gates from a softmax": moe and moe.score == "softmax" and moe.route_scale != 1,
-        "the gate of a lone expert behind a softmax is 1 but in Qwen3-MoE": moe
+        "the gate of a lone expert after a softmax is 1 but in Qwen3-MoE": moe
         and moe.score == "softmax"
         and moe.top_k == 1
         and (moe.shared_hidden or not recipe.qk_norm or "M" in recipe.pattern),
@@ -302,7 +302,7 @@ def _bamba_of(recipe: Recipe) -> Kind:
     wide = recipe.mamba.heads * recipe.mamba.head_dim
     decline({"stack": {
         "Bamba's scan is a multiple of the hidden size wide": wide % recipe.hidden,
-        "Bamba's norm behind a scan is one over all groups": recipe.mamba.groups > 1,
+        "Bamba's norm after a scan is one over all groups": recipe.mamba.groups > 1,
     }})  # fmt: skip
     return BAMBA
 
@@ -312,7 +312,7 @@ def _experts(recipe: Recipe) -> Kind:
     if moe is None:
         return LLAMA if gated else NEMOTRON_H
     decline({"stack": {
-        "experts with relu2 stand behind a sigmoid alone (NemotronH)": not gated and moe.score == "softmax",
+        "experts with relu2 stand only after a sigmoid (NemotronH)": not gated and moe.score == "softmax",
         "experts with relu2 have a shared expert beside them (NemotronH)": not gated and not moe.shared_hidden,
     }})  # fmt: skip
     if not gated:

@@ -32,7 +32,7 @@ def samples(recipe: Recipe, step: int, rank: int, dp: int) -> tuple[int, ...]:
     """
     decline({
         "stack": {
-            "its Trainer is told the rows of a device, and a step is those of all devices": dp < 1
+            "its Trainer is given the rows of a device, and a step has the rows of all devices": dp < 1
             or recipe.batch.total % dp or not 0 <= rank < dp,
             "its Trainer counts the steps itself, from 1": step < 1,
         },

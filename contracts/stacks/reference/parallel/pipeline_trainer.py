@@ -121,7 +121,7 @@ class PipelineTrainer(ParallelTrainer):
         return [ModelOutput(logits_BTV=nothing, mtp_logits=(), sums=sums, counts=dict(counts), seen=seen)]
 
     def validate(self, batches: Sequence[Batch]) -> float:
-        raise NotOffered("the reference has no schedule of forward passes alone: validate without a pipeline")
+        raise NotOffered("the reference has no schedule of only forward passes: validate without a pipeline")
 
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each stage has the losses and counts of its own layers, so they are summed over stages too."""

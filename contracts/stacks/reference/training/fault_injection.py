@@ -43,7 +43,7 @@ def run_with_fault(
         NotOffered: for a kernel that the trainer has no second one for.
     """
     if strain.lacks not in (None, "torch-grouped"):
-        raise NotOffered(f"the trainer falls back from torch-grouped alone, not from {strain.lacks}")
+        raise NotOffered(f"the trainer falls back only from torch-grouped, not from {strain.lacks}")
     asked = TrainerArguments(recipe=recipe, mode=recipe.modes[0], degrees=degrees, compile="none", run="strained")
     device = torchrun_environment.device_of(os.environ.get(DEVICE) or "auto")
     settings = Settings(asked=asked, argv=(), steps=steps, save=folder, resume=False, log_every=steps, device=device)

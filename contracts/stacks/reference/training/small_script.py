@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--recompute", action="store_true")
-    parser.add_argument("--save", help="a file for the state behind the first step")
+    parser.add_argument("--save", help="a file for the state after the first step")
     parser.add_argument("--resume", help="such a file")
     args = parser.parse_args()
     dist.init_process_group("gloo")
