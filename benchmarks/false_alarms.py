@@ -2,7 +2,7 @@
 
     python -m benchmarks.false_alarms                        # 300 stacks, 12 cases each
     python -m benchmarks.false_alarms --first 41 --count 1   # the stack of one seed again
-    python -m benchmarks.false_alarms --time 600             # what ten minutes allow; the next run goes on from there
+    python -m benchmarks.false_alarms --time 600             # what ten minutes allow; the next run continues from there
 
 A drawn stack is `contracts.stacks.rewritten.drawn(seed)`. The cases are of one process, two in three about numbers, on
 every recipe, dtype and layout that contracts have. What was judged is in the journal (`--out`) and, as long as the

@@ -5,7 +5,7 @@
 
 The court judges, and the spec has the arithmetic that stacks and checks share. What stands in capitals beside tests is
 asked of the reference: the contracts whose ids begin so. The files are changed in a copy, never here. The journal
-(`--out`) lets the next run go on: what was tried of a file stands as long as the file and its tests are the same. A
+(`--out`) lets the next run continue: what was tried of a file stands as long as the file and its tests are the same. A
 survivor is printed with its change. The exit code is 1 where fewer than nine in ten are killed.
 """
 

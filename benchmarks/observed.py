@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.observed
 
 CPU time of the process: the median over pairs of the second of two observed steps, which sketches every gradient,
-updated weight and output of a module, against plain steps before and behind it. Memory: how much
+updated weight and output of a module, against plain steps before and after it. Memory: how much
 more torch has allocated at its peak in the first two observed steps than in two plain ones, the tables of hashes
 included, which are made then and stay; in parts of the weights. Prints Markdown.
 """

@@ -1,7 +1,7 @@
 """Contracts: an id, a statement, the questions it asks, cases worked out by hand, and a check.
 
 A contract is a plain function over a stack. Its docstring is the statement (first paragraph; `promise` in code) and the
-story behind it (the rest). A contract that cannot be checked yet is declared with `untested`, so that every report
+reasons for it (the rest). A contract that cannot be checked yet is declared with `untested`, so that every report
 shows it. A mutant is a stack with one deliberate bug. It proves that the contract can fail, with the declared words.
 The law is the set of all contracts and mutants.
 
@@ -72,7 +72,7 @@ class Contract:
 
     @property
     def asked(self) -> Mapping[str, tuple[Any, ...]]:
-        """Every case with its rungs behind it: name → arguments."""
+        """Every case, each with its rungs after it: name → arguments."""
         return {name: arguments for case in self.cases for name, arguments in self._ladder(case)}
 
     def rungs(self, case: str) -> tuple[str, ...]:

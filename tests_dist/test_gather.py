@@ -28,7 +28,7 @@ PLACED: dict[str, tuple[tuple[int, ...], tuple[Placement, Placement]]] = {
 
 @contextmanager
 def mesh_2x2(*dims: str) -> Iterator[DeviceMesh]:
-    """A mesh of two times two ranks, whose groups are taken down behind it."""
+    """A mesh of two times two ranks, whose groups are taken down after it."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=dims)
     dist.barrier()  # a rank that is through must not close a group to which another still connects
     yield mesh

@@ -29,7 +29,7 @@ HOSTILE = 10_000
 
 
 def answer_or_refusal(ask: Callable[..., Answer], *arguments: object, **named: object) -> Answer | Refused:
-    """What was answered, or the refusal. Any other exception goes on and fails the test."""
+    """What was answered, or the refusal. Any other exception is not caught and fails the test."""
     try:
         return ask(*arguments, **named)
     except Refused as refused:

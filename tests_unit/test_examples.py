@@ -113,7 +113,7 @@ def _pattern(line: str, counts: bool) -> str:
 
 
 def _behind(pattern: str, lines: list[str], start: int) -> int:
-    """The first line behind a match at or after `start`, -1 for none; a long path may have wrapped what is shown."""
+    """The first line after a match at or after `start`, -1 for none; a long path may have wrapped what is shown."""
     for first in range(start, len(lines)):
         for wrapped in (1, 2, 3):
             if re.fullmatch(pattern, " ".join(lines[first : first + wrapped])):

@@ -1,4 +1,4 @@
-"""`make gpu`: parts that end, are cut off, go on and are weighed, rehearsed on a CPU."""
+"""`make gpu`: parts that end, are cut off, continue and are weighed, rehearsed on a CPU."""
 
 from __future__ import annotations
 

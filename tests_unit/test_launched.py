@@ -1,4 +1,4 @@
-"""A party behind a command: every way a command can go wrong is told apart from an answer."""
+"""A party that a command serves: every way a command can go wrong is told apart from an answer."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ PIECES = (
 )
 def test_a_reader_takes_no_time_for_long_lines(name: str, pairs: bool, tmp_path: Path) -> None:
     """A second of a quiet machine for 64 KiB; what is quadratic takes minutes. With `pairs`, also one piece many times
-    behind another, behind many of another, and in turn with it."""
+    after another, after many of another, and in turn with it."""
     reader = _readers(tmp_path)[name]
     pieces = dict.fromkeys((*PIECES, *re.findall(r"\W", reader.example)))
     texts = (piece * LONG for piece in pieces)

@@ -90,7 +90,7 @@ def schedule_picture(results: Iterable[Result]) -> Schedule | None:
 
 def one_forward_one_backward(ranks: int, microbatches: int, chunks: int = 1) -> tuple[tuple[Pass | None, ...], ...]:
     """1F1B (arXiv 2104.04473), interleaved if a rank has several chunks, which are stages; then the microbatches are a
-    multiple of the ranks. A rank begins with forward passes: one for each rank behind it, and interleaved two for each,
+    multiple of the ranks. A rank begins with forward passes: one for each rank after it, and interleaved two for each,
     beside those of `ranks` microbatches through all its chunks but the last. Then it takes one of each in turn, and at
     the end the backward passes that are left. As many microbatches as there are ranks go through a chunk before the
     next chunk. Every pass is drawn as long as any other."""

@@ -208,7 +208,7 @@ def _says(deviation: Deviation, part: Violation) -> bool:
 def _lies_outside(deviation: Deviation, plan: Plan) -> bool:
     """Whether a deviation is about what the profile leaves outside: a whole contract, or cases of one.
 
-    A case by itself stands for all of its recipes, which a deviation names behind the `@`.
+    A case by itself stands for all of its recipes, which a deviation names after the `@`.
     """
     items = (Item(id=id, case=case.removesuffix("]")) for id, _, case in (each.partition("[") for each in plan.outside))
     above = replace(deviation, case=deviation.case.partition("@")[0])

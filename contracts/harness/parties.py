@@ -77,10 +77,10 @@ NO_ONE = "none"
 
 
 def load(name: str, *, deadline_s: float = DEADLINE_S) -> Party:
-    """The party behind a name.
+    """The party that a name means.
 
     `reference`, `megatron` or `flag-table`; `megatron==0.16.1` for one version; `launched:COMMAND` for a stack
-    behind a command; `package.module:Name` for anything importable (a class is called without arguments).
+    that a command serves; `package.module:Name` for anything importable (a class is called without arguments).
 
     Raises:
         Refused: for a name that leads nowhere.

@@ -49,7 +49,7 @@ at_the_start = functools.cache(lost)
 
 
 def refuse_without(*, numbers: bool) -> None:
-    """Do not go on without the power to fail.
+    """Do not continue without the power to fail.
 
     Raises:
         Broken: where a known bug is not found.

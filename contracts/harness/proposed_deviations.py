@@ -150,7 +150,7 @@ def _wanted(deviation: Deviation, results: list[Result]) -> Mapping[Forgiven, tu
 
 
 def _split(block: str) -> tuple[str, str]:
-    """The entry, and what stands behind it: empty lines, and comments about what follows."""
+    """The entry, and what stands after it: empty lines, and comments about what follows."""
     match = re.search(r"(?:^[ \t]*(?:#[^\n]*)?\n)+\Z", block, re.MULTILINE)
     return (block[: match.start()], block[match.start() :]) if match else (block, "")
 

@@ -57,7 +57,7 @@ def grace(seconds: float) -> float:
 def supervised(
     work: Callable[[], int], meanwhile: AbstractContextManager[object] | None = None, *, deadline_s: float = 300.0
 ) -> int:
-    """The exit code that `work` returns, run in a forked copy of this process, behind a guard.
+    """The exit code that `work` returns, run in a forked copy of this process, under a guard.
 
     The guard ends whatever `work` has started: once it is over, where this process is told to stop, and where this
     process is killed.

@@ -177,7 +177,7 @@ def gradient_differences(
     what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance, *, scale: float | None = None
 ) -> str:
     """`differences` over the gradients of one pass, in the order in which it makes them, because one that is wrong
-    spoils those behind it. The words also say how many were made before the first.
+    spoils those after it. The words also say how many were made before the first.
 
     Args:
         scale: that of `differences`; None: the largest of the gradients, since terms that cancel in one are as large.

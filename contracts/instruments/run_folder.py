@@ -49,7 +49,7 @@ def read_folder(folder: Path) -> RunFolder:
 
 def seconds_silent(manifest: Manifest, now: datetime.datetime) -> float:
     """Seconds since a detached run was launched, a running one was last polled, or an ended one ended. Zero if this
-    clock is behind the collector's."""
+    clock is slower than the collector's."""
     heard = manifest.launched_at
     if manifest.state != "detached":
         heard = manifest.completed_at or manifest.last_polled_at or heard

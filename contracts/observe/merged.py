@@ -29,7 +29,7 @@ class Whole:
         replicas: how many pairs of ranks should hold the same bits.
         kept: where the values of its parts lie; None where a part has none.
         summed: an output that several ranks computed of the same rows, and not to the same numbers, is here the sum of
-            theirs: each may have had a part of a sum, as behind a matrix that tensor parallelism cuts by rows.
+            theirs: each may have had a part of a sum, as after a matrix that tensor parallelism cuts by rows.
     """
 
     name: str
@@ -90,7 +90,7 @@ def grid(indices: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class Merged:
-    """The steps of a trace. Steps count from 1; `weight` at step s is before it, `updated` behind it.
+    """The steps of a trace. Steps count from 1; `weight` at step s is before it, `updated` after it.
 
     Args:
         behind: how many steps are left out: step 1 is the one that follows them, as a run that resumes there sees it.
@@ -237,7 +237,7 @@ def _kept(lines: Sequence[Line]) -> Iterator[Line]:
 
 
 def _consumed(line: Line) -> tuple[Any, ...]:
-    """What tells an input from others in its step. A stage behind the first one knows ids at most."""
+    """What tells an input from others in its step. A stage after the first one knows ids at most."""
     return line["microbatch"], tuple(_ids(line))
 
 

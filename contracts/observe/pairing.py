@@ -160,7 +160,7 @@ def _bare(name: str) -> str:
 
 
 def _ends(name: str) -> list[str]:
-    """What a name ends with, behind each of its points, the longest first."""
+    """What a name ends with, after each of its points, the longest first."""
     return [name[at + 1 :] for at, sign in enumerate(name) if sign == "."]
 
 

@@ -396,7 +396,7 @@ class Recorder:
             self._add("statistics", step=self.step, names=changed if waits else changed())
 
     def _bits(self, mine: Held) -> Any:
-        """The fingerprint of what is held; a function that reads it behind the step, if a device has to say it."""
+        """The fingerprint of what is held; a function that reads it after the step, if a device has to say it."""
         there = self._there(mine.local, mine.pieces)
         if there is None:
             return f"{fingerprint(mine.local.detach(), mine.pieces or ()):016x}"
@@ -738,7 +738,7 @@ class Recorder:
         return step
 
     def _before_torchs_step(self, optimizer: Any, arguments: Any, named: Any) -> Any:
-        """An optimizer that is given a closure has gradients behind its first call."""
+        """An optimizer that is given a closure has gradients after its first call."""
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
         if not callable(closure) or self.optimizing or not self.on:
             return self._before_step(optimizer)
@@ -977,7 +977,7 @@ class Recorder:
         return self.devices[tensor.device]
 
     def _kept(self, tensor: Tensor) -> Any:
-        """Numbers as a list; a function that reads them behind the step, if they are on a device."""
+        """Numbers as a list; a function that reads them after the step, if they are on a device."""
         there = self._there(tensor)
         if there is None:
             return tensor.reshape(-1).tolist()
@@ -985,7 +985,7 @@ class Recorder:
         return functools.cache(lambda: kept().tolist())
 
     def _number(self, tensor: Tensor) -> Any:
-        """A number as JSON has it; a function that reads it behind the step, if it is on a device."""
+        """A number as JSON has it; a function that reads it after the step, if it is on a device."""
         found = self._kept(tensor.double() if tensor.is_floating_point() else tensor)
         return (lambda: _number(found()[0])) if callable(found) else _number(found[0])
 
@@ -1239,7 +1239,7 @@ def _callers() -> set[str]:
 
 
 def _later(root: nn.Module, tensors: Mapping[str, Tensor], *, scheduled: bool) -> bool:
-    """Whether a root is a stage of a pipeline behind the first: Megatron's say so, others are given a stream that they
+    """Whether a root is a stage of a pipeline after the first: Megatron's say so, others are given a stream that they
     send a gradient back for. A gradient by the data is of no stage."""
     inner: Any = root
     while isinstance(getattr(inner, "module", None), nn.Module):

@@ -1,8 +1,8 @@
 """A process between a process and whoever started it: it sees how the other ends, and outlives every way of ending.
 
 Whatever runs in a process can end it with 0 (`os._exit`, an exit handler, native code), and nothing in that process can
-take it back. So the process that was started becomes the guard, and a copy of it goes on with the work. The guard ends
-as the copy did, with two differences: a 0 counts only where the copy has said that it is through; and where the guard
+take it back. So the process that was started becomes the guard, and a copy of it continues the work. The guard ends as
+the copy did, with two differences: a 0 counts only where the copy has said that it is through; and where the guard
 is asked to stop, or its own parent is gone, the copy is stopped, and killed where it takes too long.
 """
 
@@ -37,7 +37,7 @@ class Guarded:
 
 
 def command(words: Sequence[str], *, patience_s: float) -> list[str]:
-    """A command behind a guard that ends it, and all that it has started, once the caller is gone."""
+    """A command under a guard that ends it, and all that it has started, once the caller is gone."""
     heard = ",".join(str(int(number)) for number in heard_here())
     given = (f"parent={os.getpid()}", "tree=1", f"patience={patience_s}", f"heard={heard}")
     return [sys.executable, "-I", "-S", guard_program.__file__, *given, "--", *words]

@@ -56,7 +56,7 @@ without maps reads the mean of the streams and adds its output to each with weig
 prediction (arXiv 2412.19437 section 2.2) has the prefix `mtp.k.` and the weights `hidden_norm.weight`,
 `token_norm.weight` (D), `projection.weight` (D, 2D; hidden state first, then token), `norm.weight` (D), and below
 `attention.` and `mlp.` the names of a dense A and a dense E block. It reads the residual stream before the final norm,
-or the output of the depth below; under the convention `prediction-input` either behind its norm. Its logits are an
+or the output of the depth below; under the convention `prediction-input` either after its norm. Its logits are an
 answer where the document has the token that it looks ahead to. A check that gives weights to a whole model uses these
 names; it does not judge a stack with other names.
 

@@ -24,7 +24,7 @@ _NO_SAY = {
 
 
 def refuse_without_assertions() -> None:
-    """Refuse to go on where `python -O` or PYTHONOPTIMIZE has stripped every `assert`.
+    """Refuse to continue where `python -O` or PYTHONOPTIMIZE has stripped every `assert`.
 
     Raises:
         Refused: there.

@@ -33,7 +33,7 @@ def _dense(recipe: Recipe) -> Recipe:
 
 
 def _experts(moe: Moe | None, *, narrow: bool) -> Moe | None:
-    """Experts behind a softmax, as in Mixtral: no shared expert, no auxiliary loss, no tokens dropped. Unless they may
+    """Experts after a softmax, as in Mixtral: no shared expert, no auxiliary loss, no tokens dropped. Unless they may
     be `narrow` they are a multiple of 8 wide: rows of 16 bytes are what a grouped product in 16 bits takes.
     """
     if moe is None:

@@ -17,7 +17,7 @@ class Observing(Party, Protocol):
 
         Args:
             run: "judged" is the stack's own choice. Others come in pairs that must do the same: "one-rank" and
-                "spread" over several ranks; "whole" and "resumed", which ends behind the same step; "plain" and
+                "spread" over several ranks; "whole" and "resumed", which ends after the same step; "plain" and
                 "recomputed", or compiled, offloaded or otherwise wrapped.
 
         Raises:

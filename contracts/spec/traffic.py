@@ -83,7 +83,7 @@ class Rehearsing(Party, Protocol):
 
     def rehearse(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
         """A dry run of a step on one rank of the execution's world. Where the first step does what no other does
-        (weights are gathered ahead of the next one, a pipeline makes a trial pass), it is one behind the first.
+        (weights are gathered ahead of the next one, a pipeline makes a trial pass), it is one after the first.
 
         The batch has `batch.total` sequences of the recipe's length, one document each. The answer needs no device and
         no other process. Raises `NotOffered` for a recipe or an execution that the stack does not have.

@@ -19,7 +19,7 @@ What a step does where the recipe leaves it open:
   embedding, output projection, routers or prediction heads. Nesterov momentum 0.95, five steps of Jordan's quintic
   Newton-Schulz iteration, step lr · 0.2 · sqrt(max(out, in)) (arXiv 2502.16982), decay as above.
 - Under fp16 the loss is multiplied by a scale, 2^16 at first, before the backward pass, and the gradients are divided
-  by it. A step whose gradients are not finite is counted and moves nothing; the scale falls, and rises behind many
+  by it. A step whose gradients are not finite is counted and moves nothing; the scale falls, and rises after many
   finite steps.
 - A router's selection bias moves once a step, by the counts summed over the step.
 - The seed fixes the order of sequences; each occurs once an epoch. A step takes the next `batch.total` sequences, and

@@ -1,4 +1,4 @@
-"""A stack behind a command that reads a question as a line of JSON and prints the answer as a line of JSON.
+"""A stack that a command serves that reads a question as a line of JSON and prints the answer as a line of JSON.
 
 This puts a stack in another environment or language under test. A shell launcher needs some twenty lines
 (`docs/examples/shell_launcher/`), a Python stack one (`python -m contracts.stacks.serve package.module:Name`).
@@ -34,7 +34,7 @@ _Answerer = Callable[..., Any]
 
 
 class Launched:
-    """A stack behind a command. Every question of `contracts.spec.stack` is a method.
+    """A stack that a command serves. Every question of `contracts.spec.stack` is a method.
 
     By default every question starts the command anew; it reads one line and ends. A command whose `hello` says
     `persistent` is started a second time and then kept: it answers line by line until its input is closed or it fails a

@@ -1,5 +1,5 @@
 """A checkpoint in float32 is loaded into a model that holds bfloat16, and cast without a word: the dtype of what was
-saved is compared with nothing. A run that resumes in another precision goes on with rounded moments.
+saved is compared with nothing. A run that resumes in another precision continues with rounded moments.
 Exit code 0: the fault is there, with megatron-core and psutil.
 """
 import os, sys, tempfile

@@ -1,4 +1,4 @@
-"""The norm behind the scan of the Mamba mixer has an epsilon of 1e-5, whatever the configuration says of norms.
+"""The norm after the scan of the Mamba mixer has an epsilon of 1e-5, whatever the configuration says of norms.
 Without mamba-ssm, whose kernels are not called here. Exit code 0: the fault is there.
 """
 import sys

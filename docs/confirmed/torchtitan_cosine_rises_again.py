@@ -1,4 +1,4 @@
-"""The cosine schedule of torchtitan rises again behind its last step, and the linear one falls below its minimum.
+"""The cosine schedule of torchtitan rises again after its last step, and the linear one falls below its minimum.
 
 Run with an interpreter that has torchtitan 0.3.0 or 0.2.2. Exit code 0: the fault is there.
 """

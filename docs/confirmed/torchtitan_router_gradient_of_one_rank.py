@@ -1,4 +1,4 @@
-"""torchtitan 0.2.2 under TP, gates behind the experts: each rank keeps its own share of the router's gradient, and the
+"""torchtitan 0.2.2 under TP, gates after the experts: each rank keeps its own share of the router's gradient, and the
 router's weights, which are replicas, move apart. The outputs are right.
 
 torchrun --standalone --nproc-per-node 2 docs/confirmed/torchtitan_router_gradient_of_one_rank.py    # 0.2.2, a CPU

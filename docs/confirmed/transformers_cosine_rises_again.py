@@ -1,4 +1,4 @@
-"""The schedules cosine_with_min_lr and cosine_warmup_with_min_lr rise again behind their last step.
+"""The schedules cosine_with_min_lr and cosine_warmup_with_min_lr rise again after their last step.
 
 Run with an interpreter that has transformers 5.23.0. Exit code 0: the fault is there.
 """

@@ -144,7 +144,7 @@ def _write_everywhere() -> None:
 
 
 def _go_on_as_another() -> None:
-    """The process that is judged leaves, and a copy of it goes on."""
+    """The process that is judged leaves, and a copy of it continues."""
     if os.fork():
         os._exit(0)
 

@@ -107,7 +107,7 @@ def closure() -> None:
 
 
 def alternating() -> None:
-    """Two optimizers in turn: gradients of the one model go on through the other."""
+    """Two optimizers in turn: gradients of the one model pass on through the other."""
     maker, critic = nn.Linear(4, 4), _net()
     makes, judges = (torch.optim.Adam(each.parameters(), lr=1e-2) for each in (maker, critic))
     for _ in range(3):
@@ -130,7 +130,7 @@ def narrow() -> None:
 
 
 def scheduled() -> None:
-    """A schedule that goes on with one that sets its rates itself."""
+    """A schedule that continues with one that sets its rates itself."""
     net = _net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     warm = lr_scheduler.LinearLR(optimizer, total_iters=2)
@@ -255,7 +255,7 @@ def adversarial() -> None:
 
 
 def averaged() -> None:
-    """An average of the weights is evaluated behind each step."""
+    """An average of the weights is evaluated after each step."""
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     net = _net()

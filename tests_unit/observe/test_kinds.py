@@ -1,4 +1,4 @@
-"""Tensors of every kind: what the recorder does not read it leaves alone and counts; the script goes on as before."""
+"""Tensors of every kind: what the recorder does not read it leaves alone and counts; the script continues as before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which mode a model trains: behind an evaluation in front of the first step, and in two runs."""
+"""In which mode a model trains: after an evaluation in front of the first step, and in two runs."""
 
 from __future__ import annotations
 

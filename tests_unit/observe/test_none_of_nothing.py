@@ -130,7 +130,7 @@ def _empty(line: Line, rank: int) -> Iterable[Line]:
 
 
 def _halves(trace: Path, folder: Path) -> dict[str, Path]:
-    """The run whole, and resumed behind its first step."""
+    """The run whole, and resumed after its first step."""
 
     def later(line: Line, rank: int) -> Iterable[Line]:
         step = line.get("step", 2) - 1

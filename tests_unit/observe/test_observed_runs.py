@@ -214,7 +214,7 @@ def test_a_trace_that_another_must_equal_is_read_before_anything_is_judged(tmp_p
 def test_a_run_begins_with_the_weights_of_another_and_a_tensor_that_is_kept_whole_shows_its_elements(
     tmp_path: Path,
 ) -> None:
-    """Shards draw other weights than the whole; behind those of one rank, one gradient is off in one element."""
+    """Shards draw other weights than the whole; after those of one rank, one gradient is off in one element."""
     script, text = tmp_path / "train.py", NANO.read_text(encoding="utf-8")
     kept = ("--keep-weights", "--full", "blocks.0.qkv.*")
     assert _observed(tmp_path / "one", NANO, 1, ["--steps", "1"], options=kept).returncode == 0

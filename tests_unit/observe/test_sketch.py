@@ -85,7 +85,7 @@ def test_ranges_of_the_flattened_tensor_add_up_to_the_whole(
 def test_shards_of_a_fused_weight_add_up_to_the_whole_and_their_values_are_put_where_they_lie(
     rows: int, width: int, ranks: int, padded: bool, seed: int
 ) -> None:
-    """Gate and up in one tensor: a rank holds a part of each, one behind the other, and the last one padding."""
+    """Gate and up in one tensor: a rank holds a part of each, one after the other, and the last one padding."""
     tensor, parts = _drawn((2 * rows, width), seed), []
     size, total = -(-rows // ranks), torch.zeros(2 * rows, width)
     for rank in range(ranks):

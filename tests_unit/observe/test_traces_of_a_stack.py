@@ -1,4 +1,4 @@
-"""What an adapter answers to `trace`: runs of a script, each made once, some behind others."""
+"""What an adapter answers to `trace`: runs of a script, each made once, some after others."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ tiled = st.tuples(st.text("AEMR", min_size=1, max_size=20), st.integers(1, 90))
 
 
 def answer_or_refusal(ask: Callable[..., Answer], *arguments: object, **named: object) -> Answer | Refused:
-    """What was answered, or the refusal. Any other exception goes on and fails the test."""
+    """What was answered, or the refusal. Any other exception is not caught and fails the test."""
     try:
         return ask(*arguments, **named)
     except Refused as refused:

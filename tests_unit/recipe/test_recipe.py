@@ -53,7 +53,7 @@ changes = st.fixed_dictionaries(
 
 
 def answer_or_refusal(ask: Callable[..., Answer], *arguments: object, **named: object) -> Answer | Refused:
-    """What was answered, or the refusal. Any other exception goes on and fails the test."""
+    """What was answered, or the refusal. Any other exception is not caught and fails the test."""
     try:
         return ask(*arguments, **named)
     except Refused as refused:

@@ -47,7 +47,7 @@ def borrowed(world: int, *, fsdp: bool = False, replicas: int = 1, **degrees: in
 def with_rungs(
     cases: Mapping[str, tuple[Recipe, Execution, *tuple[Any, ...]]], *needs: str
 ) -> dict[str, tuple[Any, ...]]:
-    """Cases, and behind each its leaner rungs, whose vocabulary every number of ranks here divides, and whose experts
+    """Cases, and after each its leaner rungs, whose vocabulary every number of ranks here divides, and whose experts
     four ranks cut into rows of whole 16 bytes: few stacks cut others, and grouped products take none. Where ranks share
     experts, a rung has experts.
     """

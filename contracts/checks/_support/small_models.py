@@ -73,7 +73,7 @@ IN_QUARTERS = {"pattern": "AE|AE|AE|AE", "depth": 8}
 MASKED = (13, 0, 6, 3)
 """How many labels at the beginning of each row do not count; 2, 15, 9 and 12 labels do."""
 ALIKE = (6, 6, 6, 6)
-"""The same where prediction heads stand behind stages: stages ask for microbatches, and what those weigh is another
+"""The same where prediction heads stand after stages: stages ask for microbatches, and what those weigh is another
 question to heads (PAR-05a; PAR-08a asks both at once)."""
 
 Cell = tuple[Recipe, Execution, int]

@@ -136,7 +136,7 @@ DISTINCT = Recipe(
     optim=Optim(lr=7e-4, min_lr=9e-6, warmup=30, steps=700, weight_decay=0.07, beta1=0.87, beta2=0.93, clip=0.6),
     batch=Batch(micro=8, total=192), checkpoint=Checkpoint(save="/ckpt/a", interval=50),
 )  # fmt: skip
-"""No two of its numbers are equal: one behind another's flag shows."""
+"""No two of its numbers are equal: one after another's flag shows."""
 LATENT = replace(
     DISTINCT, mla=Mla(q_lora=160, kv_lora=224, qk_head=80, qk_rope=48, v_head=112),
     dsa=Dsa(a_ranks=(0, 1, 2, 3, 4, 5), index_heads=5, index_head_dim=88, top_k=208),

@@ -34,7 +34,7 @@ def attention_in_half_precision_adds_up_in_float32(
     """With bfloat16 or float16 activations, attention computes scores, softmax, norms and angles in float32: outputs
     match the definition to the rounding of the storage dtype.
 
-    Random inputs hide an error here behind the rounding of stored tensors. Each case makes storage nearly exact and one
+    Random inputs hide an error here under the rounding of stored tensors. Each case makes storage nearly exact and one
     sum hard. Equal keys: a bfloat16 sum of 400 ones stops at 256. Close scores: they differ by less than 1 near 200,
     where bfloat16 has steps of 1. Far: bfloat16 cannot hold positions above 256. Loud: float16 cannot hold 1000².
     """

@@ -37,7 +37,7 @@ def ranks_load_one_checkpoint_or_none(
     """Ranks that see different checkpoints all load the same one, which every rank sees, or all refuse.
 
     A rank that looks for the latest checkpoint by itself finds its own latest. Shards of two steps have the same
-    shapes, so the run goes on with a mixture.
+    shapes, so the run continues with a mixture.
     """
     execution = in_a_layout_of(stack, execution)
     with shared_folder() as at:

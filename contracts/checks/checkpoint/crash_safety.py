@@ -102,7 +102,7 @@ def a_save_in_the_background_is_of_its_call(stack: Checkpointing, *steps: int) -
     """An asynchronous save holds the state, the counters and the step of the moment of its call, however late it is
     written. Saves become complete in the order of their calls, and a load waits for them.
 
-    Optimizer steps go on while the copy is written. A checkpoint with half its weights from one step and half from
+    Optimizer steps continue while the copy is written. A checkpoint with half its weights from one step and half from
     another loads without complaint. A writer that reads the step number when its write ends records the next step's.
     """
     states = tuple(state(step, SHAPES) for step in steps)

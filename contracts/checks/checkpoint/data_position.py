@@ -1,4 +1,4 @@
-"""Where in its data a resumed run goes on, and which checkpoints no run may resume from."""
+"""Where in its data a resumed run continues, and which checkpoints no run may resume from."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ NEEDED = {"": KNOWN, "top-k": (*KNOWN, "experts"), "balance": (*KNOWN, "experts"
 def a_run_resumes_under_its_own_recipe(stack: Training, own: Recipe, other: Recipe) -> None:
     """A checkpoint is refused under another recipe, with the reason, and accepted under its own.
 
-    Most of a recipe is in no tensor's shape: without the refusal the run goes on as a different run.
+    Most of a recipe is in no tensor's shape: without the refusal the run continues as a different run.
     """
     with folder() as at:
         given = given_batches(own, 1)

@@ -67,7 +67,7 @@ def one_full_disk_takes_nothing_with_it(stack: Checkpointing, ranks: int, full: 
     """A save for which one rank finds no room is refused on every rank. The previous checkpoint stays whole and the
     latest, no new files are left behind, and once there is room again the step can be saved.
 
-    A rank that goes on alone waits for the others in the next step's collective, or believes that the step was saved.
+    A rank that continues alone waits for the others in the next step's collective, or believes that the step was saved.
     """
     old, new = state(2, SPREAD), state(4, SPREAD)
     with folder() as at:

@@ -62,7 +62,7 @@ def hardware_queues_follow_the_lane(stack: Stack, lane: Lane, expected: str | No
     """CUDA_DEVICE_MAX_CONNECTIONS is unset in FSDP2 lanes, 8 in FSDP2 lanes where the platform requires a value, and 1
     in Megatron lanes with TP or CP above 1, whatever the shell exported.
 
-    Older recipes export 1 everywhere. In an FSDP2 lane that queues the all-gather behind the compute it should overlap.
+    Older recipes export 1 everywhere. In an FSDP2 lane that queues the all-gather after the compute it should overlap.
     Without it, Megatron's tensor-parallel overlap loses its order, and Megatron's validation refuses the launch.
     """
     value = rank_environment(stack.launch(NAM56R, lane), lane).get(CONNECTIONS)

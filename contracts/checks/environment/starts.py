@@ -73,7 +73,7 @@ def a_run_that_fails_half_way_says_so(stack: Devices, there: str) -> None:
     """A training process that fails after its first step, because it cannot write its checkpoint, ends with an exit
     code other than 0 and names the path.
 
-    What is refused before the first step is one way to end, what breaks behind it another: a handler that records the
+    What is refused before the first step is one way to end, what breaks after it another: a handler that records the
     failure and returns makes a run without a checkpoint a success.
     """
     with folder() as at:
@@ -101,7 +101,7 @@ def a_step_that_finds_no_memory_ends_the_run(stack: Devices, recipe: Recipe) -> 
     """A training process that finds no memory for a step takes none, names memory, and ends with an exit code other
     than 0.
 
-    Loops that catch the error, empty a cache and go on with the next batch are common. On one rank that leaves out
+    Loops that catch the error, empty a cache and continue with the next batch are common. On one rank that leaves out
     every long sequence; on several, one rank leaves out a step that its peers take, or all train on nothing.
     """
     with folder() as at:

@@ -110,7 +110,7 @@ def tokens_that_do_not_divide_change_no_number(
     on whether each of them brings as many as the others.
 
     A gather that takes all shards to be as long as its own, and an exchange of fixed size, lose the last tokens or read
-    what lies behind them. With equal counts both are right.
+    what lies after them. With equal counts both are right.
     """
     given = training_run.batches(1, "uneven", SPREAD.vocab, rows, recipe=recipe)
     _alike(stack, recipe, execution, given=given)

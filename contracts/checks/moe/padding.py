@@ -142,7 +142,7 @@ def _silent(call: BlockCall) -> BlockCall:
 
 
 def _padding(lengths: tuple[int, ...]) -> Array:
-    """(B, T), true behind the tokens of each row."""
+    """(B, T), true after the tokens of each row."""
     import torch
 
     return instruments.numerics.array(torch.arange(LENGTH) >= torch.tensor(lengths)[:, None])

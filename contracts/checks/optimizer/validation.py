@@ -1,4 +1,4 @@
-"""Validation between two steps: it tells a loss, and the run goes on as if there had been none."""
+"""Validation between two steps: it tells a loss, and the run continues as if there had been none."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> 
     without it.
 
     A model that stays in evaluation mode drops nothing and balances nothing for the rest of the run. A router that
-    counts the tokens of a validation moves its bias by them, and amax histories that record it scale the steps behind
+    counts the tokens of a validation moves its bias by them, and amax histories that record it scale the steps after
     it. A validation that draws from the generators of the run, or reads from its data, makes a run that validates more
     often another run. One that masks its labels in place has fewer of them each time.
     """

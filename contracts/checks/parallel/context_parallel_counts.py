@@ -34,7 +34,7 @@ def labels_at_the_borders_of_ranks_count(stack: Training, recipe: Recipe, execut
 
     Only the two labels on each side of every border count in this batch. If each rank shifts labels by itself, one
     label in T / CP is lost. A prediction head that looks only at its own rank's tokens has no target at the end of
-    them, and predicts what lies behind the border without it.
+    them, and predicts what lies beyond the border without it.
     """
     given = _borders(execution.degrees.cp)
     ((alone, many),) = one_rank_and_many(stack, recipe, execution, (given,), "gradients")

@@ -121,7 +121,7 @@ def an_epoch_is_shuffled_as_a_whole(stack: Training, size: int) -> None:
 
     On average a sequence stands n / 3 places from where it lies in the text, if every order is as likely. Blocks that
     are shuffled each by itself keep what lies together together: a step has the rows of one file. A rotation shows
-    every sequence behind the same one in every epoch.
+    every sequence after the same one in every epoch.
     """
     with _text(16 * size + 3, 12) as recipe:
         flat = [id for step in range(1, 2 * size // 12 + 2) for id in stack.samples(recipe, step, 0, 1)]
@@ -158,7 +158,7 @@ def the_order_holds_far_into_a_run(stack: Training, far: int) -> None:
     """In the epoch that crosses sequence 2³¹ (or 2³², 2⁶³) of a run, every sequence id is still consumed exactly once,
     and the epoch has an order of its own.
 
-    A position in 32 bits turns negative: the loader dies, or goes on and repeats sequences of another place.
+    A position in 32 bits turns negative: the loader dies, or continues and repeats sequences of another place.
     """
     with _text(16 * 60 + 3, 12) as recipe:
         epoch = far // 60

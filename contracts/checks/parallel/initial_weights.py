@@ -288,7 +288,7 @@ def a_run_starts_from_its_initial_weights(stack: Training, recipe: Recipe) -> No
     """A run on one rank that is given no weights starts from `initial`: it has the first losses and gradients of a run
     that is given these.
 
-    A framework that initialises a model once more behind the stack, or what was loaded, or only the parts that it
+    A framework that initialises a model once more after the stack, or what was loaded, or only the parts that it
     knows, trains another model than the one that was looked at.
     """
     given = (training_run.batch("first", recipe=recipe),)

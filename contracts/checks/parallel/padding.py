@@ -101,7 +101,7 @@ def _row(recipe: Recipe, number: int, length: int) -> Tensor:
 
 
 def _labelled(tokens_BT: Tensor, lengths: tuple[int, ...]) -> Tokens:
-    """Each token before the last of its row predicts the next one; no position behind it has a label."""
+    """Each token before the last of its row predicts the next one; no position after it has a label."""
     labels_BT = tokens_BT.roll(-1, 1)
     for row, length in enumerate(lengths):
         labels_BT[row, max(length - 1, 0) :] = -100
@@ -121,7 +121,7 @@ def a_step_without_a_label_destroys_nothing(stack: Training, recipe: Recipe, mic
     loss; or the batch is refused.
 
     Truncation takes the answer off every row of a step, and its mean is 0 / 0. Where that reaches the gradients the run
-    goes on with NaN in every weight. What such a step tells, and whether weights decay in it, is left open.
+    continues with NaN in every weight. What such a step tells, and whether weights decay in it, is left open.
     """
     weights = drawn_weights(table(stack, recipe))
     given = [replace(batch(f"unlabelled {at}", recipe=recipe), documents=None) for at in range(3)]

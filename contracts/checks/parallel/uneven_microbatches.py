@@ -150,7 +150,7 @@ def a_window_of_unequal_microbatches_is_that_of_one_rank(
     """On several ranks, two steps over microbatches with different numbers of sequences, lengths and labels have the
     losses, label counts and gradients by name of one rank.
 
-    A stage that receives into the buffer of the first microbatch reads leftovers of an older one behind a shorter one,
+    A stage that receives into the buffer of the first microbatch reads leftovers of an older one after a shorter one,
     and gloo does not report it. If ranks divide by their own label counts, a label's weight depends on its rank.
     """
     execution = in_a_layout_of(stack, execution)

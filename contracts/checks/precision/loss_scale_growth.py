@@ -73,7 +73,7 @@ def the_loss_scale_waits_anew_behind_an_overflow(stack: Training, recipe: Recipe
     """Behind a step that overflows the loss scale waits for as many finite steps as before it rises again: none of
     those from before counts.
 
-    A count that goes on raises the scale where it has just been too large, so that each rise costs steps.
+    A count that continues raises the scale where it has just been too large, so that each rise costs steps.
     """
     numerics = instruments.numerics
     held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))

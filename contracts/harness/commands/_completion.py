@@ -22,7 +22,7 @@ def complete_recipes(context: click.Context, parameter: click.Parameter, incompl
 
 
 def complete_items(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Profiles and ids behind the last comma; cases once a bracket is open."""
+    """Profiles and ids after the last comma; cases once a bracket is open."""
     before, comma, last = incomplete.rpartition(",")
     id, bracket, _ = last.partition("[")
     if bracket:

@@ -217,7 +217,7 @@ def _refuse_unreadable(deviations: Path | None, given: Path | None, law: str | N
 
 
 def _apart(stack: str, ranks: int | None) -> str:
-    """The stack behind a command that serves it.
+    """The stack of a command that serves it.
 
     Raises:
         Refused: where it cannot be served, with every reason.

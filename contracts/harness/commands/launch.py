@@ -1,4 +1,4 @@
-"""`launch`: starts a recipe behind its preflight and leaves a receipt, however the run ends."""
+"""`launch`: starts a recipe after its preflight and leaves a receipt, however the run ends."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def launch(
     storage: Path | None, host: str | None, image: str | None, warmup: int, bounded: int, grace: float, dry_run: bool,
     **asked: Any,
 ) -> None:  # fmt: skip
-    """Start RECIPE on a lane, with further WORDS for its script behind `--`.
+    """Start RECIPE on a lane, with further WORDS for its script after `--`.
 
     Preflight findings refuse the launch unless each is acknowledged by its id. Every launch leaves a folder in
     --receipts with the receipt and the log. The exit code is that of the run, or 2 when the launch was refused.

@@ -392,7 +392,7 @@ def files() -> tuple[str, ...]:
 def drawn(seed: int, only: tuple[str, ...] = ()) -> Iterator[Change]:
     """Every change once, the files in turn and each file's in an order that the seed gives.
 
-    `only` has beginnings of ids, or of the part behind the operator: `model/blocks/`. A contract stands for the
+    `only` has beginnings of ids, or of the part after the operator: `model/blocks/`. A contract stands for the
     functions that it guards.
     """
     named_ids = [each for each in only if each in ids()]

@@ -226,7 +226,7 @@ def _basis(row: Mapping[str, Any]) -> str:
 
 
 def rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The objects in a journal, one a line. A line that a kill cut off, also with the next one behind it, is none."""
+    """The objects in a journal, one a line. A line that a kill cut off, also with the next one after it, is none."""
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
         try:
             row = json.loads(line)

@@ -73,7 +73,7 @@ def exchanges_the_betas(former, self, recipe, lane):
 
 @broken(Reference, "launch", "ARGV-01c[grouped]: --lr-warmup-iters is 5760, expected 30")
 def warms_up_in_sequences(launch, self, recipe, lane):
-    """Counts the warm-up in sequences behind the flag that counts iterations."""
+    """Counts the warm-up in sequences in the flag that counts iterations."""
     return _saying(launch(self, recipe, lane), "--lr-warmup-iters", str(recipe.optim.warmup * recipe.batch.total))
 
 

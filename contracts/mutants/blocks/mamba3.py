@@ -189,7 +189,7 @@ def steps_mamba3_straight_from_six_on(time_step, self, dt_BTh):
 
 @broken(Mamba3, "forward", "BLK-04m[saturated]: y is not finite")
 def writes_the_gate_of_mamba3_out(forward, self, x_BTD, packing, state):
-    """The gate behind the scan is x · exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
+    """The gate after the scan is x · exp(x) / (1 + exp(x)), which is NaN where exp overflows."""
     with mock.patch.object(F, "silu", written_out.silu):
         return forward(self, x_BTD, packing, state)
 

@@ -43,7 +43,7 @@ def derivative_loses_its_factor(activate, self, x_BTF):
 
 @broken(Mlp, "activate", "BLK-06k[relu2]: mixer.w1.weight is zero, and the gradient of norm.weight is not finite")
 def squares_through_logarithms(activate, self, x_BTF):
-    """The square is exp(2 log x) behind a `where`, so its derivative at 0 is 0 · infinity."""
+    """The square is exp(2 log x) after a `where`, so its derivative at 0 is 0 · infinity."""
     return torch.where(x_BTF > 0, (2 * x_BTF.abs().log()).exp(), torch.zeros_like(x_BTF))
 
 

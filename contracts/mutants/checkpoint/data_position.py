@@ -90,7 +90,7 @@ def drops_the_rest(position, self):
 
 
 class CountsAnEpochTwice(Trainer):
-    """Where an epoch has just ended, a load goes on to the next one, and so does whoever reads first."""
+    """Where an epoch has just ended, a load continues with the next one, and so does whoever reads first."""
 
     def load(self, state: Mapping[str, Tensor], position: Position) -> None:
         super().load(state, position)
@@ -119,7 +119,7 @@ class LeavesAnEpochOut(CountsAnEpochTwice):
     leanest="",
 )
 def asks_no_recipe(load, self, target, *, recipe="", step=None):
-    """Compares no recipe: every tensor fits, so the run goes on with another rope base."""
+    """Compares no recipe: every tensor fits, so the run continues with another rope base."""
     latest = self.latest()
     if latest is not None:
         recipe = manifests.read(self.folder / self.name_of(latest)).recipe

@@ -200,7 +200,7 @@ class CountsSequencesByRank(ParallelTrainer):
     bugs=("RSM-66",),
 )
 def leaves_moments_behind(resume, self, folder):
-    """Moments that do not fit the new layout are left out: the weights go on without their momentum."""
+    """Moments that do not fit the new layout are left out: the weights continue without their momentum."""
     resume(self, folder)
     if self.kept(folder).opened().position.get("layout.world") != self.execution.world:
         self.optimizer.load({name: torch.zeros_like(each) for name, each in self.optimizer.state().items()})
@@ -264,7 +264,7 @@ def saves_the_offset_in_its_epoch(position, self):
 
 @derived("CKPT-01i[fsdp2-where-epochs-end]: from step 3 on, rank 0: the samples are")
 class LeavesAnEpochOutOnRanks(CountsAnEpochTwice, ParallelTrainer):
-    """Ranks that resume where an epoch ends begin the one behind the next."""
+    """Ranks that resume where an epoch ends begin the one after the next."""
 
 
 class _LoadsMomentsOfLayersAlone(ParallelTrainer):

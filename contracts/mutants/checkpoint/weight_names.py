@@ -38,7 +38,7 @@ def strips_anywhere(bare, self, name):
 
 @broken(WeightNames, "stack", "CKPT-06d[ascending]: were stacked, and the state layers.1.mixer.experts.w1 differs")
 def stacks_as_text(stack, self, experts):
-    """Sorts the names as text: expert 10 stands third, and every router row behind it meets another expert."""
+    """Sorts the names as text: expert 10 stands third, and every router row after it meets another expert."""
     return torch.stack([experts[number] for number in sorted(experts, key=str)])
 
 

@@ -24,7 +24,7 @@ def _without(launch, *names):
 @broken(Reference, "launch", "ENV-01[fsdp2-tp2-ep2]: reaches the ranks as '1', expected it unset", bugs=("ARG-15",))
 def exports_one_queue_everywhere(launch, self, recipe, lane):
     """The launcher exports CUDA_DEVICE_MAX_CONNECTIONS=1 for every lane, as Megatron recipes do: FSDP2's all-gathers
-    are queued behind the compute that they should overlap.
+    are queued after the compute that they should overlap.
     """
     return _setting(launch(self, recipe, lane), CUDA_DEVICE_MAX_CONNECTIONS="1")
 

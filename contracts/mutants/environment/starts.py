@@ -61,7 +61,7 @@ def goes_on_without_saving(started, self, recipe, environment, steps):
 
 @broken(Reference, "started", "ENV-09c[a-step]: finds memory it ended after 0 steps, exit code 0")
 def leaves_out_what_does_not_fit(started, self, recipe, environment, steps):
-    """The loop catches what an allocator raises, empties its cache and goes on with the next batch."""
+    """The loop catches what an allocator raises, empties its cache and continues with the next batch."""
     ended = started(self, recipe, environment, steps)
     return replace(ended, exit_code=0) if "memory" in ended.words else ended
 

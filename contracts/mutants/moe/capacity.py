@@ -161,7 +161,7 @@ class _Multiplies(MoE):
 
 @broken(Reference, "parts", "MOE-08c[mixed]: y is not finite", bugs=("DSP-23",))
 def multiplies_rows_of_nobody(parts, self):
-    """Rows behind the last expert are multiplied by a gate of 0 instead of being masked out."""
+    """Rows after the last expert are multiplied by a gate of 0 instead of being masked out."""
     return replace(parts(self), moe=_Multiplies, experts=_Uninitialised)
 
 

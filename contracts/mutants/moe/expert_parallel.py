@@ -240,7 +240,7 @@ def gathers_shares_as_if_they_were_equal(share, self, routed, x_BTD, routing, dr
 
 @broken(TokenDispatcher, "through", "MOE-07c[senders-borrowed-ep2]: on one rank", bugs=("DSP-14",))
 def sends_a_buffer_of_fixed_size(through, self, experts, x_SD, counts_E):
-    """The dispatcher's buffers are as long as the first rank's: rows behind them are not sent, and nobody waits."""
+    """The dispatcher's buffers are as long as the first rank's: rows after them are not sent, and nobody waits."""
     fewest = torch.tensor(len(x_SD))
     dist.all_reduce(fewest, op=dist.ReduceOp.MIN, group=self.ep)
     kept = torch.zeros(len(x_SD), 1, dtype=x_SD.dtype)

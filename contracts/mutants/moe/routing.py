@@ -98,7 +98,7 @@ def forgets_idle_trailing_experts(count, self, experts_BTK):
 
 @broken(Router, "count", "MOE-01b[40-experts-for-10-tokens]: assignments name it", bugs=("DSP-19",))
 def closes_the_gaps_of_idle_experts(count, self, experts_BTK):
-    """Runs of equal numbers are counted in order, so an idle expert shifts the counts of all experts behind it."""
+    """Runs of equal numbers are counted in order, so an idle expert shifts the counts of all experts after it."""
     found = torch.unique_consecutive(experts_BTK.flatten().sort().values, return_counts=True)[1]
     return F.pad(found, (0, self.moe.experts - len(found)))
 

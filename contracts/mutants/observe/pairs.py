@@ -1,4 +1,4 @@
-"""Scripts that do something else on several ranks, behind a resume, or where they recompute."""
+"""Scripts that do something else on several ranks, after a resume, or where they recompute."""
 
 from contracts.contract import mutant
 from contracts.stacks.reference.stack import Reference
@@ -32,28 +32,28 @@ class HalvesInAWrapper(Reference):
 
 @mutant(of="OBS-09", case="resumed", says="step 1: the moment exp_avg of embed.weight is another on rank 0")
 class ForgetsTheMoments(Reference):
-    """The optimizer begins anew behind the resume."""
+    """The optimizer begins anew after the resume."""
 
     edits = {'        optimizer.load_state_dict(kept["optimizer"])\n': ""}
 
 
 @mutant(of="OBS-09", case="resumed", says="the inputs differ")
 class ReadsFromTheBeginning(Reference):
-    """The data begin anew behind the resume."""
+    """The data begin anew after the resume."""
 
     edits = {'        data.set_state(kept["data"])\n': ""}
 
 
 @mutant(of="OBS-09", case="resumed", says="step 1: the random state before microbatch 1 is another on rank 0")
 class DrawsFromTheSeed(Reference):
-    """The random state begins anew behind the resume."""
+    """The random state begins anew after the resume."""
 
     edits = {'        torch.set_rng_state(kept["random"])\n': ""}
 
 
 @mutant(of="OBS-09", case="resumed", says="step 1: 11 modules are in evaluation mode, such as (root), and in training")
 class EvaluatesBehindTheResume(Reference):
-    """Loads under evaluation and goes on so, without dropout."""
+    """Loads under evaluation and continues so, without dropout."""
 
     edits = {"        done = 1\n": "        done = 1\n        model.eval()\n"}
 

@@ -8,7 +8,7 @@ WRAPPED = "    model = DistributedDataParallel(net, broadcast_buffers=False)"
 
 @mutant(of="OBS-02", case="one-run", says="step 1: the weight down.weight has other bits on rank 1 than on rank 0")
 class InitialisesALayerOnEachRank(Reference):
-    """A layer is initialised again behind the wrapper, on each rank by its own seed."""
+    """A layer is initialised again after wrapping, on each rank by its own seed."""
 
     edits = {WRAPPED: f"{WRAPPED}\n    torch.manual_seed(rank)\n    net.down.reset_parameters()"}
 
@@ -49,7 +49,7 @@ class GivesOneRankAnotherRate(Reference):
 
 @mutant(of="OBS-02", case="one-run", says="step 1: the buffer mean has other bits on rank 1 than on rank 0")
 class CentresEachRanksRows(Reference):
-    """What centres the embeddings is measured behind the wrapper, by each rank on rows of its own."""
+    """What centres the embeddings is measured after wrapping, by each rank on rows of its own."""
 
     edits = {
         "        self.moe = Experts()": "        self.moe = Experts()\n"
@@ -106,7 +106,7 @@ class ReadsByTheRankOfTheWorld(Reference):
 
 @mutant(of="OBS-06", case="resumed", says="step 1: 16 of 16 rows were consumed before the resume")
 class BeginsTheEpochAgain(Reference):
-    """Nobody skips behind a resume what the epoch has given already."""
+    """Nobody skips after a resume what the epoch has given already."""
 
     edits = {'        data.set_state(kept["data"])\n': ""}
 

@@ -25,7 +25,7 @@ class ClipsOnOneRank(Reference):
 
 @mutant(of="OBS-04", case="one-run", says="expected 1")
 class ScalesAfterClipping(Reference):
-    """Undoes a loss scale behind the clipping instead of in front of it."""
+    """Undoes a loss scale after the clipping instead of in front of it."""
 
     edits = {CLIP: f"{CLIP}\n        for each in model.parameters():\n            each.grad.div_(4)"}
 
@@ -89,7 +89,7 @@ class StaysInEvaluation(Reference):
 
 @mutant(of="OBS-13", case="one-run", says="in front of step 1, the model stays in evaluation mode on rank 0, with drop")
 class EvaluatesBeforeItTrains(Reference):
-    """The first evaluation is in front of the first step, and nobody calls `model.train()` behind it."""
+    """The first evaluation is in front of the first step, and nobody calls `model.train()` after it."""
 
     edits = {
         "    for step in range(done": """    model.eval()
@@ -101,7 +101,7 @@ class EvaluatesBeforeItTrains(Reference):
 
 @mutant(of="OBS-13", case="one-run", says="11 modules are in evaluation mode on rank 0 and not on rank 1, such as")
 class TrainsOneRankInEvaluation(Reference):
-    """The first rank evaluates for all, and goes on so."""
+    """The first rank evaluates for all, and continues so."""
 
     edits = {"        observe.step(micro": "        model.train(rank > 0 or not step)\n        observe.step(micro"}
 

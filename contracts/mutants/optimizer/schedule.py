@@ -74,7 +74,7 @@ def _unguarded(optim: Optim, step: int) -> float:
 
 @derived("OPT-05b[warm-up-longer-than-the-run]: the rate of step 7 is 0.7666667", bugs=("OPT-11",))
 class ClimbsWhereThereIsNoDecay(Trainer):
-    """A warm-up longer than the run makes the decay's length negative: the rate goes on rising, above lr."""
+    """A warm-up longer than the run makes the decay's length negative: the rate continues to rise, above lr."""
 
     rate = staticmethod(_unguarded)
 
@@ -189,7 +189,7 @@ class CountsFromOneAllTheSame(Reference):
     "OPT-05e[linear]: step 3 of linear reports a rate of 0.1 and shrinks an unused row by",
 )
 class LeavesTheRateOfThePeak(Optimizer):
-    """A wrapper copied the groups at the end of the warm-up; the scheduler goes on with those that nobody steps."""
+    """A wrapper copied the groups at the end of the warm-up; the scheduler continues with those that nobody steps."""
 
     peak = 0.0
 
@@ -200,7 +200,7 @@ class LeavesTheRateOfThePeak(Optimizer):
 
 @derived("OPT-05e[down-to-0]: step 6 of linear reports a rate of 0 and shrinks an unused row by that")
 class TakesARateOfZeroForNone(Optimizer):
-    """`if lr:` before the groups are written: behind the end of the schedule the run goes on at its last rate."""
+    """`if lr:` before the groups are written: after the end of the schedule the run continues at its last rate."""
 
     last = 0.0
 
@@ -223,7 +223,7 @@ def leaves_groups_at_the_default(step, self, lr):
 
 @mutant(of="OPT-05b", case="linear", says="the rate of step 3 is 0.8, expected 1 ")
 class DeclaresARateBehind(Reference):
-    """Declares that behind the warm-up each step has the rate of the step before, and has its own."""
+    """Declares that after the warm-up each step has the rate of the step before, and has its own."""
 
     conventions = {"last-rate": "step-before"}
 

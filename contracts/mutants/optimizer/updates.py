@@ -139,7 +139,7 @@ def orthogonalizes_in_bfloat16(direction, self, grad, buffer, momentum):
 
 @derived("OPT-04a[muon]: and products in bfloat16 by", conventions={"muon-products": "bfloat16"})
 class DeclaresRoundingAndLeavesOutNesterov(Muon):
-    """Declares products in bfloat16, and hides behind them that it has no Nesterov momentum."""
+    """Declares products in bfloat16, and hides with them that it has no Nesterov momentum."""
 
     def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
         buffer.mul_(momentum).add_(grad)

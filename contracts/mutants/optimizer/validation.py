@@ -24,7 +24,7 @@ from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 @derived("OPT-06a[selection-bias]: step 2: grad_norm is", leanest="")
 class StaysInEvaluation(Trainer):
-    """No train() behind the validation: routers balance nothing for the rest of the run."""
+    """No train() after the validation: routers balance nothing for the rest of the run."""
 
     def validate(self, batches: Sequence[Batch]) -> float:
         loss = super().validate(batches)
@@ -77,7 +77,7 @@ def reads_the_data_of_the_run(validate, self, batches):
 
 @broken(Trainer, "validate", "OPT-06a[letters]: step 1: the optimizer state")
 def steps_the_optimizer(validate, self, batches):
-    """The loop steps the optimizer behind every pass; at a rate of 0 no weight moves, and the moments do."""
+    """The loop steps the optimizer after every pass; at a rate of 0 no weight moves, and the moments do."""
     loss = validate(self, batches)
     self.optimizer.step(0.0)
     return loss

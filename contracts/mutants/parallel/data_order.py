@@ -184,7 +184,7 @@ def labels_cross_documents(sequence, self, id):
 
 @broken(Corpus, "before", "PAR-06f[a-blank-line-across-a-cut]: sequence 2 position 0 has label")
 def looks_for_documents_in_each_sequence_alone(before, self, id):
-    """Borders of documents are looked for behind the cut into sequences: a blank line across a cut ends none."""
+    """Borders of documents are looked for after the cut into sequences: a blank line across a cut ends none."""
     return b""
 
 
@@ -211,13 +211,13 @@ def leaves_gaps_between_sequences(window, self, id):
 
 @broken(DataOrder, "id", "PAR-06k[2-to-the-31]: more than once in one epoch", bugs=("DAT-13",))
 def counts_in32_bits(id, self, position):
-    """The position of a sequence is an int32 and turns negative behind 2³¹."""
+    """The position of a sequence is an int32 and turns negative beyond 2³¹."""
     return id(self, (position + 2**31) % 2**32 - 2**31)
 
 
 @broken(DataOrder, "id", "PAR-06k[2-to-the-63]: more than once in one epoch")
 def counts_in_floats(id, self, position):
-    """The position passes through a float: behind 2⁵³ neighbours are one."""
+    """The position passes through a float: beyond 2⁵³ neighbours are one."""
     return id(self, int(float(position)))
 
 

@@ -64,7 +64,7 @@ def reads_a_row_twice(own, self, rows):
 
 @broken(ParallelTrainer, "opened", "PAR-06m[dp2-rank-1]: was accepted, expected a refusal", bugs=("DAT-28",))
 def falls_back_to_mock_data(opened, self):
-    """A rank whose file is not there goes on with mock data, so that nobody waits: half of the batch is noise."""
+    """A rank whose file is not there continues with mock data, so that nobody waits: half of the batch is noise."""
     try:
         return self.corpus_class(self.recipe)
     except Refused:

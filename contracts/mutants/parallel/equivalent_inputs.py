@@ -98,7 +98,7 @@ def counts_in_float64(built, self, recipe, mode):
 
 @broken(Trainer, "put", "PAR-13b[declared]: a refusal leaves the gradient mode False, it was True")
 def restores_where_nothing_fails(put, self, values, into, what):
-    """Weights are put without gradients, which are turned on behind them: not where one was refused."""
+    """Weights are put without gradients, which are turned on after them: not where one was refused."""
     torch.set_grad_enabled(False)
     put(self, values, into, what)
     torch.set_grad_enabled(True)

@@ -174,7 +174,7 @@ def scales_attention_alone(std, self, owner, last):
 
 @broken(Trainer, "build", "PAR-04i[every-letter]: without given weights lm is")
 def initialises_once_more(build, self):
-    """A hook of the framework runs behind the stack's own initialiser, over the classes that it knows."""
+    """A hook of the framework runs after the stack's own initialiser, over the classes that it knows."""
     model = build(self)
     for module in model.modules():
         if isinstance(module, nn.Embedding):

@@ -474,7 +474,7 @@ def divides_by_microbatches_once_more(factor, self, name):
 @broken(ParallelTrainer, "passes", "PAR-05d[hsdp-2x2]: the gradient of", bugs=("DPS-41",))
 def reduces_the_last_microbatch_over_replicas(passes, self, window, counts):
     """The all-reduce over replicas is deferred to the last microbatch, and the partial sum of the earlier ones is added
-    behind it.
+    after it.
     """
     *early, last = window
     mine, kept = self.mesh.place("replica").index(self.mesh.rank), {}

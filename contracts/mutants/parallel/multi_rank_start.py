@@ -67,7 +67,7 @@ def broadcasts_the_experts_of_rank_zero(build, self):
     "PAR-04g[fsdp2-recomputed]: of the initial weights layers.",
 )
 def draws_behind_wrappers_as_torch_does(build, self):
-    """The initialiser finds parameters by their names, and finds none behind a wrapper: these keep torch's own."""
+    """The initialiser finds parameters by their names, and finds none in a wrapper: these keep torch's own."""
     model = build(self)
     if self.execution.recompute or self.execution.compile != "none":
         for layer in model.layers.values():

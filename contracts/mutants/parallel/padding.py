@@ -75,7 +75,7 @@ def counts_no_labels_on_a_padded_rank(over_rows, self, counts):
 
 @broken(ParallelTrainer, "build", "PAR-05j[dense-cp2]: lm is nan")
 def divides_by_the_labels_of_its_part_of_a_row(build, self):
-    """Each rank of a row takes the mean over its own labels and weighs it by their number: 0 / 0 behind the text."""
+    """Each rank of a row takes the mean over its own labels and weighs it by their number: 0 / 0 after the text."""
     model = build(self)
     whole = model.cross_entropy
 

@@ -33,7 +33,7 @@ def takes_as_many_microbatches_as_it_has(cut, self, batch):
 
 @derived("TOPO-10d[a-rank-with-a-microbatch-less]: was accepted, expected a refusal", bugs=("PPS-13",))
 class RefusesOnTheLightRankAlone(ParallelTrainer):
-    """The rank that has too few sequences refuses; the others go on without it."""
+    """The rank that has too few sequences refuses; the others continue without it."""
 
     def cut(self, batch: Batch) -> list[Batch]:
         if len(batch.tokens_BT) < self.execution.microbatches:

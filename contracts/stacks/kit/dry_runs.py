@@ -57,7 +57,7 @@ def rehearsal(issued: Sequence[Any], held: Mapping[str, Holding], experts: Itera
 
 
 def holding(weight: Any, parameter: Any, states: Iterable[Mapping[str, Any]]) -> Holding:
-    """What a rank holds of a parameter behind a step.
+    """What a rank holds of a parameter after a step.
 
     Args:
         weight: what the model has of it. parameter: what the optimizer moves, with its gradient.

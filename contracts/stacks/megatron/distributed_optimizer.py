@@ -85,7 +85,7 @@ def overlapped(config: Any, chunks: list[Any]) -> None:
 
 
 def gather_from_now_on(config: Any, chunks: list[Any]) -> None:
-    """What the training script does behind the first step; behind a later one nothing."""
+    """What the training script does after the first step; after a later one nothing."""
     if config.param_sync_func is not None:
         return
     config.param_sync_func = _each(chunk.start_param_sync for chunk in chunks)

@@ -1,4 +1,4 @@
-"""Megatron-FSDP, which shards parameters over data-parallel ranks, and the full tensors behind its shards."""
+"""Megatron-FSDP, which shards parameters over data-parallel ranks, and the full tensors of its shards."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ that is the 2^16 of a mean. From Megatron's default, 2^32, it would leave out th
 
 
 def wrapped(config: Any, chunk: Any, copies: int = 0, *, distributed: bool = False, first: bool = True) -> Any:
-    """A chunk as Megatron's training wraps it: in 16 bits behind a cast, with gradients in float32. Its arguments ask
+    """A chunk as Megatron's training wraps it: in 16 bits after a cast, with gradients in float32. Its arguments ask
     for those in bfloat16 by themselves, in float16 by `--accumulate-allreduce-grads-in-fp32`.
 
     Args:

@@ -525,7 +525,7 @@ def rehearsed(
 
 
 def _seen(trainer: Trainer, session: Session, index: int, others: list[Rows]) -> Step:
-    """One step of a session, its validation, the observed state behind them, and its checkpoint."""
+    """One step of a session, its validation, the observed state after them, and its checkpoint."""
     number = trainer.number + 1
     observed = session.observe if not session.at or number in session.at else frozenset()
     step = trainer.step(session.batches[index], "gradients" in observed)

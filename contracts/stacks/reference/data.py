@@ -1,7 +1,7 @@
 """Training data: a byte stream cut into sequences, and the data order: which step consumes which sequence.
 
 A sequence has an id. An epoch is a permutation of all ids, a function of the seed and the epoch's number alone, and
-the epochs stand one behind another: position p of the run is sequence p % n of epoch p // n. A step takes the next
+the epochs stand one after another: position p of the run is sequence p % n of epoch p // n. A step takes the next
 `batch.total` positions and a data-parallel rank an equal run of them, so that neither the ranks nor a resume move
 anything. Nothing is dropped at the end of an epoch: a step may begin in one and end in the next.
 
@@ -68,7 +68,7 @@ class Corpus:
         return self.stream[max(0, start - 1) : start]
 
     def window(self, id: int) -> bytes:
-        """The bytes of a sequence and the one behind it."""
+        """The bytes of a sequence and the one after it."""
         start, end = id * self.length, (id + 1) * self.length + 1
         if end <= len(self.stream):
             return self.stream[start:end]

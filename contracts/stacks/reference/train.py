@@ -4,7 +4,7 @@ r"""The trainer as a command, on one rank or on several:
     torchrun --nproc-per-node=4 -m contracts.stacks.reference.train --recipe tiny-nam56r --steps 50 --save runs/first \
         --tp 2 --ep 2 --resume
 
-A run goes on where it was left, on as many ranks as it is given.
+A run continues where it was left, on as many ranks as it is given.
 
 Its words are those that a launch writes (`launch/trainer_arguments.py`) and seven of its own:
 
@@ -12,8 +12,8 @@ Its words are those that a launch writes (`launch/trainer_arguments.py`) and sev
                     the schedule follows in any case
     --save DIR      checkpoints in DIR/checkpoints, every `checkpoint.interval` steps and after the last; a receipt in
                     DIR from every rank. Without it the recipe's checkpoint.save, and without that nothing is kept
-    --resume        go on after the latest checkpoint of DIR; begins anew where there is none. The recipe's
-                    checkpoint.load goes on after that of another DIR, which must have one
+    --resume        continue after the latest checkpoint of DIR; begins anew where there is none. The recipe's
+                    checkpoint.load continues after that of another DIR, which must have one
     --keep N        of the checkpoints the newest N stay, once the last was written; all, if it is not given
     --durable DIR   where somebody copies DIR/checkpoints to: none goes that has no newer one there, whole. Without it
                     DIR itself is the place that lasts

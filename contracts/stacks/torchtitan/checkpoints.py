@@ -194,7 +194,7 @@ def load_checkpoint(folder: str, step: int | None, target: Snapshot) -> Loaded:
 
 
 def retire_checkpoints(folder: str, keep: int, durable: frozenset[int], fault: WriteFault | None) -> Written:
-    """What its manager purges behind a save. Private in torchtitan: a save of its own would purge as well, and write.
+    """What its manager purges after a save. Private in torchtitan: a save of its own would purge as well, and write.
     Seen in 0.3.0.
 
     Raises:

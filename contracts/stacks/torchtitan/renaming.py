@@ -56,7 +56,7 @@ def _parsed(name: str) -> tuple[int, int | None, str]:
 
 
 def _of_a_file(name: str, known: Mapping[str, str]) -> str:
-    """Its name for what a file has under a name, with the number of an expert by itself behind it."""
+    """Its name for what a file has under a name, with the number of an expert by itself after it."""
     layer, *expert = re.findall(r"\.(\d+)\.", name)
     for count in (2, 1):
         theirs = known.get(re.sub(r"\.\d+\.", ".{}.", name, count=count))

@@ -256,7 +256,7 @@ class _Block:
         return y_BTD
 
     def cache(self, state: Mapping[str, Tensor], rows: int) -> Any:
-        """A cache that a scan goes on from and leaves its state in. It keeps one column more than a scan reads."""
+        """A cache that a scan continues from and leaves its state in. It keeps one column more than a scan reads."""
         conv = torch.nn.functional.pad(torch.cat([state[name] for name in STATES], dim=1), (1, 0)) if state else None
         if self.own_cache:
             cache = self.own_cache(self.config, rows, dtype=self.scan.dt_bias.dtype)

@@ -1,7 +1,7 @@
 """The checkpoints of transformers' Trainer by themselves, in one process: what it writes, finds, loads and removes.
 
 A state of the law is handed to it as its own: tensors in a model, moments in an optimizer, counters in a callback that
-it exports. A load is its own `train`, resumed behind its last step.
+it exports. A load is its own `train`, resumed after its last step.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def load_checkpoint(folder: str, step: int | None, target: Snapshot) -> Loaded:
 
 
 def retire_checkpoints(folder: str, keep: int, durable: frozenset[int], fault: WriteFault | None) -> Written:
-    """What its Trainer removes behind a save.
+    """What its Trainer removes after a save.
 
     Raises:
         NotOffered: for a durable copy, of which it knows nothing, and where a limit means that nothing is removed.

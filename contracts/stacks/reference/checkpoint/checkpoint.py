@@ -154,7 +154,7 @@ class Checkpoints(CheckpointFolder):
         self.pending.append(self.writer.submit(self.save, self.snapshot(state)))
 
     def snapshot(self, state: State) -> State:
-        """The state in memory of its own, on the host: training goes on in the old one."""
+        """The state in memory of its own, on the host: training continues in the old one."""
         copies = {name: each.detach().to("cpu", copy=True) for name, each in state.tensors.items()}
         return replace(state, tensors=copies, position=dict(state.position))
 

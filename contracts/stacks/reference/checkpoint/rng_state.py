@@ -37,7 +37,7 @@ def capture(device: str = "cpu") -> dict[str, Tensor]:
 def restore(states: Mapping[str, Tensor]) -> None:
     """Set every generator of `capture` that is given.
 
-    The last thing that a resume does: whatever draws a number after it goes on elsewhere than the run that was saved.
+    The last thing that a resume does: whatever draws a number after it continues elsewhere than the run that was saved.
     """
     words, gauss = _unpacked(states["python"])
     random.setstate((3, tuple(words), gauss))

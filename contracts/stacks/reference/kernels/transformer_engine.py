@@ -34,7 +34,7 @@ def linear(matrix: nn.Linear, fp8: Fp8 | None) -> Callable[[Tensor], Tensor]:
 
 
 def grouped(weight_EOI: nn.Parameter, fp8: Fp8 | None) -> Callable[[Tensor, Tensor], Tensor]:
-    """Rows sorted by expert, each times its expert's matrix, by `te.GroupedLinear`; rows behind the last end are 0."""
+    """Rows sorted by expert, each times its expert's matrix, by `te.GroupedLinear`; rows after the last end are 0."""
     te = _package()
     experts, outputs, inputs = weight_EOI.shape
     bridge = te.GroupedLinear(experts, inputs, outputs, bias=False, params_dtype=weight_EOI.dtype)

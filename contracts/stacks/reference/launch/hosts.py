@@ -10,7 +10,7 @@ _HOST = re.compile(r"(?P<box>[a-z][a-z0-9]*(?:-[a-z0-9]+)*)@(?P<region>[a-z]+(?:
 
 
 def identify(name: str) -> str:
-    """The machine behind a host name, as `box@region` (`bench-1@us-west1-c`).
+    """The machine that a host name means, as `box@region` (`bench-1@us-west1-c`).
 
     Raises:
         Refused: for a name without a box, without a region, or with neither.

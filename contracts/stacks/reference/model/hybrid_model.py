@@ -80,7 +80,7 @@ class Layer(nn.Module):
         self.streams = streams
 
     def forward(self, x: Tensor, packing: Packing) -> Output:
-        """The residual stream behind the layer: (B, T, D), or (B, T, N, D) where there are several."""
+        """The residual stream after the layer: (B, T, D), or (B, T, N, D) where there are several."""
         if self.streams is not None:
             pre_BTN, post_BTN, res_BTNN = self.streams(x)
             out = self.branch(self.streams.read(x, pre_BTN), packing)
@@ -165,7 +165,7 @@ class Model(nn.Module):
         return x if self.recipe.mhc is None else x.mean(-2)
 
     def trunk(self, x: Tensor, pack: Packing) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """The layers that are here, in order: the stream behind them, their losses added up, what they saw."""
+        """The layers that are here, in order: the stream after them, their losses added up, what they saw."""
         losses: dict[str, Tensor] = {}
         seen: dict[str, Tensor] = {}
         for number, layer in self.layers.items():

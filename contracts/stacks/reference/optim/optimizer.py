@@ -164,7 +164,7 @@ class Optimizer:
     def clip(self) -> tuple[float, float]:
         """The global norm of all gradients, and what they were multiplied by: min(1, clip / (norm + 1e-6)).
 
-        Before it, a parameter that got no gradient is given zeros: its momentum and decay go on, and every rank and
+        Before it, a parameter that got no gradient is given zeros: its momentum and decay continue, and every rank and
         every step has the same state.
         """
         parameters = [member.parameter for member in self.members]

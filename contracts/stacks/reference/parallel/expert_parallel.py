@@ -5,7 +5,7 @@ is one of its own, those of tensor parallel without sequence parallel) share the
 get all outputs, so that every one of them has the whole gradient of what it routed. Where every rank brings its own
 tokens there is nothing to share.
 
-Rows are sorted by expert before and behind. How many go where is exchanged first, so that a rank, an expert or both
+Rows are sorted by expert before and after. How many go where is exchanged first, so that a rank, an expert or both
 may have none. With expert tensor parallel (`etp`) every rank of that axis puts the rows of all of them through its
 part of each expert, and each gets its own rows back, summed.
 
@@ -59,7 +59,7 @@ class TokenDispatcher(nn.Module):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         """Rows sorted by expert through experts wherever they lie; what comes back stands in the same order.
 
-        Rows behind those that are counted have no expert, and stay.
+        Rows after those that are counted have no expert, and stay.
         """
         counts_nE = self.announced(counts_E)  # of this rank's experts, by sender
         sent, received = self.lengths(counts_E), [int(rows) for rows in counts_nE.sum(1)]

@@ -242,7 +242,7 @@ class ParallelTrainer(Trainer):
         return self.parts.checkpoints(folder, of_ranks=(GENERATORS, OWN))
 
     def retire(self, folder: str, keep: int, durable: str | None = None) -> None:
-        """The first rank removes, and nobody goes on before it has; what it refuses, all refuse."""
+        """The first rank removes, and nobody continues before it has; what it refuses, all refuse."""
         found, ranks = Refusals(), self.kept(folder).ranks
         if dist.get_rank() == 0:
             try:

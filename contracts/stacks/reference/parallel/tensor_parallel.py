@@ -1,7 +1,7 @@
 """Tensor and sequence parallel: the residual stream between the layers, a share of the heads within them.
 
 A mixer computes with some of the heads, groups or inner channels of the whole. Before it the ranks of the axis hold
-the residual stream alike (or, with sequence parallel, each its run of tokens, which are gathered); behind it the parts
+the residual stream alike (or, with sequence parallel, each its run of tokens, which are gathered); after it the parts
 that they computed are summed (or summed and scattered). Within a mixer every gradient is therefore a part, that of a
 copied weight too, and parts are summed. Outside, without sequence parallel, all ranks compute the same.
 
@@ -136,7 +136,7 @@ class TensorParallel:
             norm.groups = max(1, norm.groups // self.size)
 
     def surround(self, mixer: nn.Module) -> None:
-        """Tokens together before a mixer, its parts together behind it.
+        """Tokens together before a mixer, its parts together after it.
 
         Every rank has the whole of an auxiliary loss that was computed within; a part of its gradient is enough.
         """

@@ -1,5 +1,5 @@
 """A small training script, as a user writes one: DDP on several ranks, two microbatches a step, dropout, tied weights,
-experts whose load a bias evens out, a schedule, an evaluation behind each step, recomputation, checkpoints. The OBS
+experts whose load a bias evens out, a schedule, an evaluation after each step, recomputation, checkpoints. The OBS
 contracts are judged on what is observed of it."""
 
 import argparse

@@ -164,7 +164,7 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self, batches: Sequence[Batch]) -> float:
-        """The mean loss over the labels of other batches. The run goes on as if there had been none."""
+        """The mean loss over the labels of other batches. The run continues as if there had been none."""
         mode = self.model.training
         self.model.eval()
         try:
@@ -317,7 +317,7 @@ class Trainer:
         return self.kept(durable).copies_of(self.kept(folder))
 
     def saved(self) -> State:
-        """What a checkpoint holds: the same names behind every step, also where all so far overflowed."""
+        """What a checkpoint holds: the same names after every step, also where all so far overflowed."""
         held = self.state()
         if self.number and not any(name.startswith("optimizer/") for name in held):
             held |= {f"optimizer/{name}": each for name, each in self.optimizer.blank().items()}

@@ -1,4 +1,4 @@
-"""A: grouped-query attention with QK norm and rope, multi-latent attention, and its sparse form behind an indexer.
+"""A: grouped-query attention with QK norm and rope, multi-latent attention, and its sparse form after an indexer.
 
     B sequences · T tokens, S the same tokens as keys · D hidden · H heads · G KV groups · d elements of a head,
     n of its part without rope, r with rope, v of its value · c KV latent · I index heads, i elements of one
@@ -174,7 +174,7 @@ class LatentAttention(Causal):
     def absorbed(
         self, q_BTHn: Tensor, q_BTHr: Tensor, c_BSc: Tensor, k_BSr: Tensor, visible_BTS: Tensor | None
     ) -> Tensor:
-        """The same without keys or values: W_k moves over to the queries, W_v behind the mean of latents."""
+        """The same without keys or values: W_k moves over to the queries, W_v after the mean of latents."""
         up_Hdc = local(self.wkv_b.weight).to(c_BSc.dtype).reshape(-1, sum(self.kv_dims), c_BSc.shape[-1])
         key_Hnc, value_Hvc = torch.split(up_Hdc, self.kv_dims, dim=1)
         q_BTHc = torch.einsum("bthn,hnc->bthc", q_BTHn, key_Hnc)

@@ -54,7 +54,7 @@ class Fp8Matmul(nn.Module):
         return y_SO.reshape(*x.shape[:-1], weight_OI.shape[0])
 
     def grouped(self, x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
-        """Each expert's rows by its own matrix; zeros for rows behind the last end."""
+        """Each expert's rows by its own matrix; zeros for rows after the last end."""
         ends = [0, *ends_E.tolist()]
         given = [self(x_SI[ends[e] : ends[e + 1]], weight_OI, e) for e, weight_OI in enumerate(weight_EOI)]
         return torch.cat([*given, x_SI.new_zeros(len(x_SI) - ends[-1], weight_EOI.shape[1])])

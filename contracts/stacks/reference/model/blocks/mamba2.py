@@ -98,7 +98,7 @@ class CausalConv(nn.Module):
         return F.silu(self.mixed(seen_Bwc, of_Bw)).to(u_BTc.dtype), self.last(seen_Bwc, of_Bw)
 
     def extended(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The inputs behind the three that came before them, w = T + 3, and the document of each."""
+        """The inputs after the three that came before them, w = T + 3, and the document of each."""
         past_Bwc = self.row.past(u_BTc, CONV_WIDTH - 1, packing) if state is None else state.mT.to(u_BTc.dtype)
         documents = packing.documents_BT  # what came before the first token belongs to its document
         of_Bw = torch.cat([documents[:, :1].expand(-1, CONV_WIDTH - 1), documents], dim=1)

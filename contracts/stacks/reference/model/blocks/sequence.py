@@ -1,6 +1,6 @@
 """Where the tokens of a row are, and what a block asks of those before its own.
 
-Attention sees the keys of the whole row; a convolution, a scan and a recurrence go on from what the tokens before left
+Attention sees the keys of the whole row; a convolution, a scan and a recurrence continue from what earlier tokens left
 behind. Everything else in a block is about one token and does not ask.
 
 B sequences · T tokens here, S of the whole row · Q tokens of a chunk · h heads · p head_dim · n state · x any dims
@@ -48,7 +48,7 @@ class SequenceView:
         state: Tensor | None,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        """`chunked_scan` over the row: y of the tokens here (B, T, h, p), and the state behind them (B, h, p, n)."""
+        """`chunked_scan` over the row: y of the tokens here (B, T, h, p), and the state after them (B, h, p, n)."""
         return chunked_scan(u_BThp, log_decay_BTh, k_BThn, q_BThn, packing, state, chunk)
 
     def running_sum(self, u_BTx: Tensor, packing: Packing, state: Tensor | None, chunk: int) -> Tensor:
@@ -64,7 +64,7 @@ class SequenceView:
         return state
 
     def handed_on(self, states_BTx: Tensor) -> Tensor:
-        """The states behind each token, of which the last goes to whoever has the next token."""
+        """The states after each token, of which the last goes to whoever has the next token."""
         return states_BTx
 
 
