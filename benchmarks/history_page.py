@@ -10,7 +10,7 @@ import statistics
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,19 @@ class Fate:
 
 
 def fates(rows: Iterable[Row], notes: Iterable[Mapping[str, str]], aside: Iterable[Mapping[str, str]]) -> list[Fate]:
-    """Every fix that was judged and is not set aside, newest first."""
-    why = {each["commit"]: each["why"] for each in notes}
+    """Every fix that was judged and is not set aside, newest first. Where a note has a fate, what was red is not the
+    fault of that fix."""
+    said = {each["commit"]: each for each in notes}
     left_out = {each["commit"] for each in aside}
     by_commit: dict[str, list[Row]] = {}
     for row in rows:
         if row.commit not in left_out:
-            by_commit.setdefault(row.commit, []).append(row)
-    found = [Fate(first=each[0], last=each[-1], note=why.get(commit, "")) for commit, each in by_commit.items()]
+            fate = said.get(row.commit, {}).get("fate", row.fate)
+            by_commit.setdefault(row.commit, []).append(
+                row if fate == row.fate else replace(row, fate=fate, red_s=None)
+            )
+    ends = ((commit, (each[0], each[-1])) for commit, each in by_commit.items())
+    found = [Fate(first=a, last=b, note=said.get(c, {}).get("why", "")) for c, (a, b) in ends]
     return sorted(found, key=lambda each: (each.last.stack, each.last.day), reverse=True)
 
 

@@ -99,6 +99,8 @@ def test_a_fix_that_was_judged_twice_shows_both_and_one_set_aside_neither() -> N
     assert "**Of the other 2, 1 are named** (50 %); 0 were when they were first" in text
     assert "| ours | 2026-05 | `c0ffee0` | 3 of 4 | 75 % |" in text
     assert "old" not in text.replace("told", "")
+    rules["note"][0]["fate"] = "blind"
+    assert "| blind | blind | told \\[now] | 61 |  |" in page(marks, rules, [row, other, again], [month])
 
 
 def test_a_fault_is_named_by_a_violation_and_not_by_what_is_no_longer_offered() -> None:
