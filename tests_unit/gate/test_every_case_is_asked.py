@@ -20,7 +20,7 @@ from tests_unit._parties.running import ROOT, Done, side_by_side
 pytestmark = pytest.mark.unit
 read_checks()
 
-HERE = ("pytest", "-q", "-p", "no:cacheprovider", "-n0", "-c", ROOT / "pyproject.toml", f"--rootdir={ROOT}")
+HERE = ("pytest", "-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", f"--rootdir={ROOT}")
 LAW_S_TESTS = ROOT / "tests_unit/test_law.py"
 TORCHLESS = {
     "conftest.py": 'import sys\nsys.modules["torch"] = None\npytest_plugins = ["contracts.harness.plugin"]\n',
