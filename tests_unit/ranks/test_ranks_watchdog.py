@@ -180,7 +180,7 @@ def test_an_exception_under_way_lands_before_the_region_is_left() -> None:
         assert watchdog.region is None
 
 
-def test_an_end_that_another_rank_told_is_heard() -> None:
+def test_a_stop_from_another_rank_stops_this_one() -> None:
     shared = store()
     rank, other = rank_of(shared, 0), rank_of(shared, 1)
     other.watchdog.agreement.end(End(reason="rank 1 stopped the session", restart=False, rank=1))

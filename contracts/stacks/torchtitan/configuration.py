@@ -66,7 +66,7 @@ def configuration(session: Session, folder: str) -> Any:
     from torchtitan.distributed.activation_checkpoint import FullAC
     from torchtitan.trainer import Trainer
 
-    from contracts.stacks.torchtitan.observed_trainer import Nothing, Rows, Seen
+    from contracts.stacks.torchtitan.observed_trainer import NullTokenizer, Rows, Seen
 
     recipe, execution = session.recipe, session.execution
     total = len(numerics.tensor(session.batches[0].tokens)) if session.batches else recipe.batch.total
@@ -80,7 +80,7 @@ def configuration(session: Session, folder: str) -> Any:
         model_spec=_spec(session),
         dump_folder=folder,
         metrics=Seen.Config(),
-        tokenizer=Nothing.Config(),
+        tokenizer=NullTokenizer.Config(),
         dataloader=Rows.Config(),
         loss=CrossEntropyLoss.Config(),
         optimizer=_optimizer(recipe),

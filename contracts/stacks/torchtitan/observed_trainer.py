@@ -20,7 +20,7 @@ from contracts.stacks.torchtitan import symbols
 from contracts.stacks.torchtitan.recorded_step import Alone, Logged, RecordsGradients
 
 
-class Nothing(Configurable):  # type: ignore[misc]  # torchtitan is not installed where types are checked
+class NullTokenizer(Configurable):  # type: ignore[misc]  # torchtitan is not installed where types are checked
     """Replaces the tokenizer."""
 
     @dataclass(kw_only=True, slots=True)

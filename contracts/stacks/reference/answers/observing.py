@@ -88,7 +88,7 @@ def observe(folder: Path, words: Sequence[str], trace: Path, ranks: int, *, seco
 
 @functools.cache
 def _server(process: int) -> subprocess.Popen[str]:
-    """Who runs scripts, for one process and not for its forks. It ends when this process does."""
+    """The script runner of this process, which ends with it; forks start their own."""
     command = python("-m", "contracts.stacks.reference.answers.observed_ranks")
     environment = {"OMP_NUM_THREADS": "1", **without_launcher(os.environ)}
     server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -25,7 +25,7 @@ from contracts.stacks.torchtitan.release_0_2.model import arguments
 NAME = "asked"
 
 
-class Nothing:
+class NullDataLoader:
     """Replaces the data loader of a checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _spec(recipe: Recipe) -> Any:
         pipelining_fn=None,
         build_optimizers_fn=build_optimizers_with_moe_load_balancing if biased else build_optimizers,
         build_lr_schedulers_fn=build_lr_schedulers,
-        build_dataloader_fn=lambda **_: Nothing(),
+        build_dataloader_fn=lambda **_: NullDataLoader(),
         build_tokenizer_fn=None,
         build_loss_fn=build_cross_entropy_loss,
         build_metrics_processor_fn=Logged,
