@@ -10,13 +10,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from contracts.observe.entry import observing
     from contracts.spec.errors import NotOffered, Refused, refuse
     from contracts.spec.stack import Party, Stack
     from rankproof.pytest_plugin import parametrize_with_contracts
 
-__all__ = ["NotOffered", "Party", "Refused", "Stack", "parametrize_with_contracts", "refuse"]
+__all__ = ["NotOffered", "Party", "Refused", "Stack", "observing", "parametrize_with_contracts", "refuse"]
 
 _PLACES = {
+    "observing": "contracts.observe.entry",
     "parametrize_with_contracts": "rankproof.pytest_plugin",
     **dict.fromkeys(("NotOffered", "Refused", "refuse"), "contracts.spec.errors"),
     **dict.fromkeys(("Party", "Stack"), "contracts.spec.stack"),

@@ -48,7 +48,7 @@ class Script:
         from contracts.observe.recorder import Recorder  # torch, which a command that is refused does not need
         from contracts.observe.trace import Writer, refuse_traces
 
-        launched = "RANK" in os.environ and not (options.started and multiprocessing.parent_process())
+        launched = _grouped() or ("RANK" in os.environ and not (options.started and multiprocessing.parent_process()))
         if not launched and not options.started and not any(map(launchers.names_rank, os.environ)):
             refuse_traces(out)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -117,6 +117,26 @@ class Rank:
             return self.target(*arguments, **named)
 
 
+@contextmanager
+def observing(
+    out: Path | str, *, steps: int = 3, collectives: bool = True, keep_weights: bool = False, full: Sequence[str] = (),
+    weights_from: Path | str | None = None,
+) -> Iterator[None]:  # fmt: skip
+    """Observe what this process trains inside, as `rankproof observe` observes a script: in a notebook, or where a
+    launcher of its own has started the ranks. Each rank calls it with one folder; models are best built inside.
+
+    Raises:
+        Refused: where the trace cannot be written, or holds one already.
+    """
+    script = Script(sys.argv[:1] or ("notebook",), module=True)
+    lender = Path(weights_from) if weights_from is not None else None
+    script.observe(Options(out=Path(out), steps=steps, collectives=collectives, keep=keep_weights, full=tuple(full),
+                           lender=lender))  # fmt: skip
+    script.options = None  # what this process starts is no run of its script
+    with script.observing():
+        yield
+
+
 def make_way(folder: Path) -> None:
     """Leave the name `contracts` to a package of the script's own, and no word of this suite in its way.
 
@@ -145,11 +165,17 @@ def _lent(folder: Path, found: Refusals) -> Mapping[str, Whole]:
     return kept
 
 
+def _grouped() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
+
+
 def _place() -> tuple[int, int]:
     """The number of this rank and how many there are: as the process group says, or the launcher."""
     import torch.distributed as dist
 
-    if dist.is_available() and dist.is_initialized():
+    if _grouped():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 

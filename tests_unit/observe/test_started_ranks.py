@@ -91,3 +91,45 @@ def test_ranks_that_are_not_observed_are_named(tmp_path: Path) -> None:
     code, said = _judged(_observed(tmp_path, "otherwise"), tmp_path)
     assert code == 1
     assert "OBS-17[one-run] got rank 1 of the process group of rank 0 left no trace" in said
+
+
+IN_PROCESS = """
+import sys, torch
+from torch import nn
+import rankproof
+
+def train(steps):
+    torch.manual_seed(0)
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(steps):
+        torch.manual_seed(step)
+        net(torch.randn(2, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+if __name__ == "__main__":
+    train(1)  # unobserved
+    with rankproof.observing("trace", steps=2):
+        train(3)
+    try:
+        with rankproof.observing("trace"):
+            train(1)
+    except rankproof.Refused as refused:
+        print(refused)
+"""
+
+
+def test_a_process_observes_itself(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(IN_PROCESS)
+    environment = {**without(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "holds a trace of rank 0" in done.stdout
+    (rank,) = read(tmp_path / "trace").ranks
+    assert rank.begin["command"] == ["train.py"]
+    assert (rank.end or {})["steps"] == 2
+    assert _judged(tmp_path / "trace", tmp_path)[0] == 0
