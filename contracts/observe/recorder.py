@@ -144,6 +144,7 @@ class Recorder:
             self._replace(each, "step", self._scheduled)
         self._replace(Optimizer, "zero_grad", self._zeroes)
         self._replace(nn.Module, "zero_grad", self._zeroes)
+        self._replace(nn.Module, "compile", self._compiles)
         self._replace(consumed.LOADER, "__iter__", self._epoch)
         self._replace(consumed.ITERATOR, "_next_index", self._drawn)
         if self.hears:
@@ -252,6 +253,26 @@ class Recorder:
             self._root_begins(module, arguments, named, training)
             if self.due and not _replicas(module):
                 self._write_buffers()
+
+    def _compiles(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        """`module.compile()` compiles its hooks too, in which nothing is seen: they are called around it instead."""
+
+        def compiles(module: nn.Module, *options: Any, **named: Any) -> None:
+            before(module, *options, **named)
+            inner: Any = module._compiled_call_impl  # private; torch 2.2 - 2.13
+
+            def call(*arguments: Any, **kwargs: Any) -> Any:
+                result = None
+                self._before_module(module, arguments)
+                try:
+                    result = inner(*arguments, **kwargs)
+                    return result
+                finally:
+                    self._after_module(module, arguments, result)
+
+            module._compiled_call_impl = call
+
+        return compiles
 
     def _ends_inside(self) -> None:
         """The pass of a root whose `forward` was called by name ends where something else begins."""

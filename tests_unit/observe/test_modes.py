@@ -25,7 +25,7 @@ def _observed(out: Path, begin: Callable[[nn.Module], object], dropout: float = 
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(64, 16), nn.Dropout(dropout), nn.Linear(16, 64))
     if compiled:
-        net[2].compile(backend="eager")
+        net.compile(backend="eager")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     begin(net)
     for step in range(3):
@@ -93,3 +93,11 @@ def test_compiled_code_that_draws_other_numbers_is_not_comparable(tmp_path: Path
     code, said = _diff(plain, _observed(tmp_path / "compiled", otherwise, compiled=True))
     assert code == 3, said
     assert "compiled code draws others" in said
+
+
+def test_a_root_that_compiles_itself_is_observed(tmp_path: Path) -> None:
+    traces = [_observed(tmp_path / name, nn.Module.train, 0.0, compiled=bool(at)) for at, name in enumerate(("a", "b"))]
+    code, said = _diff(*traces)
+    assert code == 0, said
+    assert "compared: 3 initial weights, 2 steps, 2 outputs" in said
+    assert _judged(traces[1], tmp_path)[0] == 0
