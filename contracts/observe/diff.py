@@ -275,21 +275,17 @@ class _Phases:
         want = {
             name: (line["lr"], line["decay"]) for _, line in self.one.lines("group", step) for name in line["names"]
         }
-        wrong: dict[str, list[tuple[str, int]]] = {}
+        wrong: dict[tuple[float, ...], list[tuple[str, int]]] = {}
         same = 0
         for rank, line in self.other.lines("group", step):
             for name in line["names"]:
                 same += name in want
                 if name in want and (line["lr"], line["decay"]) != want[name]:
-                    words = (
-                        f"learning rate {line['lr']:g} and decay {line['decay']:g}, and {want[name][0]:g} and "
-                        f"{want[name][1]:g} in the reference"
-                    )
-                    wrong.setdefault(words, []).append((name, rank.rank))
+                    wrong.setdefault((line["lr"], line["decay"], *want[name]), []).append((name, rank.rank))
         found = [
             Difference(step=step, phase="settings of the optimizer", name=whose[0][0],
-                       words=f"{words}{_also([name for name, _ in whose], [rank for _, rank in whose])}")
-            for words, whose in wrong.items()
+                       words=_settings(numbers, [name for name, _ in whose], [rank for _, rank in whose]))
+            for numbers, whose in wrong.items()
         ]  # fmt: skip
         self.compared["rates", step] += len(want.keys() & self._rated(step))
         if not found and same:
@@ -385,11 +381,15 @@ class _Phases:
             self.unseen[what] = self.unseen.get(what, 0) + count
 
 
-def _also(names: Sequence[str], ranks: Sequence[int]) -> str:
-    """On which ranks, and of how many parameters more."""
-    several, more = sorted(set(ranks)), len(set(names)) - 1
-    told = f"ranks {several[0]} … {several[-1]}" if len(several) > 1 else f"rank {several[0]}"
-    return f", on {told}" + (f"; so has {more} more" if more == 1 else f"; so have {more} more" if more else "")
+def _settings(numbers: tuple[float, ...], names: Sequence[str], ranks: Sequence[int]) -> str:
+    """Rate and decay, on which ranks, those of the reference, and of how many parameters more."""
+    (rate, decay, its_rate, its_decay), several, more = numbers, sorted(set(ranks)), len(set(names)) - 1
+    where = f"ranks {several[0]} … {several[-1]}" if len(several) > 1 else f"rank {several[0]}"
+    also = f"; so {'has' if more == 1 else 'have'} {more} more" if more else ""
+    return (
+        f"learning rate {rate:g} and decay {decay:g} on {where}, and {its_rate:g} and {its_decay:g} in the "
+        f"reference{also}"
+    )
 
 
 def _factor(pairs: Sequence[tuple[Whole, Whole]]) -> str:
