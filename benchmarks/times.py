@@ -7,7 +7,7 @@
 
 Each commit is cloned afresh into a scratch folder with environments of its own. What `clone` does not make is made
 before the rows after it, also Megatron-Core's where it can be; a row asked without `clone` also compiles what it
-imports. A row is the time to the first byte, to the first line that tells a result or how far it is, and to the end.
+imports. A row is the time to the first byte, to the first line that shows a result or how far it is, and to the end.
 A command that a commit does not have says so by its exit code, 2; one that misses its target is marked. Behind `test`
 stand the twenty dearest test files.
 Prints Markdown; `--out DIR` also keeps what the commands said.
@@ -64,7 +64,7 @@ ROWS: Mapping[str, Row] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """Seconds of one command. `first` is when something was said, `result` when it told how far it is."""
+    """Seconds of one command. `first` is when something was said, `result` when it showed how far it is."""
 
     code: int
     wall: float

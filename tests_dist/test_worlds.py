@@ -1,4 +1,4 @@
-"""Worlds of fewer ranks than there are, and what ranks tell each other."""
+"""Worlds of fewer ranks than there are, and what ranks exchange."""
 
 from __future__ import annotations
 

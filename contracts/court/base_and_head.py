@@ -72,7 +72,7 @@ class Pair:
 
     @property
     def shown(self) -> Result:
-        """The side that is told: the head's words, or the base's where the head has none."""
+        """The side that is shown: the head's words, or the base's where the head has none."""
         found = self.head if self.head is not None else self.base
         assert found is not None
         return found
@@ -151,7 +151,7 @@ def lines(change: Difference) -> list[str]:
 
 
 def as_json(change: Difference) -> dict[str, object]:
-    """The difference for a script: every item that is told, with the outcome and the words of both sides."""
+    """The difference for a script: every item that is shown, with the outcome and the words of both sides."""
     sides = {"base": change.base.header, "head": change.head.header}
     return {
         "word": change.word, "exit_code": change.exit_code, "headline": change.headline,
@@ -206,7 +206,7 @@ def _further(base: Violation, head: Violation) -> bool:
 
 
 def _grown(was: re.Match[str], now: re.Match[str]) -> bool:
-    """An error of two digits can go up by a rounding: then the value that is told is the same."""
+    """An error of two digits can go up by a rounding: then the value that is shown is the same."""
     before, after = float(was["error"]), float(now["error"])
     if math.isnan(after) or math.isnan(before):
         return math.isnan(after) and not math.isnan(before)

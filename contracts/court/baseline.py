@@ -1,5 +1,5 @@
 """An earlier run as the baseline of a later one: like is compared with like, and anything else is refused. What is new,
-fixed, lost and slower is told; what is lost is red as well (`contracts.court.verdict`). One that was wanted and is not
+fixed, lost and slower is shown; what is lost is red as well (`contracts.court.verdict`). One that was wanted and is not
 there leaves the verdict incomplete."""
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Change:
         fixed: what was violated or broken there and holds now, by name.
         lost: what was judged or broken there and is not judged now, by name, with the outcome now ("not planned"
             without one).
-        slower: what takes `RATIO` times as long and `FLOOR_S` longer, with the seconds there. It is told and never red:
-            a machine may be busy.
+        slower: what takes `RATIO` times as long and `FLOOR_S` longer, with the seconds there. It is shown and never
+            red: a machine may be busy.
     """
 
     of: str

@@ -1,7 +1,7 @@
-"""Causes: results that say the same, but for numbers and names, told once with all their cases.
+"""Causes: results that say the same, but for numbers and names, shown once with all their cases.
 
 One wrong line of a stack violates dozens of items, and one failed import leaves thousands not run. A reader wants the
-few things that are wrong, so every report tells causes and lists the items of each.
+few things that are wrong, so every report shows causes and lists the items of each.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """A tensor that differs, as the words of a result say. `error` is relative; None where no distance is told."""
+    """A tensor that differs, as the words of a result say. `error` is relative; None if no distance is reported."""
 
     tensor: str
     error: float | None

@@ -68,7 +68,7 @@ def _differ(before: Arrays, after: Arrays) -> bool:
 
 
 def _moved(before: Array, after: Array) -> bool:
-    """Whether two tensors differ by more than the dtype in which they are told."""
+    """Whether two tensors differ by more than the dtype in which they are reported."""
     if before.dtype == after.dtype:
         return before.data != after.data
     from contracts.instruments import numerics

@@ -48,7 +48,7 @@ _SLOWEST = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One square of a picture: the error of a tensor in a case. `heat` is 0 … 1; None where nothing is told."""
+    """One square of a picture: the error of a tensor in a case. `heat` is 0 … 1; None if nothing is reported."""
 
     heat: float | None = None
     title: str = ""

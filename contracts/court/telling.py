@@ -1,4 +1,4 @@
-"""What every form of a report tells: the headline, the details of a result, the command that judges it again."""
+"""What every form of a report shows: the headline, the details of a result, the command that judges it again."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def _packages() -> dict[str, str]:
 
 
 def _cpu() -> tuple[str, frozenset[str]]:
-    """Model and flags of the first CPU, as Linux tells them."""
+    """Model and flags of the first CPU, as Linux reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

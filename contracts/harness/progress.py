@@ -1,4 +1,4 @@
-"""How far a run is, told on stderr while it works: items done and planned, what is red, the time to go.
+"""How far a run is, shown on stderr while it works: items done and planned, what is red, the time to go.
 
 It is read from the lines that a run writes as each item ends, so one reader serves one process, several, and several
 ranks; whoever judges is not slowed down. On a terminal it is one line in place; in a log, a line now and then; with
@@ -47,7 +47,7 @@ class Told:
 
 
 class Progress:
-    """Tells how far a run is that writes to `file`, which may come into being later. Enter it where that process is
+    """Shows how far a run is that writes to `file`, which may come into being later. Enter it where that process is
     waited for, not in a process that will be copied: it starts a thread."""
 
     def __init__(self, file: Path, stream: TextIO | None = None) -> None:
@@ -146,7 +146,7 @@ class _Count:
 
 
 class _Lines:
-    """The lines of a file as they are written. What an older run left there is another file, and tells nothing."""
+    """The lines of a file as they are written. What an older run left there is another file, and shows nothing."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._known = file, (-1, -1)

@@ -237,7 +237,7 @@ def _kept(lines: Sequence[Line]) -> Iterator[Line]:
 
 
 def _consumed(line: Line) -> tuple[Any, ...]:
-    """What tells an input from others in its step. A stage after the first one knows ids at most."""
+    """What distinguishes an input from others in its step. A stage after the first one knows ids at most."""
     return line["microbatch"], tuple(_ids(line))
 
 

@@ -72,7 +72,7 @@ class Phase:
 
 
 def signature(shown: Shown) -> list[Any] | None:
-    """What tells tensors from those of another step; None if they are none that a phase is for."""
+    """What distinguishes tensors from another step's; None if they are none that a phase is for."""
     found = []
     for _, parameter, tensor in shown:
         if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:

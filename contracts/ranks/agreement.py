@@ -218,7 +218,7 @@ class Agreement:
         return True
 
     def call_off(self, step: int, reason: str) -> str:
-        """Tell every rank to leave a step. Returns the reason that was given first, which holds."""
+        """Call every rank to leave a step. Returns the reason that was given first, which holds."""
         return self.store.compare_set(f"{step}/abort", "", reason).decode()
 
     def called_off(self, step: int) -> str | None:
@@ -235,7 +235,7 @@ class Agreement:
         return tuple(rank for rank in ranks if self.store.check([f"{step}/back/{rank}"]))
 
     def end(self, end: End) -> End:
-        """Tell every rank that the run is over. Returns the end that was declared first, which holds."""
+        """Announce to every rank that the run is over. Returns the end that was declared first, which holds."""
         said = self.store.compare_set("end", "", json.dumps(end.__dict__)).decode()
         return _end(said)
 

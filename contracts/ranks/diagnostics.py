@@ -54,7 +54,7 @@ def collectives(since_ns: int = 0) -> list[str]:
 
 
 def called(since_ns: int = 0) -> dict[str, object]:
-    """What a rank tells of its collectives: the last of each group, and all of them since a moment, in order."""
+    """What a rank reports of its collectives: the last of each group, and all of them since a moment, in order."""
     return {"collectives": collectives(since_ns), "history": history(since_ns)}
 
 

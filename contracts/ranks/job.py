@@ -74,7 +74,7 @@ class Job:
         )
 
     def start(self) -> None:
-        """Tell the others which process this rank is, and start to watch."""
+        """Announce to the others which process this rank is, and start to watch."""
         self.agreement.store.set(f"peer/{self.here.rank}", json.dumps(recovery.myself(self.here).__dict__))
         self.watchdog.start()
         self.signals.start()

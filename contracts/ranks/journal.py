@@ -37,7 +37,7 @@ def _said(why: str) -> None:
 
 
 class Journal:
-    """Written by rank 0 while the tests run. `lost` is told why where it can be written no more."""
+    """Written by rank 0 while the tests run. `lost` gets the reason if it can be written no more."""
 
     def __init__(self, path: Path, lost: Callable[[str], None] | None = None) -> None:
         self._file = path.open("a", encoding="utf-8")

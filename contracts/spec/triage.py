@@ -71,7 +71,7 @@ class RunFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Where to look first. `layer` None: nothing is wrong, or it is too early to tell."""
+    """Where to look first. `layer` None: nothing is wrong, or it is too early to say."""
 
     layer: Layer | None
     symptom: Symptom | None = None

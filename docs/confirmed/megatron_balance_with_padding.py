@@ -1,4 +1,4 @@
-"""Told of padding, seq_aux_loss weighs a row by the square of its tokens: one with few of them is hardly balanced.
+"""Given the padding, seq_aux_loss weighs a row by the square of its tokens: one with few of them is hardly balanced.
 Exit code 0: the fault is there. Run with an interpreter that has megatron-core 0.17 or later.
 """
 import sys

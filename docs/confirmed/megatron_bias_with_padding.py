@@ -1,4 +1,4 @@
-"""A router with an expert bias raises when it is told of padding; with as many positions as experts it masks experts.
+"""A router with an expert bias raises when it is given the padding; with as many positions as experts it masks experts.
 
 PR 6114 mends it on main, not in 0.19.2. Exit code 0: the fault is there. Run with megatron-core 0.17 or later.
 """

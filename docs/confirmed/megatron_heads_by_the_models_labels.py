@@ -1,7 +1,7 @@
 """With calculate_per_token_loss the loss of prediction heads is divided by the labels of the model, which are more.
 
 Four tokens, four labels: the head has three. It learns 3/4 of what it learns where its own labels divide, and where it
-has no label its loss is told as NaN. Exit code 0: the fault is there, up to 0.16.
+has no label its loss is reported as NaN. Exit code 0: the fault is there, up to 0.16.
 """
 import contextlib
 import math

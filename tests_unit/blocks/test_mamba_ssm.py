@@ -228,7 +228,7 @@ def test_the_whole_module_is_the_block_of_the_reference(session: Session, module
 
 
 def behaviour(session: Session) -> dict[str, str]:
-    """What cannot be told from the version: builds of one version differ in their maths."""
+    """What the version does not show: builds of one version differ in their maths."""
     answer, request = session.answers["Mamba3"], session.requests["Mamba3"]
     parts = torch.split(request["u"] @ request["weights"]["in_proj.weight"].T, sizes_of(RECIPE), dim=-1)
     a_BTh, trap_BTh = parts[5], parts[6]

@@ -1,4 +1,4 @@
-"""The tier of many ranks from outside: what it needs, what its record says, and the pages that tell how to start it."""
+"""The tier of many ranks from outside: what it needs, what its record says, and the pages that say how to start it."""
 
 from __future__ import annotations
 

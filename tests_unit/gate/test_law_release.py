@@ -1,4 +1,4 @@
-"""Frozen sets of contracts: what a verdict about a release counts, what it only tells, and who may write one."""
+"""Frozen sets of contracts: what a verdict about a release counts, what it only shows, and who may write one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss and a gradient's norm alone tell of a wrong stack, taken down while a check trains it."""
+"""What only a loss and a gradient's norm show of a wrong stack, taken down while a check trains it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 
 class Told:
-    """Trains nothing: it tells a loss and a norm by the number of its ranks, or of the microbatches."""
+    """Trains nothing: it reports a loss and a norm by the number of its ranks, or of the microbatches."""
 
     name, version = "told", "1"
     layouts: frozenset[Layout] = frozenset()

@@ -1,4 +1,4 @@
-"""Incidents in which "did not run" was read as green, each rebuilt here. `docs/gate.md` tells them, with sources."""
+"""Incidents in which "did not run" was read as green, each rebuilt here. `docs/gate.md` lists them, with sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process may be told of its rank, and what is refused, because every rank would judge alone and be green."""
+"""What a process may be given of its rank, and what is refused, because every rank would judge alone and be green."""
 
 from __future__ import annotations
 

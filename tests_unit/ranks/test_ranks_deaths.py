@@ -1,4 +1,4 @@
-"""What becomes of a session whose ranks die: with restarts every test has its outcome, without them the end is told."""
+"""A session whose ranks die: with restarts every test has its outcome, without them the end is reported."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 
 
 def launches_of(run: Callable[[], Answer], device: str, tell: Callable[[frozenset[str]], object]) -> Answer:
-    """Run under a profiler, and tell the names of operations and kernels: on CUDA of those that took time there."""
+    """Run under a profiler, and report the names of operations and kernels: on CUDA of those that took time there."""
     from torch.profiler import ProfilerActivity, profile
 
     on_cuda = device == "cuda"

@@ -178,7 +178,7 @@ def another_layout_loads_every_number_by_its_name(
 
     The number of ranks, and which rank holds which rows and experts, all change. A shard that is found by the number of
     the rank that wrote it, by the order of the files or by the order of the parameters is the wrong shard. Wrappers,
-    such as the compiler's, add to the names that a model tells, and not to those of its state.
+    such as the compiler's, add to the names that a model reports, and not to those of its state.
     """
     saves, *rest = (in_a_layout_of(stack, each) for each in (saves, *loads))
     with shared_folder() as at:

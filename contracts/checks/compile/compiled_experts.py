@@ -69,7 +69,7 @@ def compiled_attention_is_as_near_at_far_positions(stack: Stack, asked: BlockCas
     """Compiled in bfloat16, attention over 600 tokens has an output at most twice as far from its float64 output as in
     eager, and gradients at most three times.
 
-    A compiler that drops the way to float32 and back computes angles in bfloat16, which cannot tell token 513 from 512.
+    A compiler that drops the way to float32 and back computes angles in bfloat16, in which tokens 513 and 512 are one.
     """
     exact, eager, compiled = _three_runs(stack, asked, backend)
     words = _excess_error(exact, eager, compiled)

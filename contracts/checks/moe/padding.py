@@ -1,4 +1,4 @@
-"""Positions without a token, of which a router is told: what they count in, and what they take.
+"""Positions without a token, which a router is given: what they count in, and what they take.
 
 B sequences · T positions · K experts a token
 """

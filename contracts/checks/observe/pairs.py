@@ -106,7 +106,7 @@ def _modes(whole: Merged, resumed: Merged) -> Iterator[str]:
 
 
 def _states(whole: Merged, resumed: Merged) -> Iterator[str]:
-    """What bits alone tell: random states and moments, where both runs have the same ranks."""
+    """What only bits show: random states and moments, where both runs have the same ranks."""
     if whole.trace.world != resumed.trace.world:
         return
     steps = range(1, resumed.steps + 1)

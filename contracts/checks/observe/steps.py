@@ -195,7 +195,7 @@ def evaluation_leaves_the_model_as_it_found_it(stack: Observing) -> None:
     front of the first step the model trains in training mode, and ranks of one model train in the same modes.
 
     A missing `model.train()` turns dropout off for the rest of the run, and a missing `model.eval()` mixes statistics
-    of the validation set into those of the run. A function that is not told of the mode drops units in both.
+    of the validation set into those of the run. A function that is not given the mode drops units in both.
     """
     merged = observed(stack)
     between = [step for step in range(1, merged.steps + 1)

@@ -1,4 +1,4 @@
-"""Validation between two steps: it tells a loss, and the run continues as if there had been none."""
+"""Validation between two steps: it reports a loss, and the run continues as if there had been none."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def the_loss_of_a_validation_is_the_mean_over_its_labels(
 ) -> None:
     """The loss of a validation is the mean over all of its labels that count, at the weights that the step left.
 
-    The step that follows tells the loss of its batch before it moves a weight, so a run that trains on the batch says
+    The step that follows reports the loss of its batch before it moves a weight, so a run that trains on the batch says
     what its validation must be. A router whose selection bias counts in training alone sends the tokens of a validation
     to other experts. A stack may declare that it takes the mean of its batches' means.
     """
@@ -192,8 +192,8 @@ def the_loss_of_a_validation_is_that_of_one_rank(
     """On several ranks, the validation loss equals the single-rank value, and validating does not change the next step.
 
     A mean over ranks or over batches over-weights labels that stand where few do. A loss that is summed over ranks that
-    share a row counts it twice. A rank that tells the loss of its own rows tells another one than its peers, and stops,
-    saves or lowers its rate alone. A forward pass without gradients may leave reductions or reshards switched off.
+    share a row counts it twice. A rank that reports the loss of its own rows reports another one than its peers, and
+    stops, saves or lowers its rate by itself. A forward pass without gradients may leave reductions or reshards off.
     """
     asked = session(stack, recipe, execution, 4, "gradients", "weights", "optimizer", "buffers")
     first, second, *others = asked.batches

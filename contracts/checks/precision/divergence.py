@@ -107,7 +107,7 @@ def _batch(recipe: Recipe, name: str, *, loud: bool) -> Tokens:
 
 
 def _finite(step: Step) -> set[str]:
-    """Which of the numbers that a step tells are finite."""
+    """Which of the numbers that a step reports are finite."""
     return {name for name, each in _numbers(step).items() if each is not None and math.isfinite(each)}
 
 

@@ -115,7 +115,7 @@ def what_a_step_tells_is_not_rounded(stack: Training, recipe: Recipe, rows: Rows
 
 
 def _norm_difference(step: Step, recipe: Recipe) -> str:
-    """How the norm that a step tells is not that of its gradients, or the clip coefficient not that of the norm."""
+    """How the norm that a step reports differs from its gradients', or the clip coefficient not that of the norm."""
     squares = (each.double().square().sum() for each in instruments.numerics.tensors(step.gradients).values())
     norm = math.sqrt(math.fsum(map(float, squares)))
     if abs(step.grad_norm - norm) > FIGURES * norm:
@@ -137,7 +137,7 @@ VALIDATED = {"letters": (TOLD["letters"][0],), "dense": (TOLD["dense"][0],)}
 def the_loss_of_a_validation_is_not_rounded(stack: Training, recipe: Recipe) -> None:
     """Under bfloat16 the loss of a validation is the mean, in float32, of those of its batches.
 
-    The step that follows tells the loss of its batch before it moves a weight. A curve of validations that moves by
+    The step that follows reports the loss of its batch before it moves a weight. A curve of validations that moves by
     half a percent or not at all hides when a run begins to overfit. Batches have equally many labels.
     """
     weights = large_expert_weights(stack, recipe, "float32")

@@ -94,7 +94,7 @@ def a_feature_is_a_placement(stack: Stack, without: Recipe, feature: dict[str, o
     """No feature changes pattern, depth or dimensions: prediction heads go into the suffix, DSA onto chosen A-ranks,
     and experts onto E.
 
-    A feature that changes a dimension makes another model under the same name, and comparing the two tells nothing.
+    A feature that changes a dimension makes another model under the same name, and comparing the two shows nothing.
     """
     off, on = _launched_both(stack, without, feature, mode)
     (name,) = feature

@@ -55,7 +55,7 @@ def judged(sides: tuple[str, str], folder: Path, form: Form, baseline: Path | No
 
 
 def _side(at: str, folder: Path) -> tuple[int, Run | None]:
-    """Judge one side; its record, or the exit code of what it refused. Its errors have been told."""
+    """Judge one side; its record, or the exit code of what it refused. Its errors have been reported."""
     words = [*_others(sys.argv[2:]), "--at", at, "--report", str(folder)]
     done = subprocess.run(python("-m", "rankproof", "check", *words), stdout=subprocess.DEVNULL, check=False)
     if done.returncode == USAGE_ERROR:

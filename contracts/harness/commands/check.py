@@ -183,7 +183,7 @@ def check(
 
 @contextlib.contextmanager
 def watched(output: Output, written: Path) -> Iterator[None]:
-    """Keep the output of a run and tell how far it is by the lines that it has `written`."""
+    """Keep the output of a run and show how far it is by the lines that it has `written`."""
     with output, Progress(written):
         yield
 

@@ -1,4 +1,4 @@
-"""`coverage` tells how much of a profile a stack answers, and why it does not answer the rest."""
+"""`coverage` reports how much of a profile a stack answers, and why it does not answer the rest."""
 
 from __future__ import annotations
 

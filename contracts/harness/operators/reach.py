@@ -170,7 +170,7 @@ def reach(law: Law, folder: Path, tell: Any = None) -> Reach:
 
 
 def likely(law: Law) -> Reach:
-    """What `reach` would tell if each case of the likeliest contracts of a file executed all of it in some seconds.
+    """What `reach` would report if each case of the likeliest contracts of a file executed all of it in some seconds.
 
     Nothing is recorded for it. A change may survive because none of them executes its line.
     """

@@ -36,7 +36,7 @@ class LearnsNothing(Reference):
 
 
 class MovesByNothing(Reference):
-    """The rate that is told is right, and the one that moves weights is 0."""
+    """The reported rate is right, and the one that moves weights is 0."""
 
     def trainer_of(self, execution: Execution) -> type[Trainer]:
         kind = super().trainer_of(execution)

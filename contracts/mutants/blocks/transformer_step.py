@@ -34,7 +34,7 @@ def divides_each_depth_by_all_labels(count, self, micro):
 
 @broken(Trainer, "accumulate", "BLK-01i[balance-loss]: the gradient of", leanest="")
 def halves_what_it_balances(accumulate, self, micro, counts):
-    """The loss that is told is right, and half of it is differentiated."""
+    """The reported loss is right, and half of it is differentiated."""
     return accumulate(self, micro, {**counts, "aux": counts["aux"] * self.execution.microbatches * 2})
 
 

@@ -188,7 +188,7 @@ def forgets_the_experts(sites, self, recipe):
 
 @broken(Reference, "kernel_facts", "KRN-01h[here]: the facts do not mention transformer-engine")
 def looks_for_what_it_found(kernel_facts, self):
-    """Omits absent packages from the facts, so "not found" cannot be told from "not looked for"."""
+    """Omits absent packages from the facts, so "not found" looks like "not looked for"."""
     facts = kernel_facts(self)
     return replace(facts, packages={k: each for k, each in facts.packages.items() if each.state == "importable"})
 

@@ -38,7 +38,7 @@ def logs_tensors(former, self, *args):
     "MEM-02o[attention]: 1 of 2 steps are reported",
 )
 def tells_of_no_first_step(step_memory, self, recipe, mode, device, steps):
-    """The first step is a warm-up, and its memory is not told."""
+    """The first step is a warm-up, and its memory is not reported."""
     return step_memory(self, recipe, mode, device, steps)[1:]
 
 

@@ -137,6 +137,6 @@ class AveragesOverTheValidationSet(Reference):
 
 @mutant(of="OBS-13", case="one-run", says="the evaluation after step 1 applies dropout on rank 0")
 class DropsUnitsInBothModes(Reference):
-    """A function that is told no mode drops units in training and in evaluation."""
+    """A function that is given no mode drops units in training and in evaluation."""
 
     edits = {"return self.drop(": "return F.dropout("}

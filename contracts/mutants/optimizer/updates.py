@@ -69,7 +69,7 @@ def steps_before_it_clips(clip, self):
     "OPT-04g[letters]: of a gradient a little over differs",
 )
 def clips_from_twice_the_limit(clip, self):
-    """Tells the factor, and applies it from twice the limit on."""
+    """Reports the factor, and applies it from twice the limit on."""
     kept = [None if each.parameter.grad is None else each.parameter.grad.clone() for each in self.members]
     norm, coefficient = clip(self)
     for member, grad in zip(self.members, kept, strict=True) if coefficient > 0.5 else ():

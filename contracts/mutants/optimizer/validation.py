@@ -1,4 +1,4 @@
-"""Validations that leave something behind in the run, or tell another loss."""
+"""Validations that leave something behind in the run, or report another loss."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class DeclaresMeansOfBatches(Reference):
     "OPT-06c[dp2]: the loss of a validation is",
 )
 def tells_the_loss_of_its_own_rows(validate, self, batches):
-    """Each rank tells the loss of the rows that it read."""
+    """Each rank reports the loss of the rows that it read."""
     own = [self.model(*each) for each in batches]
     validate(self, batches)
     return sum(float(each.sums["lm"].detach()) for each in own) / sum(int(each.counts["lm"]) for each in own)

@@ -543,7 +543,7 @@ def begins_the_second_message_late(all_reduce_in_place, tensors, group):
 
 @broken(ParallelTrainer, "reduce", "PAR-01b[fsdp2]: loss agrees, norm agrees: the gradient of")
 def compresses_gradients_of_float32(reduce, self):
-    """A hook halves the width of float32 gradient messages. Losses and norms cannot tell it from rounding."""
+    """A hook halves the width of float32 gradient messages. In losses and norms it looks like rounding."""
     reduce(self)
     for parameter in self.model.parameters():
         if parameter.grad is not None and parameter.dtype == torch.float32:

@@ -147,7 +147,7 @@ def tells_a_scaled_loss(step_over, self, window, wanted=False, samples=()):
 
 @broken(Trainer, "unscale", "PREC-05b[dense]: e+04 times that in float32")
 def leaves_the_scale_in(unscale, self):
-    """Gradients are clipped, and their norm is told, with the scale still in them."""
+    """Gradients are clipped, and their norm is reported, with the scale still in them."""
 
 
 @broken(

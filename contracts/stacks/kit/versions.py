@@ -135,7 +135,7 @@ def fitted(what: str) -> Iterator[None]:
 def falls_back(answer: Callable[..., Any], who: str, tried: Iterable[str]) -> Callable[..., Any]:
     """An answer of an untried version. What the adapter does not find there has moved: not run, in words.
 
-    What the package itself raises is told as on every version; only where the adapter touches it does it fall back.
+    What the package itself raises is reported as on every version; only where the adapter touches it does it fall back.
     """
 
     @functools.wraps(answer)

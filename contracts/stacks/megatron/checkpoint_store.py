@@ -148,7 +148,7 @@ def _save(folder: str, state: Snapshot) -> None:
 
 @contextlib.contextmanager
 def _ended(folder: str) -> Iterator[None]:
-    """What it raises where it does not save or load, as a refusal. Where it ends the process, its last line is told.
+    """What it raises where it does not save or load, as a refusal; its last line if it ends the process.
 
     Raises:
         Refused: in its words.

@@ -55,9 +55,9 @@ NARROW = 512
 
 
 def train(settings: Settings, record: Record, ranks: RankReporter | None = None) -> Trainer:
-    """Train up to the last step asked for; each step is told, shown, recorded and, in its turn, saved.
+    """Train up to the last step asked for; each step is reported, shown, recorded and, in its turn, saved.
 
-    The first rank alone shows and tells of steps; every rank tells where it stands and what it held.
+    Only the first rank shows and reports steps; every rank reports where it stands and what it held.
 
     Raises:
         Refused: for a checkpoint that is not of this recipe. NotOffered: for what no trainer here does.
@@ -111,7 +111,7 @@ def _steps(settings: Settings, record: Record, ranks: RankReporter, trainer: Tra
 
 
 def _tell_of_ranks(path: Path | None, ranks: RankReporter, told: RankFacts) -> None:
-    """Every rank tells of itself; the first tells which backends ran, on all of them if they could be asked."""
+    """Every rank reports on itself; the first reports which backends ran, on all of them if they could be asked."""
     for place in told.places:
         if place.local_rank == ranks.place.local_rank:
             tell(path, "place", place)

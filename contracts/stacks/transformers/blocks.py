@@ -193,7 +193,7 @@ class _Block:
         self.seen.update(experts=experts_NK, gates=gates_NK)
 
     def sorted(self, _: Tensor, tokens: Tensor, gates: Tensor, sizes: list[int], *rest: Any) -> None:
-        """What Granite's router tells up to 5.10, expert after expert; here it is told token after token."""
+        """What Granite's router reports up to 5.10, expert after expert; here it is reported token after token."""
         experts = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
         order_NK = tokens.argsort(stable=True).view(int(tokens.max()) + 1, -1)
         self.seen.update(experts=experts[order_NK], gates=gates[order_NK])

@@ -1,6 +1,6 @@
 """The toy trainer under test by rankproof: names, and calls of the trainer. What is alike in adapters is the kit's.
 
-docs/put-your-stack-under-test.md tells how it grew.
+docs/put-your-stack-under-test.md shows how it grew.
 """
 
 from __future__ import annotations

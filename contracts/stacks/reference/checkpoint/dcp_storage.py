@@ -38,7 +38,7 @@ from contracts.stacks.reference.checkpoint.manifest import REMEDY, Manifest, Pie
 
 @dataclass(frozen=True)
 class _Share:
-    """What the coordinator tells one rank."""
+    """What the coordinator sends one rank."""
 
     rank: int
     folder: str
@@ -125,7 +125,7 @@ class ShardWriter(StorageWriter):
         """Nothing: a writer is made for one save."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the coordinator is told in the plan."""
+        """Nothing: the coordinator has it in the plan."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
