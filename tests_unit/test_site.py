@@ -90,7 +90,8 @@ def test_every_contract_has_its_anchor_and_every_bug_its_page(site: Path, pages:
     for bug in (bug for package in PACKAGES for bug in bugs(package)):
         text = (site / f"bugs/{bug.script}/index.html").read_text(encoding="utf-8")
         assert all(f"#{id}" in text for id in bug.contracts)
-        assert bug.upstream.count("https://") == text.partition("<h1")[2].partition("<pre")[0].count('href="https://')
+        led = f"{bug.what}{bug.remedy}{bug.upstream}".count("](https://")
+        assert led == text.partition("<h1")[2].partition("<pre")[0].count('href="https://')
 
 
 def test_each_number_of_the_matrix_counts_the_bugs_that_it_leads_to(site: Path, pages: dict[str, Page]) -> None:
