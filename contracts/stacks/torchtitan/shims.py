@@ -66,8 +66,11 @@ def on_cpu() -> None:
                 setattr(module, name, value)
 
 
-KERNELS = ("torchtitan.distributed.minimal_async_ep.kernels", "torchtitan.models.moe.kernels")
-"""Modules of 0.3.0 and 0.2.2 that import triton when they are imported."""
+KERNELS = (
+    "torchtitan.distributed.minimal_async_ep.kernels", "torchtitan.models.moe.kernels",
+    "torchtitan.models.common.moe.kernels",
+)  # fmt: skip
+"""Modules of 0.3.0, of 0.2.2 and of main in March and April 2026 that import triton when they are imported."""
 
 
 INSTALL = install_by("make titan", "pip install torchtitan")
