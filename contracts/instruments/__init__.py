@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from contracts.instruments import numerics as numerics
     from contracts.instruments import oracles as oracles
     from contracts.instruments import traffic as traffic
+    from contracts.instruments import work as work
 
 
 __getattr__ = reader(__name__, "instrument")
