@@ -7,8 +7,9 @@ from dataclasses import replace
 from contracts.checks._support.folders import shared_folder
 from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_saves import first_finding, layout_name, state_difference
-from contracts.checks._support.small_models import session
-from contracts.checks._support.transformer_layouts import HALF, SAVED, STEPPED
+from contracts.checks._support.small_models import GROUPED_EXPERTS, cell, session
+from contracts.checks._support.transformer_layouts import HALF, SAVED, STAGES, STEPPED, cells_named
+from contracts.checks.checkpoint.resume import unlike
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Observed, Training
@@ -62,3 +63,30 @@ def another_layout_loads_a_transformer_by_its_names(
             words = words or ("no loaded state is reported" if run.loaded is None else "")
             words = first_finding(words or (state_difference(run.loaded, saved) if run.loaded else ""))
             assert not words, f"saved on {layout_name(asked.execution)}, loaded on {layout_name(layout)}, {words}"
+
+
+BEHIND = cells_named("dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "ep2", "borrowed-ep2-fsdp", "tp2-sp-fsdp2") | {
+    "bf16-fsdp2": HALF["bf16-fsdp2"], "1f1b": STAGES["1f1b"], "cp2": cell(GROUPED_EXPERTS, 2, cp=2),
+}  # fmt: skip
+
+
+@contract("CKPT-01n", asks=("built", "train"), cases=BEHIND, needs={"": ("checkpoint", "experts")},
+          source="F07; F13; GATE-22", tier="dist")  # fmt: skip
+def a_save_of_several_ranks_does_not_touch_the_run(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """On several ranks a run that saves after every step is bit-identical to the run that never saves: losses, norms,
+    weights, optimizer moments and expert biases of each step.
+
+    A save gathers. Parameters that are not put back, gradients that are no longer synchronised and a collective in
+    another order show in the step behind it.
+    """
+    asked = session(stack, recipe, execution, 3, *STATE)
+    plain = stack.train(asked).steps
+    with shared_folder() as at:
+        saving = stack.train(replace(asked, save=str(at), save_at=frozenset({1, 2, 3}))).steps
+    words = (unlike(got, want) for got, want in zip(saving, plain, strict=True))
+    found = first_finding(
+        next((f"step {step.number}: {each}" for step, each in zip(plain, words, strict=True) if each), "")
+    )
+    assert not found, f"with a save after each step, {found}"
