@@ -1052,7 +1052,13 @@ class Recorder:
         self.collectives.setdefault(key, []).append(found.said())
         if self.optimizing and found.op in _REDUCE:
             self.reduced += sum(map(math.prod, found.shapes))
-        elif self.running and not _recomputed() and any("float" in each for each in found.dtypes):
+        elif (
+            self.running
+            and not _recomputed()
+            and any(
+                "float" in dtype and len(shape) > 1 for shape, dtype in zip(found.shapes, found.dtypes, strict=False)
+            )
+        ):  # a stream, and no statistics of a norm
             self.within.add(key)
 
     def weighed(self, arguments: Sequence[Any]) -> None:

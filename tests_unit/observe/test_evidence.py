@@ -93,9 +93,31 @@ for step in range(2):
     opt.step()
     opt.zero_grad()
 """
+DECLARED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import parallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 64))
+mesh = dist.device_mesh.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+parallel.parallelize_module(net, mesh, {"1": parallel.ColwiseParallel(), "3": parallel.RowwiseParallel()})
+torch.manual_seed(dist.get_rank())
+nn.init.normal_(net[0].weight)  # which no layout cuts
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(2):
+    torch.manual_seed(step)
+    x = torch.randint(64, (4, 9))
+    nn.functional.cross_entropy(net(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
+    opt.step()
+    opt.zero_grad()
+"""
 RUNS: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
     "reduces": (REDUCES, 2, ()), "some": (REDUCES, 2, ("some",)), "one": (HALVES, 1, ()), "halves": (HALVES, 2, ()),
     "copies": (HALVES, 2, ("copies",)), "forgets": (HALVES, 2, ("forgets",)),
+    "declared": (DECLARED, 2, ()),
 }  # fmt: skip
 
 
@@ -136,6 +158,12 @@ def test_a_gradient_of_a_replica_beside_shards_is_named(traces: Path, tmp_path: 
     code, said = _judged(traces / "forgets", tmp_path)
     assert code == 1
     assert "OBS-02[one-run] got step 1: the gradient of embed.weight has other bits on rank 1 than on rank 0" in said
+
+
+def test_a_replica_beside_declared_shards_is_named(traces: Path, tmp_path: Path) -> None:
+    code, said = _judged(traces / "declared", tmp_path)
+    assert code == 1
+    assert "OBS-02[one-run] got step 1: the weight 0.weight has other bits on rank 1 than on rank 0" in said
 
 
 def test_shards_by_hand_are_those_of_the_whole(traces: Path) -> None:

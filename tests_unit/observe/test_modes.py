@@ -58,7 +58,7 @@ def _diff(one: Path, other: Path) -> tuple[int, str]:
 def test_a_model_that_an_evaluation_leaves_in_evaluation_mode_is_named(tmp_path: Path) -> None:
     code, said = _judged(_observed(tmp_path / "one", _evaluates), tmp_path)
     assert code == 1
-    assert "OBS-13[one-run] got behind an evaluation in front of step 1, the model stays in evaluation mode on" in said
+    assert "OBS-13[one-run] got after an evaluation before step 1, the model stays in evaluation mode on" in said
 
 
 @pytest.mark.parametrize("begin", [lambda net: (_evaluates(net), net.train()), lambda net: net[1].eval()],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from contracts.checks.observe._trace import RUN, merged_of, none_of, observed
 from contracts.contract import contract
@@ -39,7 +39,7 @@ def _unlike(merged: Merged) -> Iterator[str]:
             tensors = merged.tensors(kind, step)
             unlike = sum(math.prod(each.shape) for each in tensors.values() if each.unlike)
             reduced = min((line.get("reduced", 0) for _, line in merged.lines("step", step)), default=0)
-            if kind == "gradient" and unlike and reduced >= unlike:  # by the optimizer, behind where they were seen
+            if kind == "gradient" and unlike and reduced >= unlike:  # by the optimizer, after they were seen
                 continue
             wrong: dict[tuple[int, int], list[str]] = {}
             for name, whole in tensors.items():
@@ -65,18 +65,23 @@ def _pairs(whole: Whole, begun: Mapping[tuple[str, int], str]) -> Iterator[tuple
 
 def _shards(merged: Merged) -> Iterator[tuple[tuple[str, int], str]]:
     """What a weight begins with on each rank, if ranks hold parts of it that nobody has named: it begins otherwise, DDP
-    does not keep it equal, and forward passes exchange numbers between the ranks, as tensor and expert parallelism do.
+    does not keep it equal, and forward passes exchange streams between the ranks, as tensor and expert parallelism do.
+    Where any tensor says which part it is, as a DTensor does, one that says nothing is a replica.
     """
     within = {rank.rank: [set(map(int, group.split("-"))) for _, line in merged.lines("step", 1)
                           for group in line.get("within", ())] for rank in merged.trace.ranks}  # fmt: skip
     kept = {(rank.rank, name): set(line["replicas"]) for rank, line in merged.lines("root")
             for name in (*line["trainable"], *line["frozen"]) if name not in line.get("apart", ())}  # fmt: skip
-    for name, whole in merged.tensors("weight", 1).items():
-        if whole.unlike and all(
-            any({first, second} <= group for group in within[first]) and second not in kept.get((first, name), ())
-            for first, second in whole.unlike
-        ):
-            yield from (((name, rank), line["bits"]) for (_, rank), (_, line) in whole.every.items())
+    declared = any(line.get("part") for _, line in merged.lines("weight", 1))
+    for name, whole in () if declared else merged.tensors("weight", 1).items():
+        bits = {rank: line["bits"] for (_, rank), (_, line) in whole.every.items()}
+
+        def apart(rank: int, others: Iterable[int], bits: Mapping[int, str] = bits) -> bool:
+            return any(bits.get(each, bits[rank]) != bits[rank] for each in others)
+
+        if (bits and all(any(apart(rank, group) for group in within[rank]) for rank in bits)
+                and not any(apart(rank, kept.get((rank, name), ())) for rank in bits)):  # fmt: skip
+            yield from (((name, rank), each) for rank, each in bits.items())
 
 
 def _unlike_buffers(merged: Merged) -> Iterator[str]:

@@ -214,9 +214,7 @@ def _never_trains(merged: Merged) -> Iterator[str]:
     for rank, line in merged.lines("modes", 1):
         if rank.rank in before:
             still = line.get("matter", []) if "(root)" in line["evaluating"] else []
-            words = (
-                f"behind an evaluation in front of step 1, the model stays in evaluation mode on rank {rank.rank}, with"
-            )
+            words = f"after an evaluation before step 1, the model stays in evaluation mode on rank {rank.rank}, with"
             yield f"{words} {', '.join(still[:5])}" if still else ""
 
 

@@ -87,7 +87,7 @@ class StaysInEvaluation(Reference):
     edits = {"model.train()": "pass"}
 
 
-@mutant(of="OBS-13", case="one-run", says="in front of step 1, the model stays in evaluation mode on rank 0, with drop")
+@mutant(of="OBS-13", case="one-run", says="before step 1, the model stays in evaluation mode on rank 0, with drop")
 class EvaluatesBeforeItTrains(Reference):
     """The first evaluation is in front of the first step, and nobody calls `model.train()` after it."""
 
