@@ -164,6 +164,16 @@ def test_experts_and_their_products_are_reached_where_they_are(monkeypatch: pyte
     assert symbols.routed_experts(dim=3) == {"routed_experts": {"dim": 3}}
 
 
+def test_latent_attention_takes_initializations_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    from contracts.stacks.torchtitan import symbols
+
+    older = SimpleNamespace(_make_dsv3_attn_config=dict)
+    newer = SimpleNamespace(_make_dsv3_attn_config=None, make_mla_attention_config=dict)
+    for models, made in ((older, {"dim": 3}), (newer, {"dim": 3, "norm_init": 1})):
+        _modules(monkeypatch, models_deepseek_v3=models)
+        assert symbols.latent_attention(dim=3, inits={"norm_init": 1}) == made
+
+
 def test_whether_a_trainer_counts_labels_is_read_off_its_own_function() -> None:
     from contracts.stacks.torchtitan import symbols
 

@@ -106,7 +106,6 @@ def _grouped(recipe: Recipe) -> list[Any]:
 def _latent(recipe: Recipe) -> list[Any]:
     from torchtitan.models.common import ComplexRoPE
     from torchtitan.models.common.nn_modules import RMSNorm
-    from torchtitan.models.deepseek_v3 import make_mla_attention_config
     from torchtitan.models.deepseek_v3.model import DeepSeekV3TransformerBlock
 
     mla = recipe.mla
@@ -117,11 +116,11 @@ def _latent(recipe: Recipe) -> list[Any]:
         DeepSeekV3TransformerBlock.Config(
             attention_norm=norm(),
             ffn_norm=norm(),
-            attention=make_mla_attention_config(
+            attention=symbols.latent_attention(
                 layer_id=number, dim=recipe.hidden, n_heads=recipe.heads, q_lora_rank=mla.q_lora,
                 kv_lora_rank=mla.kv_lora, qk_nope_head_dim=mla.qk_head, qk_rope_head_dim=mla.qk_rope,
-                v_head_dim=mla.v_head, attn_backend="flex", linear_init=DRAWN, norm_init=ONES,
-                depth_init=lambda _: DRAWN, rope=rope,
+                v_head_dim=mla.v_head, attn_backend="flex", rope=rope,
+                inits={"linear_init": DRAWN, "norm_init": ONES, "depth_init": lambda _: DRAWN},
             ),
             moe=_moe(recipe) if recipe.moe else None,
         )

@@ -122,6 +122,15 @@ def routed_experts(**named: Any) -> dict[str, Any]:
     return {"experts": utils.make_experts_config(**named)}
 
 
+def latent_attention(*, inits: dict[str, Any], **named: Any) -> Any:
+    """The configuration of latent attention: `make_mla_attention_config` since August 2026, before a private function
+    that takes no initializations and has its own."""
+    models = importlib.import_module("torchtitan.models.deepseek_v3")
+    if hasattr(models, "make_mla_attention_config"):
+        return models.make_mla_attention_config(**inits, **named)
+    return models._make_dsv3_attn_config(**named)
+
+
 @functools.cache
 def place_of_experts() -> str:
     """Where a layer with experts has their matrices, by its names."""
