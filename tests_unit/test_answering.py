@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from junitparser import JUnitXml
 
 from contracts.harness.parties import apart
 from contracts.harness.plugin import _of_one_code
@@ -170,6 +169,8 @@ def test_every_form_names_the_judged_commit(tmp_path: Path) -> None:
     assert told["answering"][0]["commit"] == commit
     assert not told["answering"][0]["dirty"]
     assert told["answering"][0]["python"].endswith(sys.executable)
+    from junitparser import JUnitXml  # of the extra dev; the examples, which need none, take a fixture from here
+
     properties = {each.name: each.value for each in next(iter(JUnitXml.fromfile(folder / "junit.xml"))).properties()}
     assert f"commit {commit[:12]}" in properties["judged 1"]
     for name in ("report.html", "summary.md"):

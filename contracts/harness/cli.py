@@ -158,6 +158,6 @@ for command, _ in (each for group in GROUPS.values() for each in group.values())
     main.add_command(command)
 
 if __name__ == "__main__":  # for `python -m`: as the command, whatever escapes it is 4
-    from rankproof.__main__ import main as command
+    from rankproof.__main__ import main as guarded
 
-    command()
+    guarded()

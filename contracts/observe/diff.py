@@ -383,7 +383,8 @@ class _Phases:
 
 def _settings(numbers: tuple[float, ...], names: Sequence[str], ranks: Sequence[int]) -> str:
     """Rate and decay, on which ranks, those of the reference, and of how many parameters more."""
-    (rate, decay, its_rate, its_decay), several, more = numbers, sorted(set(ranks)), len(set(names)) - 1
+    rate, decay, its_rate, its_decay = map(float, numbers)  # one that is not finite is a text in a trace
+    several, more = sorted(set(ranks)), len(set(names)) - 1
     where = f"ranks {several[0]} … {several[-1]}" if len(several) > 1 else f"rank {several[0]}"
     also = f"; so {'has' if more == 1 else 'have'} {more} more" if more else ""
     return (

@@ -6,6 +6,7 @@ replaced or a maximum that swallows nan, would otherwise end `diff` with 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ _RIGHT = {"weight": 1.0, "forward": 2.0, "loss": 3.0, "gradient": 4.0, "rate": 0
 """One step of a run of one parameter of one element, by the value of each thing that is compared."""
 BUGS: Mapping[str, tuple[str, float]] = {  # kind → the phase in which it differs, the value with the bug
     "weight": ("initial weights", 1.5), "forward": ("output of module", NAN), "loss": ("loss", NAN),
-    "gradient": ("gradient", 8.0), "rate": ("settings of the optimizer", 0.2), "updated": ("updated weights", 1.0),
+    "gradient": ("gradient", 8.0), "rate": ("settings of the optimizer", NAN), "updated": ("updated weights", 1.0),
 }  # fmt: skip
 
 
@@ -59,9 +60,10 @@ def _run(values: Mapping[str, float]) -> Merged:
         place = {"name": "layer.w", "part": "", "partial": False, "bits": "", "sketch": [*values].index(kind)}
         return {"e": kind, "step": 1, "shape": [1], "dtype": "float32", "squares": values[kind] ** 2, **place, **more}
 
+    rate = str(values["rate"]) if math.isnan(values["rate"]) else values["rate"]  # as a trace has it
     root = {"e": "root", "number": 0, "type": "Net", "trainable": ["layer.w"], "frozen": [], "replicas": [], "data": []}
     given = {"e": "input", "step": 1, "microbatch": 1, "rows": [7], "random": ""}
-    group = {"e": "group", "step": 1, "optimizer": "SGD", "number": 0, "names": ["layer.w"], "lr": values["rate"],
+    group = {"e": "group", "step": 1, "optimizer": "SGD", "number": 0, "names": ["layer.w"], "lr": rate,
              "decay": 0.0, "told": None}  # fmt: skip
     lines: tuple[Line, ...] = (
         root, tensor("weight"), given, tensor("forward", name="layer", call=1, microbatch=1, batched=False),
