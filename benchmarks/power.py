@@ -22,7 +22,7 @@ from contracts.contract import LAW, Contract
 from contracts.court import record
 from contracts.court.judge import judge
 from contracts.harness.families import read_checks
-from contracts.mutants._support import dead
+from contracts.law._bugs import dead
 
 ARGUED = Path(__file__).with_name("power.toml")
 STILL = ("StandsStill", "LearnsNothing", "MovesByNothing")

@@ -58,7 +58,7 @@ def _receipt(path: Path, device: str, taken: Provenance) -> Path:
 
 
 def _recipe(device: str) -> Recipe:
-    from contracts.checks._support.step_memory import LITTLE, ONE_CARD
+    from contracts.law._support.step_memory import LITTLE, ONE_CARD
 
     recipe = replace(LITTLE, batch=Batch(micro=2, total=2)) if device == "cpu" else ONE_CARD
     return replace(recipe, dtype="bf16")

@@ -127,7 +127,7 @@ class Contract:
 
     @property
     def subject(self) -> str:
-        """The name of its file: `mesh_sizes` for `contracts/checks/topology/mesh_sizes.py`."""
+        """The name of its file: `mesh_sizes` for `contracts/law/topology/mesh_sizes.py`."""
         return self.check.__module__.rsplit(".", 1)[-1]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise, product
 
-from contracts.checks._support.training_run import LETTERS
+from contracts.law._support.training_run import LETTERS
 from contracts.spec.recipe import Mamba, Moe, Mtp, Recipe
 from contracts.spec.topology import Degrees, Layout
 from contracts.spec.training import Execution

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from contracts.checks.parallel import small_models
 from contracts.contract import LAW, Contract
 from contracts.instruments.ranks import here
+from contracts.law.parallel import small_models
 from contracts.spec.records import Item
 from rankproof.options import CASE
 

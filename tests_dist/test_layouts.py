@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from contracts import instruments
-from contracts.checks._support import multi_rank_run as spread
-from contracts.checks._support.step_comparison import loss_difference, tensor_differences
-from contracts.checks._support.training_run import batch, drawn_weights
 from contracts.harness.plugin import SLOW_S
 from contracts.instruments.ranks import gathered
+from contracts.law._support import multi_rank_run as spread
+from contracts.law._support.step_comparison import loss_difference, tensor_differences
+from contracts.law._support.training_run import batch, drawn_weights
 from contracts.stacks.reference.stack import Reference
 from tests_dist._drawn import Drawn, cells, layouts
 

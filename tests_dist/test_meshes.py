@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 
-from contracts.checks._support import multi_rank_run as spread
-from contracts.checks._support.training_run import large_expert_weights
 from contracts.instruments.ranks import torch_distributed
+from contracts.law._support import multi_rank_run as spread
+from contracts.law._support.training_run import large_expert_weights
 from contracts.spec.training import Execution, Session, Step
 from contracts.stacks.reference.parallel import mesh
 from contracts.stacks.reference.stack import Reference

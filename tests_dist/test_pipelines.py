@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contracts.checks._support import pipeline_run as stages
-from contracts.checks._support.step_comparison import loss_difference, tensor_differences
-from contracts.checks._support.training_run import ROWS_OF_16, batch
 from contracts.instruments.ranks import gathered
+from contracts.law._support import pipeline_run as stages
+from contracts.law._support.step_comparison import loss_difference, tensor_differences
+from contracts.law._support.training_run import ROWS_OF_16, batch
 from contracts.spec.recipe import Mtp, Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution

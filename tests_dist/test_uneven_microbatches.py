@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contracts.checks._support.multi_rank_run import SPREAD, own_axis
-from contracts.checks._support.step_comparison import loss_difference, tensor_differences
-from contracts.checks._support.training_run import batch, large_expert_weights
 from contracts.instruments.ranks import gathered
+from contracts.law._support.multi_rank_run import SPREAD, own_axis
+from contracts.law._support.step_comparison import loss_difference, tensor_differences
+from contracts.law._support.training_run import batch, large_expert_weights
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Tokens
 from contracts.stacks.reference.stack import Reference

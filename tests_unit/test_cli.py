@@ -332,7 +332,7 @@ def test_list_shows_promise_tier_cases_and_what_is_untested(runs: dict[str, Done
 def test_explain_tells_promise_story_cases_mutants_and_how_to_see_it_fail(runs: dict[str, Done]) -> None:
     said = runs["explain"].stdout
     for words in ("TOPO-02\n", "world size divided by every other axis", "asks       topology",
-                  "check      contracts/checks/topology/", "    contracts/mutants/topology/mesh_sizes.py:",
+                  "check      contracts/law/topology/", "    contracts/law/topology/mesh_sizes_bugs.py:",
                   "reference  topology: contracts/stacks/reference/stack.py:", "pp13-on-52: ",
                   "(docs/sources.md#bringup): effective DP under PP", "time       ", "6 cases\n",
                   " mutants that it must catch",

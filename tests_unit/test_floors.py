@@ -30,13 +30,13 @@ FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
     "contracts.contract": ("contracts.spec",),
     "contracts.instruments": ("contracts.spec", "contracts.contract"),
     "contracts.observe": ("contracts.spec", "contracts.instruments"),
-    "contracts.checks": ("contracts.spec", "contracts.contract", "contracts.instruments", "contracts.observe"),
+    "contracts.law": ("contracts.spec", "contracts.contract", "contracts.instruments", "contracts.observe"),
     "contracts.stacks": ("contracts.spec", "contracts.instruments", "contracts.observe"),
     "contracts.court": ("contracts.spec", "contracts.contract", "contracts.instruments"),
-    "contracts.mutants": ("contracts.spec", "contracts.contract", "contracts.instruments", "contracts.stacks"),
+    "contracts.law bugs": ("contracts.spec", "contracts.contract", "contracts.instruments", "contracts.stacks"),
     "contracts.harness": (
         "contracts.spec", "contracts.contract", "contracts.instruments", "contracts.stacks", "contracts.court",
-        "contracts.checks", "contracts.mutants", "contracts.observe", "contracts.ranks",
+        "contracts.law", "contracts.law bugs", "contracts.observe", "contracts.ranks",
     ),
 }  # fmt: skip
 
@@ -47,7 +47,6 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.reorder", "contracts.instruments.staged_copies", "contracts.instruments.staged_group",
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.half_precision",
     "contracts.instruments.dry_run", "contracts.instruments.traffic", "contracts.instruments.work",
-    "contracts.mutants.",
     "contracts.observe.around", "contracts.observe.consumed", "contracts.observe.device",
     "contracts.observe.diff", "contracts.observe.kernels",
     "contracts.observe.phases", "contracts.observe.placement", "contracts.observe.power",
@@ -111,15 +110,20 @@ ELSEWHERE = tuple(module for module, name in OF_A_FRAMEWORK.items() if importlib
 
 
 def _modules(floor: str) -> list[str]:
-    package = importlib.import_module(floor)
+    name, _, bugs = floor.partition(" ")
+    package = importlib.import_module(name)
     if not hasattr(package, "__path__"):
         return [floor]
-    found = [module.name for module in pkgutil.walk_packages(package.__path__, f"{floor}.")]
-    return [floor, *(module for module in found if module not in ELSEWHERE)]
+    found = [module.name for module in pkgutil.walk_packages(package.__path__, f"{name}.")]
+    return [name, *(module for module in found if module not in ELSEWHERE and ("_bugs" in module) == bool(bugs))]
 
 
 def _floor(module: str) -> str:
-    return ".".join(module.split(".")[:2])
+    """The floor of a module; empty for the folders of the law, where checks and bugs stand."""
+    names = module.split(".")
+    if names[1] == "law" and "_bugs" not in module:
+        return "contracts.law" if len(names) > 3 else ""
+    return ".".join(names[:2]) + (" bugs" if names[1] == "law" else "")
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +137,12 @@ def brought() -> dict[str, frozenset[str]]:
 @pytest.mark.parametrize("floor", FLOORS)
 def test_a_floor_stands_on_those_below_it_and_on_no_other(floor: str, brought: dict[str, frozenset[str]]) -> None:
     ours = {_floor(module) for module in brought[floor] if module.startswith("contracts.")}
-    assert ours - {floor} <= set(FLOORS[floor])
+    assert ours - {floor, ""} <= set(FLOORS[floor])
 
 
 @pytest.mark.parametrize("floor", FLOORS)
 def test_nothing_but_what_is_made_of_tensors_loads_a_framework(floor: str) -> None:
-    pure = [module for module in _modules(floor) if not module.startswith(TENSORS)]
+    pure = [module for module in _modules(floor) if not module.startswith(TENSORS) and "_bugs" not in module]
     modules = modules_after("; ".join(f"import {module}" for module in pure))
     assert not {module.split(".")[0] for module in modules} & HEAVY
 
@@ -227,31 +231,31 @@ def test_the_text_of_each_file_names_what_it_adds_to_the_law() -> None:
     done = subprocess.run([sys.executable, "-c", _ADDED], capture_output=True, text=True, check=True, timeout=300)
     added = {module: {*ids} for module, ids in json.loads(done.stdout).items()}
     assert {each: {*ids} for each, ids in families.checks().items()} == {
-        each: ids for each, ids in added.items() if each.startswith("contracts.checks.")
+        each: ids for each, ids in added.items() if not each.endswith("_bugs")
     }
     unnamed = {each: ids - {*families.mutants().get(each, ())} for each, ids in added.items()
-               if each.startswith("contracts.mutants.")}  # fmt: skip
+               if each.endswith("_bugs")}  # fmt: skip
     assert len(unnamed) > 150
     assert {each: ids for each, ids in unnamed.items() if ids} == {}
 
 
 def test_judging_one_family_imports_no_other() -> None:
     seen = modules_after("from contracts.harness.families import read_checks; read_checks('PAT-01')")
-    read = {name for name in seen if name.startswith(("contracts.checks.", "contracts.mutants."))}
+    read = {name for name in seen if name.startswith("contracts.law.")}
     assert {name for name in read if "._support" not in name} == {
-        "contracts.checks.pattern", "contracts.checks.pattern.layers"
+        "contracts.law.pattern", "contracts.law.pattern.layers"
     }  # fmt: skip
 
 
 def test_without_torch_the_mutants_that_do_without_it_are_read() -> None:
     read = "from contracts.harness.families import read_mutants; read_mutants()"
     without = modules_after(f"import sys; sys.modules['torch'] = None; {read}")
-    assert "contracts.mutants.pattern.layers" in without
-    assert not {each for each in without if each.startswith("contracts.mutants.blocks.")}
+    assert "contracts.law.pattern.layers_bugs" in without
+    assert not {each for each in without if each.startswith("contracts.law.blocks.")}
 
 
-def test_an_id_tells_the_folder_and_both_floors_have_the_same_files() -> None:
-    """Who has a red id finds its check, and its mutants under the same file name, without a search."""
+def test_an_id_tells_the_folder_and_every_file_of_checks_has_its_bugs_beside_it() -> None:
+    """Who has a red id finds its check, and its mutants beside it, without a search."""
     rooms: dict[str, set[str]] = {}
     for contract in LAW.contracts.values():
         rooms.setdefault(contract.family, set()).add(contract.check.__module__.split(".")[2])
@@ -259,15 +263,13 @@ def test_an_id_tells_the_folder_and_both_floors_have_the_same_files() -> None:
     folders = {*families.FAMILIES.values()}
     assert len(folders) == len(families.FAMILIES), "two families share a folder"
     root = Path(contracts.__file__).parent
-    checks, mutants = (
-        {path.relative_to(root / floor).as_posix() for path in (root / floor).glob("[a-z]*/[a-z]*.py")}
-        for floor in ("checks", "mutants")
-    )
-    assert len(checks) > len(folders)
-    assert checks == mutants
+    files = {path.with_suffix("").as_posix() for path in (root / "law").glob("[a-z]*/[a-z]*.py")}
+    bugs = {each.removesuffix("_bugs") for each in files if each.endswith("_bugs")}
+    assert len(bugs) > len(folders)
+    assert bugs == {each for each in files if not each.endswith("_bugs")}
 
 
-CHECKS = [name for name in _modules("contracts.checks") if name != "contracts.checks"]
+CHECKS = [name for name in _modules("contracts.law") if name != "contracts.law"]
 
 
 @pytest.mark.parametrize("name", CHECKS)

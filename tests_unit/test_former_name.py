@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.checks._support.recorded_runs import RECEIPT
 from contracts.court import record
+from contracts.law._support.recorded_runs import RECEIPT
 from contracts.spec import codec, manifest
 from contracts.spec.errors import Refused
 from contracts.spec.former_name import FORMER, current

@@ -271,7 +271,7 @@ def test_every_link_that_does_not_fit_is_named_before_anything_is_compared(monke
 
     from lane import Stack  # type: ignore[import-not-found]
 
-    from contracts.checks._support.recipes import DENSE
+    from contracts.law._support.recipes import DENSE
 
     class Mistaken(Stack):  # type: ignore[misc]
         def links(self, letter: str, recipe: Any) -> Any:
@@ -305,8 +305,8 @@ def test_a_run_that_notes_no_gradients_and_an_optimizer_of_other_tensors_are_tol
     import torch
     from lane import Stack, Toy  # type: ignore[import-not-found]
 
-    from contracts.checks._support.recipes import DENSE
-    from contracts.checks._support.training_run import batch
+    from contracts.law._support.recipes import DENSE
+    from contracts.law._support.training_run import batch
     from contracts.spec.training import Session
 
     recipe = replace(DENSE, depth=2)
@@ -330,8 +330,8 @@ def test_a_run_that_notes_no_gradients_and_an_optimizer_of_other_tensors_are_tol
 @needs_torch
 def test_the_table_is_read_off_names_shapes_and_dtypes() -> None:
     """For every family and feature it says what the reference says of the same tensors, without the recipe."""
-    from contracts.checks.recipe.observable_features import BUNDLES
     from contracts.instruments import numerics
+    from contracts.law.recipe.observable_features import BUNDLES
     from contracts.stacks.kit import tables
     from contracts.stacks.reference.stack import Reference
 

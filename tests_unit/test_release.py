@@ -40,7 +40,7 @@ FAULTS = {
         "sed -i 's/^repository=.*//; s/ repository=[^ ]*$/ repository=/' .ci/release; $commit",
         "REPOSITORY is not set",
     ),
-    "law": ("rm contracts/law/2*.json; $commit", "is not frozen"),
+    "law": ("rm contracts/law/releases/2*.json; $commit", "is not frozen"),
 }
 
 
@@ -57,7 +57,9 @@ def snapshot_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             copy.chmod((ROOT / name).stat().st_mode)
     log = (folder / "CHANGELOG.md").read_text()
     assert f"\n## {VERSION}\n" in log
-    done = shell(folder, "rm contracts/law/*; python -m contracts.harness.law_release 2026.11; git init -q; $commit")
+    done = shell(
+        folder, "rm contracts/law/releases/*; python -m contracts.harness.law_release 2026.11; git init -q; $commit"
+    )
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -105,7 +107,7 @@ def test_a_release_is_a_wheel_with_its_proof_an_sdist_notes_and_checksums(clone:
     with zipfile.ZipFile(wheel) as packed:
         assert packed.read("contracts/proof/kills.json") == proof
         told = packed.read(f"rankproof-{VERSION}.dist-info/METADATA").decode()
-        assert {"contracts/law/2026.11.json", "contracts/harness/samples/map.toml"} <= {*packed.namelist()}
+        assert {"contracts/law/releases/2026.11.json", "contracts/harness/samples/map.toml"} <= {*packed.namelist()}
     with tarfile.open(sdist) as packed_too:
         assert any(name.endswith("/contracts/proof/kills.json") for name in packed_too.getnames())
     assert f"Project-URL: Source, {AT}\n" in told

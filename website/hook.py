@@ -26,7 +26,7 @@ PAGES = {
     "docs/index.md": "documentation.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "contracts/law/CHANGELOG.md": "law-changelog.md",
+    "contracts/law/releases/CHANGELOG.md": "law-changelog.md",
 }
 """File of the repository → page."""
 MADE = {"snapshots/contracts.md": "contracts/index.md", "docs/schema": "schema.md"}

@@ -1,8 +1,8 @@
 """The families in reading order, and how their files are found and imported.
 
-A family is a folder below `contracts/checks`; its mutants are in the folder of the same name below `contracts/mutants`.
-Every file there belongs to the law, and there is no other list of them. Ids are literals, so that the text of a file
-says which contracts it has, and judging PAT-01 imports only the files of PAT-01.
+A family is a folder below `contracts/law`. It has the checks of a subject in SUBJECT.py, and in SUBJECT_bugs.py its
+mutants. Every file there belongs to the law, and there is no other list of them. Ids are literals, so that the text of
+a file says which contracts it has, and judging PAT-01 imports only the files of PAT-01.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _NAMED = re.compile(r"[\"']([A-Z]+-\d\d[a-z]?)[\"'\[]")
 @functools.cache
 def checks() -> Mapping[str, tuple[str, ...]]:
     """Module → the ids of its contracts; in a family the module with the first id comes first."""
-    return _files("checks", _CHECKED)
+    return {name: ids for name, ids in _files(_CHECKED).items() if not name.endswith("_bugs")}
 
 
 @functools.cache
 def mutants() -> Mapping[str, tuple[str, ...]]:
     """Module → the ids that it names: the contracts that its mutants violate."""
-    return _files("mutants", _NAMED)
+    return {name: ids for name, ids in _files(_NAMED).items() if name.endswith("_bugs")}
 
 
-def _files(part: str, pattern: re.Pattern[str]) -> Mapping[str, tuple[str, ...]]:
+def _files(pattern: re.Pattern[str]) -> Mapping[str, tuple[str, ...]]:
     found = {}
     for family in FAMILIES.values():
         files = {path.stem: pattern.findall(path.read_text(encoding="utf-8"))
-                 for path in (_ROOT / part / family).glob("[a-z]*.py")}  # fmt: skip
+                 for path in (_ROOT / "law" / family).glob("[a-z]*.py")}  # fmt: skip
         for name in sorted(files, key=lambda each: (min(files[each], default=""), each)):
-            found[f"contracts.{part}.{family}.{name}"] = tuple(dict.fromkeys(files[name]))
+            found[f"contracts.law.{family}.{name}"] = tuple(dict.fromkeys(files[name]))
     return found
 
 

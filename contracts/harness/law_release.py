@@ -1,7 +1,7 @@
 """Frozen sets of contracts: what the law was at a release, by id, case, rung and statement.
 
-A file per release stands in `contracts/law/`: the first has every contract on a line, the others have only what changed
-since the release before. It is written, with the changes in words in `contracts/law/CHANGELOG.md`, by
+A file per release stands in `contracts/law/releases/`: the first has every contract on a line, the others have only
+what changed since the release before. It is written, with the changes in words in its CHANGELOG.md, by
 
     python -m contracts.harness.law_release 2026.11
     python -m contracts.harness.law_release --check     # whether the latest one is the law of today
@@ -26,7 +26,7 @@ from contracts.spec import codec
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.records import Item, Plan
 
-FOLDER = Path(__file__).parents[1] / "law"
+FOLDER = Path(__file__).parents[1] / "law" / "releases"
 CHANGELOG = "CHANGELOG.md"
 _NAME = re.compile(r"20\d\d\.(0[1-9]|1[0-2])(\.[1-9]\d*)?")
 

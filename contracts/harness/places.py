@@ -17,7 +17,6 @@ from contracts.contract import LAW, Contract, Mutant
 from contracts.harness import parties
 
 _ROOT = Path(contracts.__file__).parents[1]
-_MUTANTS = "contracts.mutants."
 _OURS = "contracts.stacks.reference."
 
 
@@ -66,7 +65,7 @@ def _changed(make: type) -> Iterator[Any]:
 def _overridden(made: type) -> Iterator[Any]:
     """What a class of the mutants does not inherit from the reference."""
     for at, base in enumerate(made.__mro__):
-        for name, value in vars(base).items() if base.__module__.startswith(_MUTANTS) else ():
+        for name, value in vars(base).items() if "_bugs" in base.__module__ else ():
             owners = (each for each in made.__mro__[at + 1 :] if name in vars(each))
             owner = next((each for each in owners if each.__module__.startswith(_OURS)), None)
             if owner is not None and _function(value) is not None and not hasattr(value, "__wrapped__"):

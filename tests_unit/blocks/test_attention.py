@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from contracts.checks._support.attention_calls import Lengths, call_of, oracle_difference
-from contracts.checks._support.recipes import A_LAYER, SMALL, SMALL_DSA, SMALL_MLA
-from contracts.checks.blocks.attention_causality import SEEN, attention_does_not_see_what_follows
 from contracts.instruments import fixtures, numerics
 from contracts.instruments.oracles import attention as oracle
+from contracts.law._support.attention_calls import Lengths, call_of, oracle_difference
+from contracts.law._support.recipes import A_LAYER, SMALL, SMALL_DSA, SMALL_MLA
+from contracts.law.blocks.attention_causality import SEEN, attention_does_not_see_what_follows
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Dsa, Mla, Recipe
 from contracts.spec.tolerance import FLOAT64

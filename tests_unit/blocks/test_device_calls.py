@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from contracts.checks._support.device_calls import call_of, rerouted, routings
-from contracts.checks.compile.compiled_experts import HOST
 from contracts.harness import parties
+from contracts.law._support.device_calls import call_of, rerouted, routings
+from contracts.law.compile.compiled_experts import HOST
 
 pytestmark = pytest.mark.unit
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import contracts.stacks.reference
-from contracts.checks._support import scan_calls
-from contracts.checks._support.recipes import SMALL
-from contracts.checks._support.scan_calls import ScanCase
 from contracts.instruments import fixtures
 from contracts.instruments.oracles import mamba as oracle
+from contracts.law._support import scan_calls
+from contracts.law._support.recipes import SMALL
+from contracts.law._support.scan_calls import ScanCase
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Mamba, Recipe
 from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contracts.checks._support.recipes import M_LAYER, SMALL
 from contracts.instruments import fixtures, mamba_ssm, numerics
 from contracts.instruments.oracles import mamba as oracle
+from contracts.law._support.recipes import M_LAYER, SMALL
 from contracts.spec.blocks import BlockCall
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.tolerance import FLOAT32

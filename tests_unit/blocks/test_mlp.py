@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.checks._support.recipes import SMALL
-from contracts.checks.blocks import mlp as checks
 from contracts.instruments import fixtures
 from contracts.instruments.oracles import mlp as oracle
+from contracts.law._support.recipes import SMALL
+from contracts.law.blocks import mlp as checks
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference

@@ -14,10 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.checks._support import model_passes
-from contracts.checks._support.recipes import SMALL, SMALL_DSA
-from contracts.checks.recipe import observable_features
 from contracts.instruments import fixtures, numerics
+from contracts.law._support import model_passes
+from contracts.law._support.recipes import SMALL, SMALL_DSA
+from contracts.law.recipe import observable_features
 from contracts.spec import presets
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import INERT, Dsa, Mhc, Mtp, Recipe

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from contracts.checks._support import scan_calls
-from contracts.checks._support.recipes import SMALL
-from contracts.checks._support.scan_calls import ScanCase
 from contracts.instruments import fixtures
 from contracts.instruments.oracles import recurrent as oracle
+from contracts.law._support import scan_calls
+from contracts.law._support.recipes import SMALL
+from contracts.law._support.scan_calls import ScanCase
 from contracts.spec.recipe import Mamba
 from contracts.stacks.reference.model.blocks.common import packing
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN

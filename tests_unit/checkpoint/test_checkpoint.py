@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from benchmarks._covering import covering
-from contracts.checks.checkpoint.combined import AXES, ROWS
-from contracts.checks.checkpoint.resume import SHORT
+from contracts.law.checkpoint.combined import AXES, ROWS
+from contracts.law.checkpoint.resume import SHORT
 from contracts.spec import codec
 from contracts.spec.errors import Refused
 from contracts.spec.training import Session, Step

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from contracts.checks._support.recorded_runs import RECEIPT, on_host
 from contracts.harness.cli import main
+from contracts.law._support.recorded_runs import RECEIPT, on_host
 from contracts.spec.errors import Refused
 from contracts.spec.receipt import Receipt
 from contracts.stacks.reference.stack import Reference

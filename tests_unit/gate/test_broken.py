@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from contracts.mutants._support import broken as broken_module
-from contracts.mutants._support.broken import broken
+from contracts.law._bugs import broken as broken_module
+from contracts.law._bugs.broken import broken
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference import stack as reference_module
 from contracts.stacks.reference.answers import capacity
@@ -123,7 +123,7 @@ def test_an_owner_that_answers_is_derived_from() -> None:
 
 
 def test_another_process_finds_a_mutant_by_its_name() -> None:
-    from contracts.mutants.comparison import run_comparison
+    from contracts.law.comparison import run_comparison_bugs as run_comparison
 
     mutant = run_comparison.compares_by_region
     program = f"import {mutant.__module__} as m; print(m.{mutant.__qualname__}.__doc__)"
@@ -147,7 +147,7 @@ class Frozen:
 
 
 def _derived(change: type) -> Any:
-    change.__module__ = "contracts.mutants.here"
+    change.__module__ = "contracts.law.here_bugs"
     return lambda: broken_module.derived()(change)
 
 
@@ -168,7 +168,7 @@ def test_a_derived_class_may_be_of_a_frozen_one(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_mutant_of_a_class_of_mutants_derives_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    _Doubles.__module__ = "contracts.mutants.here"
+    _Doubles.__module__ = "contracts.law.here_bugs"
     made = _mutant(_Doubles, "halved", lambda halved, self, number: halved(self, number) + 10)
     assert _in_the_answer(made, monkeypatch, lambda: (Base().halved(2), Base().doubled(2))) == (11, 5)  # type: ignore[attr-defined]
     assert [name for _, name in made().replaces] == ["doubled"]

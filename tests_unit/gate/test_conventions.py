@@ -11,20 +11,20 @@ from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.parties import subject_of
-from contracts.mutants.blocks.loss import hands_over_bfloat16_logits
-from contracts.mutants.blocks.multi_token_prediction import reads_behind_the_norms
-from contracts.mutants.blocks.rope import angles_are_float32
-from contracts.mutants.moe.balance_losses import balances_the_batch
-from contracts.mutants.moe.padding import gives_slots_to_padding
-from contracts.mutants.moe.routing import RoundsTheRoutersWeight
-from contracts.mutants.moe.selection_bias import centres_each_move, moves_by_what_was_kept
-from contracts.mutants.optimizer.parameter_groups import decays_norms
-from contracts.mutants.optimizer.schedule import StartsAtZero
-from contracts.mutants.optimizer.updates import orthogonalizes_in_bfloat16
-from contracts.mutants.optimizer.validation import takes_the_mean_of_batches
-from contracts.mutants.parallel.gradient_accumulation import takes_the_mean_of_means
-from contracts.mutants.topology.group_creation import one_call_for_each_axis
-from contracts.mutants.topology.mesh_sizes import stops_at_the_first_refusal
+from contracts.law.blocks.loss_bugs import hands_over_bfloat16_logits
+from contracts.law.blocks.multi_token_prediction_bugs import reads_behind_the_norms
+from contracts.law.blocks.rope_bugs import angles_are_float32
+from contracts.law.moe.balance_losses_bugs import balances_the_batch
+from contracts.law.moe.padding_bugs import gives_slots_to_padding
+from contracts.law.moe.routing_bugs import RoundsTheRoutersWeight
+from contracts.law.moe.selection_bias_bugs import centres_each_move, moves_by_what_was_kept
+from contracts.law.optimizer.parameter_groups_bugs import decays_norms
+from contracts.law.optimizer.schedule_bugs import StartsAtZero
+from contracts.law.optimizer.updates_bugs import orthogonalizes_in_bfloat16
+from contracts.law.optimizer.validation_bugs import takes_the_mean_of_batches
+from contracts.law.parallel.gradient_accumulation_bugs import takes_the_mean_of_means
+from contracts.law.topology.group_creation_bugs import one_call_for_each_axis
+from contracts.law.topology.mesh_sizes_bugs import stops_at_the_first_refusal
 from contracts.spec.conventions import CONVENTIONS, conventions_of
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Mode, Recipe

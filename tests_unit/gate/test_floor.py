@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from contracts.checks._support.training_run import DENSE, batches, drawn_weights, table
 from contracts.contract import Contract
 from contracts.court.judge import judge
-from contracts.mutants._support.dead import LearnsNothing, MovesByNothing, StandsStill
+from contracts.law._bugs.dead import LearnsNothing, MovesByNothing, StandsStill
+from contracts.law._support.training_run import DENSE, batches, drawn_weights, table
 from contracts.spec.records import Result
 from contracts.spec.training import Execution, Session, Training
 from contracts.stacks.reference.stack import Reference

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from contracts.checks._support.recipes import SMALL
 from contracts.harness.loss_curves import Curves, Watched
 from contracts.harness.selftest import Matrix
+from contracts.law._support.recipes import SMALL
 from contracts.spec.recipe import Recipe
 from contracts.spec.records import Fate, Kill
 from contracts.spec.topology import Layout

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from contracts.checks._support import small_models, step_comparison
 from contracts.instruments import fixtures, half_precision, numerics
+from contracts.law._support import small_models, step_comparison
 from contracts.spec.array import Arrays
 from contracts.spec.records import Violation
 from contracts.spec.tolerance import (

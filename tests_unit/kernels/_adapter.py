@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import torch
 
-from contracts.checks._support.recipes import M_LAYER, SMALL
 from contracts.instruments import fixtures, numerics
 from contracts.instruments.mamba_ssm_worker import on_the_cpu
+from contracts.law._support.recipes import M_LAYER, SMALL
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.kernel_selection import Seam
 from contracts.stacks.reference.answers import blocks as branch

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.checks._support.recorded_runs import FACTS
 from contracts.harness.cli import main
+from contracts.law._support.recorded_runs import FACTS
 from contracts.spec.errors import Refused
 from contracts.spec.manifest import Manifest, RunError, dumps
 from contracts.spec.receipt import Receipt

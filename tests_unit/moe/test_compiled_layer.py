@@ -13,8 +13,8 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
-from contracts.checks._support import expert_calls
 from contracts.instruments import fixtures
+from contracts.law._support import expert_calls
 from contracts.stacks.reference.model.blocks.common import packing
 from contracts.stacks.reference.model.blocks.moe import inverse, permuted
 from contracts.stacks.reference.model.compile import compiled

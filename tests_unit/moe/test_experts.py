@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from contracts.checks._support import expert_calls
-from contracts.checks._support.recipes import E_LAYER
 from contracts.instruments import fixtures, numerics
 from contracts.instruments.oracles import experts as oracle
+from contracts.law._support import expert_calls
+from contracts.law._support.recipes import E_LAYER
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import EXACT, FLOAT64
 from contracts.stacks.reference.model.blocks.common import packing

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
-from contracts.checks.moe import balance_losses, capacity, experts
 from contracts.contract import LAW
 from contracts.court.judge import judge
+from contracts.law.moe import balance_losses, capacity, experts
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.stacks.reference.model.blocks.moe import Router, Routing
 from contracts.stacks.reference.model.parts import Parts

@@ -18,8 +18,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.checks._support.fp8_calls import FP8, with_scaling
-from contracts.checks._support.recipes import SMALL
 from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.harness import telemetry
@@ -27,6 +25,8 @@ from contracts.harness.families import read_checks
 from contracts.instruments import fixtures, numerics, provenance
 from contracts.instruments.oracles import optimizers as oracle
 from contracts.instruments.ranks import Place
+from contracts.law._support.fp8_calls import FP8, with_scaling
+from contracts.law._support.recipes import SMALL
 from contracts.spec.errors import Refused
 from contracts.spec.launch import Lane
 from contracts.spec.presets import PRESETS

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from contracts.checks._support.fp8_calls import FP8
+from contracts.law._support.fp8_calls import FP8
 from contracts.spec.errors import NotOffered
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution, Session

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.checks._support.recipes import SMALL
-from contracts.checks.traffic import pipeline_messages as checks
+from contracts.law._support.recipes import SMALL
+from contracts.law.traffic import pipeline_messages as checks
 from contracts.spec.errors import Refused
 from contracts.spec.messages import Message
 from contracts.spec.recipe import Mtp, Recipe

@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
-from contracts.checks._support.recorded_runs import FACTS, RECEIPT, STEPS
 from contracts.harness import telemetry
 from contracts.instruments import packages, provenance
 from contracts.instruments.atomic_write import write_whole
 from contracts.instruments.import_trace import modules_after
+from contracts.law._support.recorded_runs import FACTS, RECEIPT, STEPS
 from contracts.spec.errors import Refused
 from contracts.stacks.reference.receipts.receipt import schema_text
 from contracts.stacks.reference.stack import Reference

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.checks.recipe import features
+from contracts.law.recipe import features
 from contracts.spec import codec, presets
 from contracts.spec.divisibility import refusals_on
 from contracts.spec.errors import Refused

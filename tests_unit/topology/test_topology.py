@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.checks._support.brute_force import DRAWS, borrowed, drawn, flaw_of_grid, flaw_of_partition, is_legal
+from contracts.law._support.brute_force import DRAWS, borrowed, drawn, flaw_of_grid, flaw_of_partition, is_legal
 from contracts.spec.codec import decode, encode
 from contracts.spec.errors import Refused
 from contracts.spec.topology import (

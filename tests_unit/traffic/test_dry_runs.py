@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from contracts.checks.traffic.dry_run import FLOAT32
 from contracts.instruments import numerics, traffic
+from contracts.law.traffic.dry_run import FLOAT32
 from contracts.spec.errors import Refused
 from contracts.spec.training import Execution
 from contracts.stacks.kit import dry_runs, worlds

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 from syrupy.assertion import SnapshotAssertion
 
-from contracts.checks.traffic.full_size_step import WHOLE_LANES
 from contracts.harness.cli import main
 from contracts.harness.commands.traffic import fed_with_one, told
+from contracts.law.traffic.full_size_step import WHOLE_LANES
 from contracts.spec.presets import PRESETS
 from contracts.spec.topology import Degrees
 from contracts.spec.traffic import Routing

@@ -94,7 +94,9 @@ def asked(law: Law) -> Iterator[Contract]:
 @functools.cache
 def content() -> str:
     """SHA-256 over what decides which lines run: the reference, the checks, and what both stand on."""
-    return _digest(path for part in ("checks", *SHARED) for path in (ROOT_OF_ALL / part).rglob("*.py"))
+    return _digest(
+        path for part in ("law", *SHARED) for path in (ROOT_OF_ALL / part).rglob("*.py") if "_bugs" not in str(path)
+    )
 
 
 @functools.cache
@@ -130,7 +132,7 @@ def _checks_behind(file: Path) -> tuple[Path, ...]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    places = [ROOT_OF_ALL.parent.joinpath(*name.split(".")) for name in names if name.startswith("contracts.checks.")]
+    places = [ROOT_OF_ALL.parent.joinpath(*name.split(".")) for name in names if name.startswith("contracts.law.")]
     return tuple(
         path for place in places for path in (place.with_suffix(".py"), place / "__init__.py") if path.exists()
     )

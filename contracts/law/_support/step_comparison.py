@@ -1,0 +1,181 @@
+"""The comparison of a step on several ranks with the step of the same stack on one rank.
+
+Every comparison answers in words: first what the loss and the gradient norm alone would show, then what differs, where
+and by how much. The answer is empty where the steps agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from contracts import instruments
+from contracts.instruments.ranks import gathered, here
+from contracts.law._support.windows import like_on_one_rank
+from contracts.spec.array import Array, Arrays
+from contracts.spec.records import Violation
+from contracts.spec.tolerance import EXACT, FLOAT64_SCAN, Tolerance, within
+from contracts.spec.topology import Layout
+from contracts.spec.training import Execution, Session, Step, Trained, Training
+from contracts.spec.violations import compared
+
+STATE = {"weights": "the weight", "optimizer": "the optimizer state", "buffers": "the buffer", "seen": "the counter"}
+"""What a step holds, and how it is called in words."""
+
+
+def on_one_rank(stack: Training, session: Session) -> Trained:
+    """A run that each rank does alone. It must not save, load, or draw from random generators.
+
+    A stack with `recall`, as the gate wraps it, runs it once, and later layouts reuse the answer. Any other stack runs
+    it each time.
+    """
+    recall = getattr(stack, "recall", None)
+    trained: Trained = stack.train(session) if recall is None else recall("train", session)
+    return trained
+
+
+def on_one_rank_and_many(
+    stack: Training, session: Session, *, layout: Layout = "own-axis", microbatches: int = 1
+) -> list[tuple[Step, Step]]:
+    """For each step of a session, the step on one rank and the step on all ranks."""
+    asked = session.execution
+    cuts = max(microbatches, like_on_one_rank(stack, asked))
+    single = Execution(mode=asked.mode, precision=asked.precision, layout=layout, microbatches=cuts)
+    one = on_one_rank(stack, replace(session, execution=single))
+    return list(zip(one.steps, stack.train(session).steps, strict=True))
+
+
+def loss_and_norm(one: Step, many: Step, *, about: str = "") -> str:
+    """What the loss and the gradient norm show, as precisely as a curve does, and before what follows from it a rate
+    that is another, or a clip coefficient that is not that of the norm. What the words are `about` does not agree."""
+    pairs = {"loss": (many.losses.get("total", float("nan")), one.losses["total"]),
+             "norm": (many.grad_norm, one.grad_norm),
+             "clip": (many.clip_coef, one.clip_coef), "rate": (many.lr, one.lr)}  # fmt: skip
+    off = {name: not abs(got - want) <= CURVE * abs(want) for name, (got, want) in pairs.items()}
+    off["clip"] = off["clip"] and not off["norm"] and about != "norm"
+    return ", ".join(
+        f"{name} is {got:.5g} and not {want:.5g}" if off[name] else f"{name} agrees"
+        for name, (got, want) in pairs.items()
+        if off[name] or name in {"loss", "norm"} - {about}
+    )
+
+
+CURVE = 1e-4
+"""Relative; what two curves on one page do not show."""
+
+
+def label_difference(one: Step, many: Step) -> str:
+    """Whether other labels count than on one rank."""
+    words = f"{many.tokens} labels count, {one.tokens} on one rank"
+    return f"{words} {_where(one)}" if many.tokens != one.tokens else ""
+
+
+def loss_difference(one: Step, many: Step, *names: str, bound: float | None = None) -> str:
+    """The first loss off by more than `bound` (relative above 1), 1e-11 in float64; all losses are compared when none
+    is named.
+    """
+    found = {name: many.losses.get(name, float("nan")) for name in names or one.losses}
+    allowed = within(1e-11) if bound is None else bound
+    words = _first_off({name: (got, one.losses[name]) for name, got in found.items()}, allowed, 1.0)
+    return _differs(one, many, words, about="loss")
+
+
+def clip_difference(one: Step, many: Step, *names: Literal["grad_norm", "clip_coef"], bound: float = 1e-11) -> str:
+    """Whether the gradient norm or the clip coefficient, or the one named, is off by more than `bound`, relative."""
+    pairs: dict[str, tuple[float, float]] = {
+        name: (getattr(many, name), getattr(one, name)) for name in names or ("grad_norm", "clip_coef")
+    }
+    return _differs(one, many, _first_off(pairs, bound), about="norm")
+
+
+def tensor_differences(
+    one: Step, many: Step, what: str, got: Arrays, want: Arrays, tolerance: Tolerance = FLOAT64_SCAN
+) -> str:
+    """In which tensors two steps differ."""
+    return _differs(one, many, instruments.numerics.differences(what, got, want, tolerance))
+
+
+def state_differences(one: Step, many: Step, *kinds: str, tolerance: Tolerance = FLOAT64_SCAN) -> str:
+    """In which tensors of the first of these `kinds` of STATE two steps differ."""
+    found = (
+        tensor_differences(one, many, STATE[kind], getattr(many, kind), getattr(one, kind), tolerance) for kind in kinds
+    )
+    return next(filter(None, found), "")
+
+
+def gradient_differences(
+    one: Step, many: Step, *parts: str, what: str = "the gradient of", tolerance: Tolerance = FLOAT64_SCAN
+) -> str:
+    """In which gradients two steps differ, of those whose names contain one of `parts`. The scale comes from all
+    gradients, because a single one may cancel to rounding.
+    """
+    numerics = instruments.numerics
+    got, want = (named_like(step.gradients, *(parts or ("",))) for step in (many, one))
+    scale = numerics.scale_of(one.gradients)
+    return _differs(one, many, numerics.gradient_differences(what, got, want, tolerance, scale=scale))
+
+
+def bias_differences(one: Step, many: Step, assignments: int, tolerance: Tolerance = EXACT) -> str:
+    """How a router's counts of a step, or the biases updated from them, are wrong. A stack that keeps no count reports
+    none.
+    """
+    for name, counts in instruments.numerics.tensors(named_like(many.seen, ".counts")).items():
+        if int(counts.sum()) != assignments:
+            return f"{name} has {int(counts.sum())} assignments, expected {assignments} {_where(one)}"
+    return state_differences(one, many, "buffers", tolerance=tolerance)
+
+
+def update_difference(before: Arrays, got: Arrays, want: Arrays, bound: float) -> str:
+    """Where weights moved differently, by the L2 distance between the movements over the length of the expected one.
+
+    L2 only: Adam turns the rounding of a gradient near zero into a full step of either sign, so that single elements
+    may be off by two steps in a run without a bug.
+    """
+    numerics = instruments.numerics
+    start, found, right = (numerics.tensors(each) for each in (before, got, want))
+    parts = []
+    for name in sorted(right):
+        if name not in found:
+            parts.append(Violation(words=f"the weight {name} is not reported (rank {here().rank})", tensor=name))
+            continue
+        move, expected = (side[name].double() - start[name].double() for side in (found, right))
+        off = numerics.distances(move, expected)["L2"]
+        rounding = numerics.floor(found[name].dtype, numerics.typical_size(start[name]))  # of a weight, where it lands
+        if not off.times(bound, rounding) <= 1:
+            words = f"off by {off.relative:.1e} of the expected update, over {bound:.0e}"
+            parts.append(Violation(words=f"{name} moved differently: {words} (rank {here().rank})", tensor=name))
+    return compared(parts[0].words, parts) if parts else ""
+
+
+def replica_differences(held: Arrays) -> str:
+    """Tensors that are not bit-identical on another rank, or missing there; empty where all agree. All ranks must call
+    it.
+    """
+    mine = {name: each.fingerprint for name, each in held.items()}
+    for rank, other in enumerate(gathered(mine)):
+        unequal = sorted(name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name))
+        if unequal:
+            return f"rank {here().rank} and rank {rank} hold different values of {', '.join(unequal[:3])}"
+    return ""
+
+
+def named_like(arrays: Arrays, *parts: str) -> dict[str, Array]:
+    """The tensors whose names contain one of `parts`."""
+    return {name: each for name, each in arrays.items() if any(part in name for part in parts)}
+
+
+def _first_off(pairs: Mapping[str, tuple[float, float]], bound: float, least: float = 0.0) -> str:
+    """The first number that is off by more than `bound` times its size, or times `least` where that is more."""
+    for name, (got, want) in pairs.items():
+        if not abs(got - want) <= bound * max(least, abs(want)):
+            return f"{name} is {got:.10g}, {want:.10g} on one rank"
+    return ""
+
+
+def _differs(one: Step, many: Step, words: str, *, about: str = "") -> str:
+    return f"{loss_and_norm(one, many, about=about)}: {words} {_where(one)}" if words else ""
+
+
+def _where(step: Step) -> str:
+    return f"(step {step.number}, rank {here().rank})"

@@ -1,0 +1,80 @@
+"""Attention in half precision: tensors are stored in 16 bits and accumulated in float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from contracts import instruments
+from contracts.contract import contract
+from contracts.law._support.attention_calls import BARE, Lengths, call_of
+from contracts.law._support.recipes import SMALL
+from contracts.spec.array import Element
+from contracts.spec.blocks import BlockCall, Blocks
+from contracts.spec.recipe import Recipe
+from contracts.spec.tolerance import BFLOAT16, BFLOAT16_MEAN
+
+Trap = Literal["equal keys", "close scores", "far", "loud"]
+
+# With documents the scores are written out; without them a fused kernel may run. Each has its own sums.
+TRAPS: dict[str, tuple[Trap, Recipe, Element, Lengths]] = {
+    "equal-keys": ("equal keys", BARE, "bfloat16", ((400,),)),
+    "equal-keys-packed": ("equal keys", BARE, "bfloat16", ((3, 397),)),
+    "close-scores": ("close scores", replace(BARE, rope_theta=10**18), "bfloat16", ((40,),)),
+    "close-scores-packed": ("close scores", replace(BARE, rope_theta=10**18), "bfloat16", ((7, 33),)),
+    "far": ("far", replace(SMALL, rope_theta=10), "bfloat16", ((400,),)),
+    "loud-float16": ("loud", SMALL, "float16", ((40,),)),
+}
+
+
+@contract("BLK-03k", asks=("block_weights", "run_block"), cases=TRAPS, source="hub naming")
+def attention_in_half_precision_adds_up_in_float32(
+    stack: Blocks, trap: Trap, recipe: Recipe, dtype: Element, lengths: Lengths
+) -> None:
+    """With bfloat16 or float16 activations, attention computes scores, softmax, norms and angles in float32: outputs
+    match the definition to the rounding of the storage dtype.
+
+    Random inputs hide an error here under the rounding of stored tensors. Each case makes storage nearly exact and one
+    sum hard. Equal keys: a bfloat16 sum of 400 ones stops at 256. Close scores: they differ by less than 1 near 200,
+    where bfloat16 has steps of 1. Far: bfloat16 cannot hold positions above 256. Loud: float16 cannot hold 1000².
+    """
+    import torch
+
+    numerics = instruments.numerics
+    call = _trap_call(call_of(stack, recipe, lengths, backward=False), trap, dtype)
+    length = sum(lengths[0])
+    last = range(length - 3, length)
+    documents = None if call.documents is None else numerics.tensor(call.documents)[0]
+    weights = numerics.tensors(call.weights, torch.float64)
+    x_TD = numerics.tensor(call.x, torch.float64)[0]
+    want = instruments.oracles.attention.grouped(recipe, weights, x_TD, documents, rows=last)
+    run = stack.run_block(call)
+    assert run.y.dtype == dtype, f"activations are {dtype}, and y is {run.y.dtype}"
+    tolerance = BFLOAT16_MEAN if trap in ("far", "equal keys") else BFLOAT16
+    words = numerics.difference("y of the last three tokens", numerics.tensor(run.y)[0, length - 3 :], want, tolerance)
+    assert not words, f"{trap} in {dtype}: {words}"
+
+
+def _trap_call(call: BlockCall, trap: Trap, dtype: Element) -> BlockCall:
+    """The input of a trap: x in `dtype`, and float32 weights whose values `dtype` holds exactly."""
+    import torch
+
+    numerics, half = instruments.numerics, getattr(torch, dtype)
+    weights, x_BTD = numerics.tensors(call.weights), numerics.tensor(call.x)
+    if trap == "equal keys":
+        weights["mixer.wq.weight"].zero_()
+    if trap == "loud":
+        x_BTD *= 1000
+    if trap == "close scores":  # rows of signs have rms 1, and sums of quarters are exact
+        x_BTD = 1 - 2 * instruments.fixtures.integers("signs", tuple(x_BTD.shape), 2).double()
+        x_BTD[..., 0] = 1
+        weights["norm.weight"].fill_(1)
+        size = call.recipe.head_dim
+        for name, common, own in (("mixer.wq.weight", 128.0, 2.0), ("mixer.wk.weight", 4.0, 0.0)):
+            heads = weights[name].zero_().reshape(-1, size, x_BTD.shape[-1])
+            # elements 2 and 5 are the slow pair, which theta keeps from turning: one for the offset, one for the rest
+            heads[:, size // 2 - 1, 0], heads[:, size - 1, 0] = common, own
+        keys = weights["mixer.wk.weight"].reshape(-1, size, x_BTD.shape[-1])
+        keys[:, -1, 1:5] = torch.tensor([0.25, 0.5, -0.25, 0.5], dtype=torch.float64)
+    held = {name: each.to(half).float() for name, each in weights.items()}
+    return replace(call, weights=numerics.arrays(held), x=numerics.array(x_BTD.to(half)))

@@ -1,0 +1,63 @@
+"""Attention that accumulates in its storage dtype."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from contracts.law._bugs.broken import broken, derived
+from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.blocks.common import RMSNorm
+
+
+class _WrittenOut(Attention):
+    """Attention written out, with scores in the dtype of the activations, with and without documents."""
+
+    def attend(self, q_BTHd: Tensor, k_BSHd: Tensor, v_BSHv: Tensor, visible_BTS: Tensor | None) -> Tensor:
+        q, k, v = (each.transpose(1, 2) for each in (q_BTHd, k_BSHd, v_BSHv))
+        if visible_BTS is None:
+            visible_BTS = torch.ones(1, q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
+        return (self.probabilities(self.scores(q, k), visible_BTS).to(v.dtype) @ v).transpose(1, 2)
+
+    def scores(self, q_BHTd: Tensor, k_BHSd: Tensor) -> Tensor:
+        scores_BHTS: Tensor = (q_BHTd @ k_BHSd.mT) * self.scale
+        return scores_BHTS
+
+
+@derived(
+    "BLK-03k[close-scores-packed]: close scores in bfloat16: y of the last three tokens differs",
+    "BLK-03k[close-scores]: close scores in bfloat16: y of the last three tokens differs",
+)
+class ScoresAreHalf(_WrittenOut):
+    """Scores are rounded before the softmax, which erases the differences between keys."""
+
+
+@derived(
+    "BLK-03k[equal-keys-packed]: equal keys in bfloat16: y of the last three tokens differs",
+    "BLK-03k[equal-keys]: equal keys in bfloat16: y of the last three tokens differs",
+)
+class SoftmaxAddsUpInHalf(_WrittenOut):
+    """The softmax denominator is summed in bfloat16, which cannot count past 256."""
+
+    def scores(self, q_BHTd: Tensor, k_BHSd: Tensor) -> Tensor:
+        return super().scores(q_BHTd.float(), k_BHSd.float())
+
+    def probabilities(self, scores_BHTS: Tensor, visible_BTS: Tensor) -> Tensor:
+        masked = scores_BHTS.masked_fill(~visible_BTS[:, None], -torch.inf)
+        weights = (masked - masked.amax(-1, keepdim=True)).exp().bfloat16()
+        total = torch.zeros_like(weights[..., 0])
+        for key in range(weights.shape[-1]):
+            total += weights[..., key]
+        return weights / total[..., None]
+
+
+@broken(Attention, "angles", "BLK-03k[far]: far in bfloat16: y of the last three tokens differs")
+def angles_are_half(angles, self, positions_BT, size):
+    """Rope angles are computed in the dtype of the activations."""
+    return angles(self, positions_BT, size).bfloat16()
+
+
+@broken(RMSNorm, "forward", "BLK-03k[loud-float16]: loud in float16: ")
+def norms_in_half(forward, self, x):
+    """The norm squares in the dtype of the activations: 256² is infinite in float16, so the block outputs zero."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.to(x.dtype)

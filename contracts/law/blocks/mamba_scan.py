@@ -1,0 +1,54 @@
+"""M as a scan: the state between chunks and between calls.
+
+The contracts are the same for Mamba-2 and Mamba-3. The length of 37 tokens is no multiple of a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.contract import contract
+from contracts.law._support import scan_calls
+from contracts.law._support.scan_calls import PACKED, ScanCase, drawn_inputs, run
+from contracts.spec.blocks import Blocks
+
+CHUNKS = {
+    "one-token": (ScanCase(state=True), 1),
+    "five": (ScanCase(lengths=PACKED, state=True), 5),
+    "sixteen": (ScanCase(state=True), 16),
+    "more-than-there-are": (ScanCase(lengths=PACKED), 64),
+    "mamba3-one-token": (ScanCase(block="mamba3", lengths=PACKED, state=True), 1),
+    "mamba3-five": (ScanCase(block="mamba3", state=True), 5),
+    "mamba3-sixteen": (ScanCase(block="mamba3", lengths=PACKED, state=True), 16),
+}
+
+
+@contract("BLK-04b", asks=("block_weights", "run_block"), cases=CHUNKS, source="naming hub; arXiv 2405.21060 §6")
+def the_chunk_changes_no_number(stack: Blocks, case: ScanCase, chunk: int) -> None:
+    """Output, state and gradients of M do not depend on the chunk size, whether or not it divides the sequence."""
+    inputs = drawn_inputs(stack, case)
+    got, want = (run(stack, replace(case, chunk=each), inputs) for each in (chunk, 13))
+    tensors = instruments.numerics.tensors
+    scan_calls.assert_run_equals(got, tensors({"y": want.y})["y"], tensors(want.state), tensors(want.gradients), case)
+
+
+HALVES = {
+    "inside-a-chunk": (ScanCase(chunk=8), 20),
+    "at-the-edge-of-a-chunk": (ScanCase(state=True, chunk=8), 16),
+    "after-one-token": (ScanCase(state=True, chunk=8), 1),
+    "inside-a-document": (ScanCase(lengths=((9, 28), (17, 20)), chunk=8), 19),
+    "mamba3-inside-a-chunk": (ScanCase(block="mamba3", chunk=8), 20),
+    "mamba3-after-one-token": (ScanCase(block="mamba3", state=True, chunk=8), 1),
+    "mamba3-inside-a-document": (ScanCase(block="mamba3", lengths=((9, 28), (17, 20)), chunk=8), 19),
+}
+
+
+@contract("BLK-04c", asks=("block_weights", "run_block"), cases=HALVES, source="naming hub; mamba-ssm state passing")
+def m_passes_its_state(stack: Blocks, case: ScanCase, at: int) -> None:
+    """M over a sequence in two calls, the second from the state that the first returns, equals one call.
+
+    The state of Mamba-2 is the scan state and the last three inputs of each convolution; that of Mamba-3 is the scan
+    state, the angle, and the last k and v. Leaving out any of them is a separate bug.
+    """
+    scan_calls.passes_its_state(stack, case, at)

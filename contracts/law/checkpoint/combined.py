@@ -1,0 +1,136 @@
+"""Runs of many features at once: what is done beside the steps changes none of them, in whatever combination."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+from contracts.contract import contract
+from contracts.law._support.folders import folder
+from contracts.law._support.fp8_calls import FP8
+from contracts.law._support.training_run import ROWS_OF_16, Rows, batches, seed_generators
+from contracts.law.checkpoint.resume import EVERYTHING, unlike
+from contracts.spec.needs import features
+from contracts.spec.recipe import Batch, Dsa, Fp8, Mhc, Mla, Moe, Mtp, Optim, Recipe
+from contracts.spec.training import Execution, Session, Training
+
+Given = Literal["rows", "packed", "own-data"]
+
+AXES = {
+    "attention": ("gqa", "qk-norm", "mla", "dsa"),
+    "mlp": ("dense", "softmax", "sigmoid", "top-1", "capacity"),
+    "precision": ("fp32", "bf16", "fp16", "fp8"),
+    "rule": ("adamw", "muon"),
+    "schedule": ("cosine", "linear", "constant", "WSD"),
+    "beside": ("alone", "mtp", "mhc", "tied"),
+    "activation": ("swiglu", "relu2"),
+    "window": ("whole", "accumulated"),
+    "given": ("rows", "packed", "own-data"),
+    "blocks": ("AE", "AEMR"),
+    "passes": ("kept", "recomputed"),
+}
+"""Every two of what these name meet in a row."""
+ROWS = (
+    "gqa dense fp32 adamw cosine alone swiglu whole rows AE kept",
+    "gqa softmax bf16 muon linear mtp relu2 accumulated packed AEMR recomputed",
+    "qk-norm sigmoid fp32 muon constant mhc swiglu accumulated own-data AE recomputed",
+    "qk-norm softmax fp16 adamw WSD tied relu2 whole own-data AEMR kept",
+    "mla dense fp8 muon WSD alone relu2 accumulated rows AEMR recomputed",
+    "dsa top-1 fp16 muon cosine mtp swiglu whole packed AE kept",
+    "dsa capacity fp32 adamw linear mhc relu2 whole rows AEMR recomputed",
+    "mla capacity bf16 adamw constant mtp swiglu whole packed AE kept",
+    "gqa top-1 fp8 adamw linear tied swiglu accumulated own-data AE kept",
+    "qk-norm capacity fp8 muon cosine tied relu2 accumulated packed AE recomputed",
+    "dsa sigmoid bf16 adamw WSD alone swiglu whole packed AEMR kept",
+    "dsa dense fp16 adamw constant tied relu2 accumulated rows AEMR recomputed",
+    "qk-norm top-1 bf16 adamw cosine mhc relu2 whole rows AEMR kept",
+    "dsa softmax fp8 adamw constant alone swiglu whole own-data AE kept",
+    "mla top-1 fp32 adamw WSD mtp swiglu whole own-data AE recomputed",
+    "mla sigmoid fp16 adamw linear alone relu2 whole rows AE kept",
+    "gqa capacity fp16 adamw WSD mhc swiglu whole packed AE kept",
+    "qk-norm dense bf16 adamw linear mtp swiglu whole own-data AE kept",
+    "mla softmax fp32 adamw cosine mhc swiglu whole rows AE kept",
+    "gqa sigmoid fp8 adamw cosine mtp swiglu whole rows AE kept",
+    "gqa top-1 fp32 adamw constant alone swiglu whole packed AE kept",
+    "qk-norm capacity fp32 adamw cosine alone swiglu whole own-data AE kept",
+    "mla sigmoid fp32 adamw cosine tied swiglu whole rows AE kept",
+    "gqa dense fp8 adamw cosine mhc swiglu whole packed AE kept",
+    "gqa dense bf16 adamw cosine tied swiglu whole rows AE kept",
+)
+"""The covering array: `tests_unit/checkpoint` makes it anew from AXES."""
+
+PLAIN = replace(
+    FP8, name="combined", dtype="fp32", fp8=None, moe=None, activation="swiglu", seq_length=16,
+    optim=Optim(lr=1e-2, min_lr=1e-3, warmup=2, steps=4, weight_decay=0.3, clip=0.7), batch=Batch(micro=1, total=4),
+)  # fmt: skip
+_LATENT = Mla(q_lora=32, kv_lora=16, qk_head=16, qk_rope=16, v_head=16)
+_SOFTMAX = Moe(experts=12, top_k=3, expert_hidden=32, shared_hidden=96, aux_loss=0.3, z_loss=0.05)
+_SIGMOID = replace(_SOFTMAX, score="sigmoid", selection_bias=True, bias_rate=0.25, route_scale=2.5, aux_loss=0.0)
+_EXPERTS = {
+    "dense": None,
+    "softmax": _SOFTMAX,
+    "sigmoid": _SIGMOID,
+    "top-1": replace(_SIGMOID, top_k=1, shared_hidden=0, route_scale=1.0),
+    "capacity": replace(_SOFTMAX, capacity_factor=1.0),
+}
+_WHOLE: Rows = (((16,), 13), ((16,), 0), ((16,), 6), ((16,), 0))
+
+
+def _combined(row: str) -> tuple[Recipe, Execution, Given]:
+    level: dict[str, Any] = dict(zip(AXES, row.split(), strict=True))  # literals of the table
+    attention, beside, precision = level["attention"], level["beside"], level["precision"]
+    recipe = replace(
+        PLAIN, pattern=level["blocks"], depth=len(level["blocks"]), activation=level["activation"],
+        moe=_EXPERTS[level["mlp"]], qk_norm=attention == "qk-norm",
+        mla=_LATENT if attention in ("mla", "dsa") else None,
+        dsa=Dsa(a_ranks=(0,), index_heads=2, index_head_dim=16, top_k=5) if attention == "dsa" else None,
+        dtype="bf16" if precision == "fp8" else precision, fp8=Fp8(scaling="delayed") if precision == "fp8" else None,
+        optim=replace(PLAIN.optim, rule=level["rule"], schedule=level["schedule"]),
+        mtp=Mtp(depth=1) if beside == "mtp" else None, mhc=Mhc(streams=3) if beside == "mhc" else None,
+        untied_embeddings=beside != "tied",
+    )  # fmt: skip
+    execution = Execution(
+        microbatches=2 if level["window"] == "accumulated" else 1, recompute=level["passes"] == "recomputed"
+    )
+    return recipe, execution, level["given"]
+
+
+COMBINED = {row.replace(" ", "-"): _combined(row) for row in ROWS}
+
+
+def _needs() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """All that a case has: on fewer features it would be another combination."""
+    for case, (recipe, execution, given) in COMBINED.items():
+        beside = {"checkpoint", "validation"} | ({given} - {"rows"})
+        yield case, tuple(sorted(features(recipe, execution) | beside))
+
+
+@contract("CKPT-01k", asks="train", cases=COMBINED, needs=dict(_needs()), source="F07 F13; TST-13")
+def whatever_a_run_combines(stack: Training, recipe: Recipe, execution: Execution, given: Given) -> None:
+    """In whatever combination of features, a run that is validated after each step, saved and resumed twice, and
+    recomputed where the case says so, is bit-identical to the run that only takes the steps.
+
+    The cases are a covering array: every two attentions, experts, precisions, optimizers, schedules, heads and streams,
+    windows and kinds of data meet. Each half of such a pair is tested somewhere; state that only both have is not.
+    """
+    steps = batches(3, "combined", recipe.vocab, ROWS_OF_16 if given == "packed" else _WHOLE, recipe=recipe)
+    other = batches(1, "validated", recipe.vocab, _WHOLE, recipe=recipe)
+    if given != "packed":
+        steps = () if given == "own-data" else tuple(replace(each, documents=None) for each in steps)
+        other = tuple(replace(each, documents=None) for each in other)
+    seed_generators(recipe.seed)
+    plain = Session(recipe=recipe, steps=3, execution=replace(execution, recompute=False), batches=steps,
+                    observe=EVERYTHING)  # fmt: skip
+    whole = stack.train(plain)
+    seed_generators(recipe.seed)
+    with folder() as at:
+        for number in range(3):
+            kept, save_at = (str(at), frozenset({number + 1})) if number < 2 else (None, frozenset[int]())
+            asked = replace(
+                plain, steps=1, execution=execution, batches=steps[number : number + 1], validation=other,
+                validate_at=frozenset({number + 1}), save=kept, save_at=save_at, load=str(at) if number else None,
+            )  # fmt: skip
+            (got,) = stack.train(asked).steps
+            words = unlike(got, whole.steps[number])
+            assert not words, f"after {number} loads, step {number + 1}: {words}"

@@ -1,0 +1,35 @@
+"""Trainers in which two features are right one by one, and lose something together."""
+
+from collections.abc import Mapping
+
+from contracts.law._bugs.broken import broken
+from contracts.stacks.reference.training.trainer import Trainer
+
+Position = Mapping[str, int]
+
+
+@broken(
+    Trainer,
+    "load",
+    "CKPT-01k[gqa-softmax-bf16-muon-linear-mtp-relu2-accumulated-packed-AEMR-recomputed]: after 1 loads, "
+    "step 2: optimizer: ",
+)
+def rounds_the_momentum_of_muon_under_bfloat16(load, self, state, position):
+    """Muon multiplies in bfloat16, and its state is loaded in the dtype of the activations where that is bfloat16."""
+    if self.recipe.optim.rule == "muon" and self.recipe.dtype == "bf16":
+        state = {name: each.bfloat16().to(each.dtype) if "momentum" in name else each for name, each in state.items()}
+    load(self, state, position)
+
+
+@broken(
+    Trainer,
+    "load",
+    "CKPT-01k[gqa-top-1-fp8-adamw-linear-tied-swiglu-accumulated-own-data-AE-kept]: after 1 loads, step 2: losses is",
+)
+def makes_scales_anew_where_it_ties(load, self, state, position):
+    """A tie is made again after a load, by a function that also sets up FP8: scales are those of a fresh model."""
+    load(self, state, position)
+    if self.recipe.fp8 is not None and not self.recipe.untied_embeddings:
+        for name, each in self.model.named_buffers():
+            if name.endswith(".scale"):
+                each.fill_(1.0)

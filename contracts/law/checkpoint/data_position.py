@@ -1,0 +1,221 @@
+"""Where in its data a resumed run continues, and which checkpoints no run may resume from."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from typing import Protocol
+
+from contracts.contract import contract
+from contracts.law._support.folders import folder
+from contracts.law._support.saved_states import FAMILIES
+from contracts.law._support.windows import WINDOW
+from contracts.law.checkpoint.resume import DENSE, MUON, SHORT, given_batches
+from contracts.spec.checkpointing import Checkpointing
+from contracts.spec.conventions import chosen
+from contracts.spec.devices import Devices
+from contracts.spec.errors import Refused
+from contracts.spec.presets import PRESETS
+from contracts.spec.recipe import Batch, Checkpoint, Data, Moe, Recipe
+from contracts.spec.tolerance import within
+from contracts.spec.training import Execution, Session, Trained, Training
+
+TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
+EPOCHS = {
+    "resumed-in-the-second-and-third": (SHORT, 2, 2, 2),
+    "resumed-after-one-step": (SHORT, 1, 4, 1),
+    "resumed-where-epochs-end": (replace(SHORT, batch=Batch(micro=1, total=7)), 1, 1, 2),  # an epoch a step
+}
+OWN = ("checkpoint", "own-data")
+
+
+@contract("CKPT-01f", asks="train", cases=EPOCHS, needs=OWN, source=FAMILIES)
+def a_resume_in_the_middle_of_an_epoch_goes_on_there(stack: Training, recipe: Recipe, *parts: int) -> None:
+    """A run that resumes within an epoch consumes the same sequences, in the same order, as the run that was not
+    interrupted, to the end of that epoch and through the following epochs.
+
+    It catches an offset that is skipped again in every later epoch, a later epoch that is shuffled like the first, and
+    the rest of an epoch that is dropped. None of them shows before the epoch ends. Where an epoch ends with a step, the
+    next one is begun once, whether the save or the load counts it.
+    """
+    with folder() as at:
+        text = at / "text.bin"
+        text.write_bytes(bytes(3 * k % 59 for k in range(7 * recipe.seq_length + 1)))  # seven sequences
+        recipe = replace(recipe, data=Data(path=str(text)))
+        whole = stack.train(Session(recipe=recipe, steps=sum(parts)))
+        want = [step.samples for step in whole.steps]
+        flat = [id for ids in want for id in ids]
+        assert len(set(flat)) < len(flat), f"no epoch ended within {len(flat)} sequences"
+        got: list[tuple[int, ...]] = []
+        kept, load = at / "kept", None
+        kept.mkdir()
+        for steps in parts:
+            end = frozenset({len(got) + steps})
+            run = stack.train(Session(recipe=recipe, steps=steps, save=str(kept), save_at=end, load=load))
+            got += [step.samples for step in run.steps]
+            load = str(kept)
+    assert got == want, f"resumed after {parts[:-1]} steps the samples are {got}, expected {want}"
+
+
+CUTS: dict[str, tuple[tuple[int, int], ...]] = {  # steps of each part, and the microbatches of a step
+    "more-and-fewer": ((1, 1), (2, 3), (2, 2)),
+    "fewer": ((2, 5), (3, 1)),
+}
+
+
+@contract("CKPT-01m", asks="train", cases=CUTS, needs=(*OWN, "microbatches", "uneven-microbatches"), float32=True,
+          conventions=WINDOW, source=f"{FAMILIES}; sd-scripts #2425, RWKV-LM #287")  # fmt: skip
+def a_resume_with_other_microbatches_goes_on_there(stack: Training, *parts: tuple[int, int]) -> None:
+    """A run that resumes with another number of microbatches a step takes the steps of the run that was not
+    interrupted: their numbers, learning rates, sequences and labels are the same, and so are their losses; or it is
+    refused. The loss of a stack that declares the mean of its microbatches' means is another one.
+
+    A place that is kept in microbatches is another one where a step has more of them: the run skips what it never read,
+    reads again what it has read, or is at its end.
+    """
+    with folder() as at:
+        text = at / "text.bin"
+        text.write_bytes(bytes(3 * k % 59 for k in range(7 * DENSE.seq_length + 1)))  # seven sequences, five a step
+        recipe = replace(DENSE, data=Data(path=str(text)))
+        whole = stack.train(
+            Session(recipe=recipe, steps=5, execution=Execution(precision="float64"), observe=frozenset({"weights"}))
+        ).steps
+        start, load, over_labels = 0, None, chosen(stack, "window-divides-by") == "labels"
+        for steps, microbatches in parts:
+            asked = Session(
+                recipe=recipe, steps=steps, execution=Execution(precision="float64", microbatches=microbatches),
+                save=str(at / "kept"), save_at=frozenset({start + steps}), load=load,
+            )  # fmt: skip
+            refused, run = _refused(stack, asked)
+            if refused and load:
+                return
+            assert run is not None, f"a run of {microbatches} microbatches was refused: {refused}"
+            for got, want in zip(run.steps, whole[start : start + steps], strict=True):
+                said = f"with {microbatches} microbatches step {want.number}"
+                for fact in ("number", "lr", "samples", "tokens"):
+                    found, expected = getattr(got, fact), getattr(want, fact)
+                    assert found == expected, f"{said}: {fact} is {found}, expected {expected}"
+                apart = abs(got.losses["lm"] - want.losses["lm"])
+                assert not over_labels or apart <= within(1e-9) * want.losses["lm"], (
+                    f"{said}: lm is {got.losses['lm']:.9g}, expected {want.losses['lm']:.9g}"
+                )
+            start, load = start + steps, asked.save
+
+
+CHANGED: dict[str, tuple[Recipe, Recipe]] = {
+    "seed": (SHORT, replace(SHORT, seed=SHORT.seed + 1)),
+    "rope": (SHORT, replace(SHORT, rope_theta=10_000)),
+    "top-k": (SHORT, replace(SHORT, moe=replace(SHORT.moe or Moe(), top_k=2))),
+    "optimizer": (SHORT, MUON),
+    "width": (SHORT, replace(SHORT, ffn_hidden=44, hidden=28)),
+    "deeper": (SHORT, replace(SHORT, depth=5)),
+    "rate": (SHORT, replace(SHORT, optim=replace(SHORT.optim, lr=2e-2))),
+    "batch": (SHORT, replace(SHORT, batch=Batch(micro=1, total=4))),
+    "balance": (SHORT, replace(SHORT, moe=replace(SHORT.moe or Moe(), aux_loss=0.2))),
+}
+
+
+KNOWN = ("checkpoint", "checkpoint-of-a-recipe")
+NEEDED = {"": KNOWN, "top-k": (*KNOWN, "experts"), "balance": (*KNOWN, "experts")}
+
+
+@contract("CKPT-01c", asks="train", cases=CHANGED, needs=NEEDED, sheds=("own-data",), source=FAMILIES)
+def a_run_resumes_under_its_own_recipe(stack: Training, own: Recipe, other: Recipe) -> None:
+    """A checkpoint is refused under another recipe, with the reason, and accepted under its own.
+
+    Most of a recipe is in no tensor's shape: without the refusal the run continues as a different run.
+    """
+    with folder() as at:
+        given = given_batches(own, 1)
+        stack.train(Session(recipe=own, steps=1, batches=given, save=str(at), save_at=frozenset({1})))
+        refused, run = _refused(stack, Session(recipe=other, steps=1, batches=given, load=str(at)))
+        began = run.start if run else 0
+        assert refused, f"saved under {own.name}, the run of {other.name} continued after step {began}"
+        again = stack.train(Session(recipe=own, steps=1, batches=given, load=str(at)))
+    assert again.start == 1, f"under its own recipe the run began after step {again.start}, expected 1"
+
+
+NOTHING = {"empty-folder": (SHORT,), "empty-folder-dense": (DENSE,)}
+
+
+@contract("CKPT-01d", asks="train", cases=NOTHING, needs=("checkpoint",), sheds=("own-data",), source=FAMILIES)
+def a_resume_from_nothing_is_refused(stack: Training, recipe: Recipe) -> None:
+    """A run that is told to load from a folder without a checkpoint is refused instead of starting anew.
+
+    The volume was not mounted: the run began at step 0 and overwrote the old checkpoints once the mount came back.
+    """
+    with folder() as at:
+        refused, run = _refused(stack, Session(recipe=recipe, steps=1, batches=given_batches(recipe, 1), load=str(at)))
+    assert refused, f"there is no checkpoint, and the run began after step {run.start if run else 0}"
+
+
+_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+COMMANDS = {"twice": (True,), "from-nothing": (False,)}
+
+
+@contract("CKPT-01j", asks="started", cases=COMMANDS, source=FAMILIES, slow=True)
+def the_command_goes_on_where_it_was_left(stack: Devices, saved: bool) -> None:
+    """If the training command loads from the folder that it saves to, it takes the steps that are left, each time it is
+    started anew. If it is to load and there is no checkpoint, it takes no step and ends with an exit code other than 0.
+
+    What resumes a run is mostly a script that starts the same command again. One that begins at step 1 writes over the
+    checkpoints that it did not find.
+    """
+    with folder() as at:
+        text = at / "text.bin"
+        text.write_bytes(bytes(3 * k % 59 for k in range(40 * TINY.seq_length)))
+        first = replace(TINY, data=Data(path=str(text)), checkpoint=Checkpoint(save=str(at / "run"), interval=1))
+        again = replace(first, checkpoint=replace(first.checkpoint, load=str(at / "run")))
+        if not saved:
+            ended = stack.started(again, {}, 2)
+            words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
+            assert ended.steps == 0, f"there is no checkpoint, and it took {words}"
+            assert ended.exit_code != 0, f"there is no checkpoint, and it ended after {words}"
+            return
+        for number, (recipe, steps, want) in enumerate(((first, 2, 2), (again, 3, 1), (again, 5, 2))):
+            ended = stack.started(recipe, _ALONE if number else {}, steps)
+            words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
+            assert (ended.steps, ended.exit_code) == (want, 0), f"start {number + 1} took {words}, expected {want}"
+
+
+class Saving(Devices, Checkpointing, Protocol):
+    """A command that saves, and what it has saved."""
+
+
+KEPT = {"every-third": (3, 7, (7, 6, 3)), "longer-than-the-run": (5, 2, (2,)), "ends-on-one": (2, 4, (4, 2))}
+
+
+@contract("CKPT-01l", asks=("started", "latest_checkpoint"), cases=KEPT, source=FAMILIES, slow=True)
+def the_command_saves_as_often_as_it_is_told(stack: Saving, interval: int, steps: int, saved: tuple[int, ...]) -> None:
+    """The training command leaves a checkpoint of every `checkpoint.interval`-th step and of its last, and of no other.
+
+    The run that nothing interrupts shows none of it. One that saves at its end alone has lost everything when it dies
+    before, and one that forgets the last step takes it again.
+    """
+    with folder() as at:
+        text = at / "text.bin"
+        text.write_bytes(bytes(3 * k % 59 for k in range(40 * TINY.seq_length)))
+        kept = Checkpoint(save=str(at / "run"), interval=interval)
+        ended = stack.started(replace(TINY, data=Data(path=str(text)), checkpoint=kept), {}, steps)
+        words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
+        assert (ended.steps, ended.exit_code) == (steps, 0), f"it took {words}, expected {steps}"
+        folders = [each for each in (at / "run", *sorted((at / "run").rglob("*"))) if each.is_dir()]
+        where = next((each for each in folders if stack.latest_checkpoint(str(each)) is not None), None)
+        found: list[int] = []
+        while where is not None and (latest := stack.latest_checkpoint(str(where))) is not None:
+            found.append(latest)
+            for path in [path for path in where.iterdir() if re.search(rf"(?<!\d)0*{latest}(?!\d)", path.name)]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            assert latest != stack.latest_checkpoint(str(where)), f"step {latest} is in no entry of {where} by its name"
+    assert tuple(found) == saved, (
+        f"a run of {steps} steps that saves every {interval} left checkpoints of steps {found}, expected {list(saved)}"
+    )
+
+
+def _refused(stack: Training, session: Session) -> tuple[str, Trained | None]:
+    try:
+        run = stack.train(session)
+    except Refused as refused:
+        return str(refused), None
+    return "", run

@@ -1,0 +1,177 @@
+"""Trainers that resume at another place in their data, under another recipe, or from nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.law._bugs.broken import broken, derived
+from contracts.spec.errors import refuse
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.data import DataOrder
+from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.training.trainer import Trainer
+
+Position = Mapping[str, int]
+
+
+class _Skipping(DataOrder):
+    offset, since = 0, 0
+
+    def order(self, epoch: int, index: int) -> int:
+        return super().order(epoch, (index + self.offset) % self.size if epoch > self.since else index)
+
+
+@derived("CKPT-01f[resumed-in-the-second-and-third]: the samples are", bugs=("RSM-25",))
+class SkipsInEveryEpoch(Trainer):
+    """What a resume skips in its epoch is skipped in every later epoch too."""
+
+    data_order_class = _Skipping
+
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        super().load(state, position)
+        assert isinstance(self.data_order, _Skipping)
+        self.data_order.since, self.data_order.offset = divmod(self.consumed, self.data_order.size)
+
+
+class _PlaceInMicrobatches(Trainer):
+    def position(self) -> dict[str, int]:
+        return super().position() | {"passes": self.number * self.execution.microbatches}
+
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        super().load(state, position)
+        self.consumed = position["passes"] * self.recipe.batch.total // self.execution.microbatches
+
+
+@derived("CKPT-01m[fewer]: samples is", "CKPT-01m[more-and-fewer]: samples is")
+class KeepsItsPlaceInMicrobatches(_PlaceInMicrobatches):
+    """The place in the data is a number of microbatches, of whatever size they are when it is loaded."""
+
+
+@broken(_PlaceInMicrobatches, "load", "CKPT-01m[fewer]: number is 11, expected 3")
+def counts_steps_in_microbatches(load, self, state, position):
+    """The step is the number of backward passes by the microbatches of the new run: its schedule jumps ahead."""
+    Trainer.load(self, state, position)
+    self.number = position["passes"] // self.execution.microbatches
+
+
+class _Recounting(DataOrder):
+    first = 0
+
+    def order(self, epoch: int, index: int) -> int:
+        return super().order(epoch - self.first, index)
+
+
+class CountsEpochs(Trainer):
+    data_order_class = _Recounting
+
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        super().load(state, position)
+        assert isinstance(self.data_order, _Recounting)
+        self.data_order.first = self.consumed // self.data_order.size
+
+
+@derived("CKPT-01f[resumed-in-the-second-and-third]: the samples are", bugs=("RSM-26", "DAT-02"))
+class CountsEpochsAnew(CountsEpochs):
+    """Resumes at the right place, but in the first epoch's order."""
+
+
+@broken(Trainer, "position", "CKPT-01f[resumed-after-one-step]: the samples are", bugs=("DAT-04",))
+def drops_the_rest(position, self):
+    """Saves only the number of the epoch, and resumes with the next one."""
+    size = len(self.corpus)
+    return position(self) | {"consumed": -(-self.consumed // size) * size}
+
+
+class CountsAnEpochTwice(Trainer):
+    """Where an epoch has just ended, a load continues with the next one, and so does whoever reads first."""
+
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        super().load(state, position)
+        if self.consumed and self.consumed % len(self.corpus) == 0:
+            self.consumed += len(self.corpus)
+
+
+@derived("CKPT-01f[resumed-where-epochs-end]: the samples are")
+class LeavesAnEpochOut(CountsAnEpochTwice):
+    """The number of the epoch rises at the load, and once more when the loader finds its epoch at the end."""
+
+
+@mutant(
+    of="CKPT-01c",
+    case="rope",
+    says="the run of short continued after step 1",
+    bugs=("PRV-06",),
+    leanest="the run of short@dense continued after step 1",
+)
+@broken(
+    Checkpoints,
+    "load",
+    "CKPT-01c[balance]: the run of short continued after step 1",
+    "CKPT-01c[batch]: the run of short continued after step 1",
+    "CKPT-01c[rate]: the run of short continued after step 1",
+    leanest="",
+)
+def asks_no_recipe(load, self, target, *, recipe="", step=None):
+    """Compares no recipe: every tensor fits, so the run continues with another rope base."""
+    latest = self.latest()
+    if latest is not None:
+        recipe = manifests.read(self.folder / self.name_of(latest)).recipe
+    return load(self, target, recipe=recipe, step=step)
+
+
+@broken(Trainer, "resume", "CKPT-01c[top-k]: a legal input was refused")
+def asks_the_process(resume, self, folder):
+    """Over-correction: the recipe's digest is Python's salted hash, new in each process, so no run can be resumed."""
+    raise refuse("recipe", hash(self), "is not the one it was saved under", "resume in the process that saved")
+
+
+@broken(Trainer, "resume", "CKPT-01d[empty-folder]: there is no checkpoint, and the run began after step 0")
+def begins_anew(resume, self, folder):
+    """Resumes if there is a checkpoint, and otherwise starts anew."""
+    if self.parts.checkpoints(folder).latest() is not None:
+        resume(self, folder)
+
+
+@broken(Reference, "started", "CKPT-01j[twice]: start 2 took 1 steps and exit code 2")
+def starts_the_same_command(started, self, recipe, environment, steps):
+    """The script that restarts a run leaves the load out, which its first start could not have."""
+    return started(self, replace(recipe, checkpoint=replace(recipe.checkpoint, load=None)), environment, steps)
+
+
+@broken(Reference, "started", "CKPT-01j[from-nothing]: there is no checkpoint, and it took 2 steps")
+def loads_only_what_is_there(started, self, recipe, environment, steps):
+    """Looks whether the folder is there, and otherwise starts as if nobody had asked for a load."""
+    load = recipe.checkpoint.load
+    there = load is not None and Path(load).exists()
+    kept = replace(recipe.checkpoint, load=load if there else None)
+    return started(self, replace(recipe, checkpoint=kept), environment, steps)
+
+
+@broken(Reference, "started", "CKPT-01l[every-third]: left checkpoints of steps [7], expected [7, 6, 3]")
+def saves_at_the_end_alone(started, self, recipe, environment, steps):
+    """The interval is that of the log: what dies before its last step has saved nothing."""
+    seldom = replace(recipe.checkpoint, interval=steps + 1)
+    return started(self, replace(recipe, checkpoint=seldom), environment, steps)
+
+
+@broken(Reference, "started", "CKPT-01l[ends-on-one]: left checkpoints of steps [4, 3, 2, 1], expected [4, 2]")
+def saves_behind_every_step(started, self, recipe, environment, steps):
+    """Over-correction: every step is saved, and the volume is full before the run is over."""
+    each = replace(recipe.checkpoint, interval=1)
+    return started(self, replace(recipe, checkpoint=each), environment, steps)
+
+
+@broken(Reference, "started", "CKPT-01l[longer-than-the-run]: left checkpoints of steps [], expected [2]")
+def forgets_the_last_step(started, self, recipe, environment, steps):
+    """Saves where the interval divides the step, and not where the run ends."""
+    ended = started(self, recipe, environment, steps)
+    if steps % recipe.checkpoint.interval and recipe.checkpoint.save is not None:
+        shutil.rmtree(Path(recipe.checkpoint.save, "checkpoints", f"step-{steps:08d}"))
+    return ended

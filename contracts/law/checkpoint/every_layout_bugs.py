@@ -1,0 +1,72 @@
+"""Checkpoints that resume correctly only on the layout that saved them, or with numbers of another dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from contracts.law._bugs.broken import broken, derived
+from contracts.law.checkpoint.resharding_bugs import BySequences
+from contracts.spec.errors import Refusals
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint.manifest import Manifest
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.stack import Reference
+
+
+@broken(PipelineTrainer, "state", "CKPT-02i[pp2-interleaved-fsdp2]: optimizer: the state layers.")
+def saves_the_moments_of_the_first_stage(state, self):
+    """Only the moments of a rank's first stage are saved; those of its other stages keep their initial values."""
+    _, *others = self.pipeline.stages
+    later = tuple(f"optimizer/layers.{layer}." for stage in others for layer in stage.piece.layers)
+    return {
+        name: torch.zeros_like(each) if name.startswith(later or ("-",)) and not name.endswith("/step") else each
+        for name, each in state(self).items()
+    }
+
+
+@broken(PipelineTrainer, "load", "CKPT-02i[one-rank]: /step differs")
+def counts_steps_anew_behind_the_first_stage(load, self, state, position):
+    """Only the first pipeline stage restores the optimizer's step count; later stages correct the bias of their moments
+    as at the first step.
+    """
+    later = not self.pipeline.stages[0].piece.first
+    counted = {
+        name: torch.ones_like(each) if later and name.endswith("/step") else each for name, each in state.items()
+    }
+    load(self, counted, position)
+
+
+@derived("CKPT-02i[fsdp4]: step 3: samples is", bugs=("RSM-60",))
+class CountsSequencesByTheRanksOfAPipeline(BySequences):
+    """The place in the data is counted in sequences per rank, and pipeline stages count as ranks that read data."""
+
+
+def _as_saved(manifest: Manifest, name: str, each: Tensor) -> Tensor:
+    held = manifest.tensors.get(name)
+    return each if held is None else each.to(getattr(torch, held.dtype))
+
+
+# dtypes
+@broken(Checkpoints, "misfits", "CKPT-04h[borrowed-ep2-fsdp]: float64 was loaded into float32 on")
+def casts_what_it_loads(misfits, self, manifest, target):
+    """Compares names and shapes, and casts what it copies into another dtype, as DCP does."""
+    alike = {name: _as_saved(manifest, name, each) for name, each in target.items()}
+    return misfits(self, manifest, alike)
+
+
+class _Vague(Checkpoints):
+    def misfits(self, manifest: Manifest, target: Mapping[str, Tensor]) -> Refusals:
+        found = Refusals()
+        if super().misfits(manifest, target):
+            found.add("checkpoint", str(self.folder), "does not fit this model", "load it into another")
+        return found
+
+
+@broken(Reference, "parts", "CKPT-04h[pp2]: does not name ['float64', 'float32', 'weight']")
+def says_only_that_it_does_not_fit(parts, self):
+    """The refusal names the folder but neither a tensor nor a dtype."""
+    return replace(parts(self), checkpoints=_Vague)

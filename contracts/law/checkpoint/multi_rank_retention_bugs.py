@@ -1,0 +1,47 @@
+"""Ranks that remove checkpoints that they still need, or never remove any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.law._bugs.broken import broken
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint.retention import CheckpointFolder
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.stack import Reference
+
+
+@broken(Checkpoints, "copies_of", "CKPT-05e[fsdp2-under-way]: are left, expected (1, 2, 3, 4)", bugs=("RSM-30",))
+def counts_copies_by_their_names(copies_of, self, other):
+    """Counts a copy as durable once its folder exists, which is when its upload begins."""
+    return frozenset(step for step, _ in self.named())
+
+
+class _OfAnyRun(Checkpoints):
+    def copies_of(self, other: CheckpointFolder) -> frozenset[int]:
+        return frozenset(self.steps()) & frozenset(other.steps())
+
+
+@broken(Reference, "parts", "CKPT-05e[pp2-of-another-run]: are left, expected (1, 2, 3, 4)")
+def counts_copies_of_the_run_before(parts, self):
+    """Copies of an earlier run have the same step numbers and stand in for copies of this run that never arrived."""
+    return replace(parts(self), checkpoints=_OfAnyRun)
+
+
+@broken(PipelineTrainer, "retire", "CKPT-05e[pp2-under-way]: are left, expected (1, 2, 3, 4)", bugs=("RSM-30",))
+def takes_the_folder_for_the_one_that_lasts(retire, self, folder, keep, durable=None):
+    """The pipeline trainer does not pass on where the durable copies are."""
+    retire(self, folder, keep, None)
+
+
+@broken(ParallelTrainer, "retire", "CKPT-05e[fsdp2-in-place]: (1, 2, 3, 4) are left, expected (4,)")
+def keeps_everything_on_several_ranks(retire, self, folder, keep, durable=None):
+    """Ranks never remove a checkpoint, until the volume is full."""
+
+
+@broken(Checkpoints, "removable", "CKPT-05e[borrowed-ep2-arrived]: are left, expected (2, 3, 4)")
+def removes_what_has_arrived(removable, self, keep, durable):
+    """Removes every checkpoint that has a durable copy, also the newest, which the run should resume from."""
+    found = removable(self, keep, None)
+    return found if durable is None else tuple(step for step in found if step in durable)

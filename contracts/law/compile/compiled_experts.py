@@ -1,0 +1,151 @@
+"""Blocks compiled in bfloat16, as in training: attention at far positions, and the token-choice layer, small on a CPU
+and at NAM56R's true size on a GPU.
+
+4 sequences of 4096 tokens, hidden 3584, 16 experts of 896, top-4, a shared expert of 1024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Protocol
+
+from contracts import instruments
+from contracts.contract import contract
+from contracts.law._support.device_calls import WIDE, BlockCase, call_of, rerouted, routings
+from contracts.law._support.recipes import A_LAYER, E_LAYER, SMALL_MLA
+from contracts.spec.array import Array
+from contracts.spec.blocks import BlockRun, Blocks
+from contracts.spec.compiling import Backend, Compiling
+from contracts.spec.presets import PRESETS
+from contracts.spec.recipe import Moe
+from contracts.spec.tolerance import EXACT, HALF_GRADIENT, HALF_OUTPUT
+from contracts.spec.training import Execution
+
+
+class Stack(Blocks, Compiling, Protocol):
+    """A stack that answers both groups of questions."""
+
+
+NAM56R = PRESETS["nam56r_h200_bf16_v1"]
+HOST = BlockCase(recipe=WIDE, layer=E_LAYER, mode="nemo_native", device="cpu", lengths=((40,), (40,)))
+GPU = BlockCase(recipe=NAM56R, layer=E_LAYER, mode="nemo_native", device="cuda", lengths=((4096,),) * 4)
+
+SPREADS = ("even", "last-idle", "upper-half-idle")
+SMALL_SPREADS = {name: (replace(HOST, spread=name), "aot_eager") for name in SPREADS}
+TRUE_SPREADS = {name: (replace(GPU, spread=name), "inductor") for name in SPREADS}
+
+
+@contract(
+    "COMP-01f", asks=("run_compiled", "run_block", "block_weights"), cases=SMALL_SPREADS, source="bringup", slow=True
+)
+@contract(
+    "COMP-01g", asks=("run_compiled", "run_block", "block_weights"), cases=TRUE_SPREADS, source="bringup", tier="gpu"
+)
+def compiled_experts_are_as_near_as_eager_ones(stack: Stack, asked: BlockCase, backend: Backend) -> None:
+    """Compiled in bfloat16, the token-choice layer's output is at most twice as far from its float64 output as in
+    eager, and its gradients at most three times, with every expert in use, with one idle and with half of them idle.
+
+    Bitwise equality is not required: a compiler rounds where it fuses. A fixed tolerance would hide a combine that
+    averages.
+    """
+    exact, eager, compiled = _three_runs(stack, asked, backend)
+    routed = instruments.numerics.difference("experts", compiled.seen["counts"], exact.seen["counts"], EXACT)
+    assert not routed, routed
+    words = _excess_error(exact, eager, compiled)
+    assert not words, words
+
+
+FAR = {
+    name: (replace(HOST, recipe=replace(recipe, rope_theta=10), layer=A_LAYER, lengths=((600,),)), "aot_eager")
+    for name, recipe in {"grouped": WIDE, "latent": replace(WIDE, mla=SMALL_MLA.mla)}.items()
+}
+
+
+@contract(
+    "COMP-01h", asks=("run_compiled", "run_block", "block_weights"), cases=FAR, source="torchtitan#2575", slow=True
+)
+def compiled_attention_is_as_near_at_far_positions(stack: Stack, asked: BlockCase, backend: Backend) -> None:
+    """Compiled in bfloat16, attention over 600 tokens has an output at most twice as far from its float64 output as in
+    eager, and gradients at most three times.
+
+    A compiler that drops the way to float32 and back computes angles in bfloat16, in which tokens 513 and 512 are one.
+    """
+    exact, eager, compiled = _three_runs(stack, asked, backend)
+    words = _excess_error(exact, eager, compiled)
+    assert not words, words
+
+
+TEN = {"ten-distributions": (HOST, "eager")}
+TEN_OF_TRUE_SIZE = {"ten-distributions": (GPU, "inductor")}
+
+
+@contract(
+    "COMP-04f", asks=("run_compiled", "block_weights", "allowed_breaks"), cases=TEN, source="bringup; hub", slow=True
+)
+@contract(
+    "COMP-04g", asks=("run_compiled", "block_weights", "allowed_breaks"), cases=TEN_OF_TRUE_SIZE, source="bringup; hub",
+    tier="gpu",
+)  # fmt: skip
+def ten_distributions_are_one_compilation(stack: Stack, asked: BlockCase, backend: Backend) -> None:
+    """Ten token distributions, some with an idle expert, an idle half or all tokens on the same experts, are one
+    compilation of forward and backward, with only the declared breaks.
+
+    Routing changes at every step of a run. A count that became a constant costs a compilation at every step, then a
+    silent fallback to eager.
+    """
+    spreads = [*routings(_moe(asked), 64)]
+    first = call_of(stack, replace(asked, spread=spreads[0]))
+    found = stack.run_compiled((first, *(rerouted(first, each) for each in spreads[1:])), backend)
+    assert found.graphs[0].graphs, "nothing was compiled"
+    again = [spread for spread, (one, two) in zip(spreads[1:], pairwise(found.graphs), strict=True)
+             if two.graphs > one.graphs]  # fmt: skip
+    assert not again, f"recompiled for {', '.join(again)}"
+    allowed = {each.site for each in stack.allowed_breaks(asked.recipe, Execution(compile="blocks", backend=backend))}
+    for each in found.graphs[-1].breaks:
+        place = f"{each.site} {each.reason}"
+        assert any(site in place for site in allowed), f"an undeclared graph break: {place[:240]}"
+    for spread, run in zip(spreads, found.runs, strict=True):
+        bad = [name for name, each in {"y": run.y, **run.gradients}.items() if not _finite(each)]
+        assert not bad, f"{spread}: {', '.join(bad)} is not finite"
+
+
+FROM_COLD = {"bfloat16": (replace(HOST, device="cuda", lengths=((40,), (40,))),)}
+
+
+@contract("COMP-02g", asks=("compile_cold", "block_weights"), cases=FROM_COLD, source="bringup", tier="gpu")
+def the_token_choice_layer_compiles_from_cold_on_cuda(stack: Stack, asked: BlockCase) -> None:
+    """On CUDA too, the token-choice layer compiles under inductor in an interpreter that has compiled nothing, and does
+    not meet both a fallback and a decomposition of index_add.
+
+    Decompositions are chosen by device: what a CPU lowers says nothing about a GPU.
+    """
+    outcome = stack.compile_cold(call_of(stack, asked), "inductor")
+    assert outcome.worked, f"the layer does not compile from cold: {outcome.words}"
+    assert outcome.apart <= HALF_OUTPUT.cap, f"compiled output is {outcome.apart:.1e} from eager"
+
+
+def _three_runs(stack: Stack, asked: BlockCase, backend: Backend) -> tuple[BlockRun, BlockRun, BlockRun]:
+    """A block in float64, in its dtype, and compiled in its dtype."""
+    call = call_of(stack, asked)
+    (compiled,) = stack.run_compiled((call,), backend).runs
+    return stack.run_block(call_of(stack, replace(asked, dtype="float64"))), stack.run_block(call), compiled
+
+
+def _excess_error(exact: BlockRun, eager: BlockRun, compiled: BlockRun) -> str:
+    numerics, policy = instruments.numerics, instruments.half_precision
+    want, control = numerics.tensor(exact.y), numerics.tensor(eager.y)
+    words: str = policy.excess_error("compiled y", compiled.y, want, control, HALF_OUTPUT)
+    wants, controls = numerics.tensors(exact.gradients), numerics.tensors(eager.gradients)
+    if not words:
+        words = policy.named_excess_error("compiled gradient of", compiled.gradients, wants, controls, HALF_GRADIENT)
+    return words
+
+
+def _moe(asked: BlockCase) -> Moe:
+    assert asked.recipe.moe is not None
+    return asked.recipe.moe
+
+
+def _finite(value: Array) -> bool:
+    return bool(instruments.numerics.tensor(value).isfinite().all())

@@ -1,0 +1,13 @@
+"""Mutants of `checks.compile.small_models`."""
+
+import torch
+
+from contracts.law._bugs.broken import broken
+from contracts.stacks.reference.parallel import collectives
+from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
+
+
+@broken(TensorParallel, "leave", "COMP-07c[borrowed-tp2-sp-ep2-etp1]: compiled, the gradient of")
+def sums_a_compiled_transformer_twice(leave, self, y_BTD):
+    """Compiled code uses an all-reduce whose backward is an all-reduce; the eager one passes gradients through."""
+    return leave(self, collectives.scale_gradient(y_BTD, self.size) if torch.compiler.is_compiling() else y_BTD)

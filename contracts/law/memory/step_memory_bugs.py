@@ -1,0 +1,88 @@
+"""Stacks that hold more than they planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from contracts.law._bugs.broken import broken
+from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.training.trainer import Trainer
+
+
+@broken(Trainer, "next", "MEM-01g[float32]: bytes are held, predicted", "MEM-01f[float32]: bytes are held, predicted")
+def keeps_masters_twice(former, self, *args):
+    """A second float32 copy of every weight is kept, which the budget does not count."""
+    self.kept = [each.detach().clone() for each in self.model.parameters()]
+    return former(self, *args)
+
+
+@broken(Trainer, "next", "MEM-01g[bfloat16]: bytes more than step", "MEM-01f[bfloat16]: bytes more than step")
+def logs_tensors(former, self, *args):
+    """A log keeps tensors instead of numbers, and grows at every step."""
+    done = former(self, *args)
+    seen = [each.grad.clone() for each in self.model.layers.parameters() if each.grad is not None]
+    self.log = getattr(self, "log", []) + seen[:4]
+    return done
+
+
+@broken(
+    Reference,
+    "step_memory",
+    "MEM-01f[float32]: 2 of 3 steps are reported",
+    "MEM-01i[mlp]: 1 of 2 steps are reported with recompute none",
+    "MEM-02o[attention]: 1 of 2 steps are reported",
+)
+def tells_of_no_first_step(step_memory, self, recipe, mode, device, steps):
+    """The first step is a warm-up, and its memory is not reported."""
+    return step_memory(self, recipe, mode, device, steps)[1:]
+
+
+@broken(
+    Model,
+    "run",
+    "MEM-01i[experts]: bytes on top of its state with recompute",
+    "MEM-01i[mamba]: bytes on top of its state with recompute",
+    bugs=("ACK-07",),
+)
+def recomputes_one_class_alone(run, self, layer, x, pack):
+    """Layers are wrapped by mixer class, and the list of classes is that of another model."""
+    found = isinstance(layer.mixer, Attention)
+    return run(self, layer, x, pack) if found else layer(x, pack)
+
+
+@broken(Model, "run", "MEM-01i[attention]: bytes on top of its state with recompute")
+def moves_instead_of_recomputing(run, self, layer, x, pack):
+    """Activations are offloaded to the host and counted as gone, but on a CPU run the host is the device."""
+
+    def looked_at(x, pack):
+        with torch.autograd.graph.save_on_cpu():
+            return layer(x, pack)
+
+    return looked_at(x, pack) if self.recompute else run(self, layer, x, pack)
+
+
+@broken(
+    Model,
+    "run",
+    "MEM-01i[recurrent]: bytes on top of its state with recompute",
+    "MEM-02o[mamba]: the second step peaks at",
+)
+def recomputes_unasked(run, self, layer, x, pack):
+    """Everything is recomputed whatever the recipe says, and each step takes a third longer."""
+    return checkpoint(layer, x, pack, use_reentrant=False)
+
+
+@broken(
+    Reference,
+    "budget",
+    "MEM-02m[bfloat16]: the budget of eager kernels says",
+    "MEM-02o[bfloat16]: the budget of eager kernels says",
+)
+def plans_with_flash_attention(budget, self, recipe, spread, card):
+    """Every plan counts 34 bytes for a layer, whatever computes it."""
+    return budget(self, recipe, replace(spread, kernels="fused"), card)

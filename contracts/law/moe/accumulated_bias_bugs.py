@@ -1,0 +1,93 @@
+"""Mutants of `checks.moe.accumulated_bias`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.law._bugs.broken import broken, derived
+from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.training.trainer import Batch, Trainer
+
+
+@derived("MOE-06b[three]: router.bias after step 1 differs")
+class MovesTheBiasEachMicrobatch(Trainer):
+    """The update runs in the forward pass: one move for each microbatch, by a part of the counts."""
+
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        out = super().accumulate(micro, counts)
+        super().move_biases(out.seen)
+        return out
+
+    def move_biases(self, seen: Mapping[str, Tensor]) -> None:
+        pass
+
+
+@broken(Trainer, "move_biases", "MOE-06b[one]: router.bias after step 1 differs", bugs=("EXB-01",))
+def never_moves_the_bias(move_biases, self, seen):
+    """The hook that updates the bias is not registered for this model."""
+
+
+@broken(Trainer, "move_biases", "MOE-06b[one]: layers.5.mixer.router.bias after step 1 differs", bugs=("EXB-02",))
+def returns_after_the_first_layer(move_biases, self, seen):
+    """`return` inside the loop over layers: only the first router's bias moves."""
+    first = {name: each for name, each in seen.items() if name == "layers.1.counts"}
+    move_biases(self, first | {name: torch.ones_like(each) for name, each in seen.items() if name not in first})
+
+
+@derived("MOE-06b[five]: router.bias after step 1 differs")
+class CountsTheLastMicrobatch(Trainer):
+    """Each microbatch overwrites the counter instead of adding to it."""
+
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        out = super().accumulate(micro, counts)
+        self.last = out.seen
+        return out
+
+    def move_biases(self, seen: Mapping[str, Tensor]) -> None:
+        super().move_biases(self.last)
+
+    last: Mapping[str, Tensor]
+
+
+@broken(Trainer, "accumulate", "MOE-06b[recomputed]: counted 390 assignments, expected 5 · 13 · 3", bugs=("EXB-07",))
+def counts_again_in_the_backward_pass(accumulate, self, micro, counts):
+    """A buffer of the router counts in its forward pass, and recomputation runs that pass twice."""
+    found = {}
+    hooks = []
+    for number, layer in self.model.layers.items():
+        mixer = layer.mixer
+        if isinstance(mixer, MoE):
+            name = f"layers.{number}.counts"
+
+            def add(_, __, out, name=name):
+                found[name] = found.get(name, 0) + out.counts_E
+
+            hooks.append(mixer.router.register_forward_hook(add))
+    out = accumulate(self, micro, counts)
+    for hook in hooks:
+        hook.remove()
+    return out._replace(seen={**out.seen, **found})
+
+
+@broken(Trainer, "build", "MOE-06h[from-one]: is held in bfloat16, expected float32", bugs=("EXB-05",))
+def casts_buffers_too(build, self):
+    """`model.bfloat16()` casts the selection bias, and steps of 0.001 are lost."""
+    model = build(self)
+    for each in model.modules():
+        for name, buffer in each.named_buffers(recurse=False):
+            each.register_buffer(name, buffer.to(model.activations))
+    return model
+
+
+@mutant(of="MOE-06h", case="from-one", says="is 1 after step 1, expected", bugs=("EXB-05",))
+@broken(Trainer, "move_biases", "MOE-06h[from-minus-four]: is -4 after step 1, expected")
+def moves_biases_in_half(move_biases, self, seen):
+    """Over-correction: the buffer is float32 again, but the wrapper computes its update in the parameters' dtype."""
+    move_biases(self, seen)
+    for buffer in self.model.buffers():
+        buffer.copy_(buffer.to(self.model.activations))

@@ -1,0 +1,259 @@
+"""Parameter groups that differ from the table: forgotten, doubled or misrouted parameters, wrong decay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from contracts.contract import mutant
+from contracts.law._bugs.broken import broken, derived
+from contracts.spec.training import Rule
+from contracts.stacks.reference.model.blocks.attention import Indexer, LatentAttention
+from contracts.stacks.reference.model.blocks.moe import Experts
+from contracts.stacks.reference.optim.optimizer import Member, Muon, Optimizer
+from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.training.trainer import Trainer
+
+
+# the table
+@broken(Reference, "built", "OPT-01a[adamw]: stands in no group of the optimizer", leanest="")
+def forgets_the_recurrent_block(built, self, recipe, mode):
+    """Groups come from a list of known modules, and the R block is newer than the list."""
+    answer = built(self, recipe, mode)
+    return replace(answer, parameters=tuple(row for row in answer.parameters if "mixer.wf" not in row.name))
+
+
+@broken(Reference, "built", "OPT-01a[tied]: embedding.weight stands in the table 2 times")
+def lists_the_tied_tensor_twice(built, self, recipe, mode):
+    """A tied output projection is in the head's group as well."""
+    answer = built(self, recipe, mode)
+    return replace(answer, parameters=(*answer.parameters, answer.parameters[0]))
+
+
+@broken(Reference, "built", "OPT-01a[muon]: has state {'momentum_buffer': 'bfloat16'}, expected float32")
+def keeps_momentum_in_bfloat16(built, self, recipe, mode):
+    """Muon's momentum has the dtype that the orthogonalization runs in."""
+    answer = built(self, recipe, mode)
+    rows = [replace(row, state={"momentum_buffer": "bfloat16"}) if row.optimizer == "muon" else row
+            for row in answer.parameters]  # fmt: skip
+    return replace(answer, parameters=tuple(rows))
+
+
+# who moves what
+@broken(Optimizer, "__init__", "OPT-01b[adamw]: head.weight did not move")
+def leaves_out_the_head(init, self, optim, members):
+    """The output projection is in no group: it keeps its initial weights, and the loss falls all the same."""
+    init(self, optim, [member for member in members if member.role != "head"])
+
+
+@broken(
+    Optimizer, "step", "OPT-01b[adamw]: mixer.router.weight (14, 24) is in the table under adamw and moved by another"
+)
+def moves_the_router_twice(step, self, lr):
+    """The router is also in a second optimizer, made to give it a higher rate."""
+    step(self, lr)
+    extra = [member.parameter for member in self.members if member.role == "router"]
+    torch.optim.AdamW(extra, lr=lr, weight_decay=0.0).step()
+
+
+@broken(Experts, "matmul", "OPT-01b[adamw]: no gradient reaches layers.1.mixer.experts.w1", bugs=("OPT-26",))
+def trains_no_expert(matmul, self, x_SI, weight_EOI, ends_E):
+    """The experts' kernel bypasses autograd for its weights: input gradients flow, and no expert learns."""
+    return matmul(self, x_SI, weight_EOI.detach(), ends_E)
+
+
+@derived("OPT-01b[adamw]: moved by another rule, 2 times the rate", bugs=("OPT-05",))
+class LeaksARateToLaterParameters(Optimizer):
+    """The router's rate multiple stays in the loop's variable, so every later parameter gets it."""
+
+    def groups(self, rule: Rule) -> list[dict[str, Any]]:
+        share = 1.0
+        found = []
+        for member in self.members:
+            if self.rule(member) == rule:
+                share = 2.0 if member.role == "router" else share  # never set back
+                found.append({"params": [member.parameter], "weight_decay": self.decay(member), "share": share})
+        return found
+
+    def step(self, lr: float) -> None:
+        for optimizer in self.rules.values():
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group["share"]
+            optimizer.step()
+
+
+@broken(
+    Optimizer, "rule", "OPT-02b[muon]: embedding.weight (61, 24) moved as by muon, expected adamw", bugs=("OPT-21",)
+)
+def moves_embeddings_by_muon(rule, self, member):
+    """Muon takes everything with two dims: embedding, output projection, router and convolutions too."""
+    return "muon" if self.optim.rule == "muon" and member.parameter.dim() == 2 else "adamw"
+
+
+class _MatricesAlone(Optimizer):
+    def rule(self, member: Member) -> Rule:
+        return super().rule(member) if member.parameter.dim() == 2 else "adamw"
+
+
+@derived(
+    "OPT-01b[muon]: experts.w1 (14, 20, 24) is in the table under muon and moved as by adamw",
+    bugs=("OPT-20",),
+    leanest="",
+)
+class LeavesStackedExpertsToAdam(Trainer):
+    """Experts stacked in one tensor have three dims; a test for two silently leaves them to AdamW."""
+
+    optimizer_class = _MatricesAlone
+
+
+@broken(Optimizer, "rule", "OPT-02b[prediction-heads]: moved as by muon, expected adamw")
+def moves_prediction_heads_by_muon(rule, self, member):
+    """Prediction heads consist of the same blocks, and parameters are assigned by module class."""
+    inside = member.layer is not None or member.name.startswith("mtp")
+    return rule(self, replace(member, layer=0) if inside else member)
+
+
+@broken(Muon, "direction", "OPT-02b[muon]: (14, 20, 24) moved as by neither rule, expected muon")
+def orthogonalizes_all_experts_as_one(direction, self, grad, buffer, momentum):
+    """A stack of experts is flattened to one tall matrix and orthogonalized as one."""
+    flat = direction(self, grad.flatten(0, -2), buffer.flatten(0, -2), momentum)
+    return flat.view_as(grad)
+
+
+# decay
+@broken(Optimizer, "decay", "OPT-02a[adamw]: norm layers.0.norm.weight (24,) decays by 0.3", bugs=("OPT-01",))
+def decays_norms(decay, self, member):
+    """The filter looks for torch.nn.LayerNorm, but the norms are custom RMSNorms."""
+    return self.optim.weight_decay
+
+
+@mutant(of="OPT-02a", case="tied", says="norm layers.0.norm.weight decays by 0 … 0, expected 0.3")
+class DeclaresThatNothingIsSpared(Reference):
+    """Declares that norms decay as matrices do, and spares them."""
+
+    conventions = {"undecayed": "nothing"}
+
+
+@mutant(of="OPT-02a", case="adamw", says="embedding embedding.weight (61, 24) decays by 0.3")
+class DeclaresThatTheEmbeddingIsSpared(decays_norms):
+    """Declares that the embedding alone does not decay, and lets it decay with all others."""
+
+    conventions = {"undecayed": "embeddings"}
+
+
+@mutant(of="OPT-02a", case="muon", says="ssm layers.2.mixer.A_log (4,) decays by 0.3", leanest="")
+@broken(Optimizer, "decay", "OPT-02a[scan]: ssm layers.2.mixer.A_log (6,) decays by 0.3")
+def decays_state_space_vectors(decay, self, member):
+    """A_log, D and dt_bias are not named like norms or biases, so decay pulls every time constant towards one."""
+    return self.optim.weight_decay if member.role == "ssm" else decay(self, member)
+
+
+class _Inverted(Optimizer):
+    def decay(self, member: Member) -> float:
+        return self.optim.weight_decay - super().decay(member)
+
+
+@derived("OPT-02a[tied]: embedding.weight decays by 0 … 0, and the table says 0.3", bugs=("OPT-04",))
+class DecaysVectorsAlone(Trainer):
+    """The two decay groups are swapped."""
+
+    optimizer_class = _Inverted
+
+
+@broken(Optimizer, "decay", "OPT-02a[adamw]: expert layers.1.mixer.experts.w1 decays by 0 … 0, expected 0.3")
+def spares_experts(decay, self, member):
+    """Over-correction: only plain matrices decay, so stacked experts do not."""
+    return 0.0 if member.parameter.dim() == 3 else decay(self, member)
+
+
+@broken(Optimizer, "step", "OPT-02a[adamw]: and the table says 0.3")
+def couples_decay_to_gradients(step, self, lr):
+    """Decay is added to the gradient, as Adam's `weight_decay` does, and the moments rescale it to a step's size."""
+    for rule in self.rules.values():
+        for group in rule.param_groups:
+            decay, group["weight_decay"] = group["weight_decay"], 0.0
+            for parameter in group["params"]:
+                parameter.grad.add_(parameter.detach(), alpha=decay)
+            group["back"] = decay
+    step(self, lr)
+    for rule in self.rules.values():
+        for group in rule.param_groups:
+            group["weight_decay"] = group.pop("back")
+
+
+@derived(
+    "OPT-01c[one-expert-for-all]: got no token and did not decay",
+    leanest="wq.weight has no state of its shape after step 1",
+)
+class SkipsExpertsWithoutTokens(Optimizer):
+    """Experts without tokens are left out of the step: no decay, no moments."""
+
+    def clip(self) -> tuple[float, float]:
+        found = super().clip()
+        for member in self.members:
+            if member.parameter.grad is not None and not bool(member.parameter.grad.any()):
+                member.parameter.grad = None
+        return found
+
+    def step(self, lr: float) -> None:
+        idle: list[tuple[nn.Parameter, Any]] = [
+            (member.parameter, member.parameter.grad.flatten(1).any(1))
+            for member in self.members
+            if member.role == "expert" and member.parameter.grad is not None
+        ]
+        before = [parameter.detach().clone() for parameter, _ in idle]
+        super().step(lr)
+        with torch.no_grad():
+            for (parameter, busy), old in zip(idle, before, strict=True):
+                parameter[~busy] = old[~busy]
+
+
+@broken(Muon, "direction", "OPT-01c[muon]: of which experts got no token, is not finite")
+def orthogonalises_nothing(direction, self, grad, buffer, momentum):
+    """A momentum of zeros is divided by its norm, which is 0 (microsoft/dion #24)."""
+    update = direction(self, grad, buffer, momentum)
+    size = torch.linalg.vector_norm(buffer, dim=(-2, -1), keepdim=True)
+    return update * (size / size)
+
+
+@broken(Optimizer, "state", "OPT-01c[adamw]: has no state of its shape after step 1", bugs=("RSM-41",))
+def gives_no_state_of_some_experts(state, self):
+    """State is collected from the tensors of the last group that stepped, so one tensor's state is missing."""
+    return {name: each for name, each in state(self).items() if "experts.w2" not in name}
+
+
+# what is frozen
+@broken(Indexer, "__init__", "OPT-01d[adamw]: no gradient reaches layers.0.mixer.indexer.")
+def decays_an_indexer_that_nothing_trains(init, self, recipe, parts):
+    """The indexer is in the optimizer, no loss reaches it, and decay takes it to zero."""
+    init(self, recipe, parts)
+    self.requires_grad_(True)
+
+
+@mutant(of="OPT-01d", case="muon", says="is frozen in the table, and two steps moved it", bugs=("OPT-23",))
+class CallsFrozenWhatDecays(decays_an_indexer_that_nothing_trains):
+    """The table leaves out what has no gradient, but the optimizer takes every parameter and decays it."""
+
+    def built(self, recipe, mode):
+        answer = super().built(recipe, mode)
+        rows = (replace(row, optimizer=None, state={}) if ".indexer." in row.name else row for row in answer.parameters)
+        return replace(answer, parameters=tuple(rows))
+
+
+@broken(LatentAttention, "__init__", "OPT-01d[adamw]: numbers of layer 0 are frozen, expected 0 or 808")
+def freezes_the_queries_too(init, self, recipe, parts, *, sparse):
+    """The projection that feeds the indexer is frozen with it, although attention shares it."""
+    init(self, recipe, parts, sparse=sparse)
+    if sparse:
+        self.wq_a.requires_grad_(False)
+        self.q_norm.requires_grad_(False)
+
+
+@broken(Indexer, "__init__", "OPT-01d[muon]: no gradient reaches layers.0.mixer.indexer.weights.weight")
+def freezes_most_of_the_indexer(init, self, recipe, parts):
+    """Parameters are frozen by a list of names that lacks the weights of the index heads."""
+    init(self, recipe, parts)
+    self.weights.requires_grad_(True)

@@ -1,0 +1,64 @@
+"""The optimizer of a transformer with experts, on several ranks and on one."""
+
+from __future__ import annotations
+
+from contracts import instruments
+from contracts.contract import contract
+from contracts.law._support.small_models import one_rank_and_many, optimizer_entries, session
+from contracts.law._support.step_comparison import tensor_differences, update_difference
+from contracts.law._support.transformer_layouts import STEPPED, UPDATE, cells_named, needs_of
+from contracts.spec.recipe import Recipe
+from contracts.spec.tolerance import FLOAT32_MOMENTS
+from contracts.spec.training import Execution, Training
+from contracts.spec.violations import require_none
+
+
+@contract("OPT-04e", asks=("built", "train"), cases=STEPPED, needs=needs_of(STEPPED), source="F01", tier="dist")
+def one_update_of_a_transformer_is_that_of_one_rank(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """After one step of a transformer, the optimizer's moments match one rank, and every weight moves by the same
+    amount in the same direction.
+
+    Sharded tensors must be clipped, averaged and decayed like whole ones.
+    """
+    asked = session(stack, recipe, execution, 1)
+    ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "weights", "optimizer")
+    found = []
+    for entry in ("exp_avg", "exp_avg_sq"):
+        got, want = optimizer_entries(many.optimizer, entry), optimizer_entries(alone.optimizer, entry)
+        found.append(tensor_differences(alone, many, f"{entry} of", got, want, FLOAT32_MOMENTS))
+    require_none(*found, update_difference(asked.weights, many.weights, alone.weights, UPDATE))
+
+
+RULED = cells_named("dense-dp2", "dense-fsdp2", "fsdp2", "borrowed-tp2-sp-ep4-etp1-fsdp")
+
+
+@contract("OPT-01h", asks=("built", "train"), cases=RULED, source="F09", tier="dist")
+def the_table_of_a_transformer_says_how_it_moves(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """Every parameter of a transformer is in the optimizer's table once, has a gradient, and moves in the first step as
+    the table says: by Adam's rule from its clipped gradient, and by its own decay.
+
+    An expert that is in no parameter group does not move, and the loss falls just as well.
+    """
+    import torch
+
+    rows = {row.name: row for row in stack.built(recipe, "nemo_native").parameters}
+    asked = session(stack, recipe, execution, 1, "gradients", "weights")
+    (step,) = stack.train(asked).steps
+    unequal = sorted(rows.keys() ^ step.gradients.keys())
+    assert not unequal, f"{', '.join(unequal[:3])} is in only one of the optimizer's table and the gradients"
+    numerics = instruments.numerics
+    before, after = (numerics.tensors(each) for each in (asked.weights, step.weights))
+    gradients = numerics.tensors(step.gradients)
+    for name, row in sorted(rows.items()):
+        grad = gradients[name].double() * step.clip_coef
+        lr = step.lr * row.lr_scale
+        want = -lr * (grad / (grad.abs() + 1e-8) + row.weight_decay * before[name].double())
+        assert torch.isfinite(want).all(), f"the gradient of {name} is not finite"
+        off = numerics.distances(after[name].double() - before[name].double(), want)["L2"]
+        rounding = numerics.floor(after[name].dtype, numerics.typical_size(before[name]))
+        words = f"{name} did not move by {row.optimizer} with decay {row.weight_decay:g}: {off.relative:.1e}"
+        assert off.times(UPDATE, rounding) <= 1, words

@@ -1,0 +1,221 @@
+"""An optimizer step: which weights and moments follow from the gradients that the step itself observed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from contracts import instruments
+from contracts.contract import contract
+from contracts.law._support.fp8_calls import FP8
+from contracts.law._support.training_run import (
+    DENSE,
+    LETTERS,
+    MUON,
+    ROWS_OF_16,
+    TIED,
+    batch,
+    batches,
+    drawn_weights,
+    run,
+    table,
+    updates,
+)
+from contracts.law.optimizer.parameter_groups import PRODUCTS, SPARSE, muon_difference
+from contracts.spec.recipe import Optim, Recipe
+from contracts.spec.tolerance import FLOAT32, FLOAT64, FLOAT64_SCAN, within
+from contracts.spec.training import Execution, Parameter, Session, Trained, Training
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _with(recipe: Recipe, **changes: object) -> Recipe:
+    return replace(recipe, optim=replace(recipe.optim, **changes))  # type: ignore[arg-type]  # fields by name
+
+
+STEPS = {
+    "warming-up-and-clipped": (LETTERS,),
+    "never-clipped": (_with(LETTERS, clip=1e6),),
+    "gradients-as-small-as-epsilon": (_with(LETTERS, clip=1e-6),),
+    "other-betas": (_with(LETTERS, beta1=0.5, beta2=0.7, weight_decay=0.0),),
+    "no-first-moment": (_with(LETTERS, beta1=0.0),),
+    "tied": (TIED,),
+    "dense": (DENSE,),
+    "muon": (MUON,),
+    "muon-never-clipped": (_with(MUON, clip=0.0, warmup=0),),
+}
+"""Four steps each: two of warm-up, two of decay. Rates, gradients and clip factors differ from step to step."""
+
+
+@contract(
+    "OPT-04a", float32=True, asks=("built", "train"), cases=STEPS, needs=(), sheds=("packed",), source="F01 F09",
+    conventions=PRODUCTS,
+)  # fmt: skip
+def weights_after_each_step_are_those_of_the_rule(stack: Training, recipe: Recipe) -> None:
+    """Each step moves the weights as AdamW or Muon does, given the step's gradients, clip factor and rate.
+
+    Bias correction uses the number of steps; epsilon is added to the root and not under it; decay is decoupled and
+    follows the schedule; Muon has Nesterov momentum and a step of 0.2 · sqrt(max(out, in)). The check compares moves,
+    not weights, because a wrong step of a thousandth disappears in the weights.
+    """
+    rows = table(stack, recipe)
+    weights = drawn_weights(rows)
+    trained = run(stack, recipe, batches(4, recipe=recipe), "gradients", "weights", weights=weights)
+    moved = updates(weights, trained)
+    for row in rows:
+        weight = instruments.numerics.tensor(weights[row.name])
+        wanted = _wanted(row, weight, trained, recipe.optim)
+        rounded = _wanted(row, weight, trained, recipe.optim, half=True) if row.optimizer == "muon" else wanted
+        for step, (move, want, half) in enumerate(zip(moved, wanted, rounded, strict=True), start=1):
+            what = f"the {row.optimizer} move of {row.name}"
+            if row.optimizer == "muon":
+                words = muon_difference(stack, what, move[row.name], want, half)
+            else:
+                words = instruments.numerics.difference(what, move[row.name], want, FLOAT64_SCAN)
+            assert not words, f"{words} (step {step})"
+
+
+def _wanted(row: Parameter, weight: Tensor, trained: Trained, optim: Optim, *, half: bool = False) -> list[Tensor]:
+    """The moves of one parameter by the oracle of its rule; `half` is for Muon's products in bfloat16."""
+    oracle = instruments.oracles.optimizers
+    gradients = _clipped(trained, row.name)
+    rates = [step.lr for step in trained.steps]
+    if row.optimizer == "muon":
+        after = oracle.muon(weight, gradients, rates, decay=row.weight_decay, half=half)
+    else:
+        betas = {"beta1": optim.beta1, "beta2": optim.beta2}
+        after = oracle.adamw(weight, gradients, rates, decay=row.weight_decay, **betas)
+    return [new - old for new, old in zip(after, [weight, *after[:-1]], strict=True)]
+
+
+def _clipped(trained: Trained, name: str) -> list[Tensor]:
+    tensor = instruments.numerics.tensor
+    return [tensor(step.gradients[name]) * step.clip_coef for step in trained.steps]
+
+
+MOMENTS = {"adamw": (LETTERS,), "muon": (MUON,), "dense": (DENSE,)}
+
+
+@contract(
+    "OPT-04b", float32=True, asks=("built", "train"), cases=MOMENTS, needs=(), sheds=("packed",), source="F01 F07"
+)
+def moments_are_means_of_clipped_gradients(stack: Training, recipe: Recipe) -> None:
+    """AdamW's moments after k steps are the running means of the clipped gradients and of their squares.
+
+    Adam's first move does not depend on a factor on the gradients. A wrong factor (clipped twice or too late, divided
+    by microbatches or ranks, scaled for the loss) therefore shows here and not in the loss.
+    """
+    rows = [row for row in table(stack, recipe) if row.optimizer == "adamw"]
+    trained = run(
+        stack, recipe, batches(3, recipe=recipe), "gradients", "optimizer", weights=drawn_weights(table(stack, recipe))
+    )
+    beta1, beta2 = recipe.optim.beta1, recipe.optim.beta2
+    for row in rows:
+        gradients = _clipped(trained, row.name)
+        g1, g2, g3 = gradients
+        first = (1 - beta1) * (beta1**2 * g1 + beta1 * g2 + g3)
+        second = (1 - beta2) * (beta2**2 * g1**2 + beta2 * g2**2 + g3**2)
+        for entry, want in (("exp_avg", first), ("exp_avg_sq", second)):
+            held = trained.steps[-1].optimizer.get(f"{row.name}/{entry}")
+            assert held is not None, f"{row.name} has no {entry}"
+            words = instruments.numerics.difference(f"{entry} of {row.name}", held, want, FLOAT64)
+            assert not words, f"{words} (step 3)"
+
+
+NEARLY = {"letters": (LETTERS,), "dense": (DENSE,)}
+
+
+@contract("OPT-04g", asks=("built", "train"), cases=NEARLY, source="F07; CLP-05")
+def a_gradient_a_little_over_the_limit_is_clipped(stack: Training, recipe: Recipe) -> None:
+    """If the gradient norm is 25 % over the limit, the moments equal the unclipped step's times the reported clip
+    factor.
+
+    Where every norm in a test is many times the limit or below it, a clipping that begins at twice the limit is right.
+    """
+    rows = table(stack, recipe)
+    weights, given = drawn_weights(rows), batches(1, recipe=recipe)
+    (free,) = run(stack, _with(recipe, clip=1e6), given, "optimizer", weights=weights).steps
+    (held,) = run(stack, _with(recipe, clip=0.8 * free.grad_norm), given, "optimizer", weights=weights).steps
+    assert 0.79 < held.clip_coef < 0.81, f"at 0.8 of the norm gradients were multiplied by {held.clip_coef:.6g}"
+    for name in (f"{row.name}/exp_avg" for row in rows if row.optimizer == "adamw"):
+        want = instruments.numerics.tensor(free.optimizer[name]) * held.clip_coef
+        words = instruments.numerics.difference(
+            f"{name} of a gradient a little over", held.optimizer[name], want, FLOAT64
+        )
+        assert not words, words
+
+
+PRECISIONS = {
+    "bf16": (replace(LETTERS, dtype="bf16"),),
+    "bf16-muon": (replace(MUON, dtype="bf16"),),
+    "fp32": (LETTERS,),
+    "fp32-dense": (DENSE,),
+}
+
+
+@contract("OPT-05a", asks=("built", "train"), cases=PRECISIONS, needs=(), sheds=("packed",), source="F09")
+def weights_and_state_are_float32(stack: Training, recipe: Recipe) -> None:
+    """Weights, gradients and optimizer state are float32, whatever the dtype of the activations.
+
+    In bfloat16 a step of 1e-3 on a weight of 1 is lost to rounding, and the loss curve does not show it. The check
+    reads the dtype of what is held, and expects a norm's weight, near 1, to move by a small rate.
+    """
+    recipe = _with(recipe, lr=1e-4, min_lr=1e-4, warmup=0, weight_decay=0.0)
+    trained = run(
+        stack, recipe, (batch("precision", recipe=recipe),), "weights", "optimizer", "gradients", declared=True
+    )
+    (step,) = trained.steps
+    for name, held in {**step.weights, **step.gradients, **step.optimizer}.items():
+        assert held.dtype in ("float32", "int64"), f"{name} is held in {held.dtype}, expected float32"
+    for row in table(stack, recipe):
+        if row.role == "norm":
+            moved = instruments.numerics.tensor(step.weights[row.name]).double() - 1
+            reached = instruments.numerics.tensor(step.gradients[row.name]) != 0
+            largest = float(moved[reached].abs().max()) if bool(reached.any()) else 1e-4
+            assert 0.9e-4 < largest < 1.1e-4, f"{row.name} moved by {largest:.3g} in a first step at a rate of 0.0001"
+
+
+HALF = replace(LETTERS, name="letters-half", dtype="bf16")
+FRESH: dict[str, tuple[Recipe, Execution]] = {
+    "adamw": (LETTERS, Execution(precision="float64")),
+    "muon": (MUON, Execution(precision="float64")),
+    "dense": (DENSE, Execution(precision="float64")),
+    "half": (HALF, Execution(microbatches=2)),
+    "half-dense": (replace(DENSE, name="dense-half", dtype="bf16"), Execution(recompute=True)),
+    "fp8": (replace(FP8, pattern="AE", depth=2, optim=LETTERS.optim), Execution(microbatches=2)),
+    "sparse": (SPARSE, Execution(precision="float64")),
+}
+
+
+@contract(
+    "OPT-04c", float32=True, asks=("built", "train"), cases=FRESH, needs={"": (), "sparse": ("dsa", "mla")},
+    sheds=("packed",), source="F07 F19",
+)  # fmt: skip
+def gradients_of_a_step_are_of_its_batch_alone(stack: Training, recipe: Recipe, execution: Execution) -> None:
+    """The gradients of a step depend only on its own batch: the second step's gradients equal those of a pass over its
+    batch at its weights.
+
+    A gradient that is not zeroed, or a tensor that keeps an old one because the batch did not reach it, accumulates. A
+    second copy of the weights, in 16 or 8 bits, that an update does not reach computes with those of an earlier step.
+    So do keys that sparse attention selected once and kept.
+    """
+    weights = drawn_weights(table(stack, recipe))
+    given = batches(2, vocab=recipe.vocab, rows=ROWS_OF_16, recipe=recipe)
+    words = stale_gradient(stack, Session(recipe=recipe, steps=2, execution=execution, batches=given, weights=weights))
+    assert not words, words
+
+
+def stale_gradient(stack: Training, session: Session) -> str:
+    """How the second step of a session differs from a run that takes it alone, from the weights of the first."""
+    both = stack.train(replace(session, observe=frozenset({"gradients", "weights"})))
+    alone = replace(session, steps=1, batches=session.batches[1:], weights=both.steps[0].weights)
+    (again,) = stack.train(replace(alone, observe=frozenset({"gradients"}))).steps
+    second = both.steps[1]
+    for name, loss in again.losses.items():
+        if abs(second.losses[name] - loss) > within(1e-9) * max(1.0, abs(loss)):
+            return f"the second step's {name} is {second.losses[name]:.9g}, from its weights it is {loss:.9g}"
+    tolerance = FLOAT64 if session.execution.precision == "float64" else FLOAT32
+    return instruments.numerics.gradient_differences(
+        "the second step's gradient of", second.gradients, again.gradients, tolerance
+    )

@@ -1,0 +1,56 @@
+"""The first five steps on several ranks: every parameter moves, and a run resumes from their checkpoint."""
+
+from __future__ import annotations
+
+from contracts import instruments
+from contracts.contract import contract
+from contracts.instruments.ranks import here
+from contracts.law._support.folders import shared_folder
+from contracts.law._support.layouts import in_a_layout_of
+from contracts.law._support.multi_rank_run import BIASED, batches, borrowed, own_axis, with_rungs
+from contracts.law._support.training_run import large_expert_weights
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution, Session, Step, Training
+
+NEEDS = ("experts", "checkpoint")
+LANES: dict[str, tuple[Recipe, Execution, int]] = {
+    "borrowed-tp2-sp-ep2-etp1": (BIASED, borrowed(2, tp=2, ep=2, etp=1, sp=True), 2),
+    "borrowed-ep2-fsdp2": (BIASED, borrowed(2, ep=2, fsdp=True), 2),
+    "borrowed-tp2-sp-ep2-etp1-fsdp": (BIASED, borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True), 4),
+    "tp2-sp-ep2-fsdp2": (BIASED, own_axis(8, tp=2, ep=2, sp=True, fsdp=True), 8),
+}
+
+
+@contract("PAR-07", asks=("built", "train"), cases=with_rungs(LANES, *NEEDS), needs=NEEDS, sheds=("packed",),
+          source="bringup", tier="dist")  # fmt: skip
+def the_lane_steps_and_saves(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+    """TP, SP, EP and FSDP2 together take five steps without a hang, every parameter moves, and a run resumes from the
+    checkpoint of step 5.
+
+    These were the milestones of the bring-up. The loss also falls when one kind of parameter never moves.
+    """
+    execution = in_a_layout_of(stack, execution)
+    weights = large_expert_weights(stack, recipe)
+    with shared_folder() as at:
+        folder = str(at / "checkpoints")
+        session = Session(
+            recipe=recipe, steps=5, execution=execution, batches=batches(1, recipe) * 5, weights=weights,
+            observe=frozenset({"weights"}), at=frozenset({5}), save=folder, save_at=frozenset({5}),
+        )  # fmt: skip
+        with instruments.traffic.watched() as watch:
+            steps = stack.train(session).steps
+        assert not watch.diverged, f"{watch.diverged} (rank {here().rank})"
+        _moved(weights, steps)
+        again = Session(recipe=recipe, steps=1, execution=execution, batches=batches(1, recipe), load=folder)
+        gone_on = stack.train(again)
+    assert gone_on.start == 5, f"the run resumed after step {gone_on.start}, saved after 5"
+    before, after = steps[-1].losses["total"], gone_on.steps[0].losses["total"]
+    assert after < before, f"the step after the save has loss {after:.6g}, the step before it {before:.6g}"
+
+
+def _moved(weights: object, steps: tuple[Step, ...]) -> None:
+    first, last = steps[0].losses["total"], steps[-1].losses["total"]
+    assert last < first, f"over five steps on one batch the loss goes from {first:.6g} to {last:.6g}"
+    start, end = instruments.numerics.tensors(weights), instruments.numerics.tensors(steps[-1].weights)  # type: ignore[arg-type]
+    still = sorted(name for name, each in end.items() if bool((each == start[name].to(each.dtype)).all()))
+    assert not still, f"after five steps {', '.join(still[:3])} did not move"

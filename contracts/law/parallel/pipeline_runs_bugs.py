@@ -1,0 +1,129 @@
+"""Pipelines that start from other weights or data, save the wrong state, or accept what they cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from contracts.law._bugs.broken import broken, derived
+from contracts.spec.errors import refuse
+from contracts.stacks.reference.model.init import Initializer
+from contracts.stacks.reference.parallel.pipeline import Piece
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.training.trainer import Batch
+
+
+class _ByPlace(Initializer):
+    """Numbers drawn for a layer by its index among layers of its kind on the rank, instead of in the model."""
+
+    def generator(self, name: str) -> torch.Generator:
+        path = name.split(".")
+        return super().generator(".".join([path[0], "0", *path[2:]]) if path[0] == "layers" else name)
+
+
+@broken(PipelineTrainer, "part", "PAR-08d[interleaved]: lm is", bugs=("INI-03",))
+def draws_each_stage_alike(part, self, piece):
+    """A stage's seed is that of its rank: both stages of a rank start with the same numbers."""
+    self.parts = replace(self.parts, initial=_ByPlace)
+    return part(self, piece)
+
+
+@broken(PipelineTrainer, "part", "PAR-08d[four-stages-tied]: lm is")
+def draws_the_copy_anew(part, self, piece):
+    """The last stage draws the tied embedding from its own seed, and never receives the first stage's."""
+    stage = part(self, piece)
+    if piece.last:
+        with torch.no_grad():
+            stage.embedding.weight.copy_(stage.embedding.weight.roll(1, 0))
+    return stage
+
+
+@broken(PipelineTrainer, "batch", "PAR-08d[two-stages]: lm is", bugs=("DPS-01",))
+def reads_other_sequences_on_each_stage(batch, self, ids):
+    """The data-parallel rank ignores the pipeline: stages of one pipeline read different sequences."""
+    return batch(self, ids if self.pipeline.stages[0].piece.first else [*ids[1:], ids[0]])
+
+
+def _renumbered(name: str, first: int) -> str:
+    path = name.split(".")
+    if path[0].endswith("/layers"):
+        path[1] = str(int(path[1]) - first)
+    return ".".join(path)
+
+
+# saves
+@broken(PipelineTrainer, "saved", "PAR-08e[two-stages]: is missing from the checkpoint", bugs=("SSM-15",))
+def saves_by_the_place_on_the_stage(saved, self):
+    """Layers are saved under their index on the stage; equal names from two stages overwrite each other on disk."""
+    state, first = saved(self), self.pipeline.stages[0].piece.layers.start
+    return replace(state, tensors={_renumbered(name, first): each for name, each in state.tensors.items()})
+
+
+@broken(PipelineTrainer, "saved", "PAR-08e[four-stages-tied]: is missing from the checkpoint")
+def saves_the_ends_alone(saved, self):
+    """Only the first and the last stage save; the stages between are taken for copies."""
+    state, piece = saved(self), self.pipeline.stages[0].piece
+    return state if piece.first or piece.last else replace(state, tensors={})
+
+
+@broken(PipelineTrainer, "load", "PAR-08e[two-stages]: in the same stages the weight")
+def forgets_the_moments_of_the_last_stage(load, self, state, position):
+    """Moments are restored only on stages with as many parameters as the first; the others start from zero."""
+    load(self, state, position)
+    for name, each in self.optimizer.state().items():
+        if not self.pipeline.stages[0].piece.first and not name.endswith("/step"):
+            each.zero_()
+
+
+@broken(PipelineTrainer, "cut", "PAR-08f[sequences-do-not-divide]: was accepted, expected a refusal", bugs=("PPS-17",))
+def drops_sequences_that_are_left_over(cut, self, batch):
+    """Sequences // microbatches: the last sequences are never seen."""
+    parts = self.execution.microbatches
+    self.shares = tuple(each // parts * parts for each in self.shares)
+    rows = len(batch.tokens_BT) // parts * parts
+    return cut(self, Batch(*(None if each is None else each[:rows] for each in batch)))
+
+
+@broken(PipelineTrainer, "cut", "PAR-08f[more-than-sequences]: was accepted, expected a refusal")
+def cuts_as_many_as_there_are(cut, self, batch):
+    """Eight microbatches are asked for, four are run, and the log says eight."""
+    self.execution = replace(self.execution, microbatches=min(len(batch.tokens_BT), self.execution.microbatches))
+    return cut(self, batch)
+
+
+# refusals
+@broken(
+    PipelineTrainer,
+    "refuse_unsupported",
+    "PAR-08f[no-multiple-when-interleaved]: the refusal does not name [2]",
+    bugs=("ARG-26",),
+)
+def holds_sequences_against_the_stages(refuse_unsupported, self):
+    """The interleaved schedule's rule is checked on the sequences, which divide, instead of on the microbatches."""
+    self.fits()
+
+
+@derived("PAR-08f[depth-does-not-divide]: was accepted, expected a refusal", bugs=("HYB-11",))
+class DropsTheLastLayers(PipelineTrainer):
+    """Depth // stages: the model is shallower than asked for, and faster."""
+
+    def refuse_unsupported(self) -> None:
+        pass
+
+    def plan(self) -> tuple[Piece, ...]:
+        size = self.recipe.depth // 2
+        return tuple(Piece(stage=at, stages=2, layers=range(at * size, (at + 1) * size)) for at in range(2))
+
+
+@broken(PipelineTrainer, "plan", "PAR-08f[four-segments-without-interleaving]: was accepted, expected a refusal")
+def takes_the_first_stages(plan, self):
+    """Of four written-out stages, each rank takes one, and two are left out."""
+    return tuple(Piece(stage=at, stages=2, layers=layers) for at, layers in enumerate((range(1), range(1, 2))))
+
+
+@broken(PipelineTrainer, "refuse_unsupported", "PAR-08f[fewer-than-stages]: does not name")
+def says_only_that_it_cannot(refuse_unsupported, self):
+    """The refusal names the schedule and no number."""
+    if self.execution.microbatches < self.execution.degrees.pp:
+        raise refuse("schedule", self.execution.schedule, "has too few microbatches", "give more")

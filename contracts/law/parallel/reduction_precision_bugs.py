@@ -1,0 +1,74 @@
+"""Mutants for `checks.parallel.reduction_precision`."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from contracts.law._bugs.broken import broken
+from contracts.stacks.reference.model.blocks.common import local
+from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+
+
+@broken(ParallelTrainer, "reduce", "PAR-10[dp2]: reduces in bfloat16", bugs=("MXP-10",))
+def reduces_gradients_in_bfloat16(reduce, self):
+    """Gradients are reduced in bfloat16: half the bytes, and small gradients are rounded away beside large ones."""
+    for parameter in self.model.parameters():
+        if parameter.grad is not None and not isinstance(parameter, DTensor):
+            narrow = parameter.grad.to(torch.bfloat16)
+            dist.all_reduce(narrow, group=self.mesh.group("rows"))
+            parameter.grad = narrow.to(parameter.dtype)
+
+
+@broken(ParallelTrainer, "reduce", "PAR-10[fsdp2]: times that in float32", bugs=("DPS-42",))
+def leaves_a_scale_in_the_gradient(reduce, self):
+    """The loss is multiplied by the world size for an average that the reduction does not take."""
+    reduce(self)
+    for parameter in self.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(self.execution.world)
+
+
+@broken(ParallelTrainer, "whole", "PAR-10[dp2]: is held in bfloat16, declared float32")
+def holds_weights_in_bfloat16(whole, self, tensors):
+    """Weights are reported, and kept, in the dtype of the computation."""
+    return {name: each.to(torch.bfloat16) for name, each in whole(self, tensors).items()}
+
+
+class _RoundedRates(Mamba2):
+    def decay_rate(self) -> Tensor:
+        return -torch.exp(local(self.A_log).bfloat16().float())
+
+
+@broken(ParallelTrainer, "build", "PAR-10a[fsdp2-recomputed]: lm is", "PAR-10a[fsdp2]: lm is", bugs=("MXP-02",))
+def gathers_rates_in_bfloat16(build, self):
+    """One mixed-precision policy for the whole unit: A_log is float32 in storage and in the table, and rounded where
+    the scan reads it.
+    """
+    model = build(self)
+    for each in model.modules():
+        if type(each) is Mamba2:
+            each.__class__ = _RoundedRates
+    return model
+
+
+@broken(ParallelTrainer, "reduce", "PAR-10a[dp2]: the gradient of", bugs=("DPS-15",))
+def reduces_what_nobody_steps(reduce, self):
+    """The all-reduce runs over 16-bit copies of the gradients, and the step reads the float32 ones."""
+    for parameter in self.model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad.to(torch.bfloat16).float(), group=self.mesh.group("rows"))
+
+
+@broken(ParallelTrainer, "reduce", "PAR-10a[dp2]: .A_log differs", bugs=("DPS-15",))
+def reduces_one_dtype_alone(reduce, self):
+    """Buckets are made by the dtype of the computation: what stays float32 is in none of them."""
+    kept = {id(each): each.grad for name, each in self.model.named_parameters() if name.endswith("A_log")}
+    for parameter in self.model.parameters():
+        parameter.grad = None if id(parameter) in kept else parameter.grad
+    reduce(self)
+    for parameter in self.model.parameters():
+        parameter.grad = kept.get(id(parameter), parameter.grad)

@@ -1,0 +1,70 @@
+"""Stacks that are wrong on several ranks, for the contracts on transformers with experts.
+
+Most repeat mutants of `parallel.layouts`, `moe.expert_parallel`, `parallel.pipeline` and `checkpoint.resharding`, in
+float32. Two come from bugs seen in other stacks.
+"""
+
+import torch.distributed as dist
+
+from contracts.law._bugs.broken import broken
+from contracts.law.parallel import layouts_bugs as layouts
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
+
+
+@broken(ShardedOptimizer, "step", "PAR-02e[dp2]: hold different values of")
+def lets_replicas_drift_by_rounding(step, self, lr):
+    """One rank updates its copies with a kernel that rounds differently: no tolerance shows it, and every step adds to
+    it.
+    """
+    step(self, lr)
+    for member in self.members if dist.get_rank() else ():
+        member.parameter.detach().mul_(1 + 2**-23)
+
+
+@broken(layouts._KeepsItsRun, "enter", "PAR-05e[tp2-sp]: loss agrees, norm is", bugs=("SP-16", "SP-20"))
+def loses_the_way_back_of_a_single_row(enter, self, x_BTD):
+    """With one row per microbatch the leading dim is 1, so a wrong view fits, and the other ranks' gradients of the
+    residual stream are not added. Two rows per microbatch are right.
+
+    Seen in another stack: sequence parallel, no expert parallel, local batch size 1.
+    """
+    return enter(self, x_BTD) if len(x_BTD) == 1 else TensorParallel.enter(self, x_BTD)
+
+
+@broken(
+    PipelineTrainer,
+    "move_biases",
+    "PAR-08h[1f1b]: loss agrees, norm agrees: the buffer layers.1.mixer.router.bias differs",
+)
+def counts_the_trial_pass(move_biases, self, seen):
+    """Before its first step, a schedule runs every stage once to learn the shapes of messages. Routers count the tokens
+    of that pass, whatever they were, and the first step moves the selection biases by them.
+
+    Seen in another stack: the gradients of the trial pass are discarded, the counters are not.
+    """
+    counted = {name: each.clone() for name, each in seen.items()}
+    for name, counts_E in counted.items():
+        if name.endswith(".counts"):
+            counts_E[:3] += 16  # a row of 16 identical tokens, with 3 experts each
+    move_biases(self, counted)
+
+
+@broken(ParallelTrainer, "unreduced", "PAR-14[cp2-tp2-sp-ep2-etp1]: the gradient of")
+def keeps_experts_of_its_part_of_a_row(unreduced, self, name):
+    """Expert gradients are summed over the ranks that read other rows; beside tensor and context parallel, ranks that
+    read other parts of the same rows are forgotten. Either axis alone is right.
+    """
+    degrees = self.execution.degrees
+    forgotten = degrees.cp > 1 and degrees.tp > 1 and ".experts." in name
+    return None if forgotten else unreduced(self, name)
+
+
+@broken(PipelineTrainer, "reduce", "PAR-14[interleaved-tp2-sp-ep2-etp1]: the gradient of")
+def adds_the_second_pass_of_a_router(reduce, self):
+    """Recomputed under an interleaved schedule, the pass that is run again leaves a gradient of its own in routers."""
+    for name, each in self.model.named_parameters():
+        if self.execution.recompute and "router.weight" in name and each.grad is not None:
+            each.grad *= 2
+    reduce(self)

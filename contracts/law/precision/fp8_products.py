@@ -1,0 +1,102 @@
+"""FP8 products: their definition, quantisation expert by expert, and values that a stale scale did not foresee."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.contract import contract
+from contracts.law._support.fp8_calls import DENSE, FP8, call_of, with_scaling
+from contracts.law._support.recipes import E_LAYER
+from contracts.spec.array import Element
+from contracts.spec.blocks import BlockCall, Blocks
+from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance
+
+_ASKS = ("block_weights", "run_block")
+
+DEFINED: dict[str, tuple[Recipe, tuple[int, int], Element]] = {
+    "tensorwise": (DENSE, (2, 9), "float64"),
+    "tensorwise-e4m3": (with_scaling(DENSE, "tensorwise", "e4m3"), (2, 9), "float64"),
+    "tensorwise-swiglu": (replace(DENSE, activation="swiglu"), (2, 9), "float64"),
+    "delayed": (with_scaling(DENSE, "delayed"), (2, 9), "float64"),
+    "blockwise": (with_scaling(DENSE, "blockwise"), (2, 67), "float64"),  # more than 128 rows, and inputs
+    "mxfp8": (with_scaling(DENSE, "mxfp8"), (2, 33), "float64"),
+    "mxfp8-e4m3": (with_scaling(DENSE, "mxfp8", "e4m3"), (2, 33), "float64"),
+    "tensorwise-float32": (DENSE, (2, 9), "float32"),
+}
+TOLERANCES: dict[Element, Tolerance] = {"float64": FLOAT64, "float32": FLOAT32}
+
+
+@contract("PREC-01d", asks=_ASKS, cases=DEFINED, source="hub")
+def products_in_fp8_are_their_definition(stack: Blocks, recipe: Recipe, rows: tuple[int, int], dtype: Element) -> None:
+    """Outputs and gradients of the dense MLP match the product of quantised factors, with the declared format, scale,
+    blocks and block direction.
+    """
+    words = _differs(stack, call_of(stack, recipe, E_LAYER, rows=rows, dtype=dtype), TOLERANCES[dtype])
+    assert not words, words
+
+
+EXPERTS: dict[str, tuple[Recipe, tuple[int, int]]] = {
+    "tensorwise": (replace(FP8, moe=Moe(experts=12, top_k=3, expert_hidden=32, shared_hidden=32)), (2, 3)),
+    "delayed": (with_scaling(FP8, "delayed"), (2, 3)),
+    "mxfp8": (with_scaling(FP8, "mxfp8", "e4m3"), (2, 3)),
+}
+
+
+@contract("PREC-01e", asks=_ASKS, cases=EXPERTS, source="hub")
+def each_expert_is_quantised_by_itself(stack: Blocks, recipe: Recipe, rows: tuple[int, int]) -> None:
+    """Each of twelve experts quantises its own tokens and its own matrices, including experts without tokens."""
+    moe = recipe.moe
+    assert moe is not None
+    recipe = replace(recipe, moe=replace(moe, aux_loss=0.0))
+    words = _differs(stack, call_of(stack, recipe, E_LAYER, rows=rows), FLOAT64)
+    assert not words, words
+
+
+def _differs(stack: Blocks, call: BlockCall, tolerance: Tolerance) -> str:
+    """Where an E block differs from its definition in FP8, outputs first."""
+    import torch
+
+    numerics, oracle = instruments.numerics, instruments.oracles.low_precision
+    run = stack.run_block(call)
+    weights = {name: each.requires_grad_() for name, each in numerics.tensors(call.weights, torch.float64).items()}
+    leaves = {"x": numerics.tensor(call.x, torch.float64).requires_grad_()} | weights
+    if call.recipe.moe is None:
+        y_BTD = oracle.dense(call.recipe, weights, leaves["x"])
+    else:
+        assert int(numerics.tensor(run.seen["counts"]).min()) == 0, "the fixture leaves no expert without a token"
+        y_BTD = oracle.experts(call.recipe, weights, leaves["x"], numerics.tensor(run.seen["experts"]))
+    found = numerics.difference("y", run.y, y_BTD.detach(), tolerance)
+    if found or call.dy is None:
+        return found
+    objective = (y_BTD * numerics.tensor(call.dy, torch.float64)).sum()
+    gradients = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
+    want = {name: each for name, each in zip(leaves, gradients, strict=True) if each is not None}
+    return numerics.gradient_differences("gradient", run.gradients, want, tolerance)
+
+
+STALE: dict[str, tuple[int, float]] = {  # which scale is out of date (input, weight, gradient), by what factor
+    "input": (0, 2.0**12),
+    "weight": (1, 2.0**12),
+    "gradient": (2, 2.0**12),
+    "gradient-vanishes": (2, 2.0**-40),
+}
+
+
+@contract("PREC-01f", asks=_ASKS, cases=STALE, source="hub")
+def what_a_scale_did_not_foresee_is_clamped(stack: Blocks, tensor: int, factor: float) -> None:
+    """A value that a stale scale puts outside the format's range is clamped to the largest number of the format; none
+    becomes infinite.
+
+    A cast to e5m2 overflows to infinity and a cast to e4m3 does not, so a test of one says nothing about the other.
+    """
+    numerics = instruments.numerics
+    call = call_of(stack, with_scaling(DENSE, "delayed"), E_LAYER)
+    weights = dict(call.weights)
+    for name in [each for each in weights if "fp8" in each.split(".") and each.endswith(".scale")]:
+        scale = numerics.tensor(weights[name])
+        scale[tensor] *= factor
+        weights[name] = numerics.array(scale)
+    words = _differs(stack, replace(call, weights=weights), FLOAT64)
+    assert not words, words

@@ -1,0 +1,153 @@
+"""FP8 products with one bug each: formats, scales, blocks, clamps, the quantised tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from contracts.law._bugs.broken import broken, derived
+from contracts.stacks.reference.model.blocks.fp8 import (
+    DTYPES,
+    GRADIENT,
+    INPUT,
+    LARGEST,
+    WEIGHT,
+    Fp8Conversion,
+    Fp8Matmul,
+    amax,
+)
+
+
+def multiplying_by(product: type[Fp8Matmul]) -> dict[str, type[Fp8Conversion]]:
+    return {"low_precision": type("LowPrecision", (Fp8Conversion,), {"product": product})}
+
+
+@broken(Fp8Matmul, "__init__", "PREC-01d[tensorwise]: y differs")
+def exchanges_the_formats(init, self, fp8, matrices=1):
+    """hybrid is swapped: e5m2 in the forward pass, and gradients in e4m3."""
+    init(self, fp8, matrices)
+    self.formats = ("e5m2", "e5m2", "e4m3") if fp8.format == "hybrid" else self.formats
+
+
+@broken(Fp8Matmul, "__init__", "PREC-01d[tensorwise]: gradient norm.weight differs")
+def ignores_hybrid(init, self, fp8, matrices=1):
+    """Gradients are in e4m3 whatever the recipe says; the forward pass is right."""
+    init(self, fp8, matrices)
+    self.formats = ("e4m3", "e4m3", "e4m3")
+
+
+@broken(Fp8Matmul, "__init__", "PREC-01d[tensorwise-e4m3]: gradient norm.weight differs")
+def always_hybrid(init, self, fp8, matrices=1):
+    """The converse: format e4m3 does not reach the backward pass."""
+    init(self, fp8, matrices)
+    self.formats = ("e4m3", "e4m3", "e5m2")
+
+
+@broken(Fp8Matmul, "fitting", "PREC-01d[tensorwise-swiglu]: y differs")
+def inverts_the_scale(fitting, self, amax, largest):
+    """The factor that dequantises is used to quantise, so everything drowns near zero."""
+    return 1 / fitting(self, amax, largest)
+
+
+@broken(Fp8Matmul, "fitting", "PREC-01d[tensorwise-float32]: y differs", "PREC-01e[tensorwise]: y differs")
+def scales_by_another_tensor(fitting, self, amax, largest):
+    """Every scale of a matrix uses the first amax that it met, which was its input's."""
+    if self.scaling != "tensorwise":
+        return fitting(self, amax, largest)
+    self.last = amax if not hasattr(self, "last") else self.last
+    return fitting(self, self.last, largest)
+
+
+@broken(Fp8Matmul, "scale_of", "PREC-01d[tensorwise]: y differs")
+def scales_by_row(scale_of, self, t_RC, role, along, matrix):
+    """Scaling is row-wise under the name of tensorwise: more exact, but another recipe."""
+    if self.scaling == "tensorwise":
+        return self.fitting(amax(t_RC, 1), LARGEST[self.formats[role]])
+    return scale_of(self, t_RC, role, along, matrix)
+
+
+@broken(Fp8Matmul, "over_blocks", "PREC-01d[blockwise]: y differs", "PREC-01d[mxfp8]: y differs")
+def blocks_along_the_other_dim(over_blocks, self, t_RC, size, along):
+    """A block lies across the summed dim, so its scale cannot be factored out of the sum."""
+    return over_blocks(self, t_RC, size, 1 - along)
+
+
+@broken(Fp8Matmul, "scale_of", "PREC-01d[mxfp8-e4m3]: gradient mixer.w2.weight differs")
+def keeps_the_forward_blocks(scale_of, self, t_RC, role, along, matrix):
+    """The forward pass's quantised factors are transposed and reused, so their blocks lie across the summed dim."""
+    return scale_of(self, t_RC, role, 1 if role != GRADIENT else along, matrix)
+
+
+@broken(Fp8Matmul, "scale_of", "PREC-01d[blockwise]: y differs")
+def weights_in_stripes(scale_of, self, t_RC, role, along, matrix):
+    """Weights have blocks of 1 x 128, as activations do, instead of 128 x 128."""
+    return scale_of(self, t_RC, INPUT if role == WEIGHT else role, along, matrix)
+
+
+@broken(Fp8Matmul, "power_of_two", "PREC-01d[mxfp8]: y differs")
+def keeps_the_scale_in_float32(power_of_two, self, scale):
+    """The scale of an mxfp8 block should be a power of two with eight exponent bits; here it is any float32."""
+    return scale
+
+
+@broken(Fp8Matmul, "power_of_two", "PREC-01d[mxfp8-e4m3]: y differs")
+def rounds_the_scale_to_the_nearest(power_of_two, self, scale):
+    """The scale is rounded to the nearest power of two; rounded up, it saturates the block's greatest element."""
+    return torch.exp2(torch.log2(scale).round())
+
+
+@broken(Fp8Matmul, "cast", "PREC-01d[delayed]: y differs")
+def rounds_towards_zero(cast, self, t, form):
+    """The cast truncates bits, so every product is slightly too small."""
+    cut = t.clamp(-LARGEST[form], LARGEST[form])
+    spacing = torch.exp2(torch.log2(cut.abs().clamp(min=2.0**-20)).floor() - (3 if form == "e4m3" else 2))
+    return torch.trunc(cut / spacing) * spacing
+
+
+@broken(Fp8Matmul, "cast", "PREC-01f[gradient]: is not finite")
+def leaves_the_clamp_to_the_cast(cast, self, t, form):
+    """torch's cast to e4m3 saturates, so the clamp was dropped; its cast to e5m2 overflows to infinity."""
+    return t.to(DTYPES[form])
+
+
+@broken(Fp8Matmul, "cast", "PREC-01f[weight]: y differs", "PREC-01f[input]: y differs")
+def drops_what_overflows(cast, self, t, form):
+    """Over-correction: values that do not fit are set to zero along with those that are not finite."""
+    return cast(self, torch.where(t.abs() > LARGEST[form], 0.0, t), form)
+
+
+@broken(Fp8Matmul, "scale_of", "PREC-01f[gradient-vanishes]: gradient mixer.w2.weight differs")
+def falls_back_to_the_current_scale(scale_of, self, t_RC, role, along, matrix):
+    """Delayed scaling silently uses the current tensor where its scale is poor, which is neither recipe."""
+    scale = scale_of(self, t_RC, role, along, matrix)
+    if self.delayed and bool((t_RC.abs().amax() * scale < 1).all()):
+        return self.fitting(amax(t_RC), LARGEST[self.formats[role]])
+    return scale
+
+
+@derived("PREC-01e[tensorwise]: y differs")
+class OneScaleForAllTokens(Fp8Matmul):
+    """The tokens of all experts are quantised as one tensor before they are dispatched."""
+
+    def grouped(self, x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
+        used = x_SI[: int(ends_E[-1])]
+        common = amax(used)
+        self.__dict__["common"] = common
+        return super().grouped(x_SI, weight_EOI, ends_E)
+
+    def scale_of(self, t_RC: Tensor, role: int, along: int, matrix: int) -> Tensor:
+        if role == INPUT and "common" in self.__dict__ and self.scaling == "tensorwise":
+            return self.fitting(self.__dict__["common"].to(t_RC.dtype), LARGEST["e4m3"])
+        return super().scale_of(t_RC, role, along, matrix)
+
+
+@broken(Fp8Matmul, "scale_of", "PREC-01e[delayed]: y differs")
+def every_expert_has_the_first_ones_scale(scale_of, self, t_RC, role, along, matrix):
+    """Delayed scaling keeps its state per module, and twelve experts are one module."""
+    return scale_of(self, t_RC, role, along, 0)
+
+
+@broken(Fp8Matmul, "grouped", "PREC-01e[mxfp8]: y differs")
+def slides_past_an_empty_expert(grouped, self, x_SI, weight_EOI, ends_E):
+    """Experts without tokens have no group in the grouped product, so the others move up by one."""
+    return grouped(self, x_SI, weight_EOI.roll(1, 0) if bool((ends_E.diff() == 0).any()) else weight_EOI, ends_E)

@@ -1,0 +1,144 @@
+"""The receipts of a run on several ranks: each rank leaves its own, and each covers all ranks.
+
+One rank is made different on purpose, because equal ranks could swap their receipts unnoticed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from contracts import instruments
+from contracts.contract import contract
+from contracts.instruments import process_memory, ranks
+from contracts.instruments.ranks import gathered, here
+from contracts.law._support.folders import shared_folder
+from contracts.law._support.recorded_runs import PROVENANCE
+from contracts.spec.receipt import Place, Receipt
+from contracts.spec.recipe import Batch, Moe, Optim, Recipe
+from contracts.spec.topology import Degrees
+from contracts.spec.training import Training
+from contracts.spec.world import LeftReceipts, Strain, World
+
+STEPS, LATE_S = 3, 1.5
+IGNORED = -100
+MIB = 2**20
+MORE, AT_LEAST = 512 * MIB, 384 * MIB
+"""By how much the strained rank's peak is made to exceed every other's; a short run takes far less than the rest."""
+
+# Widths of whole rows of 16 bytes in bfloat16, so that a grouped kernel can run where there is one.
+RECIPE = Recipe(
+    name="told", family="test", pattern="AE", depth=2, hidden=32, ffn_hidden=64, heads=4, kv_groups=2, seq_length=24,
+    vocab=64, moe=Moe(experts=12, top_k=3, expert_hidden=32, shared_hidden=16), batch=Batch(micro=1, total=4),
+    optim=Optim(lr=1e-3, min_lr=1e-4, warmup=1, steps=STEPS), dtype="bf16",
+)  # fmt: skip
+
+ALIKE = ("window", "peak", "backends")
+"""What the ranks' receipts have in common: what they say of the run."""
+
+RUNS = {  # the degrees, the rank that is different, and the world
+    "the-second-of-dp2": (Degrees(), 1, 2),
+    "the-first-of-tp2": (Degrees(tp=2, sp=True), 0, 2),
+}
+
+
+class TrainsInAWorld(World, Training, Protocol):
+    """Who is asked."""
+
+
+@contract("RCPT-01a", asks=("run_receipts", "samples", "sample"), cases=RUNS,
+          source="playbook: minimum useful operator receipt", tier="dist")  # fmt: skip
+def the_receipts_of_a_run_are_about_all_its_ranks(
+    stack: TrainsInAWorld, degrees: Degrees, unlike: int, world: int
+) -> None:
+    """On several ranks, window, peaks, rank map and backend identity cover all ranks, and no rank overwrites another
+    rank's receipt.
+
+    Rank 0's own peak is not the highest one, its clock stops before the slowest rank's, and its kernel is not the one
+    that another rank fell back to.
+    """
+    mine = replace(PROVENANCE, machine=replace(PROVENANCE.machine, host=f"box-{here().rank}@lab"))
+    most = max(gathered(_peak()))
+    strain = Strain(held=most - _now() + MORE, late_s=LATE_S, lacks="torch-grouped")
+    with shared_folder() as folder:
+        left = stack.run_receipts(
+            RECIPE, degrees, STEPS, str(folder), mine, strain if here().rank == unlike else Strain()
+        )
+        places = gathered([here().node, here().local_rank])  # no rank asserts before all ranks have gathered
+        others = gathered({part: str(getattr(receipt, part)) for part in ALIKE} if (receipt := _own(left)) else {})
+    assert receipt is not None, f"rank {here().rank} left {left.own}, and the folder holds {sorted(left.kept)}"
+    host, kept = f"box-{here().rank}@lab", receipt.provenance.machine.host
+    assert kept == host, f"the receipt that rank {here().rank} left on {host} is of {kept}"
+    _places(receipt, [local for node, local in places if node == here().node])
+    _peaks(receipt, most, unlike)
+    _window(receipt, _labels(stack), unlike)
+    _backends(receipt, unlike)
+    for part in ALIKE:
+        for rank, said in enumerate(others):
+            assert said[part] == others[0][part], f"{part} of rank 0 is {others[0][part]}, of rank {rank} {said[part]}"
+
+
+def _own(left: LeftReceipts) -> Receipt | None:
+    return left.kept.get(left.own)
+
+
+def _places(receipt: Receipt, expected: list[int]) -> None:
+    """The local ranks of this rank's node: torchrun numbers them from 0 on each node."""
+    places: tuple[Place, ...] = receipt.places
+    found = [place.local_rank for place in places]
+    assert found == expected, f"the rank map of rank {here().rank} has local ranks {found}, expected {expected}"
+
+
+def _peaks(receipt: Receipt, most: int, unlike: int) -> None:
+    assert receipt.peak is not None, f"the receipt of rank {here().rank} has no peak"
+    for kind, peak in (("allocated", receipt.peak.allocated), ("reserved", receipt.peak.reserved)):
+        assert peak >= most + AT_LEAST, (
+            f"the {kind} peak of rank {here().rank} is {peak // MIB} MiB, and only rank {unlike} was made to hold "
+            f"{MORE // MIB} MiB more than any had held before, {most // MIB} MiB"
+        )
+
+
+def _window(receipt: Receipt, labels: tuple[int, ...], unlike: int) -> None:
+    window = receipt.window
+    assert window is not None, f"the receipt of rank {here().rank} has no window"
+    assert (window.first, window.last) == (2, STEPS), f"the window is {window.first} to {window.last}, expected 2 to 3"
+    expected = sum(labels[1:])
+    assert window.tokens == expected, (
+        f"the window of rank {here().rank} has {window.tokens} tokens, the labels of steps 2 and 3 are {expected}"
+    )
+    seconds = float(window.seconds)
+    assert seconds >= LATE_S, (
+        f"the window of rank {here().rank} took {seconds:.2f} s, and rank {unlike} took {LATE_S} s longer than the rest"
+    )
+
+
+def _labels(stack: TrainsInAWorld) -> tuple[int, ...]:
+    """How many labels the sequences of each step have, wherever they are computed."""
+    found = []
+    for step in range(1, STEPS + 1):
+        sequences = (stack.sample(RECIPE, id).labels for id in stack.samples(RECIPE, step, 0, 1))
+        found.append(sum(int((instruments.numerics.tensor(each) != IGNORED).sum()) for each in sequences))
+    return tuple(found)
+
+
+def _backends(receipt: Receipt, unlike: int) -> None:
+    row = next((row for row in receipt.backends if row.part == "experts"), None)
+    assert row is not None, f"the receipt of rank {here().rank} does not say which kernel ran the experts"
+    said = f"{row.actual} ({row.reason or 'no reason'})"
+    fell = row.actual != row.requested and bool(row.reason)
+    assert fell, (
+        f"rank {here().rank} says that the experts ran as {said}, and rank {unlike} could not run {row.requested}"
+    )
+    for word in ("torch-grouped", str(unlike), str(1 - unlike)):
+        assert word in row.actual, f"rank {here().rank} says that the experts ran as {said}, which does not name {word}"
+
+
+def _peak() -> int:
+    """The most that this rank has held so far, where it trains."""
+    torch, _ = ranks.torch_distributed()
+    return int(torch.cuda.max_memory_reserved()) if ranks.device().type == "cuda" else process_memory.peak()
+
+
+def _now() -> int:
+    torch, _ = ranks.torch_distributed()
+    return int(torch.cuda.memory_allocated()) if ranks.device().type == "cuda" else process_memory.now()

@@ -1,0 +1,36 @@
+"""Stacks that reduce or gather over the wrong ranks."""
+
+import torch.distributed as dist
+
+from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.multi_rank import GathersFirst
+from contracts.stacks.kit.roles import role_of
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+
+
+@broken(ParallelTrainer, "unreduced", "TOPO-09d[borrowed-ep2]: bytes over [0, 1], expected")
+def reduces_experts_as_dense(unreduced, self, name):
+    """Uses one group for all gradients: those of different experts are added up."""
+    return self.mesh.group("rows")
+
+
+@broken(ParallelTrainer, "reduce", "TOPO-09d[ep2]: bytes over [0, 1], expected 0", bugs=("DPS-08",))
+def averages_over_ranks_with_the_same_data(reduce, self):
+    """Ranks that share a batch are averaged like data-parallel ranks: the number is right, but the traffic was for
+    nothing.
+    """
+    reduce(self)
+    for name, parameter in self.model.named_parameters():
+        if parameter.grad is not None and role_of(name) != "expert":
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(self.execution.world)
+
+
+@broken(ParallelTrainer, "reduce", "TOPO-09d[dp2]: bytes over [0, 1], expected")
+def reduces_nothing(reduce, self):
+    """The hook that reduces gradients is never called."""
+
+
+@derived("TOPO-04d[borrowed-tp2-sp-ep2-etp1]: move the residual stream")
+class HooksSequenceParallelOntoExperts(GathersFirst):
+    """With EP active, expert layers also have the hook that gathers the sequence: the bring-up's first hang."""

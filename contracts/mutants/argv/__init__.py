@@ -1,1 +1,0 @@
-"""Mutants of ARGV, under the file names of `contracts/checks/argv`."""

@@ -1,1 +1,0 @@
-"""Mutants of BLK, under the file names of `contracts/checks/blocks`."""

@@ -1,1 +1,0 @@
-"""Mutants of CKPT, under the file names of `contracts/checks/checkpoint`."""

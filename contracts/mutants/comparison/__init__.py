@@ -1,1 +1,0 @@
-"""Mutants of CMP, under the file names of `contracts/checks/comparison`."""

@@ -1,1 +1,0 @@
-"""Mutants of COMP, under the file names of `contracts/checks/compile`."""

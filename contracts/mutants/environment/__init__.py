@@ -1,1 +1,0 @@
-"""Mutants of ENV, under the file names of `contracts/checks/environment`."""

@@ -1,1 +1,0 @@
-"""Mutants of GOOD, under the file names of `contracts/checks/goodput`."""

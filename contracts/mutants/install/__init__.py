@@ -1,1 +1,0 @@
-"""Mutants of INST, under the file names of `contracts/checks/install`."""

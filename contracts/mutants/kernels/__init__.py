@@ -1,1 +1,0 @@
-"""Mutants of KRN, under the file names of `contracts/checks/kernels`."""

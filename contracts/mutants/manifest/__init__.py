@@ -1,1 +1,0 @@
-"""Mutants of MANI, under the file names of `contracts/checks/manifest`."""

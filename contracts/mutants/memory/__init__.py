@@ -1,1 +1,0 @@
-"""Mutants of MEM, under the file names of `contracts/checks/memory`."""

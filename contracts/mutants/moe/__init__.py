@@ -1,1 +1,0 @@
-"""Mutants of MOE, under the file names of `contracts/checks/moe`."""

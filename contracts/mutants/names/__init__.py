@@ -1,1 +1,0 @@
-"""Mutants of NAME, under the file names of `contracts/checks/names`."""

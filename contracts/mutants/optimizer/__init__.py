@@ -1,1 +1,0 @@
-"""Mutants of OPT, under the file names of `contracts/checks/optimizer`."""

@@ -1,1 +1,0 @@
-"""Mutants of PAR, under the file names of `contracts/checks/parallel`."""

@@ -1,1 +1,0 @@
-"""Mutants of PAT, under the file names of `contracts/checks/pattern`."""

@@ -1,1 +1,0 @@
-"""Mutants of PREC, under the file names of `contracts/checks/precision`."""

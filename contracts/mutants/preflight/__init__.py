@@ -1,1 +1,0 @@
-"""Mutants of PREF, under the file names of `contracts/checks/preflight`."""

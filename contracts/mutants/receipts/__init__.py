@@ -1,1 +1,0 @@
-"""Mutants of RCPT, under the file names of `contracts/checks/receipts`."""

@@ -1,1 +1,0 @@
-"""Mutants of REC, under the file names of `contracts/checks/recipe`."""

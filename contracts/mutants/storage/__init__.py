@@ -1,1 +1,0 @@
-"""Mutants of STOR, under the file names of `contracts/checks/storage`."""

@@ -1,1 +1,0 @@
-"""Mutants of TOPO, under the file names of `contracts/checks/topology`."""

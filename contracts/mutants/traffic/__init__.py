@@ -1,1 +1,0 @@
-"""Mutants of TRAF, under the file names of `contracts/checks/traffic`."""
