@@ -21,6 +21,7 @@ OF_THE_READER = ("OWNER/rankproof/docs/ci/action@COMMIT", "github/codeql-action/
 WRITES = {  # job → what it may write, with the reason beside it in the file
     ("release.yml", "sign"): {"id-token", "attestations", "contents"},
     ("release.yml", "publish"): {"id-token"},
+    ("github-actions.yml", "gate"): {"pull-requests"},
     ("site.yml", "publish"): {"id-token", "pages"},
 }
 IMAGE = re.compile(r"^(?:FROM|\s*image:)\s+(\S+)", re.MULTILINE)
