@@ -654,6 +654,7 @@ class Recorder:
         self._add(
             "root", number=number, type=type(root).__name__, replicas=list(_replicas(root)),
             data=list(reader.data() if reader else _data(root)), apart=sorted(_apart_of(root)),
+            reduces=_reduces(root),
             same=list(reader.same() if reader else _same(root)),
             trainable=[name for each in root.parameters() if each.requires_grad for name in names[id(each)]],
             frozen=[name for each in root.parameters() if not each.requires_grad for name in names[id(each)]],
@@ -1380,6 +1381,14 @@ def _apart_of(root: nn.Module) -> set[str]:
     """The names of parameters and buffers that DDP was asked to leave alone."""
     found: Iterable[str] = getattr(root, "parameters_to_ignore", ())
     return {canonical(each) for each in found} if isinstance(root, DistributedDataParallel) else set()
+
+
+def _reduces(root: nn.Module) -> str:
+    """The dtype in which FSDP or DDP was asked to add gradients up; empty if nobody said."""
+    policy: Any = getattr(root, "mixed_precision", None)
+    if isinstance(root, FSDPModule):
+        policy = getattr(root._get_fsdp_state(), "_mp_policy", None)  # private; torch 2.6 - 2.13
+    return str(getattr(policy, "reduce_dtype", None) or "").removeprefix("torch.")
 
 
 def _data(root: nn.Module) -> tuple[int, ...]:

@@ -111,7 +111,7 @@ def _of_two(line: Line, rank: int) -> Iterable[Line]:
     if line["e"] == "begin":
         line |= {"world": 2, "rank": rank}
     if line["e"] == "root":
-        line |= {"data": [0, 1], "replicas": [0, 1]}
+        line |= {"data": [0, 1], "replicas": [0, 1], "reduces": "float32"}
     if line["e"] == "input":
         line |= {"rows": [each + rank for each in line["rows"]], "random": f"{line['random']}{rank}"}
     if line["e"] == "drawn":
@@ -155,7 +155,7 @@ SUBJECTS: dict[str, tuple[tuple[str, ...], ...]] = {  # contract → what is tak
     "OBS-13": (("evaluation", "modes"), ("weight", "evaluated", "modes")),
     "OBS-14": (("routed",), ("counted", "bias"), ("counter", "bias")),
     "OBS-15": (("gradient", "updated", "moment", "loss"),), "OBS-16": (("root",), ("group",), ("gradient",)),
-    "OBS-17": (("world", "root", "collectives"),),
+    "OBS-17": (("world", "root", "collectives"),), "OBS-20": (("root",), ("collectives",)),
 }  # fmt: skip
 LIKE = {"OBS-01": "one-rank", "OBS-09": "whole", "OBS-11": "plain"}
 

@@ -14,6 +14,8 @@ from contracts.spec.observing import Observing
 RUN = {"one-run": ()}
 """The only case: whatever run was observed."""
 MOST = 20
+BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+"""Of the significand, with the one that is not stored."""
 
 
 def observed(stack: Observing) -> Merged:

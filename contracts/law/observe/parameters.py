@@ -7,12 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from contracts.contract import contract
-from contracts.law.observe._trace import RUN, none_of, observed
+from contracts.law.observe._trace import BITS, RUN, none_of, observed
 from contracts.observe.merged import Merged
 from contracts.spec.observing import Observing
-
-BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-"""Of the significand, with the one that is not stored."""
 
 
 @contract("OBS-03", asks="trace", cases=RUN, source="F18 F09", slow=True)

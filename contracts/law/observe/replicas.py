@@ -1,18 +1,20 @@
-"""What ranks have in common, and what they must not (OBS-02, OBS-06, OBS-10, OBS-12)."""
+"""What ranks have in common, and what they must not (OBS-02, OBS-06, OBS-10, OBS-12, OBS-20)."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from contracts.contract import contract
-from contracts.law.observe._trace import RUN, merged_of, none_of, observed
+from contracts.law.observe._trace import BITS, RUN, merged_of, none_of, observed
 from contracts.observe.merged import Merged, Whole
 from contracts.spec.errors import NotOffered
 from contracts.spec.observing import Observing
 
+_SUM = re.compile(r"(?:all_reduce|reduce_scatter)\((?:sum|avg)\) ([\dx]+) (\w*float\d+)$")
 KINDS = {
     "weight": "the weight {}", "gradient": "the gradient of {}", "updated": "the updated weight {}",
     "moment": "the moment {}",
@@ -249,6 +251,32 @@ def _diverging(merged: Merged) -> Iterator[str]:
                             f"on rank {second}"
                         )
                         break
+
+
+@contract("OBS-20", asks="trace", cases=RUN, source="F16", slow=True)
+def gradients_are_added_up_in_the_precision_that_was_asked_for(stack: Observing) -> None:
+    """Where FSDP or DDP was asked to add gradients up in a dtype, no gradient of a vector is added up in a narrower.
+
+    Tensor parallelism may add up the gradients of a norm's weights in the dtype of its activations, which rounds each.
+    """
+    merged = _of_several_ranks(stack)
+    asked = {rank.rank: line["reduces"] for rank, line in merged.lines("root") if line.get("reduces")}
+    if not asked:
+        raise NotOffered("neither FSDP nor DDP was asked to add up in a dtype", "case")
+    none_of(_narrow(merged, asked), "no sum over ranks was seen")
+
+
+def _narrow(merged: Merged, asked: Mapping[int, str]) -> Iterator[str]:
+    vectors = {each.shape[0]: name for name, each in reversed([*merged.tensors("weight", 1).items()])
+               if len(each.shape) == 1}  # fmt: skip
+    for step in range(1, merged.steps + 1):
+        for rank, line in merged.lines("collectives", step):
+            for found in filter(None, (_SUM.match(said) for said in line["said"])):
+                size, dtype, want = found[1], found[2], asked.get(rank.rank, "")
+                name = vectors.get(int(size)) if size.isdecimal() else None
+                narrow = name is not None and BITS.get(dtype, 0) < BITS.get(want, 0)
+                words = f"step {step}: rank {rank.rank} adds up {size} numbers of {dtype} over ranks {line['group']}"
+                yield f"{words}, as many as {name} has; {want} was asked for" if narrow else ""
 
 
 @contract("OBS-12", asks="trace", cases=RUN, source="F14", slow=True)

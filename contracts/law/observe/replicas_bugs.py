@@ -132,3 +132,17 @@ class SeedsEveryRankAlike(Reference):
     """One seed for all ranks, so that dropout drops the same units everywhere."""
 
     edits = {"manual_seed(100 + rank)": "manual_seed(100)"}
+
+
+@mutant(of="OBS-20", case="one-run", says="adds up 16 numbers of bfloat16 over ranks 0-1, as many as")
+class AddsUpANormInBfloat16(Reference):
+    """FSDP is asked for float32, and the gradient of a norm is added up by hand in bfloat16."""
+
+    edits = {
+        WRAPPED: """    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    model = fully_shard(net, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))""",
+        "model.no_sync() if micro == 0 else contextlib.nullcontext()": "contextlib.nullcontext()",
+        "        net.moe.balance()": """        whole = net.norm.weight.grad.full_tensor()
+        dist.all_reduce(whole.bfloat16())
+        net.moe.balance()""",
+    }
