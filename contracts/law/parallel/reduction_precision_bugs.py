@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from contracts.law._bugs.broken import broken
 from contracts.stacks.reference.model.blocks.common import local
 from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
+from contracts.stacks.reference.parallel import parallel_trainer
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
@@ -72,3 +73,23 @@ def reduces_one_dtype_alone(reduce, self):
     reduce(self)
     for parameter in self.model.parameters():
         parameter.grad = kept.get(id(parameter), parameter.grad)
+
+
+@broken(
+    parallel_trainer,
+    "all_reduce_in_place",
+    "PAR-10b[tp2-sp]: elements of the gradients of norms are numbers of bfloat16",
+    "PAR-10b[cp2]: elements of the gradients of norms are numbers of bfloat16",
+    "PAR-10b[borrowed-ep2]: elements of the gradients of norms are numbers of bfloat16",
+)
+def sums_parts_in_the_dtype_of_activations(reduce, grads, group):
+    """The policy for reductions is that of one axis: what ranks of the others hold alike is summed as it comes."""
+    narrow = [grad.to(torch.bfloat16) for grad in grads]
+    reduce(narrow, group)
+    for grad, each in zip(grads, narrow, strict=True):
+        grad.copy_(each.to(grad.dtype))
+
+
+@broken(parallel_trainer, "all_reduce_in_place", "PAR-10b[tp2]: is off by", "PAR-10b[tp2-sp]: is off by")
+def sums_nothing_under_half_precision(reduce, grads, group):
+    """The buckets of the reduction are those of the 16-bit copies, and nobody sums the gradients in float32."""
