@@ -488,7 +488,8 @@ def train(session: Session, *, distributed: bool = False) -> Trained:
         if session.load is not None:
             checkpoint.load(trainer, session.load)
         trainer.put(numerics.tensors(session.weights) | numerics.tensors(session.buffers))
-        others = [_share(each, session.execution) for each in session.validation]  # too few are refused before a step
+        # too few are refused before a step
+        others: list[Rows] = [_share(each, session.execution) for each in session.validation]
         start, loaded = trainer.number, None
         if session.load is not None and 0 in session.at:
             nothing = Step(number=start, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
