@@ -25,11 +25,13 @@ class Promise:
     Args:
         tests: `tests_unit/FILE.py::NAME` of the tests that hold it.
         lacks: what of it no test holds; empty if nothing.
+        bugs: the catalogued bugs of gates that these tests notice.
     """
 
     statement: str
     tests: tuple[str, ...] = ()
     lacks: str = ""
+    bugs: tuple[str, ...] = ()
 
     @property
     def held_by(self) -> str:
