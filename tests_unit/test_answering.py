@@ -17,7 +17,6 @@ from contracts.harness.plugin import _of_one_code
 from contracts.spec.records import Answering, Result, Subject
 from contracts.stacks.kit.answering import answering, located, version_of
 from tests_unit._parties.running import ROOT, rankproof
-from tests_unit.ranks.running import torchrun
 
 OURS = """
 from contracts.stacks.reference.stack import Reference
@@ -205,6 +204,8 @@ def pytest_configure(config):
 @pytest.mark.torchrun
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed; pip install torch")
 def test_ranks_with_other_code_judge_nothing(tmp_path: Path) -> None:
+    from tests_unit.ranks.running import torchrun  # needs junitparser, of the extra dev
+
     files = {"test_sum.py": "def test_sum():\n    assert summed(1) == 2\n", "conftest.py": RANKS}
     run = torchrun(tmp_path, files, ranks=2)
     assert run.code != 0
