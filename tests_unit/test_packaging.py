@@ -283,7 +283,7 @@ def test_a_repository_with_contracts_of_its_own_has_every_form_of_the_gate(
 def bare(python: Path) -> Path:
     """An environment with what the core requires, and neither torch nor development tools."""
     [there] = python.parents[1].glob("lib/python*/site-packages")
-    for name in ("pytest", "pluggy", "iniconfig", "packaging", "click", "rich", "jinja2", "markupsafe", "junitparser",
+    for name in ("pytest", "pluggy", "iniconfig", "packaging", "click", "rich", "jinja2", "markupsafe",
                  "pygments", "markdown-it-py", "mdurl"):  # fmt: skip
         distribution = importlib.metadata.distribution(name)
         for top in {file.parts[0] for file in distribution.files or ()} - {".."}:

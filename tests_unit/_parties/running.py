@@ -128,7 +128,7 @@ def _run(cwd: str, out: str, words: list[str], variables: dict[str, str]) -> Non
 
 
 def _serve() -> None:
-    for module in ("rich.table", "jinja2", "junitparser"):
+    for module in ("rich.table", "jinja2"):
         importlib.import_module(module)
     read_checks()
     if sys.argv[1] == "torch":
