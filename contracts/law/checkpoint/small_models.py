@@ -79,7 +79,7 @@ def a_save_of_several_ranks_does_not_touch_the_run(
     weights, optimizer moments and expert biases of each step.
 
     A save gathers. Parameters that are not put back, gradients that are no longer synchronised and a collective in
-    another order show in the step behind it.
+    another order show in the step after it.
     """
     asked = session(stack, recipe, execution, 3, *STATE)
     plain = stack.train(asked).steps

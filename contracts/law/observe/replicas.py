@@ -255,7 +255,7 @@ def _diverging(merged: Merged) -> Iterator[str]:
 
 @contract("OBS-20", asks="trace", cases=RUN, source="F16", slow=True)
 def gradients_are_added_up_in_the_precision_that_was_asked_for(stack: Observing) -> None:
-    """Where FSDP or DDP was asked to add gradients up in a dtype, no gradient of a vector is added up in a narrower.
+    """If FSDP or DDP was asked to add gradients up in a dtype, no gradient of a vector is added up in a narrower.
 
     Tensor parallelism may add up the gradients of a norm's weights in the dtype of its activations, which rounds each.
     """

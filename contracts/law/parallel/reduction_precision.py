@@ -114,7 +114,7 @@ IN_HALF = 2e-1
 def what_ranks_hold_alike_is_summed_in_float32(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """Under bfloat16 every gradient on tensor-, context-, expert- and pipeline-parallel ranks is that of one rank in
+    """Under bfloat16 every gradient on tensor-, context-, expert- and pipeline-parallel ranks equals one rank's in
     float32, to the accuracy of bfloat16, and gradients of norms, which ranks hold alike, are float32 sums.
 
     Under sequence parallel each rank has a part of a norm's gradient. Where the parts are added in the dtype of the
