@@ -102,8 +102,11 @@ def a_step_has_the_microbatches_that_were_told(stack: Observing) -> None:
 
 
 def _whole(merged: Merged, told: dict[tuple[int, int], list[int]]) -> Iterator[str]:
-    """Microbatches whose labels weigh one together each: their loss is a mean that nothing divides by their number."""
-    for step in range(1, merged.steps + 1):
+    """Microbatches whose labels weigh one together each: their loss is a mean that nothing divides by their number.
+
+    A schedule of a pipeline divides gradients after all passes (`scale_grads` of torch.distributed.pipelining).
+    """
+    for step in () if merged.staged else range(1, merged.steps + 1):
         of: dict[int, list[Line]] = {}
         for rank, line in merged.lines("labels", step):
             of.setdefault(rank.rank, []).append(line)
