@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,7 @@ PACKAGES = {"scans": "mamba_ssm", "scan": "mamba_ssm", "modules": "transformer_e
 """Parts that are about a package, which is not installed everywhere."""
 MUTANTS = "tests_unit/gate/test_every_contract_can_fail.py"
 GRACE_S = 10.0
+HEARD_S = 0.2  # how late a stop may be heard
 ROOT = Path(__file__).parents[1]
 
 
@@ -134,7 +135,8 @@ def main(argv: list[str]) -> int:
         _say(f"--only {','.join(sorted(unknown))}: the parts are {', '.join(names)}")
         return 2
     run = Run(asked.out, asked.device, until=time.monotonic() + 60 * asked.budget, resume=asked.resume)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):  # heard between parts: an exception could lose a thread that starts
+        signal.signal(number, lambda *_: run.stopped.set())
     try:
         for group in every:
             run.beside_each_other([part for part in group if part.name in chosen])
@@ -164,24 +166,23 @@ class Run:
                 self.ended = {each["name"]: Ended(**each) for each in kept["ended"]}
             else:
                 _say(f"begun anew: the parts in {self.state} are of {kept['source']}, this is {self.source}")
+        self.stopped = threading.Event()
         self._lock, self._running = threading.Lock(), dict[subprocess.Popen[str], threading.Event]()
 
     def beside_each_other(self, parts: Sequence[Part]) -> None:
         with ThreadPoolExecutor(len(parts) or 1) as pool:
-            running: list[Future[None]] = []
-            try:  # a stop may come as soon as the first has begun
-                running.extend(pool.submit(self._run, part) for part in parts if self._is_to_run(part))
-                for each in running:
-                    each.result()
-            except KeyboardInterrupt:
-                self.stop()
-                wait(running)
-                raise
+            running = [pool.submit(self._run, part) for part in parts if self._is_to_run(part)]
+            while wait(running, timeout=HEARD_S).not_done:
+                if self.stopped.is_set():
+                    self.stop()
+                    break
+            for each in running:
+                each.result()
+        if self.stopped.is_set():
+            raise KeyboardInterrupt
 
     def stop(self) -> None:
-        """Cut off what runs. Who stops it may say so more than once, as `timeout` does."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
+        """Cut off what runs."""
         self.until = 0.0
         for running, late in [*self._running.items()]:
             _end(running, late)
