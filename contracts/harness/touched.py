@@ -57,7 +57,8 @@ def changed(of: str) -> Changed:
     root = Path(git("rev-parse", "--show-toplevel").rstrip("\n"))
     plain = ("--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--end-of-options", of, "--")
     names = git("diff", "--name-only", "-z", *plain).split("\0")
-    said = git("diff", "-U0", *plain, ":(top,exclude)*test*").splitlines()  # tests of the stack name much beside it
+    # Tests of the stack name much beside it; a snapshot may lack the content of its largest files.
+    said = git("diff", "-U0", *plain, ":(top)*.py", ":(top,exclude)*test*").splitlines()
     lines = (line for line in said if line.startswith(("+", "-")))
     files = frozenset((root / name).resolve() for name in names if name)
     return Changed(of=of, root=root, files=files, words=_words(*lines))
