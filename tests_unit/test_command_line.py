@@ -97,7 +97,8 @@ def test_json_is_what_the_text_says() -> None:
         for name, command in main.commands.items()
         if not {"--json"} & {each for parameter in command.params for each in parameter.opts}
     }
-    assert without == {"observe", "deviations", "launch", "completion", "sample", "gate"}, "they print no results"
+    kinds = {"observe", "deviations", "launch", "completion", "sample", "gate", "show", "merge"}
+    assert without == kinds, "they print no results"
 
 
 def test_a_probe_tells_in_json_what_holds_and_what_to_answer_next(tmp_path: Path) -> None:
