@@ -49,7 +49,8 @@ class Floor:
     def words(self) -> str:
         """What is wrong where nothing happened; empty where something did or nothing could be seen."""
         if self._learned == {False}:
-            return f"nothing was learned: in {self._runs} runs ({self._last}) every gradient that was told is 0"
+            where = f"in {self._runs} runs ({self._last}) " if self._runs else ""  # or in passes, which take no step
+            return f"nothing was learned: {where}every reported gradient is 0"
         if self._moved == {False}:
             return f"nothing moved: after {self._last} every weight is what it was, in each of {self._runs} runs"
         return ""

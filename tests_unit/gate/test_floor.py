@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 import pytest
 
 from contracts.contract import Contract
+from contracts.court.floor import Floor
 from contracts.court.judge import judge
 from contracts.law._bugs.dead import LearnsNothing, MovesByNothing, StandsStill
 from contracts.law._support.training_run import DENSE, batches, drawn_weights, table
+from contracts.spec.array import Array
 from contracts.spec.records import Result
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec.training import Execution, Pass, Session, Training
 from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.unit
@@ -44,7 +47,7 @@ def _judged(stack: Training, *, weights: bool = True) -> Result:
         (MovesByNothing, "nothing moved: after 2 steps"),
         (
             LearnsNothing,
-            "nothing was learned: in 2 runs (2 steps at a rate up to 0.01) every gradient that was told is 0",
+            "nothing was learned: in 2 runs (2 steps at a rate up to 0.01) every reported gradient is 0",
         ),
     ],
 )
@@ -62,3 +65,11 @@ def test_a_stack_that_moves_holds() -> None:
 
 def test_what_a_case_did_not_observe_says_nothing() -> None:
     assert _judged(StandsStill(), weights=False).outcome == "holds"
+
+
+@pytest.mark.parametrize(("gradient", "dead"), [(0.0, True), (1e-30, False)])
+def test_a_pass_without_a_gradient_has_learned_nothing(gradient: float, dead: bool) -> None:
+    held = Array(dtype="float32", shape=(1,), data=struct.pack("<f", gradient))
+    floor = Floor()
+    floor.note((), Pass(logits=held, losses={}, gradients={"w": held}))
+    assert floor.words == ("nothing was learned: every reported gradient is 0" if dead else "")
