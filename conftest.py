@@ -1,6 +1,6 @@
 """The root conftest loads the plugin and the one profile of hypothesis: the same examples everywhere, no deadline.
 
-The law is judged without the development tools too: what needs one that is not here is left out, and counted.
+The law is judged without the development tools and without torch too: what needs one that is not here is left out.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import pytest
 
 pytest_plugins = ["contracts.harness.plugin"]
 
-MISSING = [
-    each for each in ("hypothesis", "jsonschema", "pytest_timeout", "syrupy", "xdist") if find_spec(each) is None
-]
-_TOOL = re.compile(rf"^(?:from|import) (?:{'|'.join(MISSING)})\b" if MISSING else r"\A\Z.", re.MULTILINE)
+TOOLS = ("hypothesis", "jsonschema", "pytest_timeout", "syrupy", "xdist", "torch")
+MISSING = [each for each in TOOLS if find_spec(each) is None]
+_NAMED = "|".join(MISSING) or r"\A\Z."
+_TOOL = re.compile(rf"^(?:from|import) (?:{_NAMED})\b|^(?:\w+ = )?pytest\.importorskip\(\"(?:{_NAMED})\"", re.MULTILINE)
 _OURS = re.compile(r"^from (tests_\w+(?:\.\w+)+) import", re.MULTILINE)
 _left_out: set[Path] = set()
 
@@ -60,4 +60,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _left_out:
         *others, last = MISSING
         named = f"{', '.join(others)} or {last}" if others else last
-        terminalreporter.write_line(f"left out: tests that need {named}; `pip install '.[dev]'` brings them")
+        extras = "dev,torch" if last == "torch" else "dev"
+        terminalreporter.write_line(f"left out: tests that need {named}; `pip install '.[{extras}]'` brings them")

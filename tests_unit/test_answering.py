@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -17,6 +18,7 @@ from contracts.harness.plugin import _of_one_code
 from contracts.spec.records import Answering, Result, Subject
 from contracts.stacks.kit.answering import answering, located, version_of
 from tests_unit._parties.running import ROOT, rankproof
+from tests_unit.ranks.running import torchrun
 
 OURS = """
 from contracts.stacks.reference.stack import Reference
@@ -168,9 +170,8 @@ def test_every_form_names_the_judged_commit(tmp_path: Path) -> None:
     assert told["answering"][0]["commit"] == commit
     assert not told["answering"][0]["dirty"]
     assert told["answering"][0]["python"].endswith(sys.executable)
-    from junitparser import JUnitXml  # of the extra dev; the examples, which need none, take a fixture from here
-
-    properties = {each.name: each.value for each in next(iter(JUnitXml.fromfile(folder / "junit.xml"))).properties()}
+    said = ElementTree.parse(folder / "junit.xml").iter("property")
+    properties = {each.get("name"): str(each.get("value")) for each in said}
     assert f"commit {commit[:12]}" in properties["judged 1"]
     for name in ("report.html", "summary.md"):
         text = (folder / name).read_text(encoding="utf-8")
@@ -204,8 +205,6 @@ def pytest_configure(config):
 @pytest.mark.torchrun
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed; pip install torch")
 def test_ranks_with_other_code_judge_nothing(tmp_path: Path) -> None:
-    from tests_unit.ranks.running import torchrun  # needs junitparser, of the extra dev
-
     files = {"test_sum.py": "def test_sum():\n    assert summed(1) == 2\n", "conftest.py": RANKS}
     run = torchrun(tmp_path, files, ranks=2)
     assert run.code != 0

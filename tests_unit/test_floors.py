@@ -155,7 +155,7 @@ def test_only_the_harness_and_the_ranks_know_pytest(brought: dict[str, frozenset
 def test_a_stack_by_itself_loads_no_framework_of_the_suite() -> None:
     """The answering side runs in environments where nothing but the standard library can be assumed."""
     outside = modules_after("import contracts.stacks.serve, contracts.stacks.reference.stack")
-    installed = {"click", "rich", "jinja2", "junitparser", "pytest", "pluggy", "hypothesis"}
+    installed = {"click", "rich", "jinja2", "pytest", "pluggy", "hypothesis"}
     assert not {module.split(".")[0] for module in outside} & installed
 
 

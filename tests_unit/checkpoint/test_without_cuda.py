@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
 from contracts.instruments import accelerator, numerics
 from contracts.spec.checkpointing import Snapshot, WriteFault
 from contracts.stacks.reference.answers import without_cuda

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
+pytest.importorskip("torch")
 from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.harness.families import read_checks, read_mutants

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch")
 from benchmarks import power
 from contracts.contract import LAW
 from contracts.harness.families import read_checks

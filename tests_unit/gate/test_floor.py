@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+pytest.importorskip("torch")
 from contracts.contract import Contract
 from contracts.court.floor import Floor
 from contracts.court.judge import judge

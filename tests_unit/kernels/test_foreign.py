@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
 from contracts.instruments import import_probe, mamba_ssm
 from contracts.instruments.import_trace import modules_after
 from contracts.spec.tolerance import FLOAT32
