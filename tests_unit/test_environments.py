@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -62,3 +63,41 @@ def test_a_call_without_a_known_name_and_a_version_is_refused(words: list[str]) 
     done = subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert f"NAME one of {', '.join(TABLE)}" in done.stderr
+
+
+def _found(name: str, version: str, **more: object) -> dict[str, object]:
+    return {"metadata": {"name": name, "version": version}, "download_info": {"url": "https://x/y", **more}}
+
+
+def test_a_package_without_hashes_is_refused_and_torch_is_held_by_its_version() -> None:
+    script = _script()
+    found = [_found("Ruamel_yaml", "1.0"), _found("torch", "2.13.0+cpu"), _found("nvidia-nccl-cu12", "2"),
+             _found("rankproof", "0.1", dir_info={"editable": True})]  # fmt: skip
+    assert script.checked(found, {"ruamel-yaml==1.0": ["aa", "bb"]}) == [
+        "ruamel-yaml==1.0 --hash=sha256:aa --hash=sha256:bb"
+    ]
+    with pytest.raises(RuntimeError, match=r"no hashes of ruamel-yaml==1\.0, other==2: run \.ci/lock"):
+        script.checked([*found, _found("other", "2")], {"ruamel-yaml==2.0": ["aa"]})
+
+
+def test_each_locked_version_has_its_packages_with_hashes_under_the_pins() -> None:
+    script = _script()
+    lock = tomllib.loads(script.LOCK.read_text(encoding="utf-8"))
+    locked = {f"{name} {version}": (entry, version) for name, entry in TABLE.items() for version in entry["locked"]}
+    assert lock["pins"].keys() == locked.keys()
+    assert {each.partition(" ")[0] for pins in lock["pins"].values() for each in pins} == lock["hashes"].keys()
+    assert all(known and all(len(one) == 64 for one in known) for known in lock["hashes"].values())
+    for name, (entry, version) in locked.items():
+        lines = script.constraints(entry, version).lower().replace("_", "-").splitlines()
+        pins = dict(line.split("==") for line in lines if "==" in line)
+        has = dict(each.partition(" ")[0].split("==") for each in lock["pins"][name])
+        assert {each: has[each] for each in has.keys() & pins.keys() if has[each] != pins[each]} == {}, "run .ci/lock"
+
+
+def test_each_version_that_the_makefile_makes_by_itself_is_locked() -> None:
+    text = SCRIPT.parents[1].joinpath("Makefile").read_text(encoding="utf-8")
+    for name, variable in {"megatron": "MEGATRON", "torchtitan": "TITAN", "transformers": "TRANSFORMERS",
+                           "deepspeed": "DEEPSPEED", "torch": "TORCH"}.items():  # fmt: skip
+        wanted = re.findall(rf"\b{variable} \??= (.+)", text)
+        assert wanted
+        assert {version for each in wanted for version in each.split()} <= {*TABLE[name]["locked"]}
