@@ -85,7 +85,7 @@ def supervised(
             _work(work, writing, token)
         os.close(writing)
         watch = _Watch(child, Path(folder), grace(deadline_s))
-        with _stopping(child) as stopped, meanwhile or nullcontext():
+        with stopping(child) as stopped, meanwhile or nullcontext():
             status = watch.wait()
         watch.look_back()
     os.set_blocking(reading, False)  # a process that the stack left behind may still hold the other end
@@ -175,7 +175,7 @@ class _Watch:
 
 
 @contextmanager
-def _stopping(child: int) -> Iterator[list[signal.Signals]]:
+def stopping(child: int) -> Iterator[list[signal.Signals]]:
     """Where this process is told to stop, stop the child instead; its guard ends all that comes from it."""
     stopped: list[signal.Signals] = []
 

@@ -22,6 +22,7 @@ from contracts.ranks import guard
 from contracts.ranks.guard_program import LOOKS_S
 from contracts.spec.records import EXIT_CODES
 from tests_unit._parties.running import RANKPROOF, ROOT, environment
+from tests_unit.test_answering import checkout as repository
 
 pytestmark = pytest.mark.unit
 
@@ -133,6 +134,30 @@ def asked(folder: Path, *command: object) -> Started:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_a_check_that_is_stopped_takes_the_judge_with_it(tmp_path: Path, number: signal.Signals) -> None:
     takes_the_judge_with_it(tmp_path, number, RANKPROOF, *CHECK)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_check_of_two_sides_that_is_stopped_says_what_the_side_has_found(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    repository(tmp_path, {"slow.py": SLOW})
+    command = [RANKPROOF, *CHECK[:-2], "--at", f"{tmp_path}@HEAD..", "--report", "two"]
+    run = Started(tmp_path, *command)
+    try:
+        run.until((tmp_path / "asked").exists)
+        run.until((tmp_path / "two/base/output.log").exists)
+        run.stop(number)
+    finally:
+        run.end()
+    if number != signal.SIGKILL:
+        assert run.process.returncode == 128 + number, run.log
+        assert "INCOMPLETE: slow 1" in run.log
+        assert "(1 violated, 8 not run, 1 faults of the run)" in run.log
+        assert f"stopped by {number.name} before there was a verdict" in run.log.splitlines()[-1]
+    assert not (tmp_path / "two/head").exists(), "the second side was begun"
+    told = subprocess.run([RANKPROOF, "report", "two/base"], cwd=tmp_path, env=environment(), capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert told.returncode == EXIT_CODES["incomplete"], told.stderr
 
 
 def takes_the_judge_with_it(

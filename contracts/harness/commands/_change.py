@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -13,7 +15,8 @@ import click
 from contracts.court import base_and_head, record
 from contracts.court.plain_text import terminal
 from contracts.harness.commands._errors import print_report, show_json
-from contracts.harness.supervisor import Ended
+from contracts.harness.supervisor import Ended, Stopped, stopping
+from contracts.ranks.guard_program import SET_PDEATHSIG, prctl
 from contracts.spec.errors import refuse
 from contracts.spec.interpreter import python
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Form, Run
@@ -29,7 +32,8 @@ def judged(sides: tuple[str, str], folder: Path, form: Form, baseline: Path | No
 
     Raises:
         Refused: for a baseline beside two sides, a form that the difference has not, and what a side refuses.
-        Ended: where a side has left no record.
+        Ended: if a side has left no record.
+        Stopped: by a signal; what the side that was judged has found until then is printed.
     """
     if baseline is not None:
         raise refuse("--baseline", str(baseline), "does not go with two sides", "leave it out: the base is one")
@@ -57,15 +61,24 @@ def judged(sides: tuple[str, str], folder: Path, form: Form, baseline: Path | No
 def _side(at: str, folder: Path) -> tuple[int, Run | None]:
     """Judge one side; its record, or the exit code of what it refused. Its errors have been reported."""
     words = [*_others(sys.argv[2:]), "--at", at, "--report", str(folder)]
-    done = subprocess.run(python("-m", "rankproof", "check", *words), stdout=subprocess.DEVNULL, check=False)
-    if done.returncode == USAGE_ERROR:
+    ends_with_us = partial(prctl, SET_PDEATHSIG, signal.SIGTERM)
+    command = python("-m", "rankproof", "check", *words)
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=ends_with_us) as side,  # noqa: PLW1509 - no thread runs here
+        stopping(side.pid) as stopped,
+    ):
+        printed, _ = side.communicate()
+    if stopped:
+        click.echo(printed, nl=False)  # what this side has found so far
+        raise Stopped(stopped[0])
+    if side.returncode == USAGE_ERROR:
         return USAGE_ERROR, None
     if not (folder / "run.jsonl").exists():
-        if done.returncode == EXIT_CODES["incomplete"]:  # it could not be reached
+        if side.returncode == EXIT_CODES["incomplete"]:  # it could not be reached
             click.echo(f"rankproof: {at} could not be judged", err=True)
-            return done.returncode, None
-        raise Ended(f"{at} was judged without a verdict (exit code {done.returncode})")
-    return done.returncode, record.load(folder)[0]
+            return side.returncode, None
+        raise Ended(f"{at} was judged without a verdict (exit code {side.returncode})")
+    return side.returncode, record.load(folder)[0]
 
 
 def _others(words: Sequence[str]) -> Iterator[str]:
