@@ -61,7 +61,10 @@ def _has_gradient(step: Step) -> bool:
 
 
 def _any(arrays: Arrays) -> bool:
-    return any(any(each.data) for each in arrays.values())
+    """Whether an element is other than 0, and than -0, of which a byte is not 0."""
+    from contracts.instruments import numerics
+
+    return any(any(each.data) and bool(numerics.tensor(each).ne(0).any()) for each in arrays.values())
 
 
 def _differ(before: Arrays, after: Arrays) -> bool:
@@ -69,9 +72,9 @@ def _differ(before: Arrays, after: Arrays) -> bool:
 
 
 def _moved(before: Array, after: Array) -> bool:
-    """Whether two tensors differ by more than the dtype in which they are reported."""
-    if before.dtype == after.dtype:
-        return before.data != after.data
+    """Whether two tensors differ by more than the dtype in which they are reported, or the sign of a 0."""
+    if before.data == after.data:
+        return False
     from contracts.instruments import numerics
 
     one, other = numerics.tensor(before), numerics.tensor(after)

@@ -15,7 +15,7 @@ from contracts.law._bugs.dead import LearnsNothing, MovesByNothing, StandsStill
 from contracts.law._support.training_run import DENSE, batches, drawn_weights, table
 from contracts.spec.array import Array
 from contracts.spec.records import Result
-from contracts.spec.training import Execution, Pass, Session, Training
+from contracts.spec.training import Execution, Pass, Session, Step, Trained, Training
 from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.unit
@@ -68,9 +68,17 @@ def test_what_a_case_did_not_observe_says_nothing() -> None:
     assert _judged(StandsStill(), weights=False).outcome == "holds"
 
 
-@pytest.mark.parametrize(("gradient", "dead"), [(0.0, True), (1e-30, False)])
+@pytest.mark.parametrize(("gradient", "dead"), [(0.0, True), (-0.0, True), (1e-30, False), (float("nan"), False)])
 def test_a_pass_without_a_gradient_has_learned_nothing(gradient: float, dead: bool) -> None:
     held = Array(dtype="float32", shape=(1,), data=struct.pack("<f", gradient))
     floor = Floor()
     floor.note((), Pass(logits=held, losses={}, gradients={"w": held}))
     assert floor.words == ("nothing was learned: every reported gradient is 0" if dead else "")
+
+
+def test_a_weight_that_changes_its_sign_of_zero_has_not_moved() -> None:
+    (held, other) = (Array(dtype="float32", shape=(1,), data=struct.pack("<f", zero)) for zero in (0.0, -0.0))
+    step = Step(number=1, losses={}, tokens=1, lr=0.1, grad_norm=1.0, clip_coef=1.0, weights={"w": other})
+    floor = Floor()
+    floor.note((Session(recipe=DENSE, steps=1, weights={"w": held}),), Trained(start=0, steps=(step,)))
+    assert floor.words.startswith("nothing moved: after 1 steps at a rate up to 0.1")

@@ -222,6 +222,7 @@ def small_gradients_survive_float16(stack: Training, recipe: Recipe) -> None:
     for name, loss in want.losses.items():
         told = half.losses.get(name, math.nan)
         assert abs(told - loss) <= FLOAT16 * abs(loss), f"under float16 {name} is {told:.6g}, in float32 {loss:.6g}"
+    assert want.grad_norm, "in float32 the norm of the gradient is 0"
     ratio = half.grad_norm / want.grad_norm
     assert 0.9 < ratio < 1.1, f"the norm of the gradient is {ratio:.3g} times that in float32"
     balanced = recipe.moe is not None and recipe.moe.aux_loss > 0
