@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments.ranks import here
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, own_axis, with_rungs
 from contracts.law._support.small_models import DENSE, GROUPED_EXPERTS, IN_HALVES, cell, session
@@ -53,7 +54,9 @@ def mixed_precision_reduces_in_float32(stack: Training, recipe: Recipe, executio
     with instruments.traffic.watched() as watch:
         (step,) = stack.train(session).steps
     assert not watch.diverged, watch.diverged
-    for each in watch.of("all_reduce", "reduce_scatter"):
+    reductions = watch.of("all_reduce", "reduce_scatter")
+    assert reductions, f"rank {here().rank} of {world} reduces nothing"
+    for each in reductions:
         low = [dtype for dtype in each.dtypes if dtype in ("bfloat16", "float16")]
         assert not low, f"{each.said()} over {list(each.members)} reduces in {low[0]}"
     for row in stack.built(recipe, execution.mode).parameters:
@@ -61,6 +64,7 @@ def mixed_precision_reduces_in_float32(stack: Training, recipe: Recipe, executio
         assert found == row.dtype, f"{row.name} is held in {found}, declared {row.dtype}"
     single = replace(session, recipe=replace(recipe, dtype="fp32"), execution=Execution(precision="float32"))
     (alone,) = on_one_rank(stack, single).steps
+    assert alone.grad_norm, "on one rank in float32 the norm of the gradient is 0"
     ratio = step.grad_norm / alone.grad_norm
     assert 0.8 < ratio < 1.25, f"the norm of the gradient is {ratio:.3g} times that in float32"
 

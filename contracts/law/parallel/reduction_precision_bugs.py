@@ -7,7 +7,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
+from contracts.law._bugs.dead import EveryRankDoesAll
 from contracts.stacks.reference.model.blocks.common import local
 from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
 from contracts.stacks.reference.parallel import parallel_trainer
@@ -22,6 +24,11 @@ def reduces_gradients_in_bfloat16(reduce, self):
             narrow = parameter.grad.to(torch.bfloat16)
             dist.all_reduce(narrow, group=self.mesh.group("rows"))
             parameter.grad = narrow.to(parameter.dtype)
+
+
+@mutant(of="PAR-10", case="dp2", says="of 2 reduces nothing")
+class ReducesNothingInHalf(EveryRankDoesAll):
+    """Every rank computes the whole step: no gradient is reduced, in whatever dtype."""
 
 
 @broken(ParallelTrainer, "reduce", "PAR-10[fsdp2]: times that in float32", bugs=("DPS-42",))

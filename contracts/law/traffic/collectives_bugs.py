@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.dead import EveryRankDoesAll
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import orthogonalise
 from contracts.stacks.reference.parallel.collectives import all_to_all
@@ -171,6 +173,13 @@ class ReducesEachMicrobatch(ParallelTrainer):
 
     def reduce(self) -> None:
         pass
+
+
+@mutant(of="TRAF-03", case="fsdp2", says="no collective was seen")
+@mutant(of="TRAF-05", case="dp2", says="0 bytes are reduced, expected at least")
+@mutant(of="TRAF-05", case="fsdp2", says="0 bytes are reduced, expected at least")
+class SendsNothingAtAll(EveryRankDoesAll):
+    """Every rank computes the whole step: nothing empty is sent, and nothing too often."""
 
 
 @broken(ShardedOptimizer, "norm", "TRAF-05[fsdp2]: bytes are gathered, expected at most")
