@@ -97,7 +97,7 @@ def judge(
         except BaseException as error:  # pytest.skip and sys.exit are no Exception
             outcome, words = ending(error, stand)
             devices.note_loss(f"{contract.id}[{case}]")
-            lack = error.lack if isinstance(error, NotOffered) else None
+            lack = error.lack if isinstance(error, NotOffered) and outcome != "violated" else None
             found = violations_of(error, comparisons) if outcome == "violated" else ()
             return result(outcome, words, violations=found, lack=lack)
     if not stand.answered:
@@ -156,6 +156,8 @@ def ending(error: BaseException, stand: OnTheStand) -> tuple[Outcome, str]:
             return "broken", f"the check itself could not be carried out: {words_of(error)}"
         case Moved():
             return "not run", words_of(error)
+        case NotOffered() | ArithmeticError() | LookupError() if stand.floor.words and error is not stand.declined:
+            return "violated", stand.floor.words  # a check that gives up where nothing happened
         case NotOffered():
             return "not offered", words_of(error) or f"{stand.name} declined this case"
         case Unreachable():  # the check's own: a party's has become Broken

@@ -14,6 +14,7 @@ from contracts.court.judge import judge
 from contracts.law._bugs.dead import LearnsNothing, MovesByNothing, StandsStill
 from contracts.law._support.training_run import DENSE, batches, drawn_weights, table
 from contracts.spec.array import Array
+from contracts.spec.errors import NotOffered
 from contracts.spec.records import Result
 from contracts.spec.training import Execution, Pass, Session, Step, Trained, Training
 from contracts.stacks.reference.stack import Reference
@@ -58,6 +59,21 @@ def test_a_run_that_is_compared_with_itself_is_violated_where_nothing_happens(
     result = _judged(dead())
     assert result.outcome == "violated"
     assert words in result.words
+
+
+@pytest.mark.parametrize("raised", [NotOffered("it does not overflow", "case"), ZeroDivisionError(), KeyError("lm")])
+@pytest.mark.parametrize(("stack", "moves"), [(LearnsNothing, False), (Reference, True)])
+def test_a_check_that_gives_up_on_a_dead_run_is_violated(
+    raised: Exception, stack: Callable[[], Reference], moves: bool
+) -> None:
+    def check(stack: Training) -> None:
+        _twice(stack, weights=True)
+        raise raised
+
+    contract = Contract(id="OPT-01", check=check, asks=("built", "train"), cases={"twice": ()}, source="", tier="unit")
+    result = judge(contract, "twice", stack())
+    assert (result.outcome != "violated") == moves
+    assert ("nothing was learned" in result.words) != moves
 
 
 def test_a_stack_that_moves_holds() -> None:

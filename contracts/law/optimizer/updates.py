@@ -139,6 +139,7 @@ def a_gradient_a_little_over_the_limit_is_clipped(stack: Training, recipe: Recip
     (held,) = run(stack, _with(recipe, clip=0.8 * free.grad_norm), given, "optimizer", weights=weights).steps
     assert 0.79 < held.clip_coef < 0.81, f"at 0.8 of the norm gradients were multiplied by {held.clip_coef:.6g}"
     for name in (f"{row.name}/exp_avg" for row in rows if row.optimizer == "adamw"):
+        assert name in free.optimizer.keys() & held.optimizer.keys(), f"after a step there is no {name}"
         want = instruments.numerics.tensor(free.optimizer[name]) * held.clip_coef
         words = instruments.numerics.difference(
             f"{name} of a gradient a little over", held.optimizer[name], want, FLOAT64
