@@ -20,18 +20,31 @@ def test_the_table_names_contracts_about_training() -> None:
 
 def test_what_holds_is_found_unless_it_is_argued() -> None:
     read_checks()
-    found = power.findings("StandsStill", {"OPT-04a", "OPT-05b"}, {"OPT-04a", "OPT-05b", "PAR-13"},
-                           {"OPT-05b": "told", "PAR-13": "one pass"})  # fmt: skip
+    outcomes = {
+        ("OPT-04a", ""): "holds",
+        ("OPT-05b", ""): "holds",
+        ("PAR-13", ""): "violated",
+        ("PAR-05a", ""): "broken",
+    }
+    argued = {id: power.Argued(because="told") for id in ("OPT-05b", "PAR-13")}
+    found = power.findings("StandsStill", outcomes, argued)
     assert found[0].startswith("OPT-04a holds for StandsStill: ")
-    assert found[1:] == ["PAR-13 is argued, and catches StandsStill"]
+    assert found[1:] == ["PAR-13 is argued, and catches StandsStill", "PAR-05a is broken for StandsStill"]
+
+
+def test_a_witness_must_catch_the_stack_on_each_axis_of_what_is_argued() -> None:
+    read_checks()
+    argued = {"PAR-03e": power.Argued(because="told", witness="PAR-16")}
+    outcomes = {("PAR-03e", "dp2"): "holds", **dict.fromkeys(power.fitting("PAR-16", 2), "violated")}
+    assert power.unwitnessed("EveryRankDoesAll", outcomes, argued, 2) == []
+    outcomes[("PAR-16", "fsdp2")] = "holds"
+    (found,) = power.unwitnessed("EveryRankDoesAll", outcomes, argued, 2)
+    assert found == "PAR-03e is argued with PAR-16, which does not catch EveryRankDoesAll on fsdp"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_updates_that_do_not_happen_are_caught_where_they_are_compared() -> None:
     read_checks()
-    asked = list(power.about_training(1, ("OPT-", "CKPT-01b", "PREC-05c")))
-    held = power.held_alone("StandsStill", asked)
-    assert (
-        power.findings("StandsStill", held, {contract.id for contract, _ in asked}, power.table()["StandsStill"]) == []
-    )
+    outcomes = power.alone("StandsStill", power.about_training(1, ("OPT-", "CKPT-01b", "PREC-05c")))
+    assert power.findings("StandsStill", outcomes, power.table()["StandsStill"]) == []
