@@ -38,6 +38,15 @@ FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
         "contracts.spec", "contracts.contract", "contracts.instruments", "contracts.stacks", "contracts.court",
         "contracts.law", "contracts.law bugs", "contracts.observe", "contracts.ranks",
     ),
+    "contracts.bringup.law": ("contracts.spec", "contracts.contract", "contracts.instruments", "contracts.law"),
+    "contracts.bringup.law bugs": (
+        "contracts.spec", "contracts.contract", "contracts.instruments", "contracts.stacks", "contracts.law bugs",
+    ),
+    "contracts.bringup.instruments": ("contracts.spec", "contracts.instruments"),
+    "contracts.bringup.commands": (
+        "contracts.spec", "contracts.contract", "contracts.instruments", "contracts.stacks", "contracts.court",
+        "contracts.observe", "contracts.ranks", "contracts.harness", "contracts.bringup.instruments",
+    ),
 }  # fmt: skip
 
 HEAVY = {"torch", "numpy", "megatron", "transformer_engine", "torchtitan", "transformers", "accelerate", "triton"}
@@ -121,9 +130,11 @@ def _modules(floor: str) -> list[str]:
 def _floor(module: str) -> str:
     """The floor of a module; empty for the folders of the law, where checks and bugs stand."""
     names = module.split(".")
-    if names[1] == "law" and "_bugs" not in module:
-        return "contracts.law" if len(names) > 3 else ""
-    return ".".join(names[:2]) + (" bugs" if names[1] == "law" else "")
+    depth = 3 if names[1] == "bringup" else 2
+    floor = ".".join(names[:depth])
+    if not floor.endswith(".law"):
+        return floor
+    return f"{floor} bugs" if "_bugs" in module else floor if len(names) > depth + 1 else ""
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +148,7 @@ def brought() -> dict[str, frozenset[str]]:
 @pytest.mark.parametrize("floor", FLOORS)
 def test_a_floor_stands_on_those_below_it_and_on_no_other(floor: str, brought: dict[str, frozenset[str]]) -> None:
     ours = {_floor(module) for module in brought[floor] if module.startswith("contracts.")}
-    assert ours - {floor, ""} <= set(FLOORS[floor])
+    assert ours - {floor, "", "contracts.bringup"} <= set(FLOORS[floor])
 
 
 @pytest.mark.parametrize("floor", FLOORS)
@@ -241,7 +252,7 @@ def test_the_text_of_each_file_names_what_it_adds_to_the_law() -> None:
 
 def test_judging_one_family_imports_no_other() -> None:
     seen = modules_after("from contracts.harness.families import read_checks; read_checks('PAT-01')")
-    read = {name for name in seen if name.startswith("contracts.law.")}
+    read = {name for name in seen if name.startswith(("contracts.law.", "contracts.bringup.law."))}
     assert {name for name in read if "._support" not in name} == {
         "contracts.law.pattern", "contracts.law.pattern.layers"
     }  # fmt: skip
@@ -258,18 +269,18 @@ def test_an_id_tells_the_folder_and_every_file_of_checks_has_its_bugs_beside_it(
     """Who has a red id finds its check, and its mutants beside it, without a search."""
     rooms: dict[str, set[str]] = {}
     for contract in LAW.contracts.values():
-        rooms.setdefault(contract.family, set()).add(contract.check.__module__.split(".")[2])
+        rooms.setdefault(contract.family, set()).add(contract.check.__module__.split(".")[-2])
     assert rooms == {family: {folder} for family, folder in families.FAMILIES.items()}
     folders = {*families.FAMILIES.values()}
     assert len(folders) == len(families.FAMILIES), "two families share a folder"
     root = Path(contracts.__file__).parent
-    files = {path.with_suffix("").as_posix() for path in (root / "law").glob("[a-z]*/[a-z]*.py")}
+    files = {path.with_suffix("").as_posix() for path in root.glob("**/law/[a-z]*/[a-z]*.py")}
     bugs = {each.removesuffix("_bugs") for each in files if each.endswith("_bugs")}
     assert len(bugs) > len(folders)
     assert bugs == {each for each in files if not each.endswith("_bugs")}
 
 
-CHECKS = [name for name in _modules("contracts.law") if name != "contracts.law"]
+CHECKS = [name for law in ("contracts.law", "contracts.bringup.law") for name in _modules(law) if name != law]
 
 
 @pytest.mark.parametrize("name", CHECKS)

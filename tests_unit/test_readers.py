@@ -20,16 +20,16 @@ from typing import Any
 import pytest
 
 import contracts.harness
+from contracts.bringup.commands.installation import read_plan, read_table
+from contracts.bringup.commands.storage import read_map
+from contracts.bringup.commands.triage import Clock
+from contracts.bringup.law.manifest.run_states import DETACHED
 from contracts.contract import LAW
 from contracts.court import deviations, profiles, record
 from contracts.harness import detection, kill_matrix, telemetry
-from contracts.harness.commands.installation import read_plan, read_table
-from contracts.harness.commands.storage import read_map
-from contracts.harness.commands.triage import Clock
 from contracts.harness.operators import trials
 from contracts.harness.selftest import Matrix
 from contracts.law._support.recorded_runs import RECEIPT
-from contracts.law.manifest.run_states import DETACHED
 from contracts.observe import trace
 from contracts.observe.merged import Merged
 from contracts.ranks.journal import read_journal

@@ -15,37 +15,26 @@ import click
 from click.shell_completion import get_completion_class
 
 from contracts.harness import law_release
-from contracts.harness.commands import (
-    capacity,
-    check,
-    compare,
-    coverage,
-    deviations,
-    emit,
-    gate,
-    init,
-    installation,
-    launch,
-    law,
-    observe,
-    preflight,
-    runs,
-    samples,
-    selftest,
-    storage,
-    traffic,
-    triage,
-)
 from contracts.harness.commands._errors import told
 from contracts.harness.gate import revision, suite_version
 from contracts.spec import former_name
 
 
 class Grouped(click.Group):
-    """A group whose help shows its commands by what they are for, with examples."""
+    """A group whose help shows its commands by what they are for, with examples. A command is imported when used."""
+
+    def list_commands(self, ctx: click.Context | None = None) -> list[str]:
+        return sorted(name for group in GROUPS.values() for name in group)
+
+    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
+        for group in GROUPS.values():
+            if cmd_name in group:
+                found: click.Command = metadata.EntryPoint(cmd_name, group[cmd_name][0], "rankproof.commands").load()
+                return found
+        return None
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        longest = max(len(name) for name in self.commands)
+        longest = max(map(len, self.list_commands()))
         for title, group in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{name:<{longest}}", told) for name, (_, told) in group.items()])  # in one column
@@ -99,54 +88,67 @@ def completion(shell: str) -> None:
     click.echo(made(main, {}, "rankproof", "_RANKPROOF_COMPLETE").source())
 
 
-GROUPS: dict[str, dict[str, tuple[click.Command, str]]] = {
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Judge a stack, by its answers": {
-        "check": (check.check, "Put a stack under test and print the verdict."),
-        "gate": (gate.gate, "Judge stacks of this repository, after a self-test."),
-        "init": (init.init, "Write an adapter that answers nothing yet."),
-        "deviations": (deviations.deviations, "Propose deviations for what a record found violated."),
-        "coverage": (coverage.coverage, "Count what a stack answers, by family."),
+        "check": ("contracts.harness.commands.check:check", "Put a stack under test and print the verdict."),
+        "gate": ("contracts.harness.commands.gate:gate", "Judge stacks of this repository, after a self-test."),
+        "init": ("contracts.harness.commands.init:init", "Write an adapter that answers nothing yet."),
+        "deviations": (
+            "contracts.harness.commands.deviations:deviations",
+            "Propose deviations for what a record found violated.",
+        ),
+        "coverage": ("contracts.harness.commands.coverage:coverage", "Count what a stack answers, by family."),
     },
     "Observe a training script, without an adapter": {
-        "observe": (observe.observe, "Run a script as it is, and record a trace."),
-        "judge": (observe.judge, "Judge one trace: what every healthy run keeps."),
-        "diff": (observe.diff, "Compare two traces: the first tensor that differs."),
-        "show": (observe.show, "Print what is in a trace."),
+        "observe": ("contracts.harness.commands.observe:observe", "Run a script as it is, and record a trace."),
+        "judge": ("contracts.harness.commands.observe:judge", "Judge one trace: what every healthy run keeps."),
+        "diff": ("contracts.harness.commands.observe:diff", "Compare two traces: the first tensor that differs."),
+        "show": ("contracts.harness.commands.observe:show", "Print what is in a trace."),
     },
     "Read records of check, gate and judge": {
-        "report": (runs.report, "Print a record in another form, or several as a page."),
-        "merge": (runs.merge, "Make one record of the shares of `check --shard`."),
-        "replay": (runs.replay, "Draw the verdict of a record again, without the stack."),
+        "report": ("contracts.harness.commands.runs:report", "Print a record in another form, or several as a page."),
+        "merge": ("contracts.harness.commands.runs:merge", "Make one record of the shares of `check --shard`."),
+        "replay": ("contracts.harness.commands.runs:replay", "Draw the verdict of a record again, without the stack."),
     },
     "Look at the contracts": {
-        "list": (law.list_, "List the contracts of a profile, with their cases."),
-        "explain": (law.explain, "Explain a contract: why, cases, time, mutants."),
-        "selftest": (selftest.selftest, "Judge every mutant and print the kill matrix."),
+        "list": ("contracts.harness.commands.law:list_", "List the contracts of a profile, with their cases."),
+        "explain": ("contracts.harness.commands.law:explain", "Explain a contract: why, cases, time, mutants."),
+        "selftest": ("contracts.harness.commands.selftest:selftest", "Judge every mutant and print the kill matrix."),
     },
     "Plan a run": {
-        "emit": (emit.emit, "Print command and environment that start a recipe."),
-        "budget": (capacity.budget, "Estimate the memory of a recipe on each rank."),
-        "kernels": (capacity.kernels, "Print which kernel would run on a device."),
-        "traffic": (traffic.traffic, "Print what one rank sends in a step at full size."),
+        "emit": ("contracts.bringup.commands.emit:emit", "Print command and environment that start a recipe."),
+        "budget": ("contracts.bringup.commands.capacity:budget", "Estimate the memory of a recipe on each rank."),
+        "kernels": ("contracts.bringup.commands.capacity:kernels", "Print which kernel would run on a device."),
+        "traffic": ("contracts.harness.commands.traffic:traffic", "Print what one rank sends in a step at full size."),
     },
     "On a node": {
-        "preflight": (preflight.preflight, "Refuse a node that is not fit, with every reason."),
-        "storage": (storage.check_storage, "Refuse places that lie where no state may lie."),
-        "stack": (installation.stack, "Compare what is installed with a table, by line."),
-        "install-plan": (installation.check_install_plan, "Ask pip what a plan installs; refuse to move torch."),
-        "launch": (launch.launch, "Start a recipe, with preflight and a receipt."),
+        "preflight": (
+            "contracts.bringup.commands.preflight:preflight",
+            "Refuse a node that is not fit, with every reason.",
+        ),
+        "storage": (
+            "contracts.bringup.commands.storage:check_storage",
+            "Refuse places that lie where no state may lie.",
+        ),
+        "stack": ("contracts.bringup.commands.installation:stack", "Compare what is installed with a table, by line."),
+        "install-plan": (
+            "contracts.bringup.commands.installation:check_install_plan",
+            "Ask pip what a plan installs; refuse to move torch.",
+        ),
+        "launch": ("contracts.bringup.commands.launch:launch", "Start a recipe, with preflight and a receipt."),
     },
     "After a run": {
-        "compare": (compare.compare, "Compare two receipts: may the runs be compared?"),
-        "triage": (triage.triage, "Say where to look first in the folder of a run."),
-        "goodput": (triage.goodput, "Split the wall clock into parts."),
+        "compare": ("contracts.bringup.commands.compare:compare", "Compare two receipts: may the runs be compared?"),
+        "triage": ("contracts.bringup.commands.triage:triage", "Say where to look first in the folder of a run."),
+        "goodput": ("contracts.bringup.commands.triage:goodput", "Split the wall clock into parts."),
     },
     "Help": {
-        "completion": (completion, "Print what completes commands in a shell."),
-        "sample": (samples.sample, "Print a file to begin with."),
+        "completion": (f"{__name__}:completion", "Print what completes commands in a shell."),
+        "sample": ("contracts.harness.commands.samples:sample", "Print a file to begin with."),
     },
 }
-"""Group → command → what its line says, in at most 54 characters: those of a terminal of 80 columns."""
+"""Group → command → where it is, as an entry point, and what its line says: at most 54 characters, those of a terminal
+of 80 columns."""
 EXAMPLES = [
     ("rankproof observe --out runs/a train.py", "your script as it is, one rank"),
     ("rankproof judge runs/a", "what is wrong with that run"),
@@ -154,8 +156,6 @@ EXAMPLES = [
     ("rankproof check --stack ours:Ours", "your adapter, by its answers"),
     ("rankproof report reports/last --form json", "that verdict again"),
 ]
-for command, _ in (each for group in GROUPS.values() for each in group.values()):
-    main.add_command(command)
 
 if __name__ == "__main__":  # for `python -m`: as the command, whatever escapes it is 4
     from rankproof.__main__ import main as guarded

@@ -1,6 +1,7 @@
 """The families in reading order, and how their files are found and imported.
 
-A family is a folder below `contracts/law`. It has the checks of a subject in SUBJECT.py, and in SUBJECT_bugs.py its
+A family is a folder below `contracts/law`, or below `contracts/bringup/law` if it is about a launch or a node; MEM has
+one in both. It has the checks of a subject in SUBJECT.py, and in SUBJECT_bugs.py its
 mutants. Every file there belongs to the law, and there is no other list of them. Ids are literals, so that the text of
 a file says which contracts it has, and judging PAT-01 imports only the files of PAT-01.
 """
@@ -26,7 +27,8 @@ FAMILIES: Mapping[str, str] = {
     "TRAF": "traffic",
 }  # fmt: skip
 """In reading order: the beginning of its ids → its folder."""
-_ROOT = Path(contracts.__file__).parent
+_ROOT = Path(contracts.__file__).parents[1]
+_TREES = ("contracts/law", "contracts/bringup/law")
 _CHECKED = re.compile(r'^(?:@contract|untested)\(\s*"([A-Z]+-\d\d[a-z]?)"', re.MULTILINE)
 _NAMED = re.compile(r"[\"']([A-Z]+-\d\d[a-z]?)[\"'\[]")
 
@@ -46,10 +48,11 @@ def mutants() -> Mapping[str, tuple[str, ...]]:
 def _files(pattern: re.Pattern[str]) -> Mapping[str, tuple[str, ...]]:
     found = {}
     for family in FAMILIES.values():
-        files = {path.stem: pattern.findall(path.read_text(encoding="utf-8"))
-                 for path in (_ROOT / "law" / family).glob("[a-z]*.py")}  # fmt: skip
-        for name in sorted(files, key=lambda each: (min(files[each], default=""), each)):
-            found[f"contracts.law.{family}.{name}"] = tuple(dict.fromkeys(files[name]))
+        paths = [path for tree in _TREES for path in (_ROOT / tree / family).glob("[a-z]*.py")]
+        files = {path: pattern.findall(path.read_text(encoding="utf-8")) for path in paths}
+        for path in sorted(files, key=lambda each: (min(files[each], default=""), each.stem)):
+            name = ".".join(path.relative_to(_ROOT).with_suffix("").parts)
+            found[name] = tuple(dict.fromkeys(files[path]))
     return found
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from contracts.law.environment.allocator_settings import (
+from contracts.bringup.law.environment.allocator_settings import (
     EXPANDABLE,
     REACHED,
     the_receipt_has_the_setting_that_cuda_obeyed,
 )
-from contracts.law.environment.allocator_settings_bugs import records_what_the_lane_set, sets_it_too_late
+from contracts.bringup.law.environment.allocator_settings_bugs import records_what_the_lane_set, sets_it_too_late
 from contracts.spec.devices import AllocatorSeen
 from contracts.stacks.reference.stack import Reference
 

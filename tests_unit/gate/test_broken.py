@@ -123,7 +123,7 @@ def test_an_owner_that_answers_is_derived_from() -> None:
 
 
 def test_another_process_finds_a_mutant_by_its_name() -> None:
-    from contracts.law.comparison import run_comparison_bugs as run_comparison
+    from contracts.bringup.law.comparison import run_comparison_bugs as run_comparison
 
     mutant = run_comparison.compares_by_region
     program = f"import {mutant.__module__} as m; print(m.{mutant.__qualname__}.__doc__)"

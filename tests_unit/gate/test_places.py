@@ -35,7 +35,9 @@ read_mutants()
 def _parsed(line: str) -> click.Context:
     program, command, *words = shlex.split(line)
     assert program == "rankproof"
-    return main.commands[command].make_context(command, words)
+    found = main.get_command(None, command)
+    assert found is not None, command
+    return found.make_context(command, words)
 
 
 def _faults(contract: Contract, case: str) -> str:
@@ -118,7 +120,7 @@ def _unknown(line: str) -> list[str]:
         return unknown + [each for each in re.findall(r"\b([A-Z]+)=", line) if each not in _VARIABLES]
     if program == "python":
         return [words[1]] if len(words) > 1 and importlib.util.find_spec(words[1]) is None else []
-    command = main.commands.get(words[0])
+    command = main.get_command(None, words[0])
     if command is None:
         return [words[0]]
     known = {"-h", "--help"}.union(*([*each.opts, *each.secondary_opts] for each in command.params))

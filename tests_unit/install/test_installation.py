@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.harness.commands.installation import check_install_plan, read_plan, read_table, stack
-from contracts.instruments import pip_plan
-from contracts.instruments.environment import Environment, tools
+from contracts.bringup.commands.installation import check_install_plan, read_plan, read_table, stack
+from contracts.bringup.instruments import pip_plan
+from contracts.bringup.instruments.environment import Environment, tools
 from contracts.spec.errors import Unreachable
 from contracts.spec.installation import InstalledPart, InstallPlan, StackLine
 from contracts.spec.stack_table import H200, compare, findings, fits, release, same_version

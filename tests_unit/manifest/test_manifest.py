@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from contracts.instruments import run_folder
+from contracts.bringup.instruments import run_folder
 from contracts.instruments.atomic_write import write_whole
 from contracts.spec.errors import Refused
 from contracts.spec.manifest import (

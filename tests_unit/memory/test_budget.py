@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from contracts.harness.commands.capacity import told
+from contracts.bringup.commands.capacity import told
 from contracts.spec import cards, codec, memory, parameters, presets
 from contracts.spec.capacity import PARTS, Budget, Card, Part, Sharding, Share, Spread
 from contracts.spec.errors import Refused

@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contracts.bringup.law.preflight._captures import H200, OTHER_CABLING, WITHOUT_NICS, ranks_of, said, with_cells
+from contracts.bringup.law.preflight.node import is_fit_for_its_gpus
+from contracts.bringup.law.preflight.node_bugs import asks_for_a_row_of_nics, trusts_the_node
 from contracts.harness.cli import main
 from contracts.instruments.allreduce import Pass, reasons
 from contracts.instruments.allreduce import main as allreduce
 from contracts.instruments.node import read_node
-from contracts.law.preflight._captures import H200, OTHER_CABLING, WITHOUT_NICS, ranks_of, said, with_cells
-from contracts.law.preflight.node import is_fit_for_its_gpus
-from contracts.law.preflight.node_bugs import asks_for_a_row_of_nics, trusts_the_node
 from contracts.spec import codec
 from contracts.spec.errors import Refused
 from contracts.spec.fabric import read_fabric

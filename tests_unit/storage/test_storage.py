@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from contracts.harness.commands.storage import check_storage
-from contracts.instruments.mounts import disks
+from contracts.bringup.commands.storage import check_storage
+from contracts.bringup.instruments.mounts import disks
 from contracts.spec.errors import Refused
 from contracts.spec.installation import Disks, StorageMap
 from contracts.spec.storage import cache_directories, mount_of, parse_mountinfo, resolved, storage_findings, within

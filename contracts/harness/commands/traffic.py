@@ -13,7 +13,7 @@ import click
 
 from contracts.harness.commands._completion import complete_recipes
 from contracts.harness.commands._errors import one_clear_error, written_to
-from contracts.harness.commands.capacity import asked, changed, layout_of
+from contracts.harness.commands._layout import asked, changed, layout_of
 from contracts.spec import codec
 from contracts.spec.array import Element
 from contracts.spec.errors import refuse

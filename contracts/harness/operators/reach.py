@@ -30,6 +30,8 @@ from contracts.instruments.atomic_write import write_whole
 from contracts.spec.records import Item
 
 ROOT_OF_ALL = Path(contracts.__file__).parent
+LAW = ("law", "bringup/law")
+CHECKS = ("contracts.law.", "contracts.bringup.law.")
 SHARED = ("instruments", "spec", "stacks/reference")  # what every check stands on
 LIKELY_S = 4.5  # twenty cases of the likeliest contracts for a change
 SLOW_S = 15.0
@@ -95,7 +97,7 @@ def asked(law: Law) -> Iterator[Contract]:
 def content() -> str:
     """SHA-256 over what decides which lines run: the reference, the checks, and what both stand on."""
     return _digest(
-        path for part in ("law", *SHARED) for path in (ROOT_OF_ALL / part).rglob("*.py") if "_bugs" not in str(path)
+        path for part in (*LAW, *SHARED) for path in (ROOT_OF_ALL / part).rglob("*.py") if "_bugs" not in str(path)
     )
 
 
@@ -132,7 +134,7 @@ def _checks_behind(file: Path) -> tuple[Path, ...]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    places = [ROOT_OF_ALL.parent.joinpath(*name.split(".")) for name in names if name.startswith("contracts.law.")]
+    places = [ROOT_OF_ALL.parent.joinpath(*name.split(".")) for name in names if name.startswith(CHECKS)]
     return tuple(
         path for place in places for path in (place.with_suffix(".py"), place / "__init__.py") if path.exists()
     )

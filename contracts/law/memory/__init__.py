@@ -1,1 +1,1 @@
-"""MEM: bytes of a model, of a step, of a card, and of the allocator."""
+"""MEM: bytes of a model and of a step; budgets and the allocator are in `contracts/bringup/law/memory`."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.executed_kernels import Offers, call_of
 from contracts.law._support.fp8_calls import BF16
 from contracts.law._support.recipes import A_LAYER, E_LAYER
-from contracts.law.kernels.kernel_selection import TE
 from contracts.spec.errors import NotOffered, Unreachable
 from contracts.spec.kernel_selection import Package, Site, Wish
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import BFLOAT16, EXACT
 
+TE: Final = "transformer-engine"
 BRIDGED: dict[str, tuple[Recipe, int, Site]] = {
     "projections": (BF16, A_LAYER, "attention"),
     "shared-expert": (BF16, E_LAYER, "mlp"),

@@ -17,23 +17,19 @@ from contracts.spec.pattern import Placement, Translation
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.stacks.reference.answers.blocks import BlockAnswers
-from contracts.stacks.reference.answers.capacity import CapacityAnswers
+from contracts.stacks.reference.answers.bringup import BringupAnswers
 from contracts.stacks.reference.answers.checkpointing import CheckpointAnswers
 from contracts.stacks.reference.answers.compiling import CompilingAnswers
 from contracts.stacks.reference.answers.devices import DeviceAnswers
-from contracts.stacks.reference.answers.installation import InstallationAnswers
 from contracts.stacks.reference.answers.kernel_selection import KernelSelectionAnswers
-from contracts.stacks.reference.answers.lifecycle import LifecycleAnswers
 from contracts.stacks.reference.answers.messages import MessageAnswers
 from contracts.stacks.reference.answers.model import ModelAnswers
-from contracts.stacks.reference.answers.node import NodeAnswers
 from contracts.stacks.reference.answers.observing import ObservingAnswers
 from contracts.stacks.reference.answers.traffic import DryRunAnswers
 from contracts.stacks.reference.answers.training import TrainingAnswers
 from contracts.stacks.reference.answers.world import WorldAnswers
 from contracts.stacks.reference.launch import hosts, trainer_arguments
 from contracts.stacks.reference.launch import launch as launching
-from contracts.stacks.reference.receipts.receipt import ReceiptAnswers
 
 VERSION = "0.1.0"
 
@@ -62,11 +58,7 @@ NUMERIC_SIDE = (
 
 
 class Reference(
-    NodeAnswers,
-    InstallationAnswers,
-    ReceiptAnswers,
-    LifecycleAnswers,
-    CapacityAnswers,
+    BringupAnswers,
     KernelSelectionAnswers,
     BlockAnswers,
     ModelAnswers,
@@ -90,17 +82,7 @@ class Reference(
     layouts: frozenset[Layout] = frozenset({"own-axis", "borrowed"})
     computes_on = frozenset({"cpu", "cuda"})
     labels: Mapping[str, str] = {}
-    offers = (
-        LAUNCH_SIDE
-        | NodeAnswers.QUESTIONS
-        | InstallationAnswers.QUESTIONS
-        | ReceiptAnswers.QUESTIONS
-        | LifecycleAnswers.QUESTIONS
-        | CapacityAnswers.QUESTIONS
-        | NUMERIC_SIDE
-        | WorldAnswers.QUESTIONS
-    )
-
+    offers = LAUNCH_SIDE | BringupAnswers.QUESTIONS | NUMERIC_SIDE | WorldAnswers.QUESTIONS
     repeats = frozenset({"built"})  # read off a model on the meta device: it depends on nothing but its recipe
 
     capabilities: frozenset[str] = frozenset({"dsa"})

@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
+from contracts.bringup.instruments import run_folder
+from contracts.bringup.instruments.run_folder import RunFolder
 from contracts.court.party import OnTheStand
 from contracts.harness import parties
 from contracts.harness.commands._errors import one_clear_error, show, show_json, the_stack_talks_to_stderr
-from contracts.instruments import run_folder
-from contracts.instruments.run_folder import RunFolder
 from contracts.spec import codec
 from contracts.spec.errors import NotOffered, Refused, refuse
 from contracts.spec.goodput import Span

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
+from contracts.bringup.commands.installation import read_toml, show_each
+from contracts.bringup.instruments.mounts import disks
 from contracts.harness.commands._errors import one_clear_error, show_json
-from contracts.harness.commands.installation import read_toml, show_each
-from contracts.instruments.mounts import disks
 from contracts.spec import codec, storage
 from contracts.spec.installation import Disks, StorageMap
 from contracts.spec.records import EXIT_CODES

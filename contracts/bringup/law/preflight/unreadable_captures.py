@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.contract import contract
-from contracts.law.preflight._captures import (
+from contracts.bringup.law.preflight._captures import (
     H200,
     OTHER_CABLING,
     WITHOUT_NICS,
@@ -15,6 +14,7 @@ from contracts.law.preflight._captures import (
     with_cells,
     without_line,
 )
+from contracts.contract import contract
 from contracts.spec.machine import Machine, Need, NodeCapture
 
 EIGHT = Need()

@@ -12,13 +12,13 @@ from typing import Any
 
 import click
 
+from contracts.bringup.commands.compare import RECEIPT
+from contracts.bringup.commands.storage import places_on_this_host, read_map
 from contracts.court.party import OnTheStand
 from contracts.harness import child_process, parties, telemetry
 from contracts.harness.commands._completion import complete_recipes
 from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
 from contracts.harness.commands._lane_options import lane_of, lane_options
-from contracts.harness.commands.compare import RECEIPT
-from contracts.harness.commands.storage import places_on_this_host, read_map
 from contracts.harness.gate import utc_now
 from contracts.instruments import provenance
 from contracts.instruments.node import read_node

@@ -10,21 +10,18 @@ from typing import Any
 
 import click
 
-from contracts.court.party import OnTheStand
 from contracts.court.sources import explained
-from contracts.harness import parties
 from contracts.harness.commands._completion import complete_recipes
-from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
+from contracts.harness.commands._errors import one_clear_error
+from contracts.harness.commands._layout import DEGREES, asked, changed, layout_of
 from contracts.spec import cards, codec
 from contracts.spec.capacity import PARTS, Budget, Card, KernelRequest, KernelRule, Spread, StageBudget
-from contracts.spec.errors import NotOffered, Refused, refuse
+from contracts.spec.errors import Refused, refuse
 from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Degrees, Layout
+from contracts.spec.topology import Layout
 
 TOO_LARGE = 1
 GB = 10**9
-
-_DEGREES = ("pp", "tp", "cp", "ep", "etp", "sp")
 
 
 @click.command()
@@ -76,7 +73,7 @@ def budget(
 
 def told(recipe: Recipe, spread: Spread, answer: Budget) -> Iterator[str]:
     """A budget as lines of text: every stage with its lines, and the comparison with the card."""
-    degrees = " ".join(f"{name} {getattr(spread.degrees, name)}" for name in _DEGREES)
+    degrees = " ".join(f"{name} {getattr(spread.degrees, name)}" for name in DEGREES)
     yield f"{spread.world} ranks, {spread.layout}, {degrees}, data ranks shard: {spread.sharding}"
     yield f"microbatch {recipe.batch.micro} of {recipe.seq_length} tokens, {recipe.dtype}"
     for stage in answer.stages:
@@ -137,19 +134,6 @@ def kernels(stack: str, device: str | None, without: tuple[str, ...], as_json: b
         click.echo(f"{'':<25}source: {'; '.join(explained(rule.source))}")
 
 
-def asked(stack: str, *asks: str) -> Any:
-    with the_stack_talks_to_stderr():
-        subject = parties.load(stack)
-    party = OnTheStand(subject, (), asks)
-    if party.missing:
-        raise NotOffered(f"{subject.name} does not offer {', '.join(party.missing)}")
-    return party
-
-
-def layout_of(party: Any) -> Layout:
-    return "borrowed" if party.layouts and "own-axis" not in party.layouts else "own-axis"
-
-
 def _card(party: Any, text: str) -> Card:
     """A card by name, or one of so many GiB."""
     if not text.isdigit():
@@ -158,21 +142,6 @@ def _card(party: Any, text: str) -> Card:
     if not 1 <= int(text) <= 10_000:
         raise refuse("--card", text, "must lie in 1 … 10000 GiB", "give the GiB that a process may use")
     return Card(name=f"{text} GiB", usable_bytes=int(text) * 2**30)
-
-
-def changed(degrees: Degrees, changes: str) -> Degrees:
-    """The recipe's degrees with those of `pp=2,tp=2` changed. `sp` is 0 or 1."""
-    values: dict[str, int | bool] = {}
-    for change in filter(None, changes.split(",")):
-        name, equals, text = change.strip().partition("=")
-        if name not in _DEGREES or not equals:
-            raise refuse("--degrees", change, "is not a degree", f"write NAME=NUMBER with {', '.join(_DEGREES)}")
-        if not text.isdecimal() or len(text) > 7:
-            raise refuse("--degrees", change, "has no number of ranks", "write a whole number")
-        if name in values:
-            raise refuse("--degrees", name, "is given twice", "give each degree once")
-        values[name] = text != "0" if name == "sp" else int(text)
-    return replace(degrees, **values)  # type: ignore[arg-type]  # names were looked up above
 
 
 def _gb(number: int) -> str:

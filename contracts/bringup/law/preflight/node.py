@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from contracts.contract import contract
-from contracts.instruments.node import read_node
-from contracts.law.preflight._captures import (
+from contracts.bringup.law.preflight._captures import (
     A100,
     FOUR,
     H200,
@@ -23,6 +21,8 @@ from contracts.law.preflight._captures import (
     with_cells,
     without_gpu,
 )
+from contracts.contract import contract
+from contracts.instruments.node import read_node
 from contracts.spec.machine import Machine, Need, NodeCapture
 
 EIGHT = Need()

@@ -8,8 +8,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from contracts.bringup.law.preflight._captures import (
+    H200,
+    OTHER_CABLING,
+    WITHOUT_NICS,
+    names,
+    ranks_of,
+    said,
+    with_cells,
+)
 from contracts.contract import contract
-from contracts.law.preflight._captures import H200, OTHER_CABLING, WITHOUT_NICS, names, ranks_of, said, with_cells
 from contracts.spec.machine import Machine, Need, NodeCapture, RankPlace
 
 EIGHT = Need()

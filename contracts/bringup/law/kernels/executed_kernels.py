@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
+from contracts.bringup.law.kernels.kernel_selection import NARROW, SSM, TE
 from contracts.contract import contract
 from contracts.law._support.executed_kernels import Offers, call_of, launches_of
 from contracts.law._support.fp8_calls import BF16, FP8
 from contracts.law._support.recipes import A_LAYER, E_LAYER, M_LAYER, R_LAYER
-from contracts.law.kernels.kernel_selection import NARROW, SSM, TE
 from contracts.spec.kernel_selection import Kernel, Site, Wish
 from contracts.spec.recipe import Mode, Recipe
 

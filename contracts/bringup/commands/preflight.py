@@ -14,12 +14,12 @@ from typing import Any
 
 import click
 
+from contracts.bringup.commands.installation import compare_installed, read_table
+from contracts.bringup.commands.storage import places_on_this_host, read_map
+from contracts.bringup.instruments.environment import Environment
 from contracts.court.party import OnTheStand
 from contracts.harness import parties
 from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
-from contracts.harness.commands.installation import compare_installed, read_table
-from contracts.harness.commands.storage import places_on_this_host, read_map
-from contracts.instruments.environment import Environment
 from contracts.instruments.node import read_node
 from contracts.spec import codec, stack_table
 from contracts.spec.errors import NotOffered, Refused, refuse

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
+from contracts.bringup.instruments import pip_plan
+from contracts.bringup.instruments.environment import Environment
 from contracts.harness.commands._errors import one_clear_error, show, show_json
-from contracts.instruments import pip_plan
-from contracts.instruments.environment import Environment
 from contracts.spec import codec, install_plan, stack_table
 from contracts.spec.errors import Unreachable, refuse
 from contracts.spec.installation import InstalledPart, InstallPlan, StackTable, TorchBuild
