@@ -63,7 +63,6 @@ def configuration(session: Session, folder: str) -> Any:
     from torchtitan.components.loss import CrossEntropyLoss
     from torchtitan.components.validate import Validator
     from torchtitan.config.configs import CompileConfig, DebugConfig, TrainingConfig
-    from torchtitan.distributed.activation_checkpoint import FullAC
     from torchtitan.trainer import Trainer
 
     from contracts.stacks.torchtitan.observed_trainer import NullTokenizer, Rows, Seen
@@ -96,7 +95,7 @@ def configuration(session: Session, folder: str) -> Any:
             enable=kept, folder=session.load or session.save or "checkpoint", interval=1, keep_latest_k=0,
             last_save_model_only=False,
         ),
-        activation_checkpoint=FullAC.Config() if execution.recompute or recipe.recompute == "full" else None,
+        activation_checkpoint=symbols.recomputation(execution.recompute or recipe.recompute == "full"),
         validator=Validator.Config(
             enable=bool(given), freq=1, steps=passes or -1, dataloader=Rows.Config(given=given, size=rows)
         ),
@@ -133,8 +132,7 @@ def _by_itself(
     """What torchtitan's `parallelize_fn` does in one process: recompute blocks, compile them, or nothing."""
     from torchtitan.distributed.compile import apply_compile
 
-    if ac_config is not None:
-        ac_config.build(dump_folder=dump_folder).apply(model)
+    symbols.recompute(model, ac_config, dump_folder)
     if compile_config.enable:
         apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
     return model

@@ -166,6 +166,24 @@ def counts_labels(trainer: type) -> bool:
     return "global_valid_tokens" in inspect.signature(vars(above[0])["forward_backward_step"]).parameters
 
 
+def recomputation(full: bool) -> Any:
+    """The configuration of recomputation: a class each since July 2026, None for none; before one class with modes."""
+    found = importlib.import_module("torchtitan.distributed.activation_checkpoint")
+    if hasattr(found, "FullAC"):
+        return found.FullAC.Config() if full else None
+    return importlib.import_module("torchtitan.config.configs").ActivationCheckpointConfig(
+        mode="full" if full else "none"
+    )
+
+
+def recompute(model: Any, config: Any, folder: str) -> None:
+    """Let a model recompute as a configuration of `recomputation` says."""
+    if hasattr(config, "build"):
+        config.build(dump_folder=folder).apply(model)
+    elif config is not None and config.mode != "none":
+        importlib.import_module("torchtitan.distributed.activation_checkpoint").apply_ac(model, config)
+
+
 def without_graphs() -> dict[str, bool]:
     """The option against CUDA graphs, of which its training knows since August 2026."""
     from torchtitan.config.configs import TrainingConfig
