@@ -9,24 +9,32 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from contracts.court import record
 from contracts.spec.records import Kill, Result
 
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
 FIRST_S, EVERY_S = 5.0, 30.0  # in a log; a run that ends sooner needs no line there
-LOOK_S = 0.2
+LOOK_S, WIDE = 0.2, 160
 GREEN = frozenset({"holds", "deviates", "not offered", "untested", "killed"})
 WATCHED = "progress.jsonl"  # where those write who write no record
 _TOTAL = "planned"
+
+
+def moves(stream: TextIO) -> bool:
+    """Whether a line can be written over there."""
+    return stream.isatty() and os.environ.get("TERM", "") != "dumb"
 
 
 class Told:
@@ -51,16 +59,11 @@ class Progress:
     waited for, not in a process that will be copied: it starts a thread."""
 
     def __init__(self, file: Path, stream: TextIO | None = None) -> None:
-        self._file = file
         self._stream = stream if stream is not None else sys.stderr
-        self._in_place = self._stream.isatty() and os.environ.get("TERM", "") != "dumb"
-        self._over = threading.Event()
-        self._lines = _Lines(file)
+        self._lines, self._over = _Lines(file), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._count = _Count()
 
     def __enter__(self) -> Progress:
-        self._count.started = time.monotonic()
         if os.environ.get("RANKPROOF_PROGRESS") != "0":
             self._thread.start()
         return self
@@ -69,51 +72,60 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        if not self._thread.is_alive():
-            return
-        self._thread.join()
-        if self._in_place:
-            self._say("\r\x1b[K")  # the line has done its duty, and the verdict follows
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _watch(self) -> None:
-        told, due, lines = "", FIRST_S, self._lines
-        while not self._over.wait(LOOK_S):
-            further, anew = lines.further()
-            if anew:
-                self._count.restart()
-            for line in further:
-                self._count.add(line)
-            now = time.monotonic() - self._count.started
-            if self._in_place:
-                words = self._count.words(now)
-                if words != told:
-                    self._say(f"\r\x1b[K{words[: shutil.get_terminal_size().columns - 1]}")
-                    told = words
-            elif now >= due:
-                self._say(f"{self._count.words(now)}\n")
-                due = now + EVERY_S
+        in_place = moves(self._stream)
+        began = time.monotonic()
+        if not in_place and self._over.wait(FIRST_S):
+            return
+        with suppress(OSError, ValueError):  # a terminal that was closed must not end the run
+            bar = _bar(self._stream, in_place=in_place)
+            bar.tasks[0].start_time = began
+            with bar if in_place else nullcontext():  # the line has done its duty in the end, and the verdict follows
+                self._follow(bar, in_place)
 
-    def _say(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError):  # a terminal that was closed must not end the run
-            self._over.set()
+    def _follow(self, bar: Bar, in_place: bool) -> None:
+        count, due = _Count(), 0.0
+        if in_place:
+            bar.console.show_cursor()  # also where this process is killed
+        while True:
+            further, anew = self._lines.further()
+            count = _Count() if anew else count
+            for line in further:
+                count.add(line)
+            bar.update(bar.tasks[0].id, **count.shown())
+            if in_place:
+                bar.refresh()
+            elif time.monotonic() >= due:
+                bar.console.print(bar.get_renderable())
+                due = time.monotonic() + EVERY_S
+            if self._over.wait(LOOK_S):
+                return
+
+
+def _bar(stream: TextIO, *, in_place: bool) -> Bar:
+    """The columns of the line, and one task."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(file=stream, color_system=None, force_terminal=in_place, width=None if in_place else WIDE)
+    columns = [TextColumn("{task.description}", markup=False), TimeElapsedColumn(), TimeRemainingColumn()]
+    columns += [TextColumn("{task.fields[latest]}", markup=False)]
+    bar = Bar(
+        *columns, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+    )
+    bar.add_task("rankproof: preparing", total=None, latest="")
+    return bar
 
 
 class _Count:
     """What the lines so far say."""
 
     def __init__(self) -> None:
-        self.started = 0.0
-        self.restart()
-
-    def restart(self) -> None:
-        """Nothing is done yet."""
-        self._total = 0
-        self._fates = Counter[str]()
-        self._latest = ""
-        self._begun = 0.0  # when the first item was done: loading the stack and torch is no measure of what is left
+        self._total, self._latest, self._fates = 0, "", Counter[str]()
 
     def add(self, line: str) -> None:
         try:
@@ -128,21 +140,15 @@ class _Count:
             elif kind in ("result", "kill"):
                 self._fates[told.get("outcome") or told["fate"]] += 1
                 self._latest = f"{told.get('id') or told['of']}[{told['case']}]"
-                self._begun = self._begun or time.monotonic()
 
-    def words(self, elapsed_s: float) -> str:
-        if not self._total:
-            return f"rankproof: preparing, {_time(elapsed_s)}"
+    def shown(self) -> dict[str, Any]:
+        """The columns of the line. There is a time to go after a fiftieth: the slowest come first."""
         done = self._fates.total()
-        parts = [f"rankproof: {done} of {self._total}"]
-        parts += [f"{number} {fate}" for fate, number in sorted(self._fates.items()) if fate not in GREEN]
-        parts.append(_time(elapsed_s))
-        since = time.monotonic() - self._begun
-        if 1 < done < self._total <= 50 * done and since >= 1:  # the slowest come first
-            parts.append(f"about {_time(since * (self._total - done) / (done - 1))} to go")
-        if self._latest:
-            parts.append(self._latest)
-        return ", ".join(parts)
+        words = [f"rankproof: {done} of {self._total}" if self._total else "rankproof: preparing"]
+        words += [f"{number} {fate}" for fate, number in sorted(self._fates.items()) if fate not in GREEN]
+        total = self._total if 0 < self._total <= 50 * done else None
+        latest = f"to go, {self._latest}" if total else self._latest
+        return {"description": ", ".join(words), "completed": done, "total": total, "latest": latest}
 
 
 class _Lines:
@@ -176,8 +182,3 @@ class _Lines:
 def _identity(at: os.stat_result) -> tuple[int, int, int]:
     """Of a file as it is; its number alone may be a new file's."""
     return at.st_dev, at.st_ino, at.st_mtime_ns
-
-
-def _time(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"

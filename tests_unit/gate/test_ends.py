@@ -156,8 +156,21 @@ def test_the_report_begins_in_a_line_of_its_own_and_no_older_run_is_told_of(tmp_
     assert "of 1755" not in said
     before, report, _ = said.partition("report: ")
     assert report
-    assert before.endswith(("\r\x1b[K", "\n")), repr(before[-80:])
+    assert before.endswith(("\r\x1b[1A\x1b[2K", "\n")), repr(before[-80:])
     assert str(ROOT) not in before
+
+
+@pytest.mark.parametrize(("only", "begins", "gone"), [
+    ("TOPO-02b", "\x1b[3mKill matrix", "\r\x1b[1A\x1b[2K"),
+    ("ZZZ", "rankproof: --only", "\r\x1b[K"),
+])  # fmt: skip
+def test_what_a_self_test_says_is_not_glued_to_the_line_of_progress(
+    only: str, begins: str, gone: str, tmp_path: Path
+) -> None:
+    before, said, _ = on_a_terminal(tmp_path, "selftest", "--only", only, "--with", "none").partition(begins)
+    assert said
+    assert "rankproof: preparing" in before
+    assert before.endswith(gone), repr(before[-80:])
 
 
 ADAPTERS = {

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.unit
 HELD = Result(id="TOPO-02", case="pp2", outcome="holds")
 WRONG = Result(id="TOPO-02", case="tp2", outcome="violated", words="dp is 4")
 KILLED = Kill(mutant="M", of="TOPO-02", case="pp2", fate="killed", words="dp is 4")
+GONE = "\n\x1b[?25h\r\x1b[1A\x1b[2K"  # the line is erased, and what follows begins there
 SOON_S = 30.0  # a safety limit; what is waited for comes within a second
 
 
@@ -50,8 +51,10 @@ def test_a_terminal_sees_items_and_what_is_red_in_one_line_that_goes_away(tmp_pa
         told(WRONG)
         told(KILLED)
         _until(terminal.getvalue, "3 of 3, 1 violated")
-    assert terminal.getvalue().endswith("\r\x1b[K")
-    assert "\n" not in terminal.getvalue()
+        assert "TOPO-02[pp2]" in terminal.getvalue()
+    assert terminal.getvalue().endswith(GONE)
+    assert "\n" not in terminal.getvalue().removesuffix(GONE)
+    assert "\x1b[?25l" not in terminal.getvalue().partition("\x1b[?25h")[2], "the cursor stays, also after a kill"
     assert "1 holds" not in terminal.getvalue(), "only what needs attention is named"
 
 
@@ -111,7 +114,7 @@ def test_a_run_shows_on_a_terminal_how_far_it_is(words: tuple[str, ...], tmp_pat
         assert running.wait(SOON_S) == 0
     os.close(here)
     assert b"rankproof: preparing" in seen or b"rankproof: 0 of " in seen  # a plan may be there before the first line
-    assert seen.endswith(b"\r\x1b[K")
+    assert seen.endswith(GONE.replace("\n", "\r\n").encode())
 
 
 def test_a_self_test_judges_as_often_as_it_has_planned() -> None:

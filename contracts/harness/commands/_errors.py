@@ -18,6 +18,7 @@ import click
 from contracts.court.party import Broken
 from contracts.court.plain_text import MOST_LINES, terminal, words
 from contracts.court.report import WIDTH
+from contracts.harness.progress import moves
 from contracts.harness.supervisor import Ended, Stopped
 from contracts.spec import interpreter
 from contracts.spec.errors import NotOffered, Refused, Unreachable, refuse
@@ -115,7 +116,8 @@ def _say(text: str) -> None:
     """An error on a terminal, without secrets; it may quote a stack."""
     clean = words(f"rankproof: {text}", secrets_here(os.environ, sys.argv))
     with contextlib.suppress(OSError):  # a closed terminal, or a log on a full disk, has no say in the exit code
-        click.echo(terminal(clean), err=True)
+        clear = "\r\x1b[K" if moves(sys.stderr) else ""  # the line of progress, which the process that waits shows
+        click.echo(clear + terminal(clean), err=True)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -134,7 +134,7 @@ def _whole(
             return EXIT_CODES[earlier.word]
     _forget(folder)
 
-    def work() -> int:
+    def work(place: Path) -> self_test.Matrix:
         read_checks()
         law = self_test.part_of(LAW, [id for id in LAW.contracts if id.startswith(only or ("",))], profile)
         refused = Refusals()
@@ -148,27 +148,42 @@ def _whole(
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
                 quiet.enter_context(output.taken())
-            matrix = _tried(law, profile, ranks, only, folder, jobs, assistants, watched_file)
+            matrix = _tried(law, profile, ranks, only, folder, jobs, assistants, place)
         if folder is not None:
             kill_matrix.write(folder, kill_matrix.Proof(about=about, matrix=matrix))
             record.unmark(folder)
             (folder / PAIRS).write_text(pairs.table(LAW.contracts.values()) + "\n", encoding="utf-8")
-        _show_matrix(matrix, as_json, folder)
-        return EXIT_CODES[matrix.word]
+        return matrix
 
     output, code = Output(folder), EXIT_CODES["broken"]
+    try:
+        code, matrix = _apart(work, output, "self-test")
+        if matrix is not None:
+            _show_matrix(matrix, as_json, folder)
+    finally:
+        ended = folder is not None and not (folder / kill_matrix.FILE).exists()
+        output.end(ended=ended, red=code != 0)
+    return code
+
+
+def _apart(work: Callable[[Path], self_test.Matrix], output: Output, what: str) -> tuple[int, self_test.Matrix | None]:
+    """The exit code of a process that makes a matrix, and the matrix if there is one. The caller prints it: the line of
+    progress has gone by then. `work` is given a folder, where it writes how far it is."""
     with tempfile.TemporaryDirectory() as place:
-        watched_file = Path(place, WATCHED)
+        made, watched_file = Path(place, "made.json"), Path(place, WATCHED)
+
+        def kept() -> int:
+            matrix = work(Path(place))
+            made.write_text(codec.dumps(matrix), encoding="utf-8")
+            return EXIT_CODES[matrix.word]
+
         try:
-            code = supervised(lambda: told(work), watched(output, watched_file))
+            code = supervised(lambda: told(kept), watched(output, watched_file))
         except Stopped:
             raise
         except Ended as error:
-            raise Ended(f"the self-test did not finish, so it says nothing about any contract: {error}") from error
-        finally:
-            ended = folder is not None and not (folder / kill_matrix.FILE).exists()
-            output.end(ended=ended, red=code != 0)
-    return code
+            raise Ended(f"the {what} did not finish, so it says nothing about any contract: {error}") from error
+        return code, codec.loads(self_test.Matrix, made.read_text(encoding="utf-8")) if made.exists() else None
 
 
 def _elsewhere(beginning: str) -> tuple[str, str]:
@@ -239,36 +254,37 @@ def _sampled(seed: int | None, given: Path, assistants: tuple[str, ...]) -> int:
         words = f"not proved as a whole: {'; '.join(str(each) for each in refused.refusals)}"
     click.echo(words)
 
-    def work() -> int:
+    def work(place: Path) -> self_test.Matrix:
         read_checks()
-        tell = Told(watched_file)
+        tell = Told(place / WATCHED)
         tell.planned(len(self_test.by_family(LAW)))
         with output.taken():
             helping = [party for _, party in parties.assistants(parties.load("reference"), assistants, quick=True)]
-            matrix = self_test.sample(LAW, helping, seed, tell)
-        drawn = ", ".join(f"{kill.of} by {kill.mutant}" for kill in matrix.kills)
-        click.echo(f"tried here, one mutant of each family, drawn with --seed {seed}: {drawn}")
-        for result in matrix.failing:
-            click.secho(f"on the reference {result.item} is {result.outcome}: {result.words}", fg="red")
-        for kill in (each for each in matrix.kills if each.fate != "killed"):
-            click.secho(
-                f"{kill.of}[{kill.case}] against {kill.mutant}: {kill.fate}: {short(kill.words, quote=False)}", fg="red"
-            )
-        killed = sum(kill.fate == "killed" for kill in matrix.kills)
-        line = f"SAMPLE {matrix.word.upper()}: {killed} of {len(matrix.kills)} drawn mutants killed for their words"
-        click.secho(line, fg=COLOURS.get(matrix.word, "red"), bold=True)
-        return EXIT_CODES[matrix.word]
+            return self_test.sample(LAW, helping, seed, tell)
 
     code = EXIT_CODES["broken"]
-    with tempfile.TemporaryDirectory() as place:
-        watched_file, output = Path(place, WATCHED), Output(Path(place))
+    with tempfile.TemporaryDirectory() as folder:
+        output = Output(Path(folder))
         try:
-            code = supervised(lambda: told(work), watched(output, watched_file))
-        except Ended as error:
-            raise Ended(f"the sample did not finish, so it says nothing about any contract: {error}") from error
+            code, matrix = _apart(work, output, "sample")
+            if matrix is not None:
+                _show_sample(matrix, seed)
         finally:
             output.end(ended=code == EXIT_CODES["broken"], red=False)
     return code
+
+
+def _show_sample(matrix: self_test.Matrix, seed: int) -> None:
+    drawn = ", ".join(f"{kill.of} by {kill.mutant}" for kill in matrix.kills)
+    click.echo(f"tried here, one mutant of each family, drawn with --seed {seed}: {drawn}")
+    for result in matrix.failing:
+        click.secho(f"on the reference {result.item} is {result.outcome}: {result.words}", fg="red")
+    for kill in (each for each in matrix.kills if each.fate != "killed"):
+        words = short(kill.words, quote=False)
+        click.secho(f"{kill.of}[{kill.case}] against {kill.mutant}: {kill.fate}: {words}", fg="red")
+    killed = sum(kill.fate == "killed" for kill in matrix.kills)
+    line = f"SAMPLE {matrix.word.upper()}: {killed} of {len(matrix.kills)} drawn mutants killed for their words"
+    click.secho(line, fg=COLOURS.get(matrix.word, "red"), bold=True)
 
 
 def _found(folder: Path, about: kill_matrix.About) -> self_test.Matrix | None:
@@ -291,12 +307,12 @@ def _found(folder: Path, about: kill_matrix.About) -> self_test.Matrix | None:
 
 def _tried(
     law: Law, profile: Tier, ranks: int, only: tuple[str, ...], folder: Path | None, jobs: int,
-    assistants: tuple[str, ...], watched_file: Path,
+    assistants: tuple[str, ...], place: Path,
 ) -> self_test.Matrix:  # fmt: skip
     """Judge some contracts on the reference and on each of their mutants."""
     if profile == "dist":
-        return _tried_by_ranks(ranks, only, folder, watched_file.parent)
-    tell = Told(watched_file)
+        return _tried_by_ranks(ranks, only, folder, place)
+    tell = Told(place / WATCHED)
     tell.planned(self_test.judgements(law))
     if jobs > 1:
         return self_test.shared(law, assistants, jobs, tell)
