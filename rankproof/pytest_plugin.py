@@ -28,7 +28,7 @@ from rankproof import suite
 from rankproof.options import CASE, JUDGE, MARK, NAME, OPTIONS, gating
 
 if TYPE_CHECKING:
-    from contracts.harness.plugin import Promise
+    from contracts.harness.promise import Promise
     from contracts.spec.stack import Party
 
 __all__ = ["parametrize_with_contracts"]
@@ -101,9 +101,7 @@ def judge(config: pytest.Config) -> Any:
 
         if several(os.environ):
             raise pytest.UsageError(f"several ranks need -p {JUDGE} on the command line")
-        from contracts.harness import plugin
-
-        manager.register(plugin, JUDGE)
+        manager.import_plugin(JUDGE)
     return manager.get_plugin(JUDGE)
 
 

@@ -19,8 +19,9 @@ from contracts.harness import parties, selftest
 from contracts.harness.families import read_checks
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.loss_curves import Curves, Watched
-from contracts.harness.plugin import PROPERTY, SLOW_S, result_of
+from contracts.harness.plugin import SLOW_S, result_of
 from contracts.harness.progress import WATCHED, Told
+from contracts.harness.promise import PROPERTY
 from contracts.harness.selftest import Matrix
 from contracts.instruments.ranks import here
 from contracts.spec import codec

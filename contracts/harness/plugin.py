@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import datetime
 import gc
-import importlib
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Generator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contracts.contract import LAW
-from contracts.court import deviations, device, profiles, record, report, shards
+from contracts.court import device, profiles, record, report, shards
 from contracts.court.baseline import baseline, missing
-from contracts.court.judge import DEADLINE_S, NO_TORCH
 from contracts.court.party import Broken
 from contracts.court.profiles import ONE_PROCESS
 from contracts.court.verdict import verdict
@@ -33,23 +29,21 @@ from contracts.harness import checkout, kill_matrix, law_release, parties, touch
 from contracts.harness.families import read_checks
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.gate import Gate
+from contracts.harness.promise import CODE, PROPERTY, Promise, assistants_of, deadline_of, deviations_of, without_torch
 from contracts.instruments import accelerator
 from contracts.instruments.ranks import here
 from contracts.ranks.rank_environment import EQUAL, several
 from contracts.spec import codec, interpreter
-from contracts.spec.errors import Refused, Unreachable, refuse
+from contracts.spec.errors import Refused, Unreachable
 from contracts.spec.party import abilities_of
-from contracts.spec.records import EXIT_CODES, Deviation, Item, OnRanks, Result, Verdict, Violation
-from contracts.spec.stack import Party
-from rankproof import options
+from contracts.spec.records import EXIT_CODES, Item, OnRanks, Result, Verdict, Violation
+from rankproof import options, pytest_plugin
 
 # Only where torchrun has started several ranks: in one process the ranks plugin would have nothing to do.
 pytest_plugins = ["contracts.ranks.plugin"] if several(os.environ) else []
 
 GATE = pytest.StashKey[Gate]()
 VERDICT = pytest.StashKey[Verdict]()
-PROPERTY = "rankproof.result"
-CODE = "rankproof.code"
 _OF_RANKS = "ranks.verdict"  # the ranks plugin's account of a test that did not pass on all ranks
 
 NEEDS = {
@@ -63,7 +57,7 @@ SLOW_S = 240.0  # for a contract whose compiler starts cold on every rank
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     if not pluginmanager.has_plugin(options.NAME):  # not installed, or plugins are not loaded by themselves
-        pluginmanager.register(importlib.import_module("rankproof.pytest_plugin"), options.NAME)
+        pluginmanager.register(pytest_plugin, options.NAME)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -147,11 +141,6 @@ def _asks_for_a_device(config: pytest.Config) -> bool:
     return str(config.getoption("markexpr", "")).strip() == GPU
 
 
-def without_torch() -> tuple[pytest.MarkDecorator, ...]:
-    """The mark of a contract about numbers where torch is not installed."""
-    return () if importlib.util.find_spec("torch") else (pytest.mark.skip(NO_TORCH),)
-
-
 def _marks(gate: Gate, item: Item) -> tuple[pytest.MarkDecorator, ...]:
     """The marks of an item: slow, or its tier; for several ranks both, and how many ranks, where there are that many. A
     test without the mark of its tier is run on no ranks."""
@@ -168,31 +157,6 @@ def _marks(gate: Gate, item: Item) -> tuple[pytest.MarkDecorator, ...]:
 def promise_of(request: pytest.FixtureRequest) -> Promise:
     """The fixture `rankproof_case`."""
     return Promise(_gate(request.config), request.param, request.node)
-
-
-class Promise:
-    """One planned case as a test, which calls it."""
-
-    def __init__(self, gate: Gate, item: Item, node: pytest.Item | None = None) -> None:
-        self._gate, self._item, self._node = gate, item, node
-
-    def __call__(self) -> None:
-        """Judge it. The test's report carries the result, and pytest's outcome follows from it."""
-        result = self._gate.judge(self._item)
-        if self._node is not None:  # a test of the session's plan, and not one of a project's own
-            self._node.user_properties += [(PROPERTY, codec.dumps(result)), (CODE, self._gate.code)]
-        told = report.details(self._gate.run(), result)
-        words = "\n".join(f"{label:>12}  " + text.replace("\n", f"\n{'':14}") for label, text in told)
-        if result.outcome == "violated":
-            declared = self._gate.declared(result)
-            if declared is not None:
-                pytest.xfail(f"declared by {declared.owner} until {declared.expires}: {declared.reason}")
-            # The first line is all that pytest's short summary shows; the test's name has the item.
-            pytest.fail(f"violated: {result.words.splitlines()[0]}\n{result.item} is violated\n{words}", pytrace=False)
-        if result.outcome == "broken":
-            pytest.fail(f"broken: {result.words}\n{words}", pytrace=False)
-        if result.outcome != "holds":
-            pytest.skip(f"{result.outcome}: {result.words}")
 
 
 class _Collector:
@@ -355,27 +319,3 @@ def _gate(config: pytest.Config) -> Gate:
     equal: dict[str, object] = {"code of the stack": gate.code}
     config.stash[EQUAL] = equal
     return gate
-
-
-def deadline_of(config: pytest.Config) -> float:
-    """The seconds that one case may take.
-
-    Raises:
-        Refused: for what is no time.
-    """
-    given = options.setting(config, "deadline")
-    try:
-        seconds = DEADLINE_S if given is None else float(given)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise refuse("deadline", given, "is not a time", "give the seconds that one case may take")
-    return seconds
-
-
-def assistants_of(config: pytest.Config, subject: Party, *, quick: bool) -> tuple[tuple[str, Party], ...]:
-    return parties.assistants(subject, tuple(options.setting(config, "with") or ()), quick=quick)
-
-
-def deviations_of(file: Path | None) -> tuple[Deviation, ...]:
-    return () if file is None else deviations.load(file)

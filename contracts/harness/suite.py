@@ -4,7 +4,7 @@ the function's name."""
 
 from __future__ import annotations
 
-from contracts.harness.plugin import Promise
+from contracts.harness.promise import Promise
 
 
 def test_unit(rankproof_case: Promise) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from contracts.contract import LAW
 from contracts.court import profiles
+from contracts.court.judge import NO_TORCH
 from contracts.harness.families import read_checks
-from contracts.harness.plugin import NO_TORCH
 from tests_unit._parties.running import ROOT, Done, side_by_side
 
 pytestmark = pytest.mark.unit
