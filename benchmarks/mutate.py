@@ -44,7 +44,7 @@ TESTS: Mapping[str, Mapping[str, str]] = {  # a file of `contracts/court` or `co
         "plain_text": "gate/test_plain_text.py gate/test_reports.py",
         "profiles": "gate/test_profiles.py gate/test_ladder.py",
         "sources": "test_docs.py",
-        "telling": "gate/test_reports.py",
+        "wording": "gate/test_reports.py",
         "verdict": "gate/test_verdict.py gate/test_deviations.py",
     },
     "spec": {
@@ -143,7 +143,7 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {  # file, beginning of the ope
     ("sources", "ReplaceComparisonOperator_NotEq_Lt",
      'return f"bug {word}: {BUGS[letters]}" if letters != word else f"bugs {word}: {BUGS[word]}", "bug-ids"'):
         "the letters of a longer word sort before it",
-    ("telling", "ReplaceComparisonOperator_Eq_LtE",
+    ("wording", "ReplaceComparisonOperator_Eq_LtE",
      'number = "1 contract is" if len(verdict.unfit) == 1 else f"{len(verdict.unfit)} contracts are"'):
         "where there is none, the line is not reached",
     ("verdict", "ReplaceComparisonOperator_NotEq_Lt", 'if result.outcome != "violated":'):

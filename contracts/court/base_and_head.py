@@ -15,8 +15,8 @@ from typing import Literal
 
 from contracts.court.causes import Cause, causes
 from contracts.court.deviations import masked
-from contracts.court.telling import counted, items, rerun
 from contracts.court.verdict import told
+from contracts.court.wording import counted, items, rerun
 from contracts.spec.errors import refuse
 from contracts.spec.records import EXIT_CODES, Result, Run, Violation, Word
 

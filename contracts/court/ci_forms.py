@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from contracts.contract import LAW
 from contracts.court.causes import Cause, causes
 from contracts.court.plain_text import annotation, annotation_property, cut
-from contracts.court.telling import counted, details, headline, items, judged_code, place
+from contracts.court.wording import counted, details, headline, items, judged_code, place
 from contracts.spec.records import Outcome, Result, Run, Verdict
 
 _LEVELS: Mapping[Outcome, str] = {"violated": "error", "broken": "error", "not run": "warning", "untested": "warning",

@@ -11,7 +11,7 @@ import hashlib
 from contracts.court.baseline import change
 from contracts.court.causes import HEADINGS, Cause, by_outcome, causes
 from contracts.court.plain_text import markdown
-from contracts.court.telling import counted, headline, items, judged_code, place, rerun
+from contracts.court.wording import counted, headline, items, judged_code, place, rerun
 from contracts.spec.records import Outcome, Run, Verdict
 
 RED: tuple[Outcome, ...] = ("violated", "broken")

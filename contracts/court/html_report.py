@@ -22,7 +22,7 @@ from contracts.court.baseline import change
 from contracts.court.causes import DETAILED, HEADINGS, Apart, Cause, apart, apart_by_rank, by_outcome, causes
 from contracts.court.mesh_picture import mesh_picture, schedule_picture
 from contracts.court.plain_text import fit
-from contracts.court.telling import (
+from contracts.court.wording import (
     answered_by,
     by_id,
     counted,

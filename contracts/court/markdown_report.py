@@ -11,7 +11,7 @@ from collections import Counter
 from contracts.court.baseline import change
 from contracts.court.causes import DETAILED, HEADINGS, Cause, by_outcome, causes
 from contracts.court.plain_text import cut, markdown
-from contracts.court.telling import (
+from contracts.court.wording import (
     counted,
     details,
     device_line,

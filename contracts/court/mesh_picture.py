@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from contracts.contract import LAW
-from contracts.court.telling import counted
+from contracts.court.wording import counted
 from contracts.spec.recipe import Recipe
 from contracts.spec.records import Item, Result
 from contracts.spec.topology import Degrees, Layout, Mesh, grids

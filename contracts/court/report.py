@@ -20,7 +20,7 @@ from contracts.court.comment import comment
 from contracts.court.html_report import page
 from contracts.court.markdown_report import summary
 from contracts.court.plain_text import fit, terminal
-from contracts.court.telling import (
+from contracts.court.wording import (
     answered_by,
     by_id,
     counted,

@@ -25,7 +25,7 @@ from contracts.court.baseline import baseline, missing
 from contracts.court.party import Broken
 from contracts.court.profiles import ONE_PROCESS
 from contracts.court.verdict import verdict
-from contracts.harness import checkout, kill_matrix, law_release, parties, touched
+from contracts.harness import affected_items, checkout, kill_matrix, law_release, parties
 from contracts.harness.families import read_checks
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.gate import Gate
@@ -292,7 +292,7 @@ def _gate(config: pytest.Config) -> Gate:
         words = ""
         if (of := options.setting(config, "changed")) is not None:
             places = {} if earlier is None else earlier.header.subject.places
-            plan, words = touched.first(plan, subject, touched.changed(of), places)
+            plan, words = affected_items.first(plan, subject, affected_items.changed(of), places)
         proved = None if given is None else kill_matrix.load(given)
         ranks = config.pluginmanager.getplugin("ranks")
         gate = Gate(

@@ -15,7 +15,7 @@ import pytest
 
 from contracts.contract import LAW, Contract, Law
 from contracts.court import profiles
-from contracts.court.telling import rerun
+from contracts.court.wording import rerun
 from contracts.harness import places
 from contracts.harness.cli import main
 from contracts.harness.families import read_checks, read_mutants

@@ -13,7 +13,7 @@ from contracts.contract import LAW
 from contracts.court.html_report import Recorded, overview
 from contracts.court.mesh_picture import mesh_picture, one_forward_one_backward, schedule_picture
 from contracts.court.report import render
-from contracts.court.telling import rerun
+from contracts.court.wording import rerun
 from contracts.harness.commands.traffic import drawn, lanes
 from contracts.harness.families import read_checks
 from contracts.spec.presets import PRESETS

@@ -16,7 +16,8 @@ from contracts.court.causes import HEADINGS, Cause, apart, apart_by_rank, by_out
 from contracts.court.markdown_report import LIMIT
 from contracts.court.report import FILES, files, render
 from contracts.court.sources import DOCUMENTS
-from contracts.court.telling import (
+from contracts.court.verdict import verdict
+from contracts.court.wording import (
     answered_by,
     by_id,
     counted,
@@ -30,7 +31,6 @@ from contracts.court.telling import (
     ranks_words,
     rerun,
 )
-from contracts.court.verdict import verdict
 from contracts.harness.families import read_checks
 from contracts.spec import codec
 from contracts.spec.records import Form, Item, Kill, OnRanks, Outcome, Result, Run, Verdict, Violation

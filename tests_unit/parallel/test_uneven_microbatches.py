@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.instruments import numerics
+from contracts.law._support.label_weights import like_on_one_rank
 from contracts.law._support.training_run import LETTERS, batch
-from contracts.law._support.windows import like_on_one_rank
 from contracts.spec.errors import NotOffered, Refused
 from contracts.spec.tolerance import FLOAT64_SCAN
 from contracts.spec.topology import Degrees

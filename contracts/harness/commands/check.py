@@ -21,7 +21,7 @@ from contracts.court.baseline import unlike
 from contracts.court.device import refuse_absent
 from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
-from contracts.harness import checkout, kill_matrix, law_release, parties, power, torchrun, touched
+from contracts.harness import affected_items, checkout, kill_matrix, law_release, parties, power, torchrun
 from contracts.harness import output as output_of
 from contracts.harness.commands import _change
 from contracts.harness.commands._backend_option import over_backend, settle
@@ -206,7 +206,7 @@ def _refuse_unreadable(deviations: Path | None, given: Path | None, law: str | N
     found = Refusals()
     readers: tuple[tuple[Callable[[Any], object], object], ...] = (
         (lambda _: record.key(), ""), (deviations_file.load, deviations), (kill_matrix.load, given),
-        (law_release.load, law), (touched.changed, changed),
+        (law_release.load, law), (affected_items.changed, changed),
     )  # fmt: skip
     for read, what in readers:
         try:

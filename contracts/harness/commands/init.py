@@ -14,7 +14,7 @@ import click
 from contracts.contract import TIERS
 from contracts.court import report
 from contracts.court.judge import DEADLINE_S
-from contracts.court.telling import counted
+from contracts.court.wording import counted
 from contracts.harness import adapter_probe, adapter_skeleton, parties, proposed_deviations
 from contracts.harness.commands._errors import COLOURS, one_clear_error, the_stack_talks_to_stderr, told
 from contracts.harness.families import read_checks

@@ -12,7 +12,7 @@ from typing import Literal
 
 from contracts import instruments
 from contracts.instruments.ranks import gathered, here
-from contracts.law._support.windows import like_on_one_rank
+from contracts.law._support.label_weights import like_on_one_rank
 from contracts.spec.array import Array, Arrays
 from contracts.spec.records import Violation
 from contracts.spec.tolerance import EXACT, FLOAT64_SCAN, Tolerance, within

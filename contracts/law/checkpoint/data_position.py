@@ -9,8 +9,8 @@ from typing import Protocol
 
 from contracts.contract import contract
 from contracts.law._support.folders import folder
+from contracts.law._support.label_weights import WINDOW
 from contracts.law._support.saved_states import FAMILIES
-from contracts.law._support.windows import WINDOW
 from contracts.law.checkpoint.resume import DENSE, MUON, SHORT, given_batches
 from contracts.spec.checkpointing import Checkpointing
 from contracts.spec.conventions import chosen

@@ -7,6 +7,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import model_passes
+from contracts.law._support.label_weights import label_shares
 from contracts.law._support.model_passes import EVERYTHING, WHOLE
 from contracts.law._support.training_run import (
     AHEAD,
@@ -20,7 +21,6 @@ from contracts.law._support.training_run import (
     run,
     table,
 )
-from contracts.law._support.windows import label_shares
 from contracts.spec.array import Array
 from contracts.spec.conventions import chosen
 from contracts.spec.ladder import rung_of

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.law._support.label_weights import WINDOW, label_shares
 from contracts.law._support.small_models import DENSE as DENSE_LAYERS
 from contracts.law._support.small_models import Cell, cell, loss_difference, session
 from contracts.law._support.step_comparison import gradient_differences, on_one_rank_and_many
 from contracts.law._support.training_run import DENSE, LETTERS, batch, drawn_weights, run, table
 from contracts.law._support.transformer_layouts import L, needs_of
-from contracts.law._support.windows import WINDOW, label_shares
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT32_TRANSFORMER, FLOAT64_SCAN, within

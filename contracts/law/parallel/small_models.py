@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts.contract import contract
+from contracts.law._support.label_weights import WINDOW
 from contracts.law._support.small_models import Cell, cell, loss_difference, one_rank_and_many, session
 from contracts.law._support.step_comparison import (
     clip_difference,
@@ -19,7 +20,6 @@ from contracts.law._support.step_comparison import (
     update_difference,
 )
 from contracts.law._support.transformer_layouts import CELLS, MET, STAGES, STEPPED, UPDATE, G, L, needs_of
-from contracts.law._support.windows import WINDOW
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT32, FLOAT32_DEEP, FLOAT32_SCAN, FLOAT32_TRANSFORMER
 from contracts.spec.training import Execution, Training

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.law._support.label_weights import WINDOW
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import own_axis
 from contracts.law._support.step_comparison import loss_difference, on_one_rank
 from contracts.law._support.training_run import AHEAD, DENSE, LETTERS, Rows, batch, large_expert_weights, run
-from contracts.law._support.windows import WINDOW
 from contracts.law.precision.loss_scale import DENSE_HALF
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT32_SCAN

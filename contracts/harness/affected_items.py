@@ -16,7 +16,7 @@ from pathlib import Path
 
 from contracts.contract import LAW
 from contracts.court import repository
-from contracts.court.telling import counted
+from contracts.court.wording import counted
 from contracts.harness.checkout import PACKAGES, ROOT
 from contracts.spec.errors import refuse
 from contracts.spec.records import Item, Plan
