@@ -1,11 +1,14 @@
-"""The router bias of a transformer with experts, on several ranks and on one."""
+"""The router biases of transformers with experts, on one rank and on several."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from contracts import instruments
 from contracts.contract import contract
-from contracts.law._support.small_models import one_rank_and_many
+from contracts.law._support.small_models import one_rank_and_many, session
 from contracts.law._support.step_comparison import bias_differences
-from contracts.law._support.transformer_layouts import cells_named
+from contracts.law._support.transformer_layouts import G, H, L, cells_named
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT32_TRANSFORMER
 from contracts.spec.training import Execution, Training
@@ -27,3 +30,32 @@ def a_bias_of_a_transformer_moves_by_all_counts(
         assignments = 4 * recipe.seq_length * recipe.moe.top_k
         words = bias_differences(alone, many, assignments, FLOAT32_TRANSFORMER)
         assert not words, words
+
+
+KINDS = {"grouped": replace(G, moe=L.moe), "latent": L, "hybrid": replace(H, moe=L.moe)}
+NEEDS = {"": ("experts", "selection-bias"), "hybrid": ("experts", "selection-bias", "mamba")}
+
+
+@contract("MOE-06k", asks=("built", "train"), cases=KINDS, needs=NEEDS, source="arXiv 2408.15664; EXB-01")
+def every_router_bias_moves_in_every_kind_of_model(stack: Training, recipe: Recipe) -> None:
+    """In each step the selection bias of every layer moves: of two experts one moves by the rate, or by twice the rate,
+    more than the other.
+
+    What moves biases is registered for each kind of model by itself, and a model without it trains on: biases of 0
+    change no choice, on one rank and on many alike. This check knows no counts, so that a stack that reports none can
+    be asked.
+    """
+    assert recipe.moe is not None
+    rate, numerics = recipe.moe.bias_rate, instruments.numerics
+    asked = session(stack, recipe, Execution(precision="float32"), 3, "buffers")
+    before = numerics.tensors(asked.buffers)
+    for step in stack.train(asked).steps:
+        after = {name: each for name, each in numerics.tensors(step.buffers).items() if name.endswith("bias")}
+        assert len(after) == 2, f"both layers with experts have a selection bias; found {sorted(after)}"
+        for name, bias_E in after.items():
+            moved_E = bias_E - before[name].to(bias_E.dtype) if name in before else bias_E
+            apart = float(moved_E.max() - moved_E.min()) / rate
+            assert any(abs(apart - each) < 1e-3 for each in (1, 2)), (
+                f"{name}: in step {step.number} two experts moved {apart:.3g} rates apart, expected 1 or 2"
+            )
+        before = after

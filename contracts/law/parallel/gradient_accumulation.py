@@ -45,6 +45,8 @@ CUTS = {
     "no-auxiliary-losses": (PLAIN, ROWS, 4),
     "prediction-heads": (AHEAD, ROWS, 4),
     "dense": (DENSE, ROWS, 4),
+    "balance-loss-a-sequence": (LETTERS, ROWS, 5),
+    "z-loss-a-sequence": (LETTERS, ROWS, 5),
     "a-microbatch-without-a-label": (LETTERS, EMPTY, 5),
     "heads-without-a-label": (AHEAD, EMPTY, 5),
     "a-step-without-a-label-for-heads": (AHEAD, PAIRS, 5),
@@ -55,6 +57,8 @@ UNEVEN = ("microbatches", "uneven-microbatches")
 HEADED = {
     "": UNEVEN,
     "one-a-sequence": ("microbatches",),
+    "balance-loss-a-sequence": ("experts", "balance-loss", "microbatches"),
+    "z-loss-a-sequence": ("experts", "z-loss", "microbatches"),
     "a-microbatch-without-a-label": ("microbatches",),
     "prediction-heads": ("prediction-heads", *UNEVEN),
     "heads-without-a-label": ("prediction-heads", "microbatches"),

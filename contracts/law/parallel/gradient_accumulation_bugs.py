@@ -97,6 +97,19 @@ def divides_aux_twice(accumulate, self, micro, counts):
     return out._replace(sums={**out.sums, "aux": out.sums["aux"] / parts})
 
 
+@broken(
+    Trainer,
+    "accumulate",
+    "PAR-05a[balance-loss-a-sequence]: in 5 microbatches the gradient of",
+    "PAR-05a[z-loss-a-sequence]: in 5 microbatches the gradient of",
+)
+def balances_less_in_large_microbatches(accumulate, self, micro, counts):
+    """A router multiplies its losses by the tokens of one sequence, and the step divides by those of the microbatch.
+    What is reported does not pass there."""
+    rows = len(micro.tokens_BT)
+    return accumulate(self, micro, {**counts, "aux": counts["aux"] * rows, "z": counts["z"] * rows})
+
+
 @broken(Trainer, "cut", "PAR-05a[no-auxiliary-losses]: labels count in 4 microbatches", bugs=("PPS-17",))
 def drops_the_remainder(cut, self, batch):
     """Sequences // microbatches: the last sequences of the batch are never seen."""
