@@ -20,6 +20,7 @@ from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
 from contracts.stacks.megatron.block_base import THEIRS, Block, gradient
+from contracts.stacks.megatron.losses import clear_losses, noted_losses
 from contracts.stacks.megatron.mamba_block import MambaBlock, declined
 from contracts.stacks.megatron.mamba_kernels import KERNELS
 from contracts.stacks.megatron.model import Plan, layer_spec, mask_of, planned
@@ -211,39 +212,3 @@ def _padding(layer: Any, padding_BT: Tensor) -> Tensor:
     if "padding_mask" not in inspect.signature(layer.forward).parameters:
         raise NotOffered("Megatron-Core: the layer is given no padding in this version", "stack")
     return padding_BT
-
-
-def clear_losses() -> None:
-    """Clear the losses that routers and prediction heads recorded."""
-    _of_heads().clear()
-    try:
-        mcore("transformer.moe.moe_logging").destroy_moe_metrics_tracker()
-    except ModuleNotFoundError:
-        _kept().clear()
-
-
-def noted_losses() -> dict[str, Tensor]:
-    """Losses by layer as the routers and the prediction heads of this process recorded them, before their weights; only
-    those with a weight. The loss of prediction is their mean over depths.
-
-    0.16 keeps those of routers in a dictionary of parallel_state, 0.19 in a tracker object.
-    """
-    try:
-        metrics = mcore("transformer.moe.moe_logging").get_moe_metrics_tracker().metrics
-        noted = {name: each.values for name, each in metrics.items()}
-    except ModuleNotFoundError:
-        noted = {name: each["values"] for name, each in _kept().items()}
-    names = {"seq_load_balancing_loss": "aux", "z_loss": "z"}
-    found = {ours: noted[theirs] for theirs, ours in names.items() if theirs in noted}
-    ahead = _of_heads().get("loss_values", _of_heads().get("values"))  # the latter up to 0.18
-    return found if ahead is None else found | {"mtp": ahead / len(ahead)}
-
-
-def _of_heads() -> dict[str, Any]:
-    found: dict[str, Any] = mcore("transformer.multi_token_prediction").MTPLossLoggingHelper.tracker
-    return found
-
-
-def _kept() -> dict[str, Any]:
-    found: dict[str, Any] = mcore("transformer.moe.moe_utils").get_moe_layer_wise_logging_tracker()
-    return found

@@ -24,6 +24,7 @@ from contracts.stacks.megatron import (
     blocks,
     checkpoint_store,
     fsdp,
+    losses,
     mamba_kernels,
     observed_runs,
     process_groups,
@@ -49,7 +50,8 @@ class NumericAnswers:
         **dict.fromkeys(("built", "initial"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL),
         **dict.fromkeys(("run_block", "run_model"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE),
         **dict.fromkeys(
-            ("train", "messages"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE + fsdp.LABEL
+            ("train", "messages"),
+            shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE + fsdp.LABEL + losses.LABEL,
         ),
         "rehearse": shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + fsdp.LABEL + "; torch's fake process group",
         "trace": f"a loop of its QuickStart, observed; {shims.LABEL}{LOCAL}",

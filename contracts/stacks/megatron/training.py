@@ -22,9 +22,8 @@ from contracts.spec.traffic import Holding, Rehearsal, Routing
 from contracts.spec.training import Execution, Observed, Pass, Session, Step, Tokens, Trained
 from contracts.stacks.kit import dry_runs, runs, worlds
 from contracts.stacks.kit.tables import MOMENTS
-from contracts.stacks.megatron import checkpoint, distributed_optimizer
+from contracts.stacks.megatron import checkpoint, distributed_optimizer, losses
 from contracts.stacks.megatron.abilities import BEFORE_17, FROM_18, NO_EVEN_ROUTER, NOT_SHARDED
-from contracts.stacks.megatron.blocks import clear_losses, noted_losses
 from contracts.stacks.megatron.built_model import whole_of, whole_shapes
 from contracts.stacks.megatron.distributed_optimizer import Pieces
 from contracts.stacks.megatron.fsdp import (
@@ -149,7 +148,7 @@ class Trainer:
 
     def step(self, batch: Tokens, wanted: bool) -> Step:
         """One step over this rank's share of a batch."""
-        clear_losses()
+        losses.clear_losses()
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -200,7 +199,7 @@ class Trainer:
 
     def validated(self, batches: list[Rows]) -> float:
         """The loss of its training script's evaluation over this rank's rows of other batches."""
-        clear_losses()
+        losses.clear_losses()
         with distributed_optimizer.weights_gathered(self.chunks):
             return validated(self, batches, _token_losses)
 
@@ -209,17 +208,17 @@ class Trainer:
         (chunk,) = self.bare
         logits: list[Tensor] = []  # copies, because its cross entropy overwrites them
         hook = chunk.output_layer.register_forward_hook(lambda *told: logits.append(told[2][0].detach().clone()))
-        clear_losses()
+        losses.clear_losses()
         lm, _ = _mean(self._forward_backward(_share(batch, self.execution)))
         hook.remove()
-        losses = self._losses(lm)
+        computed = self._losses(lm)
         *ahead, own = (each.transpose(0, 1) for each in logits)  # prediction heads come first
         told = self._returned(batch) if self.config.bf16 or self.config.fp16 else own
         if self.config.fp16:
             self.optimizer.prepare_grads()
         found = _told(self.gradients()) if backward else {}
         further = tuple(map(numerics.array, ahead))
-        return Pass(logits=numerics.array(told), mtp_logits=further, losses=losses, gradients=found)
+        return Pass(logits=numerics.array(told), mtp_logits=further, losses=computed, gradients=found)
 
     @torch.no_grad()
     def _returned(self, batch: Tokens) -> Tensor:
@@ -304,20 +303,21 @@ class Trainer:
 
     def _losses(self, lm: float) -> dict[str, float]:
         """The losses of the whole batch, and `total` with their weights."""
-        moe, mtp, tp = self.recipe.moe, self.recipe.mtp, self.plan.degrees.tp
+        moe, mtp = self.recipe.moe, self.recipe.mtp
+        found = {"lm": lm, **losses.reported_losses(self.plan, self.execution.microbatches)}
+        if mtp is not None and mtp.loss_weight:
+            found["mtp"] = self._of_heads()
+        weights = {"lm": 1.0, "aux": moe.aux_loss if moe else 0.0, "z": moe.z_loss if moe else 0.0}
+        weights["mtp"] = mtp.loss_weight if mtp else 0.0
+        return found | {"total": sum(weights[name] * each for name, each in found.items())}
+
+    def _of_heads(self) -> float:
+        """The loss of prediction heads, of which each rank of a TP group records all."""
         batches = self.execution.microbatches * mcore("parallel_state").get_data_parallel_world_size()
-        every: list[Any] = [None] * dist.get_world_size()
+        every = [0.0] * dist.get_world_size()
         with traffic.unrecorded():
-            dist.all_gather_object(every, {name: float(each.sum()) for name, each in noted_losses().items()})
-        found, total = {"lm": lm}, lm
-        # Each rank of a TP group records its part of the balance loss, the z loss of its own tokens, and all of the
-        # loss of prediction heads.
-        weighed = [("aux", moe.aux_loss, 1), ("z", moe.z_loss, tp)] if moe else []
-        for name, weight, parts in (*weighed, ("mtp", mtp.loss_weight if mtp else 0.0, tp)):
-            if weight:
-                found[name] = sum(rank.get(name, 0.0) for rank in every) / (batches * parts)
-                total += weight * found[name]
-        return found | {"total": total}
+            dist.all_gather_object(every, float(losses.noted_losses().get("mtp", torch.zeros(1)).sum()))
+        return sum(every) / (batches * self.plan.degrees.tp)
 
 
 def _share(batch: Tokens, execution: Execution) -> dict[str, Tensor]:
@@ -433,6 +433,7 @@ def _running(
     whole_of(recipe)  # built before there are groups
     besides = (
         *kernels(plan.letters),
+        *losses.SHIMS,
         *(FSDP_SHIMS if execution.fsdp else ()),
         *(DRY_RUN_SHIMS if execution.fsdp and dry else ()),
         *(distributed_optimizer.SHIMS if plan.distributed else ()),
