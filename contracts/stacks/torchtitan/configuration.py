@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib
 import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from contracts.instruments import numerics
 from contracts.spec import needs
@@ -73,8 +76,7 @@ def configuration(session: Session, folder: str) -> Any:
     staged = execution.degrees.pp > 1
     rows = total // dp if staged else total // (dp * execution.microbatches)
     kept = bool(session.load or session.save)
-    given = tuple((numerics.tensor(each.tokens), numerics.tensor(each.labels)) for each in session.validation)
-    passes = sum(math.ceil(len(each) // dp / rows) for each, _ in given)
+    given, passes = validation_of(session, dp, rows)
     return Trainer.Config(
         model_spec=_spec(session),
         dump_folder=folder,
@@ -85,7 +87,9 @@ def configuration(session: Session, folder: str) -> Any:
         optimizer=_optimizer(recipe),
         lr_scheduler=_schedule(recipe),
         training=TrainingConfig(
-            **symbols.batch_sizes(rows=rows_of(session), whole=rows, total=total, length=recipe.seq_length),
+            **symbols.batch_sizes(
+                rows=rows_of(session), whole=rows, total=total, length=recipe.seq_length, tp=execution.degrees.tp
+            ),
             max_norm=recipe.optim.clip or math.inf, steps=max(recipe.optim.steps, session.steps),
             dtype="float32", mixed_precision_param="bfloat16" if is_half(recipe, execution) else "float32",
             mixed_precision_reduce="float32", **symbols.without_graphs(), gc_freq=1000,
@@ -104,26 +108,24 @@ def configuration(session: Session, folder: str) -> Any:
     )  # fmt: skip
 
 
-def _spec(session: Session) -> Any:
-    from torchtitan.components.optimizer import register_moe_load_balancing_hook
-    from torchtitan.distributed.pipeline_parallel import pipeline_llm
-    from torchtitan.models.deepseek_v3 import parallelize_deepseekv3
-    from torchtitan.models.qwen3 import parallelize_qwen3
-    from torchtitan.protocols.model_spec import ModelSpec
+def validation_of(session: Session, dp: int, rows: int) -> tuple[tuple[tuple[Tensor, Tensor], ...], int]:
+    """Tokens and labels of each batch of a validation, and in how many passes a rank reads them."""
+    given = tuple((numerics.tensor(each.tokens), numerics.tensor(each.labels)) for each in session.validation)
+    return given, sum(math.ceil(len(each) // dp / rows) for each, _ in given)
 
+
+def _spec(session: Session) -> Any:
+    """What its registry has for the model of a recipe, with the recipe's sizes in place of a flavor's."""
     recipe = session.recipe
-    spread = parallelize_qwen3 if recipe.mla is None else parallelize_deepseekv3
+    name = "qwen3" if recipe.mla is None else "deepseek_v3"
+    registered = importlib.import_module(f"torchtitan.models.{name}").model_registry("debugmodel")
+    spread = registered.parallelize_fn
     if is_half(recipe, session.execution):
         spread = functools.partial(_with_wide_gates, spread)
-    return ModelSpec(
-        name="qwen3" if recipe.mla is None else "deepseek_v3",
-        flavor=recipe.name,
-        model=config_of(recipe),
+    return dataclasses.replace(
+        registered, flavor=recipe.name, model=config_of(recipe), state_dict_adapter=None,
         parallelize_fn=_by_itself if is_bare(session) else spread,
-        pipelining_fn=pipeline_llm,
-        post_optimizer_build_fn=register_moe_load_balancing_hook,
-        state_dict_adapter=None,
-    )
+    )  # fmt: skip
 
 
 def _by_itself(

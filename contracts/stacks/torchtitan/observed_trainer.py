@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torchtitan.config import Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.trainer import Trainer
 
-from contracts.spec.errors import refuse
 from contracts.stacks.torchtitan import symbols
-from contracts.stacks.torchtitan.recorded_step import Alone, Logged, RecordsGradients
+from contracts.stacks.torchtitan.recorded_step import Alone, Given, Logged, RecordsGradients, divided, own_rows
 
 
 class NullTokenizer(Configurable):  # type: ignore[misc]  # torchtitan is not installed where types are checked
@@ -38,20 +36,16 @@ class Rows(symbols.data_loader()):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(symbols.data_loader().Config):  # type: ignore[misc]
-        given: tuple[tuple[Tensor, Tensor], ...] = ()
+        given: Given = ()
         size: int = 1
         infinite: bool = False
 
     def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, **_: Any) -> None:
         self.config, self.ranks, self.rank = config, dp_world_size, dp_rank
-        for rows in (len(each) for each, _ in config.given if len(each) % dp_world_size):
-            raise refuse("validation", rows, f"must be a multiple of dp ({dp_world_size})", "choose a multiple")
+        divided(config.given, dp_world_size)
 
     def __iter__(self) -> Iterator[Any]:
-        for tokens_BT, labels_BT in self.config.given:
-            own = tokens_BT.chunk(self.ranks)[self.rank], labels_BT.chunk(self.ranks)[self.rank]
-            for tokens, labels in zip(*(torch.split(each, self.config.size) for each in own), strict=True):
-                yield symbols.batch_of(tokens, labels)
+        return own_rows(self.config.given, self.ranks, self.rank, self.config.size)
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.utils import NoColor
 
-from contracts.spec.errors import NotOffered
+from contracts.spec.errors import NotOffered, refuse
 from contracts.stacks.torchtitan import symbols
 
 
@@ -21,6 +22,27 @@ class Alone(ParallelDims):  # type: ignore[misc]  # torchtitan is not installed 
 
     def get_optional_mesh(self, dims: Any, **_: Any) -> None:
         return None
+
+
+Given = tuple[tuple[Tensor, Tensor], ...]
+"""Tokens and labels of each batch of a validation."""
+
+
+def divided(given: Given, ranks: int) -> None:
+    """
+    Raises:
+        Refused: for a batch whose rows the ranks do not divide.
+    """
+    for rows in (len(each) for each, _ in given if len(each) % ranks):
+        raise refuse("validation", rows, f"must be a multiple of dp ({ranks})", "choose a multiple")
+
+
+def own_rows(given: Given, ranks: int, rank: int, size: int) -> Iterator[Any]:
+    """A rank's rows of a validation, `size` at a time, as its trainer reads them."""
+    for tokens_BT, labels_BT in given:
+        own = tokens_BT.chunk(ranks)[rank], labels_BT.chunk(ranks)[rank]
+        for tokens, labels in zip(*(torch.split(each, size) for each in own), strict=True):
+            yield symbols.batch_of(tokens, labels)
 
 
 class Logged:

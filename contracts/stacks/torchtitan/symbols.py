@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 
 def rope(kind: Any, *, dim: int, length: int, theta: float) -> Any:
-    """A configuration of rope; its table's length is `max_context_length` since August 2026, before `max_seq_len`."""
+    """A configuration of rope; its table's length is `max_context_length` since August 2026, before `max_seq_len`. Up
+    to June it is refused where it is less than the length in `batch_sizes`."""
     name = "max_context_length" if "max_context_length" in _fields(kind.Config) else "max_seq_len"
-    return kind.Config(**{"dim": dim, name: length, "theta": theta})
+    return kind.Config(**{"dim": dim, name: length if _since_july() else length + 16, "theta": theta})
 
 
 @functools.cache
@@ -168,9 +169,9 @@ def counts_labels(trainer: type) -> bool:
 
 def recomputation(full: bool) -> Any:
     """The configuration of recomputation: a class each since July 2026, None for none; before one class with modes."""
-    found = importlib.import_module("torchtitan.distributed.activation_checkpoint")
-    if hasattr(found, "FullAC"):
-        return found.FullAC.Config() if full else None
+    if _since_july():
+        kind = importlib.import_module("torchtitan.distributed.activation_checkpoint").FullAC
+        return kind.Config() if full else None
     return importlib.import_module("torchtitan.config.configs").ActivationCheckpointConfig(
         mode="full" if full else "none"
     )
@@ -191,9 +192,10 @@ def without_graphs() -> dict[str, bool]:
     return {"disable_cuda_graphs": True} if "disable_cuda_graphs" in _fields(TrainingConfig) else {}
 
 
-def batch_sizes(*, rows: int, whole: int, total: int, length: int) -> dict[str, int]:
+def batch_sizes(*, rows: int, whole: int, total: int, length: int, tp: int) -> dict[str, int]:
     """The fields of its training configuration that say how large a batch is: in tokens of a microbatch since August
-    2026, before in rows of what a pipeline cuts.
+    2026, before in rows of what a pipeline cuts. Up to June 2026 each model asserts that their length is a multiple of
+    2 TP; it is given the next one, and rows stay as long as they are.
 
     Args:
         rows: of one microbatch on one rank. whole: of all microbatches of one pass of a pipeline. total: of all ranks.
@@ -201,6 +203,7 @@ def batch_sizes(*, rows: int, whole: int, total: int, length: int) -> dict[str, 
     from torchtitan.config.configs import TrainingConfig
 
     if "seq_len" in _fields(TrainingConfig):
+        length = length if _since_july() else -(-length // (2 * tp)) * 2 * tp
         return {"local_batch_size": whole, "global_batch_size": total, "seq_len": length}
     return {
         "num_tokens_per_microbatch_per_dp_rank": rows * length, "num_tokens_per_train_step": total * length,
@@ -224,6 +227,12 @@ def batch_of(tokens_BT: Tensor, labels_BT: Tensor) -> tuple[dict[str, Tensor], T
     rows, length = tokens_BT.shape
     Rows.length = length
     return {"input": tokens_BT.flatten(), "positions": torch.arange(length).repeat(rows)}, labels_BT.flatten()
+
+
+@functools.cache
+def _since_july() -> bool:
+    """Whether recomputation has a class for each kind: since July 2026."""
+    return hasattr(importlib.import_module("torchtitan.distributed.activation_checkpoint"), "FullAC")
 
 
 def _fields(kind: Any) -> set[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from contracts.stacks.kit.declining import lacks
 from contracts.stacks.torchtitan.abilities import ABILITIES
 
-NOT_TRIED = ("bf16", "compile", "validation")
+NOT_TRIED = ("bf16", "compile")
 GONE = frozenset({"float64", "muon", "pp", "interleaved", *NOT_TRIED})
 THERE = (
     frozenset({"ep-with-etp"}), frozenset({"tied", "pp"}), frozenset({"float64"}),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torchtitan.components import validate
 from torchtitan.components.loss import build_cross_entropy_loss
 from torchtitan.components.lr_scheduler import build_lr_schedulers
 from torchtitan.components.optimizer import build_optimizers, build_optimizers_with_moe_load_balancing
@@ -19,7 +22,8 @@ from torchtitan.train import Trainer
 from contracts.instruments import numerics
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Session
-from contracts.stacks.torchtitan.recorded_step import Alone, Logged, RecordsGradients
+from contracts.stacks.torchtitan.configuration import validation_of
+from contracts.stacks.torchtitan.recorded_step import Alone, Given, Logged, RecordsGradients, divided, own_rows
 from contracts.stacks.torchtitan.release_0_2.model import arguments
 
 NAME = "asked"
@@ -33,6 +37,29 @@ class NullDataLoader:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         pass
+
+
+class Rows:
+    """Replaces the data set of a validation: this rank's rows of what is given."""
+
+    def __init__(self, given: Given, size: int, ranks: int, rank: int) -> None:
+        divided(given, ranks)
+        self.given, self.size, self.ranks, self.rank = given, size, ranks, rank
+
+    def __iter__(self) -> Iterator[Any]:
+        return own_rows(self.given, self.ranks, self.rank, self.size)
+
+
+def _validator(given: Given, **told: Any) -> Any:
+    """Its validator over other batches: what builds its data is looked up by name where it is built."""
+    size, real = told["job_config"].validation.local_batch_size, validate.build_text_validation_dataloader
+    validate.build_text_validation_dataloader = lambda *, dp_world_size, dp_rank, **_: Rows(
+        given, size, dp_world_size, dp_rank
+    )
+    try:
+        return validate.build_validator(**told)
+    finally:
+        validate.build_text_validation_dataloader = real
 
 
 class Observed(RecordsGradients, Trainer):  # type: ignore[misc]
@@ -60,12 +87,17 @@ class OneRank(Observed):
 def build_trainer(session: Session, folder: str, *, even: bool = False) -> Observed:
     """Its trainer, from the session as its own configuration and its own `TrainSpec`; with `even` routers."""
     recipe = session.recipe
+    kind = OneProcess if session.execution.world == 1 else OneRank
+    config = _configuration(session, folder)
+    dp = session.execution.world // session.execution.degrees.tp
+    given, passes = validation_of(session, dp, config.training.local_batch_size)
+    config.validation.enable, config.validation.freq, config.validation.steps = bool(given), 1, passes or -1
+    config.validation.local_batch_size = config.training.local_batch_size
     spec = _spec(recipe)
+    spec.build_validator_fn = functools.partial(_validator, given)
     spec.model_args = {NAME: arguments(recipe)}
     train_spec._extra_train_specs.pop(NAME, None)  # private in 0.2.2: nothing public takes a specification back
     train_spec.register_train_spec(NAME, spec)
-    kind = OneProcess if session.execution.world == 1 else OneRank
-    config = _configuration(session, folder)
     config.debug.moe_force_load_balance = even
     return kind(config)
 
