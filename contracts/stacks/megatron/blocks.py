@@ -130,6 +130,8 @@ class TransformerBlock(Block):
         if self.plan.letters == "E":
             told = {} if call.padding is None else {"padding_mask": _padding(layer.mlp, numerics.tensor(call.padding))}
             try:
+                if call.documents is not None and hasattr(mcore("utils"), "flatten_batch_for_packed_sequences"):
+                    return self._packed(x_TBD, numerics.tensor(call.documents), **told)
                 out: Tensor = layer.mlp(layer.pre_mlp_layernorm(x_TBD), **told)[0]
             except RuntimeError as error:
                 if not told:
@@ -142,6 +144,26 @@ class TransformerBlock(Block):
             layer.input_layernorm(x_TBD), attention_mask=mask_of(documents_BT), rotary_pos_emb=self._rope(shape_BT[1])
         )
         return out
+
+    def _packed(self, x_TBD: Tensor, documents_BT: Tensor, **told: Tensor) -> Tensor:
+        """The layer on packed rows, as its pretraining scripts have them: those of a microbatch one after the other."""
+        module = mcore("packed_seq_params").PackedSeqParams
+        rows, length = documents_BT.shape
+        lengths = [torch.unique_consecutive(each, return_counts=True)[1] for each in documents_BT]
+        most = max(map(len, lengths))
+        ends = [torch.nn.functional.pad(each.cumsum(0), (1, 0)) for each in lengths]
+        ends_BN = torch.stack([torch.nn.functional.pad(each, (0, most + 1 - len(each)), value=length) for each in ends])
+        batch = {"tokens": documents_BT, "cu_seqlens": ends_BN.int(), "max_seqlen": torch.full((rows,), length)}
+        flat = mcore("utils").flatten_batch_for_packed_sequences(batch)
+        given: dict[str, Any] = {"qkv_format": "thd", "tokens_per_sample": length}
+        given |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv"), flat["cu_seqlens"].squeeze(0))
+        given |= dict.fromkeys(("max_seqlen_q", "max_seqlen_kv"), int(flat["max_seqlen"]))
+        params = module(**{name: each for name, each in given.items() if name in module.__dataclass_fields__})
+        x_N1D = x_TBD.transpose(0, 1).reshape(rows * length, 1, -1)
+        masks = {name: each.reshape(1, -1) for name, each in told.items()}
+        out, _ = self.layer(x_N1D, attention_mask=None, packed_seq_params=params, **masks)
+        branch: Tensor = (out - x_N1D).view(rows, length, -1).transpose(0, 1)
+        return branch
 
     def _rope(self, length: int) -> Any:
         """Angles from position 0 of the row. They may ignore that a document starts at 0: scores depend on differences

@@ -317,7 +317,8 @@ class Trainer:
         every = [0.0] * dist.get_world_size()
         with traffic.unrecorded():
             dist.all_gather_object(every, float(losses.noted_losses().get("mtp", torch.zeros(1)).sum()))
-        return sum(every) / (batches * self.plan.degrees.tp)
+        mean: float = sum(every) / (batches * self.plan.degrees.tp)
+        return mean
 
 
 def _share(batch: Tokens, execution: Execution) -> dict[str, Tensor]:
