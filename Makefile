@@ -89,8 +89,7 @@ lint: $(READY)  ## ruff, its formatter, mypy --strict
 	$(BIN)/mypy
 
 snapshots: $(READY)  ## write snapshots/, docs/schema/ and the generated pages anew; read the diff before you commit it
-	@$(BIN)/python -m contracts.stacks.protocol docs/schema/rankproof-1.json
-	$(BIN)/python -m contracts.court.record docs/schema/run-1.json
+	@$(BIN)/python -m contracts.court.record docs/schema/run-1.json
 	$(BIN)/python -m contracts.stacks.reference.receipts.receipt docs/schema/receipt-1.json
 	$(BIN)/python -m contracts.harness.question_pages docs/questions.md
 	$(BIN)/python -m contracts.harness.convention_page docs/conventions.md

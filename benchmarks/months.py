@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from contracts.spec import codec
+
 PROFILE = "BLK,MOE,OPT-01,OPT-02"
 ROWS = Path(__file__).with_name("months.json")
 ANSWERED = ("holds", "violated", "deviates")
@@ -70,7 +72,7 @@ def main() -> None:
                 given.python, given.stack, ",".join(items), given.out / commit, "--at", f"{given.repo}@{commit}"
             )
             rows.append(row(given.stack, day, commit, items, found))
-            ROWS.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            ROWS.write_text(codec.laid_out(rows) + "\n", encoding="utf-8")
         told = [each for each in rows if each["commit"] == commit]
         print(*told, flush=True)  # noqa: T201
 

@@ -11,7 +11,6 @@ import pytest
 from contracts.instruments import accelerator
 from contracts.instruments.accelerator import Card
 
-pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[1]
 FOR_CUDA = sorted(ROOT.glob(".venv-torch-*/bin/python"))
 

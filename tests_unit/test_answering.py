@@ -65,7 +65,6 @@ def seen(*path: Path) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.unit
 def test_a_checkout_names_its_commit_and_its_changes_and_is_not_imported_for_it(tmp_path: Path) -> None:
     commit = checkout(tmp_path, TREE)
     assert seen(tmp_path) == [f"1.2.3rc1+g{commit[:9]}", str(tmp_path / "forked/core"), "[]"]
@@ -73,7 +72,6 @@ def test_a_checkout_names_its_commit_and_its_changes_and_is_not_imported_for_it(
     assert seen(tmp_path)[0] == f"1.2.3rc1+g{commit[:9]}.dirty"
 
 
-@pytest.mark.unit
 def test_an_environment_below_a_checkout_is_not_of_it(tmp_path: Path) -> None:
     """`.venv` lies in the repository that its user works in."""
     checkout(tmp_path, {".gitignore": "site/\n"})
@@ -87,7 +85,6 @@ def test_an_environment_below_a_checkout_is_not_of_it(tmp_path: Path) -> None:
     assert seen(tmp_path / "site")[0] != version, "another file is other code"
 
 
-@pytest.mark.unit
 def test_what_a_distribution_has_installed_has_its_version_and_a_copy_before_it_has_not(tmp_path: Path) -> None:
     site, copy = tmp_path / "site", tmp_path / "copy"
     for folder in (site, copy):
@@ -103,7 +100,6 @@ def test_what_a_distribution_has_installed_has_its_version_and_a_copy_before_it_
     assert place == str(copy / "forked/core")
 
 
-@pytest.mark.unit
 def test_what_is_nowhere_answers_nothing() -> None:
     assert located("no.such.package") is None
     assert version_of("no-such", "no.such.package") is None
@@ -121,7 +117,6 @@ def subject(*answering: Answering, name: str = "ours", version: str = "1") -> Su
     )
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(("field", "other"), [("digest", "e" * 64), ("torch", "2.12.0"), ("python", "3.12.1 /b/python"),
                                           ("version", "2")])  # fmt: skip
 def test_processes_with_other_code_under_one_name_are_told_apart(field: str, other: str) -> None:
@@ -131,14 +126,12 @@ def test_processes_with_other_code_under_one_name_are_told_apart(field: str, oth
         assert part in words
 
 
-@pytest.mark.unit
 def test_the_same_code_at_two_places_and_two_versions_by_name_are_no_conflict() -> None:
     assert not apart([subject(code(), code(process="worker", path="/b"))])
     assert not apart([subject(code()), subject(code(version="2", digest="e" * 64), version="2")])
     assert apart([subject(code()), subject(code(digest="e" * 64))]), "an assistant under the subject's name"
 
 
-@pytest.mark.unit
 def test_two_under_one_name_judge_nothing_and_the_verdict_says_who_they_are(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here, there):
@@ -156,7 +149,6 @@ def test_two_under_one_name_judge_nothing_and_the_verdict_says_who_they_are(tmp_
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.unit
 def test_every_form_names_the_judged_commit(tmp_path: Path) -> None:
     commit = checkout(tmp_path, {"ours.py": OURS, ".gitignore": "report/\n__pycache__/\n"})
     done = rankproof("check", "--stack", "ours:Ours", "--profile", "PAT-01", "--report", "report", cwd=tmp_path)
@@ -183,7 +175,6 @@ def test_every_form_names_the_judged_commit(tmp_path: Path) -> None:
     assert "with changes" in done.stdout, done.stdout
 
 
-@pytest.mark.unit
 def test_a_result_of_a_worker_with_other_code_is_not_believed() -> None:
     held = Result(id="PAT-01", case="nam56r", outcome="holds")
     assert _of_one_code(held, {"a"}, "a") is held

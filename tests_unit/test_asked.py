@@ -20,7 +20,6 @@ def test_the_fields_with_one_value_are_those_of_the_page() -> None:
     assert not changed, "\n".join(["`python -m benchmarks.asked snapshots/asked.md` writes it anew:", *changed])
 
 
-@pytest.mark.unit
 def test_a_field_counts_once_it_has_a_second_value() -> None:
     heard = asked.Asked()
     heard.note("train", "batch", (1, 2))

@@ -19,7 +19,6 @@ from contracts.spec.records import Result
 from contracts.stacks.serve import reply
 from tests_unit.gate._reported import run_of
 
-pytestmark = pytest.mark.unit
 GROWTH = 8
 RATIO = 27.0  # a linear reader takes 8 times as long, a quadratic one 64 times; 3 for each doubling
 TRIES = 4  # the least of some: other work on the machine only adds

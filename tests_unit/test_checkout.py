@@ -18,8 +18,6 @@ from tests_unit._parties.running import RANKPROOF, ROOT, Done, environment, rank
 from tests_unit.test_answering import checkout as repository
 from tests_unit.test_answering import git
 
-pytestmark = pytest.mark.unit
-
 ADAPTER = """
 class Ours:
     name, version, package = "ours", "1", "forked"

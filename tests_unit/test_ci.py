@@ -14,7 +14,6 @@ import pytest
 from contracts.spec.records import EXIT_CODES
 from tests_unit._parties.running import RANKPROOF, ROOT, environment
 
-pytestmark = pytest.mark.unit
 CI = ROOT / "docs/ci"
 WORKFLOW = ROOT / "docs/examples/github-actions.yml"
 

@@ -20,8 +20,6 @@ from contracts.spec.errors import Refusal, Refusals, Refused, refuse, shown
 from contracts.spec.launch import Lane
 from contracts.spec.recipe import Recipe
 
-pytestmark = pytest.mark.unit
-
 Answer = TypeVar("Answer")
 
 SETTINGS = settings(max_examples=150)

@@ -16,8 +16,6 @@ from contracts.harness.cli import GROUPS, main
 from contracts.harness.commands.samples import FILES
 from tests_unit._parties.running import RANKPROOF, ROOT, environment, rankproof
 
-pytestmark = pytest.mark.unit
-
 ITEM = "PAR-01e[tp2-sp@pairs]"
 USAGE, INCOMPLETE = 2, 3
 COMMANDS = {name: main.get_command(None, name) for name in main.list_commands()}

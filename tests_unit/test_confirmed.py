@@ -13,7 +13,6 @@ FILES = sorted((ROOT / "docs/deviations").glob("*.toml"))
 SCRIPTS = {f"docs/confirmed/{path.name}": path for path in (ROOT / "docs/confirmed").glob("*.py")}
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
 def test_every_deviation_names_its_script(file: Path) -> None:
     """Beside it a public issue may stand."""
@@ -21,14 +20,12 @@ def test_every_deviation_names_its_script(file: Path) -> None:
     assert not bare
 
 
-@pytest.mark.unit
 def test_every_script_is_named_where_the_fault_is_told() -> None:
     told = "".join(path.read_text(encoding="utf-8") for path in [*FILES, *(ROOT / "docs").glob("*.md")])
     silent = [name for name, path in SCRIPTS.items() if path.name not in told]
     assert not silent
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
 def test_a_script_is_short_and_says_how_it_is_run(name: str) -> None:
     text = SCRIPTS[name].read_text(encoding="utf-8")

@@ -18,7 +18,6 @@ from contracts.harness.question_pages import page
 from contracts.spec.kernels import CATALOGUE
 from website.known import PACKAGES, bugs, declared
 
-pytestmark = pytest.mark.unit
 read_checks()
 
 ROOT = Path(__file__).parents[1]

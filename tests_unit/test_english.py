@@ -9,8 +9,6 @@ import pytest
 
 from tests_unit import english
 
-pytestmark = pytest.mark.unit
-
 AREAS = ("README", "docs", "statements", "docstrings", "messages")
 SAID: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # turn → what is counted, what is not
     "behind": (("the step behind it",), ("what a run leaves behind", "behind a proxy", "it left two files behind it")),

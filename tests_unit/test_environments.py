@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.unit
 SCRIPT = Path(__file__).parents[1] / ".ci/environment"
 TABLE: dict[str, Any] = tomllib.loads(SCRIPT.with_name("environments.toml").read_text(encoding="utf-8"))
 

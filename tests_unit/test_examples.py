@@ -187,7 +187,6 @@ def test_a_page_about_commits_prints_what_its_commands_print(name: str, history:
                     assert at >= 0, f"{command[0]}: no {line!r} in\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.unit
 def test_every_console_block_of_the_readme_is_run_or_says_why_not() -> None:
     text = README.read_text(encoding="utf-8")
     marked = len(README_RUNS) + len(re.findall(r"<!-- not run: \w.* -->\n```console\n", text))
@@ -195,13 +194,11 @@ def test_every_console_block_of_the_readme_is_run_or_says_why_not() -> None:
     assert text.count("```console\n") == marked
 
 
-@pytest.mark.unit
 def test_the_readme_is_short_and_its_trainer_is_the_example() -> None:
     assert len(README.read_bytes()) <= 8 * 1024
     assert FILES["train.py"] == (ROOT / "docs/examples/first_minute/train.py").read_text(encoding="utf-8")
 
 
-@pytest.mark.unit
 def test_the_contract_of_contributing_is_judged_and_kills_its_mutant(tmp_path: Path) -> None:
     (check,), (mutant,) = ([text for _, text in _blocks(kind, CONTRIBUTING)] for kind in ("check", "mutant"))
     (tmp_path / "depths.py").write_text(check, encoding="utf-8")
@@ -215,7 +212,6 @@ def test_the_contract_of_contributing_is_judged_and_kills_its_mutant(tmp_path: P
     assert "1 of 1 mutants killed for their words" in done.stdout
 
 
-@pytest.mark.unit
 def test_the_code_on_the_page_stands_in_the_example() -> None:
     shown = _blocks("in")
     assert shown
@@ -227,7 +223,6 @@ FORK = ROOT / "docs/examples/your_fork"
 TITAN = ROOT / ".venv-torchtitan-0.3.0/bin"
 
 
-@pytest.mark.unit
 def test_the_adapter_on_the_page_of_forks_is_the_example() -> None:
     (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/your-fork.md").read_text(encoding="utf-8"), re.DOTALL)
     text = (FORK / "our_titan.py").read_text(encoding="utf-8")
@@ -257,7 +252,6 @@ def test_the_adapter_of_a_fork_is_judged_on_the_checkout(tmp_path: Path) -> None
     assert done.returncode == 1
 
 
-@pytest.mark.unit
 def test_every_mistake_on_the_page_is_run() -> None:
     assert CHANGES.keys() == {mistake for run in RUNS for mistake in run.mistakes}
 

@@ -21,7 +21,6 @@ from contracts.harness import families
 from contracts.instruments.import_trace import modules_after
 from contracts.spec import conventions, errors, ladder, needs, tolerance, violations
 
-pytestmark = pytest.mark.unit
 families.read_checks()
 
 FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on

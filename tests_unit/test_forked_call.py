@@ -11,8 +11,6 @@ import pytest
 
 from contracts.stacks.forked_call import ForkDied, in_a_fork
 
-pytestmark = pytest.mark.unit
-
 
 def test_an_answer_longer_than_a_pipe_arrives_whole() -> None:
     assert in_a_fork(lambda: "ä" * 200_000) == "ä" * 200_000

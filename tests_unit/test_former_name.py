@@ -21,8 +21,6 @@ from contracts.stacks.reference.train import read
 from tests_unit._parties.running import ROOT, rankproof
 from tests_unit.gate._recorded_run import TODAY, A, recorded
 
-pytestmark = pytest.mark.unit
-
 
 def as_before(schema: str) -> str:
     return schema.replace("rankproof", FORMER)

@@ -18,7 +18,6 @@ from benchmarks.gpu import Part, Run
 from contracts.contract import LAW
 from contracts.court import profiles
 
-pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[1]
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[1]
 NAMES = b"\0.shstrtab\0.nv_fatbin\0.text\0"
 

@@ -16,8 +16,6 @@ from tests_unit.gate.test_base_and_head import ADAPTER, VERSIONS
 from tests_unit.test_answering import checkout as repository
 from tests_unit.test_answering import git
 
-pytestmark = pytest.mark.unit
-
 RULE = {
     "repository": "o/fork", "stack": "ours:Ours", "since": "2020-01-01", "until": "2099-12-31",
     "subject": r"(?i)^\[?fix(es)?\b(?!\(docs\))", "profiles": {"forked/": "PAT-01", "other/": "PAT-01,PAT-02"},

@@ -14,8 +14,6 @@ import pytest
 
 import contracts
 
-pytestmark = pytest.mark.unit
-
 ROOT = Path(contracts.__file__).parent
 _ENTRY_POINT = re.compile(r"\w+(\.\w+)+:\w+")
 

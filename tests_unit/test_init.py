@@ -38,7 +38,6 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.unit
 def test_every_question_becomes_a_method_that_answers_nothing(tmp_path: Path) -> None:
     file = tmp_path / "ours_lane.py"
     file.write_text(adapter_skeleton.written("ours", adapter_skeleton.sides()), encoding="utf-8")
@@ -56,7 +55,6 @@ def test_every_question_becomes_a_method_that_answers_nothing(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.unit
 def test_the_docstrings_are_those_of_the_protocol() -> None:
     text = adapter_skeleton.written("ours", ("blocks", "training"))
     for words in (
@@ -69,7 +67,6 @@ def test_the_docstrings_are_those_of_the_protocol() -> None:
     assert text.count("One global batch: every sequence of one optimizer step.") == 1
 
 
-@pytest.mark.unit
 def test_a_skeleton_is_typed_and_without_lint(tmp_path: Path) -> None:
     file = tmp_path / "ours_lane.py"
     file.write_text(adapter_skeleton.written("ours", adapter_skeleton.sides()), encoding="utf-8")
@@ -79,7 +76,6 @@ def test_a_skeleton_is_typed_and_without_lint(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.unit
 def test_an_adapter_that_answers_nothing_is_told_what_to_answer_first(begun: Path) -> None:
     done = rankproof("init", "--probe", "ours_lane:Stack", cwd=begun)
     assert done.returncode == EXIT_CODES["nothing ran"], done.stderr
@@ -89,7 +85,6 @@ def test_an_adapter_that_answers_nothing_is_told_what_to_answer_first(begun: Pat
     assert int(row[1]) > 0
 
 
-@pytest.mark.unit
 def test_a_method_that_is_filled_in_is_judged_in_words(begun: Path) -> None:
     done = rankproof("init", "--probe", "more_lane:Stack", cwd=begun)
     assert done.returncode == EXIT_CODES["violated"], done.stderr
@@ -140,7 +135,6 @@ def test_everything_that_cannot_be_carried_out_is_refused_at_once(begun: Path) -
     assert "wants a NAME or a --probe, and one of them" in neither.stderr
 
 
-@pytest.mark.unit
 def test_what_to_answer_next_shrinks_as_questions_are_answered() -> None:
     from contracts.harness.families import read_checks
 

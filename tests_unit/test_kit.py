@@ -34,7 +34,6 @@ def _of_the_suite(name: str) -> object:
     return scope["answer"]
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("touch", ["given.gone", "given.upper(wide=1)", "{}[given]", "__import__('no_such_package')",
                                    "__import__('importlib').import_module('no_such_package.part')"])  # fmt: skip
 def test_what_an_adapter_does_not_find_in_an_untried_version_is_not_offered(touch: str) -> None:
@@ -43,7 +42,6 @@ def test_what_an_adapter_does_not_find_in_an_untried_version_is_not_offered(touc
         answer("text")
 
 
-@pytest.mark.unit
 def test_what_the_package_itself_raises_is_told_as_it_is() -> None:
     def broken(given: str) -> str:
         raise KeyError(given)
@@ -52,7 +50,6 @@ def test_what_the_package_itself_raises_is_told_as_it_is() -> None:
         falls_back(broken, "stack 2.0", TRIED)("text")
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("touch", ["__import__('broken_inside')", "__import__('importlib').import_module({!r})"])
 def test_an_import_that_fails_inside_of_the_package_is_told_as_it_is(
     touch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -64,7 +61,6 @@ def test_an_import_that_fails_inside_of_the_package_is_told_as_it_is(
         answer("text")
 
 
-@pytest.mark.unit
 def test_a_shim_that_finds_nothing_to_change_falls_back_with_its_words() -> None:
     def shimmed() -> None:
         raise Unreachable("could not reach the rounding of forward")
@@ -73,7 +69,6 @@ def test_a_shim_that_finds_nothing_to_change_falls_back_with_its_words() -> None
         falls_back(shimmed, "stack 2.0", TRIED)()
 
 
-@pytest.mark.unit
 def test_a_name_that_a_look_up_of_the_package_does_not_find_is_what_the_adapter_did_not_find() -> None:
     class Model:
         def __getattr__(self, name: str) -> str:
@@ -83,7 +78,6 @@ def test_a_name_that_a_look_up_of_the_package_does_not_find_is_what_the_adapter_
         falls_back(_of_the_suite("given.gone"), "stack 2.0", TRIED)(Model())  # type: ignore[arg-type]
 
 
-@pytest.mark.unit
 def test_what_a_package_does_not_make_of_what_it_is_given_is_not_offered() -> None:
     def built(given: str) -> None:
         with fitted("a configuration"):
@@ -99,7 +93,6 @@ def test_what_a_package_does_not_make_of_what_it_is_given_is_not_offered() -> No
         falls_back(declined, "stack 2.0", TRIED)()
 
 
-@pytest.mark.unit
 def test_refusals_and_what_is_not_offered_pass_as_they_are() -> None:
     class Answers:
         offers = frozenset({"blocks"})
@@ -112,7 +105,6 @@ def test_refusals_and_what_is_not_offered_pass_as_they_are() -> None:
     assert raised.value.lack == "stack"
 
 
-@pytest.mark.unit
 def test_the_labels_of_an_untried_version_say_so_and_those_of_a_tried_one_do_not() -> None:
     said = {"train": "shimmed: the device", "built": ""}
     assert labels(said, "1.1", TRIED) == said
@@ -122,7 +114,6 @@ def test_the_labels_of_an_untried_version_say_so_and_those_of_a_tried_one_do_not
     }
 
 
-@pytest.mark.unit
 def test_a_package_of_an_untried_version_claims_nothing_and_answers_what_it_finds(tmp_path: Path) -> None:
     """Of transformers there is the name alone: every answer falls back, and none is raw Python."""
     told = tmp_path / "transformers-9.9.9.dist-info"
@@ -360,7 +351,6 @@ def test_a_parameter_that_no_optimizer_has_is_told_without_a_rule_and_each_in_it
     assert (norm.dtype, norm.optimizer, norm.weight_decay, norm.state) == ("float32", None, 0.0, {})
 
 
-@pytest.mark.unit
 def test_the_adapter_of_the_guide_is_short_and_computes_nothing() -> None:
     text = (ROOT / "docs/examples/toy_trainer/lane.py").read_text(encoding="utf-8")
     assert len(text.splitlines()) < 150
@@ -368,7 +358,6 @@ def test_the_adapter_of_the_guide_is_short_and_computes_nothing() -> None:
     assert "cross_entropy" not in text
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(("touch", "told"), [
     ("given.codecz", "looked for codecz in json, which has codecs"),
     ("__import__('json.decoders')", "looked for decoders in json, which has decoder"),
@@ -386,7 +375,6 @@ def test_what_has_moved_is_told_with_where_it_was_looked_for_and_what_is_there(t
     assert there(error).startswith("looked for loader in json, which has load")
 
 
-@pytest.mark.unit
 def test_that_a_name_has_moved_is_told_over_the_wire_too() -> None:
     class Fork(Reference):
         def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:

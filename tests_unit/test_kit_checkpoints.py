@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from contracts.spec.checkpointing import WriteFault
 from contracts.stacks.kit.checkpoints import changed, module_with
 
 
-@pytest.mark.unit
 def test_a_writer_dies_behind_each_change_and_in_the_middle_of_a_file(tmp_path: Path) -> None:
     seen = []
     for boundary in range(1, 7):
@@ -29,14 +27,12 @@ def test_a_writer_dies_behind_each_change_and_in_the_middle_of_a_file(tmp_path: 
     assert seen == [*died, *[("done", 4, {"whole": 8})] * 2]
 
 
-@pytest.mark.unit
 def test_torch_writes_through_python_there(tmp_path: Path) -> None:
     written = changed(lambda: torch.save({"w": torch.ones(3)}, tmp_path / "w"), WriteFault(dies_after=2), ())
     assert written.ending == "died"
     assert 0 < (tmp_path / "w").stat().st_size < 1000
 
 
-@pytest.mark.unit
 def test_a_full_disk_is_a_refusal_in_its_words(tmp_path: Path) -> None:
     written = changed(lambda: _write(tmp_path / "w"), WriteFault(room=4), (OSError,))
     assert (written.ending, (tmp_path / "w").stat().st_size) == ("refused", 4)
@@ -47,7 +43,6 @@ def _write(path: Path) -> None:
     path.write_bytes(b"12345678")
 
 
-@pytest.mark.unit
 def test_a_module_has_the_names_that_were_given() -> None:
     given = {"w": torch.zeros(()), "layers.1.b/c": torch.arange(3), "layers.1.d": torch.ones(2, dtype=torch.bool)}
     held = module_with(given).state_dict()

@@ -22,8 +22,6 @@ from contracts.spec.topology import topology as enumerated
 from contracts.stacks.launched import Launched
 from contracts.stacks.protocol import schema
 
-pytestmark = pytest.mark.unit
-
 ROOT = Path(__file__).parents[1]
 HELLO = {"name": "toy", "version": "1", "offers": ["blocks", "topology"], "layouts": ["borrowed"], "labels": {}}
 

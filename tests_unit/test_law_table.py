@@ -10,7 +10,6 @@ from contracts.contract import LAW
 from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.law_table import contents
 
-pytestmark = pytest.mark.unit
 read_checks()
 read_mutants()
 

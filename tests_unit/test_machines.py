@@ -21,7 +21,6 @@ from benchmarks._covering import covering, meetings, meetings_of
 from contracts.harness.child_process import descendants
 from contracts.spec.records import SCHEMA, Header, Item, Outcome, Plan, Result, Run, Subject
 
-pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[1]
 
 EPYC = "model name\t: AMD EPYC\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu sse4_1 avx avx2 fma\n"

@@ -119,7 +119,6 @@ def test_only_a_torch_that_is_too_old_would_be_looked_for(python: Path) -> None:
     assert "No matching distribution found for torch>=2.11" in done.stderr
 
 
-@pytest.mark.unit
 def test_the_core_requires_no_torch_and_no_extra_bounds_it_from_above() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not [each for each in project["dependencies"] if "torch" in each]
@@ -150,7 +149,6 @@ def install_words() -> list[tuple[str, str, set[str], str]]:
     return found
 
 
-@pytest.mark.unit
 def test_no_install_line_takes_this_project_from_an_index() -> None:
     """Until a release is on an index, its name there may be anybody's: a line gives a path, a wheel or a URL."""
     found = install_words()
@@ -291,7 +289,6 @@ def bare(python: Path) -> Path:
     return python
 
 
-@pytest.mark.unit
 def test_the_law_is_judged_without_development_tools_and_torch_and_what_is_left_out_is_said(bare: Path) -> None:
     words = ("-q", "-m", "unit", "-k", "PAT-01 and test_law")
     done = subprocess.run(
@@ -302,7 +299,6 @@ def test_the_law_is_judged_without_development_tools_and_torch_and_what_is_left_
     assert "\nleft out: tests that need hypothesis, jsonschema, pytest_timeout, syrupy, xdist or torch; " in done.stdout
 
 
-@pytest.mark.unit
 def test_a_command_that_needs_torch_says_so_and_what_does_not_goes_on(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     needs = ("observe --out runs/a train.py", "diff a b", "traffic tiny-nam56r")

@@ -266,7 +266,6 @@ def _sample(name: str) -> str:
 NAMES = tuple(_readers(Path()))
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("name", NAMES)
 def test_the_example_of_a_reader_is_read(name: str, tmp_path: Path) -> None:
     reader = _readers(tmp_path)[name]
@@ -334,7 +333,6 @@ def test_a_reader_takes_no_time_for_long_lines(name: str, pairs: bool, tmp_path:
         assert time.process_time() - started < 8, f"{name} takes too long for {text[:80]!r}"
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
@@ -353,7 +351,6 @@ def test_what_once_raised_something_else_is_refused(name: str, text: str, says: 
         reader.read(text)
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("given", "instead", "says"),
     [

@@ -81,7 +81,6 @@ def shell(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_no_release_is_refused_before_anything_is_built(fault: str, clone: Path) -> None:
     spoils, words = FAULTS[fault]

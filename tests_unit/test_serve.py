@@ -23,7 +23,7 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.stack import questions
 from contracts.spec.topology import Degrees, Layout, topology
 from contracts.stacks.launched import Launched
-from contracts.stacks.protocol import PROTOCOL, schema, schema_text
+from contracts.stacks.protocol import PROTOCOL, schema
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import reply, serve
 
@@ -80,12 +80,6 @@ def served() -> Iterator[Launched]:
         yield stack
 
 
-@pytest.mark.unit
-def test_the_published_schema_is_current() -> None:
-    written = (ROOT / "docs/schema/rankproof-1.json").read_text(encoding="utf-8")
-    assert written == schema_text(), "run: python -m contracts.stacks.protocol docs/schema/rankproof-1.json"
-
-
 def _reached(kind: Any) -> Iterator[type]:
     """Every dataclass that a type leads to."""
     if dataclasses.is_dataclass(kind):
@@ -96,7 +90,6 @@ def _reached(kind: Any) -> Iterator[type]:
         yield from _reached(each)
 
 
-@pytest.mark.unit
 def test_no_two_values_of_the_protocol_share_a_name() -> None:
     """The schema keys them by it: the second would take the place of the first."""
     named: dict[str, set[type]] = {}
@@ -108,7 +101,6 @@ def test_no_two_values_of_the_protocol_share_a_name() -> None:
     assert not [name for name, kinds in named.items() if len(kinds) > 1]
 
 
-@pytest.mark.unit
 def test_the_schema_is_a_schema_and_knows_every_question() -> None:
     Draft202012Validator.check_schema(schema())
     defined = schema()["$defs"]
@@ -116,7 +108,6 @@ def test_the_schema_is_a_schema_and_knows_every_question() -> None:
     assert {f"reply.{name}" for name in (*questions(), "hello")} <= defined.keys()
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     "change",
     [{"arguments": {"pattern": "A"}}, {"arguments": {"pattern": "A", "depth": "1"}}, {"question": "block"}, {"more": 1},
@@ -134,7 +125,6 @@ def test_the_schema_refuses_a_line_that_the_protocol_does_not_have(change: dict[
     assert not valid(answered | {"refused": [{}]})
 
 
-@pytest.mark.unit
 def test_a_served_stack_answers_as_it_does_at_home(served: Launched) -> None:
     home = Reference()
     assert (served.name, served.version) == (home.name, home.version)
@@ -146,7 +136,6 @@ def test_a_served_stack_answers_as_it_does_at_home(served: Launched) -> None:
     assert served.gradient_reduction(*asked) == home.gradient_reduction(*asked)
 
 
-@pytest.mark.unit
 def test_a_served_stack_refuses_in_its_own_words(served: Launched) -> None:
     with pytest.raises(Refused) as there:
         served.topology(Degrees(tp=3), 8, "borrowed")
@@ -162,13 +151,11 @@ def test_the_groups_of_65536_ranks_fit_through_the_pipe(served: Launched) -> Non
     assert sum(map(len, answer.groups["dp"])) == 65536
 
 
-@pytest.mark.unit
 def test_what_a_party_prints_never_reaches_the_protocol(odd: Launched) -> None:
     assert odd.blocks("print", 1) == ("ablock",)
     assert odd.labels == {"blocks": "shimmed: everything"}
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("pattern", "error", "words"),
     [
@@ -186,7 +173,6 @@ def test_whatever_a_party_does_is_told_apart(odd: Launched, pattern: str, error:
     assert odd.blocks("A", 2) == ("ablock", "ablock"), "the party must go on"
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("message", "words"),
     [
@@ -203,13 +189,11 @@ def test_a_line_that_is_no_question_is_an_error_and_not_a_refusal(message: dict[
     assert words in answer["error"]
 
 
-@pytest.mark.unit
 def test_an_argument_of_another_type_is_refused_by_name() -> None:
     [refusal] = ask(arguments={"pattern": "A", "depth": True})["refused"]
     assert (refusal["field"], refusal["problem"]) == ("depth", "is not a int")
 
 
-@pytest.mark.unit
 def test_an_unreadable_line_is_answered_and_the_next_one_too() -> None:
     asked = {"protocol": PROTOCOL, "id": 1, "question": "blocks", "arguments": {"pattern": "A", "depth": 1}}
     out = io.StringIO()
@@ -221,7 +205,6 @@ def test_an_unreadable_line_is_answered_and_the_next_one_too() -> None:
         Draft202012Validator(schema()).validate(line)
 
 
-@pytest.mark.unit
 def test_a_party_that_does_not_exist_is_said_in_one_line() -> None:
     for path, words in [("nowhere:Party", "No module named"), ("contracts:Party", "no attribute"), ("odd", "usage")]:
         done = subprocess.run([*SERVED, path], cwd=ROOT, capture_output=True, text=True, check=False, input="")
@@ -230,7 +213,6 @@ def test_a_party_that_does_not_exist_is_said_in_one_line() -> None:
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.unit
 def test_the_answering_side_needs_nothing_but_the_standard_library() -> None:
     line = json.dumps({"protocol": PROTOCOL, "id": 1, "question": "blocks", "arguments": {"pattern": "A", "depth": 2}})
     command = [sys.executable, "-S", "-m", "contracts.stacks.serve", "contracts.stacks.reference.stack:Reference"]
@@ -246,7 +228,6 @@ def recipe(**changes: Any) -> Recipe:
     return codec.decode(Recipe, named | sizes | changes)
 
 
-@pytest.mark.unit
 def test_the_worked_example_puts_a_shell_launcher_under_test() -> None:
     stack = Launched(ADAPTER)
     assert stack.blocks("AEMEAEMEAEMR", 13)[10:] == ("mblock", "rblock", "ablock")
@@ -257,7 +238,6 @@ def test_the_worked_example_puts_a_shell_launcher_under_test() -> None:
     assert launch.recurrent.numbers == (12, 24, 36, 48)
 
 
-@pytest.mark.unit
 def test_what_the_shell_launcher_complains_about_is_a_refusal() -> None:
     with pytest.raises(Refused, match="pattern 'AXE' has a letter that is not A, E, M or R"):
         Launched(ADAPTER).blocks("AXE", 3)

@@ -6,11 +6,7 @@ import ast
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests_unit import size
-
-pytestmark = pytest.mark.unit
 
 
 def test_no_sum_has_grown() -> None:

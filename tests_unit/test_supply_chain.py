@@ -12,7 +12,6 @@ import pytest
 from tests_unit._parties.running import ROOT
 from tests_unit.test_ci import CI, WORKFLOW, _yaml
 
-pytestmark = pytest.mark.unit
 OURS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 WORKFLOWS = [*OURS, WORKFLOW]
 LOCKS = sorted((ROOT / ".ci/locks").glob("*.txt"))

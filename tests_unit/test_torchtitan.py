@@ -146,7 +146,6 @@ def test_its_own_trainer_holds(what: str, tmp_path: Path) -> None:
     assert f"({cases.count(',') + 1} holds)" in done.stdout, done.stdout[-600:]
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
 def test_a_script_is_short_and_stands_without_the_suite(script: Path) -> None:
     text = script.read_text()
@@ -155,7 +154,6 @@ def test_a_script_is_short_and_stands_without_the_suite(script: Path) -> None:
     assert "contracts" not in text
 
 
-@pytest.mark.unit
 def test_another_version_than_the_installed_one_is_unreachable_with_the_command() -> None:
     code = (
         "from contracts.harness.parties import load\nfrom contracts.spec.errors import Unreachable\n"

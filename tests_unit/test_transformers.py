@@ -95,7 +95,6 @@ def test_two_ranks_of_it_keep_the_promises_of_a_step(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
 
 
-@pytest.mark.unit
 def test_another_version_than_the_installed_one_is_unreachable_with_the_command() -> None:
     code = (
         "from contracts.harness.parties import load\nfrom contracts.spec.errors import Unreachable\n"

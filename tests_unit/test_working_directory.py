@@ -12,8 +12,6 @@ import pytest
 
 from tests_unit._parties.running import RANKPROOF, ROOT, environment
 
-pytestmark = pytest.mark.unit
-
 STACK = """
 from contracts.stacks.reference.stack import Reference
 class Mine(Reference):

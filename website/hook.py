@@ -19,6 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # mkdocs loads a hook by its path
 
+from contracts.stacks import protocol  # noqa: E402
 from website import packages  # noqa: E402
 
 PAGES = {
@@ -51,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is made, in place of what docs/ has under that name."""
     made = {page: _text(source) for source, page in PAGES.items()} | _contracts() | packages.pages()
     made |= {"website.css": _text("website/website.css"), "api.md": _api()}
-    made |= {"schema.md": _schemas(), "exit-codes.md": _exit_codes()}
+    made |= {"schema.md": _schemas(), "schema/rankproof-1.json": protocol.schema_text(), "exit-codes.md": _exit_codes()}
     made |= {f"source/{name}": _text(name) for name in {*_linked()} if _site(name) == f"source/{name}"}
     for name, text in made.items():
         if (there := files.get_file_from_path(name)) is not None:
@@ -135,12 +136,14 @@ def _exit_codes() -> str:
 
 def _schemas() -> str:
     told = ["# Schemas\n\nJSON Schema 2020-12, for adapters in other languages and for readers of records.\n"]
-    for path in sorted((ROOT / "docs/schema").glob("*.json")):
-        schema = json.loads(path.read_text(encoding="utf-8"))
-        told += [f"## {path.stem}\n\n[{path.name}](schema/{path.name})\n\n| value | means |\n|---|---|"]
-        for name, value in schema["$defs"].items():
+    schemas = {
+        path.name: json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "docs/schema").glob("*.json")
+    }
+    for name, schema in sorted((schemas | {"rankproof-1.json": protocol.schema()}).items()):
+        told += [f"## {name.removesuffix('.json')}\n\n[{name}](schema/{name})\n\n| value | means |\n|---|---|"]
+        for each, value in schema["$defs"].items():
             words = value.get("description", "").partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-            told.append(f"| `{name}` | {words} |")
+            told.append(f"| `{each}` | {words} |")
         told.append("")
     return "\n".join(told)
 

@@ -167,7 +167,7 @@ def write(folder: Path, found: Detection) -> None:
     """`detection.md`, `detection.json`, and the badge: `badge.svg`, and `badge.json` for shields.io."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{FILE}.md").write_text(markdown(found), encoding="utf-8")
-    (folder / f"{FILE}.json").write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+    (folder / f"{FILE}.json").write_text(codec.laid_out(asdict(found)) + "\n", encoding="utf-8")
     (folder / "badge.svg").write_text(picture(found), encoding="utf-8")
     (folder / "badge.json").write_text(json.dumps(badge(found)) + "\n", encoding="utf-8")
 

@@ -19,7 +19,7 @@ HEAD = """# The questions
 
 Generated from the docstrings of `contracts/spec/`; `make snapshots` writes it anew. A stack under test answers the
 questions that it names in `offers`. Values are frozen dataclasses; each one is explained where it is first met.
-[`schema/`](schema/) has their JSON form, and [protocol.md](protocol.md) says how a question travels to another process.
+[protocol.md](protocol.md) says how a question travels to another process, and writes the schema of its JSON.
 `rankproof init NAME --group GROUP` writes an adapter with the methods of a group.
 
 ## What every stack says of itself

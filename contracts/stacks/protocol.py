@@ -4,7 +4,7 @@ A question is one line of JSON and so is an answer. The questions are those of `
 answers have the JSON form of `contracts.spec.codec`. One more question, `hello`, asks for an introduction. Standard
 library only, because the answering side may have nothing else.
 
-The schema under `docs/schema/` is written by `python -m contracts.stacks.protocol docs/schema/rankproof-1.json`.
+`python -m contracts.stacks.protocol FILE` writes the schema; the site has it.
 """
 
 from __future__ import annotations

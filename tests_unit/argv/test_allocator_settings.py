@@ -15,8 +15,6 @@ from contracts.bringup.law.environment.allocator_settings_bugs import records_wh
 from contracts.spec.devices import AllocatorSeen
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 
 def with_an_allocator(kind: type[Reference]) -> Reference:
     """A stack whose ranks take three segments; the new spelling wins over the old."""

@@ -13,8 +13,6 @@ from contracts.spec.stack import Party
 from contracts.stacks.megatron.flag_rules import table
 from contracts.stacks.megatron.flag_table import CANONICAL, FlagTable
 
-pytestmark = pytest.mark.unit
-
 RULES: list[dict[str, Any]] = table()["observed_rules_0.19.2"]
 ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 

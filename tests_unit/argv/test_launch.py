@@ -20,8 +20,6 @@ from contracts.spec.topology import Degrees
 from contracts.stacks.reference.launch import overrides, trainer_arguments
 from contracts.stacks.reference.launch.launch import launch
 
-pytestmark = pytest.mark.unit
-
 NAM56R = PRESETS["nam56r_h200_bf16_v1"]
 # What a process can be given: no NUL, and nothing that has no UTF-8 form. The rest is drawn, with what shells trip on.
 TEXT = st.text(

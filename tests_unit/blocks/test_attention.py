@@ -23,8 +23,6 @@ from contracts.stacks.reference.model.blocks.common import packing
 from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = settings(max_examples=12)
 PACKED: Lengths = ((2, 3), (1, 4))
 

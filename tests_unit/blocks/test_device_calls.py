@@ -12,8 +12,6 @@ from contracts.harness import parties
 from contracts.law._support.device_calls import call_of, rerouted, routings
 from contracts.law.compile.compiled_experts import HOST
 
-pytestmark = pytest.mark.unit
-
 
 def test_tokens_sent_otherwise_are_those_that_would_be_drawn() -> None:
     stack = parties.load("reference")

@@ -28,8 +28,6 @@ from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
 from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = settings(max_examples=12)
 ORACLES = {"mamba2": oracle.mamba2, "mamba3": oracle.mamba3}
 

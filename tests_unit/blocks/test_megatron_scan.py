@@ -98,7 +98,6 @@ def test_convolution_scan_gate_and_norm_are_those_of_the_mixer(kernels: list[dic
     agree("the kernels' gradient of", kernels[1]["gradients"], dict(zip(leaves, found, strict=True)))
 
 
-@pytest.mark.unit
 def test_the_scan_is_its_recurrence_over_documents() -> None:
     inputs = {name: each.double() for name, each in scanned().items()}
     y, state = own_scan(inputs)

@@ -11,8 +11,6 @@ from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 
 class _RowByRow(Reference):
     def run_block(self, call: BlockCall) -> BlockRun:

@@ -17,8 +17,6 @@ from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = settings(max_examples=15)
 
 

@@ -33,7 +33,6 @@ STACK = Reference()
 QUICK = settings(max_examples=6)
 
 
-@pytest.mark.unit
 @QUICK
 @given(
     letters=st.text("AE", min_size=1, max_size=3),
@@ -56,7 +55,6 @@ def test_a_model_of_drawn_shape_is_its_definition(
     assert model_passes.oracle_difference(STACK, recipe, letters, weights) == ""
 
 
-@pytest.mark.unit
 @QUICK
 @given(streams=st.integers(1, 6), scale=st.floats(0.1, 5.0), seed=st.integers(0, 99))
 def test_mixing_is_doubly_stochastic_and_exact_on_columns(streams: int, scale: float, seed: int) -> None:
@@ -69,7 +67,6 @@ def test_mixing_is_doubly_stochastic_and_exact_on_columns(streams: int, scale: f
     assert bool((matrix > 0).all())
 
 
-@pytest.mark.unit
 def test_the_value_ahead_stays_within_row_and_document() -> None:
     values, documents = torch.tensor([[10, 11, 12, 13, 14]]), torch.tensor([[0, 0, 0, 1, 1]])
     packed = packing(values, documents)
@@ -79,7 +76,6 @@ def test_the_value_ahead_stays_within_row_and_document() -> None:
     assert shift_left(values, packed, 9, IGNORED).tolist() == [[-100] * 5]
 
 
-@pytest.mark.unit
 def test_a_batch_may_be_cut_into_microbatches() -> None:
     recipe = replace(model_passes.EVERYTHING, moe=replace(model_passes.MOE, z_loss=0.01))
     weights, tokens = model_passes.drawn_weights(STACK, recipe), model_passes.batch(recipe)
@@ -93,7 +89,6 @@ def test_a_batch_may_be_cut_into_microbatches() -> None:
     assert runs[1].seen == runs[0].seen
 
 
-@pytest.mark.unit
 def test_weights_that_lack_a_name_are_refused_with_it() -> None:
     weights = model_passes.drawn_weights(STACK, model_passes.AHEAD)
     del weights["mtp.1.norm.weight"]
@@ -104,7 +99,6 @@ def test_weights_that_lack_a_name_are_refused_with_it() -> None:
         STACK.run_model(model_passes.AHEAD, Execution(), more, model_passes.batch(model_passes.AHEAD), False)
 
 
-@pytest.mark.unit
 def test_the_flagship_is_built_at_its_true_size_in_seconds_and_without_its_memory() -> None:
     start = time.perf_counter()
     built = STACK.built(presets.resolve("nam56r_h200_bf16_v1"), "author_dp")
@@ -112,7 +106,6 @@ def test_the_flagship_is_built_at_its_true_size_in_seconds_and_without_its_memor
     assert sum(math.prod(row.shape) for row in built.parameters) > 4_000_000_000
 
 
-@pytest.mark.unit
 def test_initial_scales_are_those_of_gpt_2() -> None:
     drawn = Initializer(SMALL)
     assert float(drawn.tensor("layers.0.mixer.wq.weight", (200, 200)).std()) == pytest.approx(0.02, rel=0.02)
@@ -151,7 +144,6 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-@pytest.mark.unit
 def test_every_field_of_a_recipe_is_felt_or_declared_to_change_no_number() -> None:
     known = {*observable_features.FIELDS, *observable_features.STEPS, *INERT, *ELSEWHERE}
     everything = replace(model_passes.EVERYTHING, mla=SMALL_DSA.mla, dsa=Dsa(a_ranks=(0,)))

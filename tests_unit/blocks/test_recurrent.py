@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +19,6 @@ from contracts.stacks.reference.model.blocks.common import packing
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
-
-pytestmark = pytest.mark.unit
 
 SETTINGS = settings(max_examples=12)
 

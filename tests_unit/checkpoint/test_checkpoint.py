@@ -50,7 +50,6 @@ def _blank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.zeros_like(each) for name, each in tensors.items()}
 
 
-@pytest.mark.unit
 @settings(max_examples=25)
 @given(tensors=_tensors(), file_bytes=st.integers(1, 200))
 def test_any_state_comes_back_from_files_of_any_size(tensors: dict[str, Tensor], file_bytes: int) -> None:
@@ -62,7 +61,6 @@ def test_any_state_comes_back_from_files_of_any_size(tensors: dict[str, Tensor],
     assert all(torch.equal(target[name], each) for name, each in tensors.items())
 
 
-@pytest.mark.unit
 def test_a_view_is_saved_without_what_it_is_a_view_of(tmp_path: Path) -> None:
     large = torch.randn(1000, 100)
     views = {"row": large[3:4], "column": large[:, 7], "turned": large[:4, :5].T}
@@ -76,7 +74,6 @@ def test_a_view_is_saved_without_what_it_is_a_view_of(tmp_path: Path) -> None:
     assert all(torch.equal(target[name], each) for name, each in views.items())
 
 
-@pytest.mark.unit
 def test_a_folder_that_is_not_there_holds_nothing_and_the_first_save_makes_it(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path / "run-1" / "checkpoints")
     assert kept.latest() is None
@@ -84,7 +81,6 @@ def test_a_folder_that_is_not_there_holds_nothing_and_the_first_save_makes_it(tm
     assert kept.latest() == 1
 
 
-@pytest.mark.unit
 def test_a_step_is_not_written_over(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path)
     kept.save(State(step=1, tensors={"w": torch.ones(2)}))
@@ -92,14 +88,12 @@ def test_a_step_is_not_written_over(tmp_path: Path) -> None:
         kept.save(State(step=1, tensors={"w": torch.zeros(2)}))
 
 
-@pytest.mark.unit
 def test_what_has_no_form_on_the_disk_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"complex64.*has no form"):
         Checkpoints(tmp_path).save(State(step=1, tensors={"w": torch.ones(2, dtype=torch.complex64)}))
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.unit
 def test_a_failed_save_in_the_background_is_told_by_the_next_wait(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path)
     for _ in range(2):
@@ -109,7 +103,6 @@ def test_a_failed_save_in_the_background_is_told_by_the_next_wait(tmp_path: Path
     kept.wait()
 
 
-@pytest.mark.unit
 def test_a_manifest_whose_pieces_do_not_cover_a_tensor_is_not_written() -> None:
     """What a rank that died did not write would come back as what lay in memory."""
     piece = Piece(offsets=(0, 0), sizes=(2, 3), file="shard-00000-00000.bin", start=0)
@@ -121,7 +114,6 @@ def test_a_manifest_whose_pieces_do_not_cover_a_tensor_is_not_written() -> None:
         manifests.to_text(lacking)
 
 
-@pytest.mark.unit
 def test_generators_go_on_where_they_were() -> None:
     numpy = pytest.importorskip("numpy")
 
@@ -182,7 +174,6 @@ def _world(world: int, folder: Path, saves: bool) -> None:
     assert codes == [0] * world
 
 
-@pytest.mark.unit
 def test_shards_of_three_ranks_are_read_by_one_and_by_two(tmp_path: Path) -> None:
     """12 experts over 3 ranks, 5 rows over 3, and the ranks' files are twelve and more."""
     folder = tmp_path / "kept"
@@ -220,12 +211,10 @@ def test_a_run_resumes_in_another_process(tmp_path: Path) -> None:
     assert codec.loads(Step, said.stdout) == whole
 
 
-@pytest.mark.unit
 def test_the_rows_of_combined_runs_are_the_covering_array_of_their_axes() -> None:
     assert [row.split() for row in ROWS] == [[*row] for row in covering(AXES)]
 
 
-@pytest.mark.unit
 def test_what_a_disk_wrote_is_synced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing sync, or one before the last bytes left the process, shows only when the power fails."""
     synced: dict[int, int] = {}

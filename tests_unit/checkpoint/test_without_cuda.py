@@ -12,8 +12,6 @@ from contracts.spec.checkpointing import Snapshot, WriteFault
 from contracts.stacks.reference.answers import without_cuda
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 
 def test_a_write_that_dies_is_the_same_from_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch

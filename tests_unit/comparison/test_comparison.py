@@ -16,8 +16,6 @@ from contracts.spec.errors import Refused
 from contracts.spec.receipt import Receipt
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 STACK = Reference()
 FASTER = replace(RECEIPT, tokens_per_second=81_920.0)
 RECEIPTS: Mapping[str, Receipt] = {

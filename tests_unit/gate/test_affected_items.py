@@ -10,8 +10,6 @@ import pytest
 from contracts.court import record
 from tests_unit._parties.running import Done, rankproof
 
-pytestmark = pytest.mark.unit
-
 FILES = {
     "fork/__init__.py": "",
     "fork/stack.py": """

@@ -16,8 +16,6 @@ from tests_unit._parties.running import Done, rankproof
 from tests_unit.test_answering import checkout as repository
 from tests_unit.test_answering import git
 
-pytestmark = pytest.mark.unit
-
 FAR, FURTHER, NEAR = (f"y differs: L2 error {error} over 1e-06" for error in ("1.2e-5", "3.9e-3", "1.4e-5"))
 
 

@@ -40,7 +40,6 @@ BEFORE = run(ended("PAR-01", "a", "holds"), ended("PAR-01", "b", "holds"))
 AFTER = run(ended("PAR-01", "a", "holds"), ended("PAR-01", "b", "not offered"))
 
 
-@pytest.mark.unit
 def test_report_names_what_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = written(tmp_path / "before", BEFORE), written(tmp_path / "after", AFTER)
     assert rankproof("report", after) == 0
@@ -51,7 +50,6 @@ def test_report_names_what_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture
     assert rankproof("report", before, "--baseline", after) == 0
 
 
-@pytest.mark.unit
 def test_unlike_runs_are_refused_with_everything_that_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,7 +60,6 @@ def test_unlike_runs_are_refused_with_everything_that_differs(
     assert "baseline.ranks = 4" in said
 
 
-@pytest.mark.unit
 def test_check_compares_and_the_record_carries_the_baseline(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     asked = ("--stack", f"{BAD}:ForgetsPipeline", "--with", "none")
     item = ("--profile", "TOPO-02[tp2-ep2-on-8]")
@@ -101,7 +98,6 @@ class Declines(Broken):
 """
 
 
-@pytest.mark.unit
 def test_what_main_has_broken_is_owed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +111,6 @@ def test_what_main_has_broken_is_owed(
     assert rankproof(*words, "main_or_change:Broken", *against) == 4, "what is broken there is not forgiven here"
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("there", ["nothing", "an empty folder", "a run that did not finish"])
 def test_a_baseline_that_is_not_there_is_incomplete_in_every_form(
     there: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -143,7 +138,6 @@ def since(before: Run, after: Run) -> Run:
     return replace(after, baseline=baseline(before, there, replace(after.header, device=before.header.device)))
 
 
-@pytest.mark.unit
 def test_what_is_new_fixed_lost_and_slower_is_told_in_every_form() -> None:
     """Slower needs both the ratio and the floor, and is never red."""
     before = on_a_cpu(run(
@@ -188,7 +182,6 @@ def became(*pairs: tuple[Outcome, float, Outcome, float]) -> tuple[Run, list[Ite
     return record.read(record.write(compared, TODAY))[0], items
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("was", "now", "told"),
     [
@@ -208,7 +201,6 @@ def test_what_became_of_an_item_is_new_fixed_or_lost(was: Outcome, now: Outcome,
     assert found.told(3) == ([(told, shown)] if told else [])
 
 
-@pytest.mark.unit
 def test_what_was_not_there_is_new_where_it_is_red_and_what_is_not_planned_is_lost() -> None:
     after = run(ended("PAR-01", "a", "broken"), ended("PAR-01", "b", "holds"))
     gone = Item(id="PAR-01", case="c")
@@ -219,7 +211,6 @@ def test_what_was_not_there_is_new_where_it_is_red_and_what_is_not_planned_is_lo
     assert found.headline == "Compared with it: 1 new, 0 fixed, 1 lost, 0 slower"
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("before", "now", "slower"),
     [(1.0, 2.0, True), (2.0, 4.0, True), (0.5, 1.5, True), (0.5, 1.49, False), (10.0, 19.9, False), (0.1, 1.0, False),
@@ -237,7 +228,6 @@ def test_slower_is_twice_as_long_and_a_second_longer(before: float, now: float, 
     assert found.slower == ()
 
 
-@pytest.mark.unit
 def test_what_became_slowest_is_told_first_and_what_is_over_the_limit_is_counted() -> None:
     compared, _ = became(("holds", 1.0, "holds", 3.0), ("holds", 4.0, "holds", 12.346), ("holds", 0.5, "holds", 3.5))
     found = change(compared, verdict(compared, TODAY))
@@ -248,12 +238,10 @@ def test_what_became_slowest_is_told_first_and_what_is_over_the_limit_is_counted
     assert found.told(1) == [("slower", f"{told[0]} and 2 more")]
 
 
-@pytest.mark.unit
 def test_a_run_without_a_baseline_has_no_change() -> None:
     assert change(AFTER, verdict(AFTER, TODAY)) is None
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("name", "profile", "ranks", "device", "fields"),
     [
@@ -279,7 +267,6 @@ def test_an_earlier_run_is_of_the_same_stack_profile_ranks_and_device(
     assert caught.value.fields == tuple(f"baseline.{each}" for each in fields)
 
 
-@pytest.mark.unit
 def test_runs_whose_device_nobody_recorded_are_not_compared() -> None:
     with pytest.raises(
         Refused, match=r"^baseline\.device = 'not recorded': is not the device of this run, 'not recorded'"
@@ -287,7 +274,6 @@ def test_runs_whose_device_nobody_recorded_are_not_compared() -> None:
         unlike(BEFORE.header, "mine", BEFORE.header.profile, 1, "")
 
 
-@pytest.mark.unit
 def test_a_baseline_says_what_it_is_of_and_what_became_of_each_item() -> None:
     earlier = on_a_cpu(run(
         ended("PAR-01", "a", "holds", seconds=2.0), ended("PAR-01", "b", "violated"), ended("PAR-01", "c", "not run"),
@@ -308,7 +294,6 @@ def test_a_baseline_says_what_it_is_of_and_what_became_of_each_item() -> None:
         baseline(nothing, verdict(nothing, TODAY), nothing.header)
 
 
-@pytest.mark.unit
 def test_a_baseline_of_an_older_suite_still_says_what_is_lost() -> None:
     compared = since(on_a_cpu(BEFORE), on_a_cpu(AFTER))
     assert compared.baseline is not None

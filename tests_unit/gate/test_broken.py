@@ -17,8 +17,6 @@ from contracts.stacks.reference import stack as reference_module
 from contracts.stacks.reference.answers import capacity
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 
 class Base:
     def doubled(self, number: int) -> int:

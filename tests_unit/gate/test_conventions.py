@@ -36,8 +36,6 @@ from contracts.stacks.serve import introduce
 read_checks()
 read_mutants()
 
-pytestmark = pytest.mark.unit
-
 
 def test_what_is_no_convention_is_refused_with_every_fault() -> None:
     class Inventive(Reference):

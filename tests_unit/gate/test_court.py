@@ -20,8 +20,6 @@ from contracts.harness.gate import today
 from contracts.spec.records import EXIT_CODES, Word
 from tests_unit._parties.running import BAD, ROOT, Done, side_by_side
 
-pytestmark = pytest.mark.unit
-
 USAGE = 2
 GARBAGE = shlex.join([sys.executable, str(ROOT / "tests_unit/_parties/garbage.py")])
 

@@ -39,7 +39,6 @@ def of(judged: Run) -> dict[str, object]:
     return coverage(judged, verdict(judged, TODAY)).as_json()
 
 
-@pytest.mark.unit
 def test_each_case_counts_once_and_lacks_are_not_held_against_the_stack() -> None:
     found = of(RUN)
     assert found["total"] == {
@@ -52,7 +51,6 @@ def test_each_case_counts_once_and_lacks_are_not_held_against_the_stack() -> Non
     assert families["MOE"]["coverage"] == 0
 
 
-@pytest.mark.unit
 def test_a_case_on_several_rungs_counts_by_its_best_and_a_violation_is_an_answer() -> None:
     rungs = (
         lacking("PAR-01", "a@letters", "stack"), ended("PAR-01", "a@pairs", "holds"),
@@ -64,7 +62,6 @@ def test_a_case_on_several_rungs_counts_by_its_best_and_a_violation_is_an_answer
     assert {name: count for name, count in total.counts.items() if count} == {"holds": 1, "violated": 1, "case": 1}
 
 
-@pytest.mark.unit
 def test_a_part_of_a_run_is_counted_alone_whatever_rungs_it_was_asked_on() -> None:
     came = run(ended("PAR-01", "a@pairs", "holds"), ended("PAR-01", "b", "broken"), ended("MOE-01", "g", "holds"))
     planned = replace(came.plan, items=(Item(id="PAR-01", case="a"), Item(id="MOE-01", case="g")))
@@ -72,7 +69,6 @@ def test_a_part_of_a_run_is_counted_alone_whatever_rungs_it_was_asked_on() -> No
     assert (found.profile, found.total.planned, found.total.answered) == ("some", 2, 2)
 
 
-@pytest.mark.unit
 def test_a_part_that_the_run_did_not_plan_is_refused() -> None:
     came = run(ended("PAR-01", "a", "holds"))
     more = replace(came.plan, items=(*came.plan.items, Item(id="MOE-01", case="g")))
@@ -80,7 +76,6 @@ def test_a_part_that_the_run_did_not_plan_is_refused() -> None:
         coverage(came, verdict(came, TODAY), Part(profile="some", plan=more))
 
 
-@pytest.mark.unit
 def test_a_table_has_a_row_for_each_family_and_says_how_it_is_counted() -> None:
     title, *lines, total, kinds, _ = table(coverage(RUN, verdict(RUN, TODAY))).split("\n")
     assert title == "mine 3, profile TOPO-02,ARGV-02,PREC-04,PAT-08"
@@ -95,7 +90,6 @@ def test_a_table_has_a_row_for_each_family_and_says_how_it_is_counted() -> None:
     assert kinds.endswith("; case: the case is shaped otherwise")
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(("number", "of", "told"), [(3, 3, "100 %"), (0, 3, "0 %"), (2, 3, "67 %"), (1, 200, "0 %")])
 def test_a_share_is_told_in_whole_percent(number: int, of: int, told: str) -> None:
     came = [ended("PAR-01", f"c{n}", "holds" if n < number else "broken") for n in range(of)]
@@ -106,7 +100,6 @@ def test_a_share_is_told_in_whole_percent(number: int, of: int, told: str) -> No
 BEST_FIRST = ("violated", "deviates", "holds", "broken", "not run", "case", "adapter", "device", "stack")
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("pair", [*permutations(BEST_FIRST, 2)], ids=" ".join)
 def test_of_two_rungs_the_better_counts(pair: tuple[str, str]) -> None:
     came = []
@@ -125,7 +118,6 @@ def test_of_two_rungs_the_better_counts(pair: tuple[str, str]) -> None:
     assert {name for name, count in counts.items() if count} == {min(pair, key=BEST_FIRST.index)}
 
 
-@pytest.mark.unit
 def test_nothing_possible_has_no_coverage() -> None:
     alone = run(lacking("PAR-01", "a", "stack"))
     found = coverage(alone, verdict(alone, TODAY))
@@ -133,7 +125,6 @@ def test_nothing_possible_has_no_coverage() -> None:
     assert "0 answered of 0 (1 planned, less 1 that the stack or this device lacks): -" in table(found)
 
 
-@pytest.mark.unit
 def test_the_command_reads_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.jsonl").write_text(record.write(RUN, TODAY))
     with pytest.raises(SystemExit) as ending:
@@ -147,7 +138,6 @@ def test_the_command_reads_records(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [line.split()[0] for line in text.splitlines()[2:5]] == ["PAR", "MOE", "all"]
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("words", [[], ["--stack", "reference", "--record", "x"], ["--record", "x", "--ranks", "2"]])
 def test_a_stack_or_records_and_not_both(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ending:

@@ -9,8 +9,6 @@ from benchmarks import power
 from contracts.contract import LAW
 from contracts.harness.families import read_checks
 
-pytestmark = pytest.mark.unit
-
 
 def test_the_table_names_contracts_about_training() -> None:
     read_checks()

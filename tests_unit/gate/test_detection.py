@@ -22,8 +22,6 @@ from contracts.spec import codec
 from contracts.spec.errors import Refused
 from contracts.spec.records import Fate, Kill
 
-pytestmark = pytest.mark.unit
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -75,7 +75,6 @@ UNLIKE = run(
 )  # fmt: skip
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("judged", [ALIKE, UNLIKE], ids=["alike", "unlike"])
 def test_what_is_filled_in_forgives_the_run_that_it_was_taken_from(judged: Run, tmp_path: Path) -> None:
     file = tmp_path / "old.toml"
@@ -93,7 +92,6 @@ def test_what_is_filled_in_forgives_the_run_that_it_was_taken_from(judged: Run, 
     assert {entry["reason"] for entry in tomllib.loads(text)["deviation"]} == {"first", "second"}
 
 
-@pytest.mark.unit
 def test_an_entry_is_left_as_it_is_where_all_its_cases_fail_alike() -> None:
     text, _ = proposed_deviations.filled(OLD, _read(OLD), ALIKE.results)
     entries = tomllib.loads(text)["deviation"]
@@ -103,7 +101,6 @@ def test_an_entry_is_left_as_it_is_where_all_its_cases_fail_alike() -> None:
     ]
 
 
-@pytest.mark.unit
 def test_paths_and_lists_of_ranks_are_no_words() -> None:
     found = proposed_deviations.needed((PATH, LISTS))
     assert [each.says for each in found] == [
@@ -112,7 +109,6 @@ def test_paths_and_lists_of_ranks_are_no_words() -> None:
     ]
 
 
-@pytest.mark.unit
 def test_an_entry_of_which_no_run_tells_is_named_and_stays() -> None:
     text, unknown = proposed_deviations.filled(OLD, _read(OLD), run(violated("TOPO-02", "pp2", DP)).results)
     assert [each.id for each in unknown] == ["PAR-01"]
@@ -124,7 +120,6 @@ def _read(text: str) -> tuple[Deviation, ...]:
     return tuple(Deviation(**{**each, "expires": each["expires"].isoformat()}) for each in entries)
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("judged", [ALIKE, UNLIKE], ids=["alike", "unlike"])
 def test_a_proposal_that_is_signed_forgives_its_run(judged: Run, tmp_path: Path) -> None:
     text = proposed_deviations.proposal(judged, judged.results, TODAY)
@@ -136,7 +131,6 @@ def test_a_proposal_that_is_signed_forgives_its_run(judged: Run, tmp_path: Path)
     assert after.word == "conformant", [*after.faults, *after.results]
 
 
-@pytest.mark.unit
 @given(st.floats(allow_nan=False), st.integers())
 def test_a_number_of_any_form_is_a_number(real: float, whole: int) -> None:
     words = f"y differs: L2 error {real:.1e} over {real!r}; {whole} at [{whole}, 0], in float32 and layers.1"
@@ -147,7 +141,6 @@ def test_a_number_of_any_form_is_a_number(real: float, whole: int) -> None:
     assert not deviations.forgives(entry, Violation(words=words.replace("float32", "float64")))
 
 
-@pytest.mark.unit
 def test_any_text_is_looked_for_once_however_many_there_are() -> None:
     """Four of them took five minutes on three hundred letters: every place of each was tried with every place of the
     others."""
@@ -158,7 +151,6 @@ def test_any_text_is_looked_for_once_however_many_there_are() -> None:
     assert deviations.forgives(replace(entry, says="dp * of #*, *"), Violation(words="the dp is 4 of 32, on rank 3"))
 
 
-@pytest.mark.unit
 def test_a_comparison_that_the_check_let_pass_is_no_part_of_the_violation() -> None:
     with heard() as comparisons:
         compared("the weight differs", [Violation(words="the weight w differs", tensor="w")])
@@ -168,12 +160,10 @@ def test_a_comparison_that_the_check_let_pass_is_no_part_of_the_violation() -> N
     assert parts_of(raised.value, comparisons) == (WQ, WK, Violation(words="the norm is 2, 1 on one rank"))
 
 
-@pytest.mark.unit
 def test_a_check_that_gives_no_words_has_one_part() -> None:
     assert parts_of(AssertionError(), []) == (Violation(words="the check gave no words"),)
 
 
-@pytest.mark.unit
 def test_the_command_fills_a_file_and_says_what_no_run_tells(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,7 +184,6 @@ def test_the_command_fills_a_file_and_says_what_no_run_tells(
     ]
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(("besides", "more"), [(2, ""), (3, ""), (4, "; and 1 more"), (5, "; and 2 more")])
 def test_of_what_is_not_declared_three_things_are_told_and_the_others_counted(besides: int, more: str) -> None:
     declared = Deviation(
@@ -207,7 +196,6 @@ def test_of_what_is_not_declared_three_things_are_told_and_the_others_counted(be
     assert judged.results[0].words.startswith(f"not declared: {told}{more}\nbeside what is")
 
 
-@pytest.mark.unit
 def test_a_violation_that_is_declared_in_part_says_first_what_is_not() -> None:
     declared = Deviation(
         id="TOPO-02", case="pp2", reason="the mesh is rebuilt", issue="#7", owner="mesh", expires="2099-12-31",
@@ -219,7 +207,6 @@ def test_a_violation_that_is_declared_in_part_says_first_what_is_not() -> None:
     assert result.item == Item(id="TOPO-02", case="pp2")
 
 
-@pytest.mark.unit
 def test_a_case_that_the_profile_leaves_outside_is_left_alone_on_every_recipe() -> None:
     """A case by itself stands for all of its recipes, one with a recipe for that one."""
     declared = Deviation(
@@ -232,7 +219,6 @@ def test_a_case_that_the_profile_leaves_outside_is_left_alone_on_every_recipe() 
         assert len(verdict(here, TODAY).faults) == faults, outside
 
 
-@pytest.mark.unit
 def test_entries_that_stand_in_another_file_are_not_filled_and_stay(tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text(OLD.replace("first", "of another file"))
     file = tmp_path / "mine.toml"
@@ -266,7 +252,6 @@ def written(folder: Path, text: str, name: str = "d.toml") -> Path:
     return file
 
 
-@pytest.mark.unit
 def test_an_entry_is_read_field_by_field(tmp_path: Path) -> None:
     text = f'{ENTRY}device = "cuda"\nversions = ["0.18.*"]\ntensors = ["wq"]\n'
     assert deviations.load(written(tmp_path, text)) == (
@@ -277,7 +262,6 @@ def test_an_entry_is_read_field_by_field(tmp_path: Path) -> None:
     assert deviations.load(written(tmp_path, "")) == ()
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
@@ -311,13 +295,11 @@ def test_a_faulty_entry_is_refused_for_its_fault(old: str, new: str, fault: str,
     assert len(caught.value.refusals) == 1
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("says", ["dp", "# is", "*ab*", "é́té"])
 def test_two_letters_are_a_word(says: str, tmp_path: Path) -> None:
     assert deviations.load(written(tmp_path, ENTRY.replace("dp is #", says)))[0].says == says
 
 
-@pytest.mark.unit
 def test_every_fault_of_a_file_is_told_with_the_number_of_its_entry(tmp_path: Path) -> None:
     first, second = ENTRY.replace('"r"', '""'), ENTRY.replace('"o"', '""').replace("2099-12-31", '"soon"')
     third = ENTRY.replace('owner = "o"', "mood = 1").replace('"r"', '""')
@@ -341,7 +323,6 @@ def test_every_fault_of_a_file_is_told_with_the_number_of_its_entry(tmp_path: Pa
     assert f"is no entry of {other}" in said
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(("number", "more"), [(1, ""), (3, ""), (4, " and 1 more"), (6, " and 3 more")])
 def test_entries_without_words_are_one_fault_that_names_three(number: int, more: str, tmp_path: Path) -> None:
     silent = ENTRY.replace('says = "dp is #"\n', "")
@@ -354,7 +335,6 @@ def test_entries_without_words_are_one_fault_that_names_three(number: int, more:
     assert told.problem.startswith(f"{named}{more} say nothing of what they forgive")
 
 
-@pytest.mark.unit
 def test_a_file_takes_the_entries_that_it_names_and_none_from_itself(tmp_path: Path) -> None:
     others = "".join(ENTRY.replace("tp2", case) for case in ("tp2", "tp4", "tp8"))
     written(tmp_path, others, "other.toml")
@@ -379,7 +359,6 @@ def test_a_file_takes_the_entries_that_it_names_and_none_from_itself(tmp_path: P
         deviations.read(written(tmp_path, taken.format("missing.toml")))
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("says", "tensors", "part", "forgiven"),
     [
@@ -397,7 +376,6 @@ def test_what_an_entry_forgives(says: str, tensors: tuple[str, ...], part: Viola
     assert deviations.forgives(entry, part) == forgiven
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("id", "case", "covered"),
     [

@@ -23,7 +23,6 @@ from contracts.spec.training import Execution, Pass, Session, Tokens
 from contracts.stacks.reference.stack import Reference
 from tests_unit.gate._reported import result, run_of
 
-pytestmark = pytest.mark.unit
 torch = pytest.importorskip("torch")
 
 RECIPE = resolve("tiny-nam56r")

@@ -66,7 +66,6 @@ def _rankproof(*words: str, cwd: Path) -> Done:
     return rankproof(*words, cwd=cwd, limit_s=280)
 
 
-@pytest.mark.unit
 def test_without_ranks_an_item_is_not_run_and_says_what_to_type(tmp_path: Path) -> None:
     words = ["check", "--profile", "TOPO-05d[own-axis-2x4]", "--report", str(tmp_path / "out"), "--form", "json"]
     done = _rankproof(*words, cwd=tmp_path)
@@ -76,14 +75,12 @@ def test_without_ranks_an_item_is_not_run_and_says_what_to_type(tmp_path: Path) 
     assert "rankproof check --ranks 8 --profile 'TOPO-05d[own-axis-2x4]'" in result["words"]
 
 
-@pytest.mark.unit
 def test_a_slow_promise_of_several_ranks_is_still_one_of_several_ranks() -> None:
     plan = profiles.plan(LAW, "COMP-06[tp2]")
     gate = Gate(subject=Reference(), origin="reference", assistants=(), profile="COMP-06[tp2]", plan=plan)
     assert {mark.name for item in plan.items for mark in _marks(gate, item)} == {"dist", "slow"}
 
 
-@pytest.mark.unit
 def test_ranks_are_refused_for_what_one_process_judges(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["selftest", "--profile", "dist", "--only", "PAT"])
     assert done.exit_code == USAGE
@@ -96,7 +93,6 @@ def test_ranks_are_refused_for_what_one_process_judges(tmp_path: Path) -> None:
         assert reason in refused.stderr
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(("words", "reason"), [
     (("--ranks", "4", "--dist-backend", "nccl"), "takes one rank a device, and here are 4 ranks, 0 devices; give"),
     (("--dist-backend", "staged"), "carries tensors between ranks; give --ranks too"),
@@ -108,14 +104,12 @@ def test_a_backend_that_cannot_be_is_refused_at_once(words: tuple[str, ...], rea
     assert not (tmp_path / "out/run.jsonl.part").exists()
 
 
-@pytest.mark.unit
 def test_of_a_mixed_profile_the_ranks_judge_their_part() -> None:
     plan = profiles.of_several_ranks(LAW, profiles.plan(LAW, "PREF-03"))
     assert set(plan.promises) == {"PREF-03", "PREF-03b", "PREF-03c"} == {item.id for item in plan.items}
     assert {"PREF-03a", "TOPO-01"} <= set(plan.outside)
 
 
-@pytest.mark.unit
 def test_a_case_says_how_many_ranks_judge_it() -> None:
     assert LAW.contracts["TOPO-05d"].ranks("own-axis-dp3") == 3
     assert LAW.contracts["PREF-03"].ranks("16-mib-on-8") == 8
@@ -141,7 +135,6 @@ VIOLATED = Result(id="TOPO-05d", case="own-axis-dp3", outcome="violated", words=
 ITEM = HOLDS.item
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("report", "expected"),
     [
@@ -161,7 +154,6 @@ def test_a_result_is_what_the_ranks_agreed_on(report: Any, expected: tuple[str, 
     assert (found and (found.outcome, found.words, found.rank)) == expected
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("first", "outcomes", "ranks"),
     [(1, {"0": "passed", "1": "failed", "3": "failed"}, (1, 3)), (2, {"0": "failed (aborted)"}, (2,)), (-1, {}, ())],
@@ -176,7 +168,6 @@ def test_a_result_has_the_ranks_on_which_it_went_wrong(
         assert found.ranks == ranks
 
 
-@pytest.mark.unit
 def test_a_result_has_what_each_rank_found() -> None:
     def said(*words: str) -> list[tuple[str, str]]:
         violations = tuple(Violation(words=each) for each in words)
@@ -201,7 +192,6 @@ def test_a_result_has_what_each_rank_found() -> None:
     assert codec.loads(Result, codec.dumps(found)) == found
 
 
-@pytest.mark.unit
 def test_the_launch_of_several_nodes_is_one_line_with_its_rendezvous() -> None:
     page = (DOCS / "several-nodes.md").read_text(encoding="utf-8")
     line = next(line for line in page.splitlines() if line.startswith("$ rankproof emit"))
@@ -211,7 +201,6 @@ def test_the_launch_of_several_nodes_is_one_line_with_its_rendezvous() -> None:
         assert word in done.output
 
 
-@pytest.mark.unit
 def test_the_slurm_script_is_bash_and_starts_what_the_plain_block_starts(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text(_example("several-nodes.md", "slurm"), encoding="utf-8")
@@ -300,7 +289,6 @@ class TestUnderTorchrun:
         assert footer["word"] == ("conformant" if code == 0 else "incomplete")
 
 
-@pytest.mark.unit
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the folder is told by torch.distributed")
 def test_a_rank_that_declines_leaves_the_shared_folder_to_the_ranks_behind_it() -> None:
     import torch.distributed as dist

@@ -16,7 +16,6 @@ import pytest
 from contracts.spec.records import EXIT_CODES
 from tests_unit._parties.running import ROOT, environment
 
-pytestmark = pytest.mark.unit
 VIOLATED, BROKEN, USAGE = EXIT_CODES["violated"], EXIT_CODES["broken"], 2
 WORDS = ("check", "--profile", "PAT-01", "--with", "none", "--report", "out")
 WRONG = """

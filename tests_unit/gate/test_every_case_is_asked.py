@@ -17,7 +17,6 @@ from contracts.court.judge import NO_TORCH
 from contracts.harness.families import read_checks
 from tests_unit._parties.running import ROOT, Done, side_by_side
 
-pytestmark = pytest.mark.unit
 read_checks()
 
 HERE = ("pytest", "-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", f"--rootdir={ROOT}")

@@ -52,7 +52,6 @@ def assistants(request: pytest.FixtureRequest, reference: Party, table: list[Par
     return helping
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("seed", range(4))
 def test_a_sample_draws_nothing_that_nobody_here_can_answer(seed: int) -> None:
     """PAT-10 needs a parser of hybrid patterns: its mutants bring one, the reference has none."""
@@ -62,13 +61,11 @@ def test_a_sample_draws_nothing_that_nobody_here_can_answer(seed: int) -> None:
     assert selftest.sample(selftest.part_of(LAW, ["PAT-10"]), (), seed).word == "nothing ran"
 
 
-@pytest.mark.unit
 def test_every_contract_has_a_mutant() -> None:
     unguarded = [id for id in LAW.contracts if not LAW.mutants_of(id)]
     assert not unguarded, f"nothing shows that these can fail: {', '.join(unguarded)}"
 
 
-@pytest.mark.unit
 def test_every_mutant_is_of_a_contract_in_one_of_its_cases() -> None:
     stray = [f"{each.name} of {each.of}[{each.case}]" for each in LAW.mutants
              if each.of not in LAW.contracts or each.case not in LAW.contracts[each.of].cases]  # fmt: skip

@@ -22,7 +22,6 @@ from contracts.court.verdict import verdict
 from contracts.spec.records import FORMS, Form, Item, Result, Run, Unclaimed, Unfit, Verdict
 from tests_unit.gate._recorded_run import TODAY, UNTESTED, A, B, declared, recorded
 
-pytestmark = pytest.mark.unit
 DAY = datetime.date.fromisoformat(TODAY)
 Draw = Callable[[Run, Form], str]
 

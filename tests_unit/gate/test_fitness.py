@@ -20,8 +20,6 @@ from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES, FORMS, Fate, Kill, Outcome, Result
 from tests_unit._parties.running import BAD, environment, rankproof
 
-pytestmark = pytest.mark.unit
-
 VIOLATED, INCOMPLETE, BROKEN, USAGE = EXIT_CODES["violated"], EXIT_CODES["incomplete"], EXIT_CODES["broken"], 2
 
 # A contract that is wrong in one case, as a rounding makes one wrong on one CPU; or that does what is planted instead.

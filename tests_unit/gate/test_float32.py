@@ -20,8 +20,6 @@ from contracts.stacks.reference.stack import Reference
 read_checks()
 read_mutants()
 
-pytestmark = pytest.mark.unit
-
 NO_FLOAT64 = Abilities(
     has=frozenset(FEATURES) - {"float64"},
     lacks=(Absence(features=frozenset({"float64"}), kind="stack", reason="it trains in float32"),),

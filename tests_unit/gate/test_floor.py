@@ -19,8 +19,6 @@ from contracts.spec.records import Result
 from contracts.spec.training import Execution, Pass, Session, Step, Trained, Training
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 
 def _twice(stack: Training, *, weights: bool) -> None:
     """Two equal runs, compared with each other."""

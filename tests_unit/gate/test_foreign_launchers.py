@@ -34,7 +34,6 @@ def judged(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProc
                           capture_output=True, text=True, check=False, timeout=LIMIT_S)  # fmt: skip
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("launcher", OTHERS)
 def test_a_check_of_one_process_has_no_rank(launcher: str, tmp_path: Path) -> None:
     done = judged(tmp_path, "--profile", "PAT-01", **OTHERS[launcher])
@@ -52,7 +51,6 @@ def options() -> dict[str, str]:
     return {f"PET_{each.dest.upper()}": hostile.get(f"PET_{each.dest.upper()}", "1") for each in read}
 
 
-@pytest.mark.unit
 def test_what_torchrun_reads_and_what_it_gives_its_ranks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = pytest.importorskip("torch.distributed.elastic.agent.server.local_elastic_agent")
     source = Path(agent.__file__).read_text(encoding="utf-8")

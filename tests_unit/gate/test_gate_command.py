@@ -12,8 +12,6 @@ from contracts.spec.errors import Unreachable
 from contracts.spec.records import EXIT_CODES
 from tests_unit._parties.running import RANKPROOF, environment, rankproof
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize(
     ("codes", "word"),

@@ -23,7 +23,6 @@ from contracts.stacks.megatron.flag_table import FlagTable
 from contracts.stacks.reference.stack import Reference
 from tests_unit._parties.running import BAD, RANKPROOF, Done, environment, side_by_side
 
-pytestmark = pytest.mark.unit
 read_checks()
 
 CONFORMANT, VIOLATED, INCOMPLETE, BROKEN, NOTHING_RAN = (

@@ -17,8 +17,6 @@ from contracts.spec.records import EXIT_CODES, USAGE_ERROR
 from tests_unit._parties.hostile import DEEDS
 from tests_unit._parties.running import Done, side_by_side
 
-pytestmark = pytest.mark.unit
-
 HOSTILE = "tests_unit._parties.hostile"
 BROKEN, VIOLATED = EXIT_CODES["broken"], EXIT_CODES["violated"]
 KILLED = "of hostile, and the alarm did not interrupt it: the process was ended"

@@ -23,8 +23,6 @@ from contracts.spec.stack import Stack
 from contracts.stacks.reference.stack import Reference
 from tests_unit._parties import bad
 
-pytestmark = pytest.mark.unit
-
 
 def _contract(check: object, **cases: tuple[object, ...]) -> Contract:
     return Contract(id="T-01", check=check, asks=("blocks",), cases=cases or {"only": ()}, source="here", tier="unit")  # type: ignore[arg-type]

@@ -31,8 +31,6 @@ from contracts.stacks.transformers.abilities import ABILITIES as TRANSFORMERS
 from tests_unit.gate._recorded_run import recorded
 
 read_checks()
-pytestmark = pytest.mark.unit
-
 RICH = Recipe(
     name="rich", family="test", pattern="AEMR", depth=6, hidden=24, ffn_hidden=40, heads=4, kv_groups=2, seq_length=16,
     vocab=61, moe=Moe(experts=12, top_k=3, z_loss=0.1, score="sigmoid", selection_bias=True), mtp=Mtp(), mhc=Mhc(),

@@ -21,7 +21,6 @@ from contracts.spec.records import FORMS, Run
 from tests_unit._parties.running import BAD, Done, rankproof
 from tests_unit.gate.test_deviations import ended, run
 
-pytestmark = pytest.mark.unit
 read_checks()
 TODAY = datetime.date(2026, 11, 23)
 

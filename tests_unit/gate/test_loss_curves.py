@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import pytest
-
 from contracts.harness.loss_curves import Curves, Watched
 from contracts.harness.selftest import Matrix
 from contracts.law._support.recipes import SMALL
@@ -14,8 +12,6 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.records import Fate, Kill
 from contracts.spec.topology import Layout
 from contracts.spec.training import Execution, Session, Step, Trained
-
-pytestmark = pytest.mark.unit
 
 
 class Told:

@@ -11,8 +11,6 @@ import pytest
 from contracts.spec.records import EXIT_CODES
 from tests_unit._parties.running import BAD, RANKPROOF, Done, environment, side_by_side
 
-pytestmark = pytest.mark.unit
-
 VIOLATED, INCOMPLETE, BROKEN = EXIT_CODES["violated"], EXIT_CODES["incomplete"], EXIT_CODES["broken"]
 USAGE = 2
 

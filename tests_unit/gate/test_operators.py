@@ -27,8 +27,6 @@ from contracts.harness.operators.reach import Reach
 from contracts.harness.operators.trials import FATES, Trial
 from contracts.spec.errors import Refused
 
-pytestmark = pytest.mark.unit
-
 read_checks()
 
 

@@ -10,8 +10,6 @@ import pytest
 
 from tests_unit._parties.running import ROOT, Done, environment
 
-pytestmark = pytest.mark.unit
-
 OURS = (ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8")
 OWN = """
 import pytest

@@ -14,8 +14,6 @@ from contracts.harness.families import read_checks
 from contracts.spec.abilities import FEATURES
 from contracts.spec.recipe import Recipe
 
-pytestmark = pytest.mark.unit
-
 
 def test_a_pair_is_covered_by_one_case_that_has_both_and_not_by_two_cases() -> None:
     found = pairs.pairs([frozenset({"tp", "cp"}), frozenset({"cp", "ep"})], ("tp", "cp", "ep", "pp"))

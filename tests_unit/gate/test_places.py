@@ -27,7 +27,6 @@ from tests_unit._parties.running import ROOT, rankproof
 from tests_unit.gate._reported import GREEN
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.unit
 read_checks()
 read_mutants()
 

@@ -21,8 +21,6 @@ from contracts.court.plain_text import (
 from contracts.spec.records import Result
 from tests_unit.gate._reported import RED
 
-pytestmark = pytest.mark.unit
-
 SECRET = "correct-horse-battery"
 KNOWN = frozenset({SECRET})
 

@@ -17,7 +17,6 @@ from contracts.spec.records import EXIT_CODES
 from contracts.spec.tolerance import EXACT, FLOAT32, FLOAT64
 from tests_unit._parties.running import ROOT, Done, environment
 
-pytestmark = pytest.mark.unit
 numbers = pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
 
 STACKS = """

@@ -13,7 +13,6 @@ from contracts.spec.abilities import Abilities
 from contracts.spec.errors import Refused
 from contracts.spec.records import Item, Statement
 
-pytestmark = pytest.mark.unit
 read_checks()
 
 GRAMMAR: dict[str, set[str]] = {  # profile → ids it plans, written out where it is not a whole family

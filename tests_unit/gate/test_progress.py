@@ -20,8 +20,6 @@ from contracts.harness.progress import Progress, Told
 from contracts.spec.records import Kill, Result
 from tests_unit._parties.running import RANKPROOF, environment
 
-pytestmark = pytest.mark.unit
-
 HELD = Result(id="TOPO-02", case="pp2", outcome="holds")
 WRONG = Result(id="TOPO-02", case="tp2", outcome="violated", words="dp is 4")
 KILLED = Kill(mutant="M", of="TOPO-02", case="pp2", fate="killed", words="dp is 4")

@@ -24,8 +24,6 @@ from contracts.stacks import reordered
 from contracts.stacks.reference.stack import Reference
 
 read_checks()
-pytestmark = pytest.mark.unit
-
 PARTIES: dict[Order, type[Party]] = {
     "reversed": reordered.Reversed, "blocked": reordered.Blocked, "pairwise": reordered.Pairwise,
     "unfused": reordered.Unfused,

@@ -26,8 +26,6 @@ from tests_unit.gate._reported import GREEN, ITEM, RED, run_of, sick
 from tests_unit.gate.test_reports import _judged
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, which is not installed")
-pytestmark = pytest.mark.unit
-
 RUNS: dict[str, Callable[[], Run]] = {"green": lambda: GREEN, "red": lambda: RED, "sick": lambda: sick(2257)}
 read_checks()
 SHOWN = "[...document.querySelectorAll('.item')].filter(each => !each.hidden).length"

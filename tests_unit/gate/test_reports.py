@@ -39,8 +39,6 @@ from tests_unit.gate._reported import GREEN, ITEM, RED, colourful, sick
 from tests_unit.gate.test_deviations import ended, run
 
 read_checks()
-pytestmark = pytest.mark.unit
-
 DAY = datetime.date(2026, 11, 22)
 SCREEN_AND_A_HALF = 75  # lines
 

@@ -19,8 +19,6 @@ from contracts.stacks.reference.stack import Reference
 from contracts.stacks.rewritten import REWRITES, Rewritten
 
 read_checks()
-pytestmark = pytest.mark.unit
-
 CASES = (
     ("BLK-06t", "fp32"), ("PAT-12c", "no-qk-norm-streams"), ("BLK-01a", None), ("BLK-02a", None), ("BLK-03a", None),
     ("BLK-04a", None), ("OPT-05d", None), ("MOE-02a", None), ("BLK-06v", "dense"),

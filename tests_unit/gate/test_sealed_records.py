@@ -16,7 +16,6 @@ from contracts.spec.errors import Refused
 from contracts.spec.records import SCHEMA, Footer, Run
 from tests_unit.gate._recorded_run import TODAY, A, B, declared, recorded
 
-pytestmark = pytest.mark.unit
 RUN = recorded((A, "violated"), (B, "holds"))
 DAY = datetime.date.fromisoformat(TODAY)
 

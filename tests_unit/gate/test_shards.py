@@ -13,7 +13,6 @@ from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Item
 from tests_unit._parties.running import ROOT, rankproof, side_by_side
 
-pytestmark = pytest.mark.unit
 CHECK = ("check", "--stack", "ours:Ours", "--profile", "PAT-01,PAT-02", "--report", "report")
 MATRIX = {
     **{f"share-{number}": (*CHECK, "--shard", f"{number}/3") for number in (1, 2, 3)},

@@ -14,7 +14,6 @@ import pytest
 from contracts.spec.records import EXIT_CODES
 from tests_unit._parties.running import ROOT, environment
 
-pytestmark = pytest.mark.unit
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
 
 SCRIPT = """

@@ -24,8 +24,6 @@ from contracts.spec.records import EXIT_CODES
 from tests_unit._parties.running import RANKPROOF, ROOT, environment
 from tests_unit.test_answering import checkout as repository
 
-pytestmark = pytest.mark.unit
-
 PATIENCE_S = 90.0  # for what takes seconds, on a loaded machine
 SLOW = """
 import os, pathlib, subprocess, time

@@ -33,8 +33,6 @@ from contracts.spec.tolerance import (
 from contracts.spec.training import Step
 from contracts.spec.violations import heard, parts_of
 
-pytestmark = pytest.mark.unit
-
 SHAPES = ((), (1,), (7,), (1, 1), (3, 5), (1, 8), (6, 1))
 TOLERANCES: dict[torch.dtype, Tolerance] = {torch.float64: FLOAT64, torch.float32: FLOAT32}
 SIZES = {  # of the largest element; the smallest is a denormal

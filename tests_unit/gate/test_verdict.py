@@ -35,8 +35,6 @@ from contracts.spec.records import (
 )
 from tests_unit.gate._recorded_run import UNTESTED, A, B, declared, recorded
 
-pytestmark = pytest.mark.unit
-
 TODAY = datetime.date(2026, 6, 15)
 C, D = Item(id="TOPO-02", case="pp4"), Item(id="TOPO-02", case="pp8")
 

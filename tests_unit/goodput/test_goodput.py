@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from contracts.harness.cli import main
 from contracts.spec.goodput import KINDS, PARTS, Span, goodput
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = settings(max_examples=150)
 WALL = 60
 

@@ -23,8 +23,6 @@ from contracts.spec.errors import Unreachable
 from contracts.spec.installation import InstalledPart, InstallPlan, StackLine
 from contracts.spec.stack_table import H200, compare, findings, fits, release, same_version
 
-pytestmark = pytest.mark.unit
-
 NIGHTLY = "2.12.0.dev20260405+cu132"
 
 

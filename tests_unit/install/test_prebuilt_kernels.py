@@ -13,8 +13,6 @@ from contracts.spec.errors import Unreachable
 from contracts.spec.kernel_selection import Facts, Package, Wish
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 
 class Pretending(Reference):
     """Every package is in one state, and a call for a device is answered by the own kernels on the host."""

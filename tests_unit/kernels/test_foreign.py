@@ -29,7 +29,6 @@ PACKAGES = {  # what stands in the package's __init__, whether it has metadata â
 }  # fmt: skip
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("case", PACKAGES)
 def test_a_package_is_broken_or_importable(case: str, tmp_path: Path) -> None:
     source, listed, state, version, words = PACKAGES[case]
@@ -42,7 +41,6 @@ def test_a_package_is_broken_or_importable(case: str, tmp_path: Path) -> None:
     assert words in found.words
 
 
-@pytest.mark.unit
 def test_what_is_not_there_is_absent_and_metadata_without_a_module_is_broken(tmp_path: Path) -> None:
     assert import_probe.probe("sample-kernels", ("sample_kernels",), path=str(tmp_path / "nothing")).state == "absent"
     _metadata(tmp_path)
@@ -57,7 +55,6 @@ def _metadata(folder: Path) -> None:
     )
 
 
-@pytest.mark.unit
 def test_adapters_import_no_package_when_they_are_imported() -> None:
     modules = modules_after("import contracts.stacks.reference.kernels.substitution")
     assert "contracts.stacks.reference.kernels.transformer_engine" in modules

@@ -16,8 +16,6 @@ from contracts.spec.capacity import KernelRequest, Proof, ProofKind
 from contracts.spec.errors import Refused
 from tests_unit._parties.running import side_by_side
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = settings(max_examples=200)
 EVERYTHING = frozenset(rule.package for rule in kernels.CATALOGUE if rule.package)
 KNOWN = {device for rule in kernels.CATALOGUE for device in rule.devices}

@@ -31,8 +31,6 @@ from contracts.spec.manifest import (
     run_state,
 )
 
-pytestmark = pytest.mark.unit
-
 LAUNCHED = Manifest(
     run="nam56r-17", app_id="ap-5Qx", function_call_id="fc-01J", launched_at="2026-04-05T09:00:00Z", state="detached"
 )

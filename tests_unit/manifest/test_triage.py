@@ -20,8 +20,6 @@ from contracts.spec.receipt import Receipt
 from contracts.spec.triage import TABLE, RunFacts, Symptom, symptom_row, triage
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = settings(max_examples=300)
 
 LAUNCHED = Manifest(

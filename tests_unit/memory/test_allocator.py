@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from contracts.spec.allocator import FEWEST, MemorySample, OutOfMemory, allocator_trend, expandable_effect, oom_cause
 from contracts.spec.errors import Refused
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = settings(max_examples=200)
 GIB = 2**30
 

@@ -20,8 +20,6 @@ from contracts.stacks.reference.model.blocks.moe import inverse, permuted
 from contracts.stacks.reference.model.compile import compiled
 from contracts.stacks.reference.model.parts import PARTS
 
-pytestmark = pytest.mark.unit
-
 HIDDEN = 24
 ADDS = ("index_put", "index_add", "scatter", "embedding_dense_backward")
 

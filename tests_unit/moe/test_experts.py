@@ -23,8 +23,6 @@ from contracts.stacks.reference.model.blocks.moe import MoE
 from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:

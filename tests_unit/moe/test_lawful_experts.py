@@ -18,8 +18,6 @@ from contracts.stacks.reference.model.blocks.moe import Router, Routing
 from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 
 class _ByScore(Router):
     """The load in the balance loss is that of the scores without the bias, as arXiv 2412.19437, eq. 18 has it."""

@@ -28,38 +28,32 @@ def answer_or_refusal(ask: Callable[..., Answer], *arguments: object, **named: o
         return refused
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("name", presets.names())
 def test_a_listed_name_resolves_without_acknowledgement(name: str) -> None:
     assert isinstance(presets.resolve(name), Recipe)
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_a_preset_is_stored_under_its_own_name(name: str) -> None:
     assert presets.PRESETS[name].name == name
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("name", presets.ALIASES)
 def test_an_alias_is_the_very_value_of_its_preset(name: str) -> None:
     assert presets.resolve(name) is presets.PRESETS[presets.ALIASES[name]]
 
 
-@pytest.mark.unit
 def test_no_name_is_of_two_kinds() -> None:
     kinds = (presets.PRESETS, presets.ALIASES, presets.DEPRECATED, presets.LABELS)
     names = [name for kind in kinds for name in kind]
     assert len(names) == len(set(names))
 
 
-@pytest.mark.unit
 def test_aliases_and_deprecated_names_point_at_presets() -> None:
     meant = {*presets.ALIASES.values(), *(entry.means for entry in presets.DEPRECATED.values())}
     assert meant <= presets.PRESETS.keys()
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("name", presets.DEPRECATED)
 def test_a_deprecated_name_resolves_for_those_who_acknowledge_it(name: str) -> None:
     entry = presets.DEPRECATED[name]
@@ -68,14 +62,12 @@ def test_a_deprecated_name_resolves_for_those_who_acknowledge_it(name: str) -> N
     assert presets.resolve(name, ("another", name)).name == entry.means
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("label", [*presets.LABELS, "v19c", "v7a", "v100z"])
 def test_a_label_never_resolves(label: str) -> None:
     with pytest.raises(Refused, match=r"is a label \(.*\), not a preset; name the preset that was run"):
         presets.resolve(label, (label,))
 
 
-@pytest.mark.unit
 def test_the_small_presets_keep_every_ratio_above_one() -> None:
     for name in ("tiny-nam56r", "tiny-nam52", "tiny-nam52r"):
         recipe = presets.resolve(name)
@@ -86,7 +78,6 @@ def test_the_small_presets_keep_every_ratio_above_one() -> None:
         assert recipe.depth % len(recipe.pattern) != 0
 
 
-@pytest.mark.unit
 @given(st.sampled_from(presets.names()), st.integers(0, 60), st.sampled_from("abz019_-"))
 @SETTINGS
 def test_a_slip_in_a_name_is_refused_with_that_name(name: str, place: int, letter: str) -> None:

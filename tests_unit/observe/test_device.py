@@ -29,8 +29,6 @@ from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.sketch import hashed  # noqa: E402
 from contracts.observe.trace import Writer  # noqa: E402
 
-pytestmark = pytest.mark.unit
-
 ROOT = Path(__file__).parents[2]
 KINDS = {torch.float32: "f", torch.float64: "d"}
 

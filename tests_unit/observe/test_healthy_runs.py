@@ -26,7 +26,6 @@ from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Writer, read  # noqa: E402
 from contracts.spec.errors import NotOffered  # noqa: E402
 
-pytestmark = pytest.mark.unit
 read_checks()
 
 JUDGED = {id: each.check for id, each in LAW.contracts.items() if id.startswith("OBS-") and "one-run" in each.cases}

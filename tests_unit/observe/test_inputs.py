@@ -17,8 +17,6 @@ from contracts.harness.cli import main  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Writer  # noqa: E402
 
-pytestmark = pytest.mark.unit
-
 STEPS = 2
 
 

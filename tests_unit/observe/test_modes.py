@@ -16,8 +16,6 @@ from contracts.harness.cli import main  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Writer  # noqa: E402
 
-pytestmark = pytest.mark.unit
-
 
 def _observed(out: Path, begin: Callable[[nn.Module], object], dropout: float = 0.5, *, compiled: bool = False) -> Path:
     recorder = Recorder(Writer(out, 0, 1, ["train.py"], {"run": "r/0"}), 2)

@@ -26,8 +26,6 @@ from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Line, Writer, read  # noqa: E402
 from contracts.spec.errors import NotOffered  # noqa: E402
 
-pytestmark = pytest.mark.unit
-
 read_checks("OBS")
 Edit = Callable[[Line, int], Iterable[Line]]
 

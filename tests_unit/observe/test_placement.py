@@ -17,8 +17,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from contracts.observe.placement import Held, held  # noqa: E402
 from contracts.observe.sketch import BUCKETS, fingerprint, sketch, whole  # noqa: E402
 
-pytestmark = pytest.mark.unit
-
 LAYOUTS = {
     "rows": ((4,), (8, 6), (Shard(0),)),
     "columns-uneven": ((4,), (3, 7), (Shard(1),)),

@@ -27,8 +27,6 @@ from contracts.observe.sketch import (  # noqa: E402
     whole,
 )
 
-pytestmark = pytest.mark.unit
-
 SHAPES = st.lists(st.integers(1, 9), min_size=0, max_size=4).map(tuple)
 
 

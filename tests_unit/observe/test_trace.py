@@ -13,8 +13,6 @@ from contracts.observe.names import canonical
 from contracts.observe.trace import LIMIT, VERSION, Writer, lines_of, read
 from contracts.spec.errors import Refused
 
-pytestmark = pytest.mark.unit
-
 ABOUT = {"run": "r/0", "torch": "2.13"}
 
 

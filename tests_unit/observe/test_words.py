@@ -16,8 +16,6 @@ from contracts.harness.cli import main  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Writer  # noqa: E402
 
-pytestmark = pytest.mark.unit
-
 
 def _observed(out: Path, change: Callable[[nn.Module], object] = lambda net: None, rate: float = 0.1) -> Path:
     recorder = Recorder(Writer(out, 0, 1, ["train.py", "--now"], {"run": "r/0", "torch": torch.__version__}), 2)

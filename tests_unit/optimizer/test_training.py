@@ -51,7 +51,6 @@ few = settings(max_examples=20)
 
 
 # optimizer
-@pytest.mark.unit
 @few
 @given(rows=st.integers(1, 9), columns=st.integers(1, 9), stack=st.integers(1, 3), seed=st.integers(0, 99))
 def test_newton_schulz_acts_on_singular_values_alone(rows: int, columns: int, stack: int, seed: int) -> None:
@@ -63,12 +62,10 @@ def test_newton_schulz_acts_on_singular_values_alone(rows: int, columns: int, st
     assert float(torch.linalg.matrix_norm(turned, 2).max()) < 1.3
 
 
-@pytest.mark.unit
 def test_a_matrix_without_gradient_is_turned_into_zeros() -> None:
     assert not bool(orthogonalise(torch.zeros(2, 3, 4)).any())
 
 
-@pytest.mark.unit
 @few
 @given(
     shape=st.sampled_from([(5,), (4, 7), (7, 4), (3, 5, 2)]),
@@ -96,7 +93,6 @@ def test_three_steps_are_those_of_the_oracle(shape: tuple[int, ...], rule: str, 
     assert not numerics.difference("the weight", parameter.detach(), want, FLOAT64_SCAN)
 
 
-@pytest.mark.unit
 def test_a_parameter_that_is_given_twice_is_refused() -> None:
     parameter = torch.nn.Parameter(torch.ones(2, 2))
     twice = [Member(name=name, parameter=parameter, role="matrix", layer=0) for name in ("one", "other")]
@@ -104,7 +100,6 @@ def test_a_parameter_that_is_given_twice_is_refused() -> None:
         Optimizer(Optim(), twice)
 
 
-@pytest.mark.unit
 def test_state_goes_back_by_name_and_never_by_order() -> None:
     recipe = replace(SMALL, pattern="AE", depth=2, optim=replace(SMALL.optim, rule="muon"))
     one, other = (Trainer(recipe, Execution(precision="float64")) for _ in range(2))
@@ -119,7 +114,6 @@ def test_state_goes_back_by_name_and_never_by_order() -> None:
 
 
 # schedule
-@pytest.mark.unit
 @few
 @given(
     kind=st.sampled_from(["cosine", "linear", "constant", "WSD"]),
@@ -141,14 +135,12 @@ def test_a_rate_rises_then_falls_and_ends_where_it_should(kind: str, warmup: int
 
 
 # data
-@pytest.mark.unit
 @few
 @given(size=st.integers(1, 300), key=st.binary(max_size=8))
 def test_a_permutation_meets_every_place_once(size: int, key: bytes) -> None:
     assert sorted(feistel_permutation(index, size, key) for index in range(size)) == list(range(size))
 
 
-@pytest.mark.unit
 @few
 @given(size=st.integers(1, 40), dp=st.integers(1, 4), share=st.integers(1, 5), steps=st.integers(1, 9))
 def test_ranks_and_steps_consume_whole_epochs(size: int, dp: int, share: int, steps: int) -> None:
@@ -160,7 +152,6 @@ def test_ranks_and_steps_consume_whole_epochs(size: int, dp: int, share: int, st
     assert sum(counts[id] == epochs + 1 for id in range(size)) == rest
 
 
-@pytest.mark.unit
 def test_the_text_that_ships_is_learnable_and_in_many_documents() -> None:
     corpus = Corpus(replace(SMALL, vocab=256, seq_length=128))
     assert len(corpus) > 300
@@ -170,7 +161,6 @@ def test_the_text_that_ships_is_learnable_and_in_many_documents() -> None:
     assert set(corpus.stream) < set(range(10, 127))
 
 
-@pytest.mark.unit
 def test_a_text_shorter_than_a_sequence_is_read_around(tmp_path: Path) -> None:
     path = tmp_path / "short"
     path.write_bytes(b"abc")
@@ -182,14 +172,12 @@ def test_a_text_shorter_than_a_sequence_is_read_around(tmp_path: Path) -> None:
         Corpus(replace(corpus.recipe, data=Data(path=str(path.rename(tmp_path / "other")))))
 
 
-@pytest.mark.unit
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"data\.path.*cannot be read"):
         Corpus(replace(SMALL, data=Data(path=str(tmp_path / "nothing"))))
 
 
 # trainer
-@pytest.mark.unit
 def test_a_loss_falls_and_a_resume_continues_bit_for_bit_twice(tmp_path: Path) -> None:
     recipe = replace(SMALL, pattern="AEMR", depth=4, seq_length=16, batch=Batch(micro=2, total=4))
     execution = Execution(microbatches=2)
@@ -206,7 +194,6 @@ def test_a_loss_falls_and_a_resume_continues_bit_for_bit_twice(tmp_path: Path) -
     assert all(torch.equal(each, whole.state()[name]) for name, each in part.state().items())
 
 
-@pytest.mark.unit
 def test_a_validation_leaves_the_scales_of_delayed_fp8_as_they_were() -> None:
     trainer = Trainer(replace(with_scaling(FP8, "delayed"), pattern="AE", depth=2, seq_length=16), Execution())
     trainer.next()
@@ -251,7 +238,6 @@ def test_the_command_resumes_in_another_process_and_leaves_a_receipt(tmp_path: P
     assert whole.parts.checkpoints(folder).steps() == (2, 4)
 
 
-@pytest.mark.unit
 def test_the_command_tells_its_launcher_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "telemetry"
     monkeypatch.setenv("RANKPROOF_TELEMETRY", str(told))
@@ -269,7 +255,6 @@ def test_the_command_tells_its_launcher_each_step(tmp_path: Path, monkeypatch: p
     assert not list((tmp_path / "run").glob("receipt-*")), "the launcher writes the receipt"
 
 
-@pytest.mark.unit
 def test_a_run_that_fails_leaves_a_receipt_that_says_so(tmp_path: Path) -> None:
     record = train.Record(
         started="2026-11-21T00:00:00+00:00",
@@ -295,7 +280,6 @@ class _Breaks(RankReporter):
         return done
 
 
-@pytest.mark.unit
 def test_a_rank_that_fails_speaks_for_itself_under_its_own_name(tmp_path: Path) -> None:
     taken = replace(provenance.take(folder=tmp_path, host=None, devices=0), loaded=())
     record = train.Record(started="2026-11-21T00:00:00+00:00", taken=taken)
@@ -310,7 +294,6 @@ def test_a_rank_that_fails_speaks_for_itself_under_its_own_name(tmp_path: Path) 
     assert receipt["peak"]["allocated"] > 2**26, "torch alone takes more"
 
 
-@pytest.mark.unit
 def test_backends_of_ranks_that_differ_are_told_by_rank() -> None:
     grouped = Backend(part="experts", requested="torch-grouped", actual="torch-grouped")
     alone = replace(grouped, actual="native", reason="sm_70")
@@ -321,7 +304,6 @@ def test_backends_of_ranks_that_differ_are_told_by_rank() -> None:
     assert (said[0].requested, said[0].reason) == ("torch-grouped", "sm_70")
 
 
-@pytest.mark.unit
 def test_the_newest_checkpoints_stay_and_none_goes_before_its_copy_has_arrived(tmp_path: Path) -> None:
     folder, copies = tmp_path / "run" / "checkpoints", tmp_path / "elsewhere"
     each = ("--set", "checkpoint.interval=1", "--save", str(tmp_path / "run"), "--resume")
@@ -343,13 +325,11 @@ def _trains(*words: str) -> None:
     train.train(train.read((*SHORT, *words), {}), train.Record(started="2026-11-21T00:00:00+00:00", taken=taken))
 
 
-@pytest.mark.unit
 def test_to_keep_no_checkpoint_is_refused() -> None:
     with pytest.raises(Refused, match="--keep = 0: must be at least 1"):
         train.read((*SHORT, "--keep", "0"), {})
 
 
-@pytest.mark.unit
 def test_words_that_nobody_reads_and_ranks_that_are_not_there_end_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -361,7 +341,6 @@ def test_words_that_nobody_reads_and_ranks_that_are_not_there_end_with_2(
     assert "needs the folder of a run" in capsys.readouterr().err
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("mode", ["nemo_native", "author_dp"])
 def test_what_a_launch_writes_is_what_the_command_reads(mode: Mode) -> None:
     recipe = PRESETS["tiny-nam56r"]
@@ -379,20 +358,17 @@ class _WideStream(Reference):
         return super().train(replace(session, recipe=replace(session.recipe, dtype="fp32")))
 
 
-@pytest.mark.unit
 def test_a_stack_in_which_nothing_overflows_is_not_asked_what_an_overflow_moves() -> None:
     result = judge(LAW.contracts["PREC-05a"], "dense", _WideStream())
     assert (result.outcome, result.lack) == ("not offered", "case"), result.words
 
 
-@pytest.mark.unit
 def test_a_loss_scale_falls_no_further_than_one() -> None:
     trainer = Trainer(replace(SMALL, dtype="fp16"))
     assert not any(trainer.follow(float("inf")) for _ in range(20))
     assert trainer.position()["loss_scale"] == 1
 
 
-@pytest.mark.unit
 def test_float64_is_carried_through_a_step() -> None:
     trainer = Trainer(replace(SMALL, pattern="AM", depth=2), Execution(precision="float64"))
     done = trainer.next(wanted=True)
@@ -402,7 +378,6 @@ def test_float64_is_carried_through_a_step() -> None:
     assert done.clip_coef == pytest.approx(oracle.clip(norm, 1.0))
 
 
-@pytest.mark.unit
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device to train on")
 @pytest.mark.parametrize(
     ("device", "words"), [("cuda", "torch sees 0 for the 1 of this node"), ("tpu", "is none of auto, cpu, cuda")]

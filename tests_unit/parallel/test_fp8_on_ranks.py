@@ -12,8 +12,6 @@ from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution, Session
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize("degrees", [Degrees(tp=2), Degrees(tp=2, sp=True), Degrees(ep=2)], ids=["tp", "tp-sp", "ep"])
 def test_fp8_of_shared_matrices_is_declined_by_name(degrees: Degrees) -> None:

@@ -29,7 +29,6 @@ from contracts.stacks.reference.parallel.pipeline import (
     staged,
 )
 
-pytestmark = pytest.mark.unit
 QUICK = settings(max_examples=40)
 
 

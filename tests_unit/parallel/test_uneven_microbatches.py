@@ -21,8 +21,6 @@ from contracts.spec.training import Execution, Session, Step, Tokens
 from contracts.stacks.reference.stack import Reference
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.unit
-
 SMALL = replace(LETTERS, pattern="AE", depth=2)
 Rows = tuple[tuple[tuple[int, ...], int], ...]
 

@@ -15,8 +15,6 @@ from contracts.spec import pattern as patterns
 from contracts.spec.errors import Refused
 from contracts.spec.pattern import Pattern
 
-pytestmark = pytest.mark.unit
-
 Answer = TypeVar("Answer")
 
 HOSTILE = 10_000

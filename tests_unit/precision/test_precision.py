@@ -16,8 +16,6 @@ from contracts.spec.recipe import Fp8
 from contracts.spec.tolerance import FLOAT64
 from contracts.stacks.reference.model.blocks.fp8 import DTYPES, HISTORY, LARGEST, Format, Fp8Matmul
 
-pytestmark = pytest.mark.unit
-
 SETTINGS = settings(max_examples=25)
 SCALINGS = ("tensorwise", "delayed", "blockwise", "mxfp8")
 FORMATS: tuple[Format, ...] = get_args(Format)

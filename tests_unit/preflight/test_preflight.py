@@ -131,7 +131,6 @@ def test_nothing_sick_passes_and_nothing_breaks() -> None:
     assert refused > HOSTILE / 2, "the edits hardly make a node sick, so refusing proves nothing"
 
 
-@pytest.mark.unit
 @SETTINGS
 @given(st.text(), st.text(), st.text())
 def test_garbage_never_passes_and_is_never_an_error(topology: str, devices: str, numa: str) -> None:
@@ -148,7 +147,6 @@ sick_cells = st.dictionaries(
 )
 
 
-@pytest.mark.unit
 @SETTINGS
 @given(sick_cells, st.sampled_from([H200, WITHOUT_NICS]))
 def test_every_sick_cell_is_named_and_no_other(cells: dict[tuple[str, str], str], node: NodeCapture) -> None:
@@ -157,7 +155,6 @@ def test_every_sick_cell_is_named_and_no_other(cells: dict[tuple[str, str], str]
     assert told == {f"{one}–{other} is {link}" for (one, other), link in cells.items()}
 
 
-@pytest.mark.unit
 @SETTINGS
 @given(st.permutations(range(16)))
 def test_only_one_order_of_sixteen_ranks_is_right(order: list[int]) -> None:
@@ -168,12 +165,10 @@ def test_only_one_order_of_sixteen_ranks_is_right(order: list[int]) -> None:
     assert {int(each.value.split()[1]) for each in findings} == {order[at] for at in wrong}
 
 
-@pytest.mark.unit
 def test_no_nodes_are_no_pass() -> None:
     assert Reference().rank_map((), (), NEED)
 
 
-@pytest.mark.unit
 def test_the_nearest_nic_is_a_name_of_the_legend() -> None:
     fabric = read_fabric(H200.topology or "")
     assert fabric.nearest_nics("GPU4") == ("mlx5_5",)
@@ -186,7 +181,6 @@ def _tool(folder: Path, text: str) -> None:
     tool.chmod(0o755)
 
 
-@pytest.mark.unit
 def test_an_absent_tool_is_a_reason_and_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     node = read_node()
@@ -195,7 +189,6 @@ def test_an_absent_tool_is_a_reason_and_not_an_error(tmp_path: Path, monkeypatch
     assert "nvidia-smi is not installed" in said(Reference().preflight(node, NEED))
 
 
-@pytest.mark.unit
 def test_a_tool_that_hangs_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _tool(tmp_path, f"echo asked >> {tmp_path}/asked; exec /bin/sleep 60")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -204,7 +197,6 @@ def test_a_tool_that_hangs_is_asked_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 
-@pytest.mark.unit
 def test_a_tool_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _tool(tmp_path, "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -213,7 +205,6 @@ def test_a_tool_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "topo -m ended with 18: Failed to initialize NVML" in node.failures["topology"]
 
 
-@pytest.mark.unit
 def test_a_capture_holds_what_the_tool_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "topology").write_text(H200.topology or "")
     (tmp_path / "devices").write_text(H200.devices or "")
@@ -238,7 +229,6 @@ def _command(folder: Path, *words: str, **nodes: object) -> Result:
     return CliRunner().invoke(main, ["preflight", *(files.get(word, word) for word in words)])
 
 
-@pytest.mark.unit
 def test_the_command_says_every_reason_with_its_remedy(tmp_path: Path) -> None:
     sick = replace(with_cells(H200, GPU3_GPU5="SYS"), numa_balancing="1\n")
     done = _command(tmp_path, "--capture", "sick", sick=sick)
@@ -248,7 +238,6 @@ def test_the_command_says_every_reason_with_its_remedy(tmp_path: Path) -> None:
     assert done.output.endswith("refused\n")
 
 
-@pytest.mark.unit
 def test_the_command_judges_environment_disks_and_installed_stack_with_the_node(tmp_path: Path) -> None:
     places = {name: f"/nowhere/{name}" for name in ("durable", "scratch", "receipts", "data")} | {
         "data_volume": "/nowhere"
@@ -273,14 +262,12 @@ def test_the_command_judges_environment_disks_and_installed_stack_with_the_node(
     assert "INST-01" in {each["promise"] for each in found["stack"]}
 
 
-@pytest.mark.unit
 def test_the_command_does_not_mix_a_captured_node_with_this_ones_disks(tmp_path: Path) -> None:
     done = _command(tmp_path, "--capture", "fit", "--table", "h200", fit=H200)
     assert done.exit_code == 2
     assert "was taken elsewhere" in done.output
 
 
-@pytest.mark.unit
 def test_the_command_passes_a_fit_node_for_a_recipe(tmp_path: Path) -> None:
     recipe = ("--recipe", "nam56r_h200_bf16_v1")
     assert _command(tmp_path, "--capture", "n0", *recipe, n0=H200).exit_code == 0
@@ -290,7 +277,6 @@ def test_the_command_passes_a_fit_node_for_a_recipe(tmp_path: Path) -> None:
     assert {each["promise"] for each in json.loads(done.output)["findings"]["n0"]} == {"PREF-06"}
 
 
-@pytest.mark.unit
 def test_several_nodes_need_captures_and_a_rank_map(tmp_path: Path) -> None:
     nodes = {"n0": H200, "n1": OTHER_CABLING, "map": ranks_of(H200, OTHER_CABLING)}
     two = ("--nodes", "2", "--capture", "n0", "--capture", "n1")
@@ -301,14 +287,12 @@ def test_several_nodes_need_captures_and_a_rank_map(tmp_path: Path) -> None:
     assert _command(tmp_path, *two, "--ranks", "n0", **nodes).exit_code == 2
 
 
-@pytest.mark.unit
 def test_a_capture_is_read_strictly(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     for words in (("--capture", str(tmp_path)), ("--capture", str(tmp_path / "binary")), ("--gpus", "0")):
         assert CliRunner().invoke(main, ["preflight", *words]).exit_code == 2
 
 
-@pytest.mark.unit
 def test_bandwidths_follow_the_definitions_of_nccl_tests() -> None:
     # 1 GB in 4 ms is 250 GB/s; eight ranks send 2 · 7/8 of it over each link
     measured = Pass(ranks=8, backend="nccl", message=10**9, seconds=(0.004, 0.5, 0.003), right=True)
@@ -318,13 +302,11 @@ def test_bandwidths_follow_the_definitions_of_nccl_tests() -> None:
     assert "busbw = 438 GB/s: the floor is 450" in reasons(measured, 450)[0]
 
 
-@pytest.mark.unit
 def test_a_pass_that_proves_nothing_is_refused_for_all_its_reasons() -> None:
     alone = Pass(ranks=1, backend="gloo", message=4096, seconds=(0.001,), right=False)
     assert [reason.split(" ")[0] for reason in reasons(alone, 1.0)] == ["ranks", "sum", "busbw"]
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     "words", [["--floor", "0"], ["--floor", "nan"], ["--floor", "9", "--rounds", "0"], ["--floor", "9"]]
 )
@@ -335,7 +317,6 @@ def test_a_pass_without_bounds_or_ranks_is_a_wrong_question(words: list[str], mo
     assert ended.value.code == 2
 
 
-@pytest.mark.unit
 def test_the_check_of_this_node_is_tried_on_a_captured_one() -> None:
     """PREF-01d captures where it runs; without a GPU there is nothing to capture."""
     is_fit_for_its_gpus(Reference(), H200)

@@ -33,7 +33,6 @@ REFUSED: dict[str, tuple[Mapping[str, str], str]] = {
 REMEDY = "; start the ranks with torchrun, or unset WORLD_SIZE and RANK for one process"
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("reads", [rank_environment.from_environment, stated])
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_process_that_does_not_know_its_rank_is_refused(name: str, reads: Callable[..., object]) -> None:
@@ -43,7 +42,6 @@ def test_a_process_that_does_not_know_its_rank_is_refused(name: str, reads: Call
     assert words in str(caught.value).replace(REMEDY, "").replace("\n", " ")
 
 
-@pytest.mark.unit
 def test_a_training_process_is_also_refused_half_a_place_in_a_world_of_one() -> None:
     assert stated({"LOCAL_RANK": "3"}) == ALONE
     for half in ({"RANK": "0"}, {"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": ""}, {"RANK": "0", "WORLD_SIZE": "1"}):
@@ -51,14 +49,12 @@ def test_a_training_process_is_also_refused_half_a_place_in_a_world_of_one() -> 
             stated(half)
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("alone", [{}, {"WORLD_SIZE": ""}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "1", "RANK": "0"}])
 def test_one_process_is_one_process(alone: Mapping[str, str]) -> None:
     assert not rank_environment.several(alone)
     assert rank_environment.from_environment(alone) is None
 
 
-@pytest.mark.unit
 def test_what_torchrun_writes_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     place = rank_environment.from_environment(TWO)
     assert place is not None
@@ -68,7 +64,6 @@ def test_what_torchrun_writes_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (here().rank, here().world, here().local_rank) == (1, 2, 1)
 
 
-@pytest.mark.unit
 @given(st.dictionaries(st.sampled_from([*TWO, "MASTER_ADDR"]), st.text(max_size=6)))
 def test_any_environment_is_a_place_or_is_refused_with_words(said: Mapping[str, str]) -> None:
     words, place = "", None
@@ -82,7 +77,6 @@ def test_any_environment_is_a_place_or_is_refused_with_words(said: Mapping[str, 
         assert place is None or 0 <= place.rank < place.size
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("plugin", ["contracts.harness.plugin", "contracts.ranks.plugin"])
 def test_pytest_refuses_before_it_collects(tmp_path: Path, plugin: str) -> None:
     (tmp_path / "test_red.py").write_text("def test_red():\n    assert 0\n", encoding="utf-8")

@@ -12,7 +12,6 @@ import pytest
 
 from contracts.ranks.agreement import MEMBERS, Agreement, End, Limits, Waiting, decide, differences, gathering
 
-pytestmark = pytest.mark.unit
 LIMITS = Limits(test=60, grace=1, hard=10)
 
 

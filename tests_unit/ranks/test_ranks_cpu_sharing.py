@@ -16,7 +16,6 @@ SAYS = (
 )
 
 
-@pytest.mark.unit
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
 @pytest.mark.parametrize(
     ("policy", "ranks", "granted"),

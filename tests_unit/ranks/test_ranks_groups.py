@@ -7,8 +7,6 @@ import pytest
 from contracts.harness.commands import _backend_option
 from contracts.ranks import groups
 
-pytestmark = pytest.mark.unit
-
 CASES: dict[str, tuple[str, int, str, str]] = {  # what is asked for, devices → of four ranks, and what is said
     "no device": ("auto", 0, "gloo", ""),
     "one device": ("auto", 1, "staged", "4 ranks, 1 device: staged through host memory; NCCL is not judged"),

@@ -223,7 +223,6 @@ CASES: dict[str, tuple[list[View], list[tuple[int, str]]]] = {
 }
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("case", CASES)
 def test_calls_that_do_not_match_are_told_with_the_rank_that_stands_out(case: str) -> None:
     views, expected = CASES[case]

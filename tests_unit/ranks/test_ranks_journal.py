@@ -8,8 +8,6 @@ import pytest
 
 from contracts.ranks.journal import Journal, Past, read_journal
 
-pytestmark = pytest.mark.unit
-
 
 def journal(path: Path, *calls: tuple[str, ...]) -> Past:
     written = Journal(path)

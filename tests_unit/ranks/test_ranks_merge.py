@@ -8,8 +8,6 @@ import pytest
 
 from contracts.ranks.merge import VERDICT, Post, merge, read, written
 
-pytestmark = pytest.mark.unit
-
 
 def posts(*said: str) -> list[Post]:
     """Posts of ranks 0, 1, … from words: `passed`, `failed:text@order`, `failed!reason` (aborted)."""

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pkgutil
 
-import pytest
-
 import contracts.ranks
 from contracts.instruments.import_trace import modules_after
-
-pytestmark = pytest.mark.unit
 
 MODULES = [name for _, name, _ in pkgutil.iter_modules(contracts.ranks.__path__, f"{contracts.ranks.__name__}.")]
 

@@ -164,7 +164,6 @@ print(json.dumps([
 """
 
 
-@pytest.mark.unit
 @needs_torch()[1]
 def test_every_count_in_the_state_of_torch_is_compared_or_known_to_pair_nothing() -> None:
     done = subprocess.run(python("-W", "ignore", "-c", LOOKS), capture_output=True, text=True, check=True)
@@ -175,7 +174,6 @@ def test_every_count_in_the_state_of_torch_is_compared_or_known_to_pair_nothing(
     assert {*PAIRED, "group_count", "pg_coalesce_state"} <= read
 
 
-@pytest.mark.unit
 def test_ranks_that_made_the_same_are_even_and_the_one_that_made_more_is_named() -> None:
     assert leftovers([View(paired={"group": 2})] * 3) == []
     (found,) = leftovers([View(paired={"group": 2}), View(paired={"group": 3}), View()])

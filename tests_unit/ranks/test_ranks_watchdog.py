@@ -12,8 +12,6 @@ import pytest
 from contracts.ranks.agreement import Agreement, End, Limits
 from contracts.ranks.watchdog import Aborted, Region, Watchdog
 
-pytestmark = pytest.mark.unit
-
 
 @dataclass
 class Rank:

@@ -17,8 +17,6 @@ import pytest
 
 from tests_unit._parties.running import RANKPROOF, environment
 
-pytestmark = pytest.mark.unit
-
 ALL = ("PREF-01", "PREF-02", "PREF-05")
 """What this machine may not be fit for: the tests are about the launch."""
 LAUNCH = ("launch", "tiny-nam56r", "--regime", "fsdp2", "--receipts", "receipts")

@@ -35,7 +35,6 @@ STACK = Reference()
 TEXT = STACK.write_receipt(RECEIPT)
 
 
-@pytest.mark.unit
 def test_the_published_schema_is_current_and_receipts_fit_it() -> None:
     text = (ROOT / "docs/schema/receipt-1.json").read_text(encoding="utf-8")
     assert text == schema_text(), (
@@ -108,7 +107,6 @@ def test_twelve_thousand_damaged_receipts_are_read_or_refused_and_nothing_else()
     assert refused > 8_000
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "[" * 100_000, '{"schema": NaN}', "\ufeff{}", '"\\ud800"'])
 def test_what_is_no_receipt_at_all_is_refused(text: str) -> None:
     with pytest.raises(Refused, match="receipt"):
@@ -151,7 +149,6 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_record(tmp_path: Path) -> 
     assert len(seen) > 1, "the kills came before anything was written"
 
 
-@pytest.mark.unit
 def test_a_full_disk_leaves_the_old_record_and_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "receipt.json"
     STACK.publish_receipt(RECEIPT, str(path))
@@ -166,7 +163,6 @@ def test_a_full_disk_leaves_the_old_record_and_nothing_beside_it(tmp_path: Path)
     assert _names(tmp_path) == ["receipt.json"]
 
 
-@pytest.mark.unit
 def test_a_volume_without_space_leaves_the_old_record(tmp_path: Path) -> None:
     """ENOSPC itself, on a file system of 64 kB, where this process may mount one."""
     mounted = subprocess.run(
@@ -185,7 +181,6 @@ def test_a_volume_without_space_leaves_the_old_record(tmp_path: Path) -> None:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("where", ["no-such-folder/receipt.json", "a-folder", "a-file/receipt.json"])
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path, where: str) -> None:
     (tmp_path / "a-folder").mkdir()
@@ -195,7 +190,6 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path, where: str) ->
     assert _names(tmp_path) == ["a-file", "a-folder"]
 
 
-@pytest.mark.unit
 def test_others_may_read_a_receipt_as_the_umask_says(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
@@ -225,7 +219,6 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.unit
 def test_a_clean_tree_is_clean_and_every_kind_of_change_makes_it_dirty(tree: Path) -> None:
     clean = provenance.source(tree)
     assert (clean.revision, clean.dirty, clean.changed) == (_git(tree, "rev-parse", "HEAD"), False, ())
@@ -242,14 +235,12 @@ def test_a_clean_tree_is_clean_and_every_kind_of_change_makes_it_dirty(tree: Pat
     assert not (tree / ".git/index.lock").exists()
 
 
-@pytest.mark.unit
 def test_a_folder_without_history_is_unknown_and_not_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     found = provenance.source(tmp_path)
     assert (found.revision, found.dirty) == (None, None)
 
 
-@pytest.mark.unit
 def test_taking_provenance_loads_no_framework() -> None:
     loaded = modules_after(
         "from pathlib import Path\nfrom contracts.instruments import provenance\n"
@@ -258,7 +249,6 @@ def test_taking_provenance_loads_no_framework() -> None:
     assert not {name.split(".")[0] for name in loaded} & set(provenance.HEAVY)
 
 
-@pytest.mark.unit
 def test_the_runtime_is_that_of_the_interpreter_behind_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,13 +279,11 @@ def test_the_runtime_is_that_of_the_interpreter_behind_torchrun(
     assert provenance.runtime()[1] != components, "another file under the same version is another build"
 
 
-@pytest.mark.unit
 def test_the_packages_of_this_environment_have_a_build_or_say_that_none_is_known() -> None:
     for each in packages.installed():
         assert each["build"] is None or str(each["build"]).startswith(("git:", "sha256:"))
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("edited", ["none", "a source", "a binary", "a file that is gone"])
 def test_a_package_whose_files_were_edited_has_no_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: str
@@ -324,7 +312,6 @@ def test_a_package_whose_files_were_edited_has_no_build(
 # Telemetry: a line that cannot be read costs a line.
 
 
-@pytest.mark.unit
 def test_telemetry_is_read_line_by_line_and_counts_what_it_lost(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     path.write_bytes(

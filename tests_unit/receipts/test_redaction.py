@@ -25,8 +25,6 @@ from contracts.spec.redaction import (
     secrets_of,
 )
 
-pytestmark = pytest.mark.unit
-
 NAMES = {
     "HF_TOKEN": True, "hf_token": True, "WANDB_API_KEY": True, "AWS_ACCESS_KEY_ID": True, "AWS_SECRET_ACCESS_KEY": True,
     "NGC_APIKEY": True, "DB_PASSWORD_FILE": True, "--token": True, "--hub-token": True, "GOOGLE_CREDENTIALS": True,

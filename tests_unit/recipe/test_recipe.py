@@ -68,7 +68,6 @@ def derived(values: dict[str, Any]) -> Recipe | None:
         return None
 
 
-@pytest.mark.unit
 @given(changes)
 @SETTINGS
 def test_json_loses_no_field(values: dict[str, Any]) -> None:
@@ -77,7 +76,6 @@ def test_json_loses_no_field(values: dict[str, Any]) -> None:
         assert codec.loads(Recipe, codec.dumps(recipe)) == recipe
 
 
-@pytest.mark.unit
 @given(changes)
 @SETTINGS
 def test_the_overrides_between_two_recipes_lead_from_one_to_the_other(values: dict[str, Any]) -> None:
@@ -86,13 +84,11 @@ def test_the_overrides_between_two_recipes_lead_from_one_to_the_other(values: di
         assert overrides.apply(NAM56R, overrides.difference(NAM56R, recipe)) == recipe
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_a_preset_survives_json(name: str) -> None:
     assert codec.loads(Recipe, codec.dumps(presets.PRESETS[name])) == presets.PRESETS[name]
 
 
-@pytest.mark.unit
 def test_a_recipe_and_its_parts_are_frozen() -> None:
     for value, field in ((NAM56R, "depth"), (NAM56R.moe, "experts"), (NAM56R.optim, "lr"), (NAM56R.degrees, "tp")):
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -117,7 +113,6 @@ BROKEN = {
 }
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_relation_is_refused_with_field_value_and_remedy(case: str) -> None:
     values, words = BROKEN[case]
@@ -126,7 +121,6 @@ def test_a_broken_relation_is_refused_with_field_value_and_remedy(case: str) -> 
     assert words in str(caught.value)
 
 
-@pytest.mark.unit
 def test_every_broken_relation_is_refused_at_once() -> None:
     with pytest.raises(Refused) as caught:
         dataclasses.replace(NAM56R, kv_groups=9, batch=Batch(micro=3), dsa=Dsa(a_ranks=(50,)), pattern="AxME")
@@ -144,7 +138,6 @@ OVER = {  # degrees, dp → refused fields
 }
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("case", OVER)
 def test_what_does_not_divide_is_refused_by_its_field(case: str) -> None:
     degrees, dp, fields = OVER[case]
@@ -152,7 +145,6 @@ def test_what_does_not_divide_is_refused_by_its_field(case: str) -> None:
     assert (refused.fields if isinstance(refused, Refused) else ()) == fields
 
 
-@pytest.mark.unit
 def test_declared_replication_is_for_multiples_of_the_groups() -> None:
     few = dataclasses.replace(NAM56R, kv_groups=2, replicate_kv=True)
     assert not refusals_on(few, Degrees(tp=4), 1)
@@ -174,7 +166,6 @@ NARROW_WIDTHS = {  # the widths that FP8 does not take: "what (elements on one r
 }  # fmt: skip
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("case", NARROW_WIDTHS)
 def test_fp8_refuses_every_width_that_is_no_multiple_of_16_on_a_rank(case: str) -> None:
     recipe, degrees, told = NARROW_WIDTHS[case]
@@ -182,7 +173,6 @@ def test_fp8_refuses_every_width_that_is_no_multiple_of_16_on_a_rank(case: str) 
     assert [each.partition(": ")[2].partition(" must be")[0] for each in said] == told
 
 
-@pytest.mark.unit
 def test_every_field_has_an_alternative_or_is_declared_inert() -> None:
     fields = set()
     for field in dataclasses.fields(features.EVERYTHING):

@@ -20,8 +20,6 @@ from contracts.spec.errors import Refused
 from contracts.spec.installation import Disks, StorageMap
 from contracts.spec.storage import cache_directories, mount_of, parse_mountinfo, resolved, storage_findings, within
 
-pytestmark = pytest.mark.unit
-
 MOUNTINFO = Path("/proc/self/mountinfo")
 
 

@@ -24,8 +24,6 @@ from contracts.spec.topology import (
     topology,
 )
 
-pytestmark = pytest.mark.unit
-
 LAYOUTS: tuple[Layout, ...] = ("own-axis", "borrowed")
 KINDS: tuple[Kind, ...] = ("dense", "expert")
 SETTINGS = settings(max_examples=150)

@@ -18,7 +18,6 @@ from contracts.spec.errors import Refused
 from contracts.spec.training import Execution
 from contracts.stacks.kit import dry_runs, worlds
 
-pytestmark = pytest.mark.unit
 EIGHT = tuple(range(8))
 
 

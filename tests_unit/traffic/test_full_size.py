@@ -53,7 +53,6 @@ def test_the_command_prints_the_table_of_a_lane() -> None:
     assert "held after it: weights" in done.output
 
 
-@pytest.mark.unit
 def test_a_rank_outside_the_world_is_refused() -> None:
     done = CliRunner().invoke(main, ["traffic", "tiny-nam56r", "--world", "4", "--rank", "4"])
     assert done.exit_code == 2

@@ -9,8 +9,6 @@ import torch.distributed  # registers the operators
 
 from contracts.instruments import traffic
 
-pytestmark = pytest.mark.unit
-
 ONE_NAME = {
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter", "gather", "reduce", "barrier",
 }  # fmt: skip
