@@ -43,12 +43,14 @@ TABLES = {
     "muon-with-prediction-heads": (replace(AHEAD, optim=MUON.optim),),
     "tied": (TIED,),
     "dense": (DENSE,),
+    "recomputed": (replace(LETTERS, name="letters-recomputed", recompute="full"),),
     "streams-and-swiglu": (replace(MUON, mhc=Mhc(streams=2), activation="swiglu"),),
     **{name: (recipe,) for name, recipe in SCANS.items()},
 }
 
 
 FEATURES = {
+    "recomputed": ("recompute",),
     "muon": ("muon",), "muon-with-prediction-heads": ("muon", "prediction-heads"),
     "streams-and-swiglu": ("muon", "hyper-connections"), **OF_SCANS,
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,11 @@ from torch import nn
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
+from contracts.spec.recipe import Optim
 from contracts.spec.training import Rule
 from contracts.stacks.reference.model.blocks.attention import Indexer, LatentAttention
 from contracts.stacks.reference.model.blocks.moe import Experts
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.optim.optimizer import Member, Muon, Optimizer
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer
@@ -128,6 +131,40 @@ def orthogonalizes_all_experts_as_one(direction, self, grad, buffer, momentum):
 def decays_norms(decay, self, member):
     """The filter looks for torch.nn.LayerNorm, but the norms are custom RMSNorms."""
     return self.optim.weight_decay
+
+
+class _SparesNobody(Optimizer):
+    def decay(self, member: Member) -> float:
+        return self.optim.weight_decay
+
+
+class _OutsideLayers(Optimizer):
+    def __init__(self, optim: Optim, members: Iterable[Member]) -> None:
+        super().__init__(optim, [each for each in members if each.layer is None])
+
+
+class _Wrapped(Trainer):
+    """A layer that is recomputed is wrapped, and the names of its parameters have another prefix."""
+
+    by_name: type[Optimizer]
+
+    def build(self) -> Model:
+        self.optimizer_class = Optimizer if self.recipe.recompute == "none" else self.by_name
+        return super().build()
+
+
+@derived("OPT-02a[recomputed]: norm layers.0.norm.weight (24,) decays by 0.3")
+class MissesNormsOfWrappedLayers(_Wrapped):
+    """What spares norms from decay looks for them by name."""
+
+    by_name = _SparesNobody
+
+
+@derived("OPT-01b[recomputed]: layers.0.norm.weight did not move")
+class LeavesWrappedLayersOut(_Wrapped):
+    """Groups are made by the names of layers, and what is wrapped is in none of them."""
+
+    by_name = _OutsideLayers
 
 
 @mutant(of="OPT-02a", case="tied", says="norm layers.0.norm.weight decays by 0 … 0, expected 0.3")
