@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.law._support.fp8_calls import FP8, with_scaling
 from contracts.law._support.label_weights import WINDOW
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import own_axis
@@ -18,25 +19,32 @@ from contracts.spec.tolerance import FLOAT32_SCAN
 from contracts.spec.training import Execution, Session, Step, Tokens, Training
 
 EIGHT: Rows = tuple(((13,), 4) for _ in range(4))
-"""Eight labels in each of four rows: shares are powers of two, and round nothing."""
+OF_16: Rows = tuple(((16,), 7) for _ in range(4))
+"""Eight labels in each of four rows: shares are powers of two, and round nothing. FP8 takes rows of sixteen tokens."""
 ADDED: dict[str, tuple[Recipe]] = {
     "letters": (replace(LETTERS, dtype="bf16", moe=replace(LETTERS.moe or Moe(), aux_loss=0.0)),),
     "dense": (replace(DENSE, dtype="bf16"),),
     "dense-fp16": (replace(DENSE_HALF, name="dense-half-added"),),
+    "fp8": (with_scaling(replace(FP8, pattern="AE", depth=2, moe=None, optim=LETTERS.optim), "tensorwise", "e4m3"),),
 }
 
 
 @contract(
     "PREC-05d", asks=("built", "train"), cases=ADDED, conventions=WINDOW, sheds=("packed",),
-    needs={"": ("microbatches",), "letters": ("experts", "microbatches")},
+    needs={
+        "": ("microbatches",),
+        "letters": ("experts", "microbatches"),
+        "fp8": ("fp8", "microbatches"),
+    },
     source="Megatron-Core: main_grad, grad_reduce_in_fp32; F09",
 )  # fmt: skip
 def gradients_of_microbatches_are_added_in_float32(stack: Training, recipe: Recipe) -> None:
-    """Under bfloat16 and float16 the gradients of microbatches are added in float32: a step over four of them has the
-    mean of the gradients that each gives by itself, to the accuracy of float32.
+    """Under bfloat16, float16 and FP8 the gradients of microbatches are added in float32: a step over four of them has
+    the mean of the gradients that each gives by itself, to the accuracy of float32.
 
     All shares are powers of two, so that each microbatch rounds as it does alone. In bfloat16 a sum of many
-    microbatches stands still once it is 256 times as large as the next one; in float16 it overflows.
+    microbatches stands still once it is 256 times as large as the next one; in float16 it overflows. Scales of FP8 that
+    are kept from the first microbatch give the later ones other gradients.
     """
     import torch
 
@@ -46,7 +54,7 @@ def gradients_of_microbatches_are_added_in_float32(stack: Training, recipe: Reci
         if row.role == "head" and recipe.dtype == "fp16":
             held[row.name] *= 2**-6  # so that the eight labels of one microbatch overflow no gradient
     weights = numerics.arrays(held)
-    given = replace(batch("added", rows=EIGHT, recipe=recipe), documents=None)
+    given = replace(batch("added", rows=OF_16 if recipe.fp8 else EIGHT, recipe=recipe), documents=None)
     (whole,) = run(stack, recipe, (given,), "gradients", weights=weights, microbatches=4, declared=True).steps
     rows = zip(*(numerics.tensor(each)[:, None].unbind() for each in (given.tokens, given.labels)), strict=True)
     alone = [

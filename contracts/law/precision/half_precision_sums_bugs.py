@@ -6,6 +6,7 @@ import torch
 
 from contracts.law._bugs.broken import broken
 from contracts.spec.recipe import Recipe
+from contracts.stacks.reference.model.blocks.fp8 import Fp8Matmul
 from contracts.stacks.reference.optim.optimizer import Optimizer
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.training.trainer import Trainer
@@ -30,6 +31,15 @@ def adds_gradients_in_half(accumulate, self, micro, counts):
         if parameter.grad is not None:
             parameter.grad = parameter.grad.to(_half(self.recipe)).to(parameter.dtype)
     return out
+
+
+@broken(Fp8Matmul, "scale_of", "PREC-05d[fp8]: over four microbatches the gradient of")
+def keeps_the_scales_of_the_first_microbatch(scale_of, self, t_RC, role, along, matrix):
+    """A scale is computed once a step, over the first microbatch, and later ones are cut off at its largest number."""
+    kept = vars(self).setdefault("kept", {})
+    if role not in kept:
+        kept[role] = scale_of(self, t_RC, role, along, matrix)
+    return kept[role]
 
 
 @broken(
