@@ -2,8 +2,11 @@
 
     python -m benchmarks.asked snapshots/asked.md    # the page: contracts without numbers, and those of a single pass
     python -m benchmarks.asked --all                 # every contract; minutes
+    python -m benchmarks.asked --cases snapshots/asked_of_numbers.md    # read off the cases, nothing is asked
 
-Cases are asked of a stack that writes down what it is asked. It answers what is cheap as the reference
+With `--cases` the fields are those of the recipes and executions of each case about numbers, on one rank and on
+several, and the pairs of features that no case has follow. What a check changes of them itself is not seen. Otherwise
+cases are asked of a stack that writes down what it is asked. It answers what is cheap as the reference
 does; to what would compute (a training run, a pass, a block) it gives numbers that mean nothing, so that a check goes
 on to its next question until it finds them wrong. What a check asks only of right numbers is not seen, so that a field
 may have more values than are counted here. `tests_unit/test_asked.py` holds the page.
@@ -19,6 +22,7 @@ from typing import Any
 
 from contracts import instruments
 from contracts.contract import LAW
+from contracts.court import pairs
 from contracts.court.judge import judge
 from contracts.harness.families import read_checks
 from contracts.spec.array import Array, Arrays
@@ -38,6 +42,16 @@ TITLE = """# Fields with one value
 
 `python -m benchmarks.asked snapshots/asked.md` writes it; see its docstring. Each question, how many of
 its fields have one value in every case, and which.
+"""
+
+
+OF_LAUNCHES = ("recipe.author_spec", "recipe.checkpoint", "recipe.data", "recipe.degrees", "recipe.family",
+               "recipe.hbm_gb", "recipe.modes")  # fmt: skip
+"""What no step reads: an execution has the degrees, a session the folders."""
+OF_NUMBERS = """# What no case about numbers asks
+
+`python -m benchmarks.asked --cases snapshots/asked_of_numbers.md` writes it; see its docstring. Of the recipes and
+executions in the cases of contracts that ask each question: how many fields have one value, and which.
 """
 
 
@@ -142,8 +156,35 @@ def every_case(*, whole: bool = False) -> Asked:
     return asked
 
 
-def page(asked: Asked) -> str:
-    lines = [TITLE]
+def of_cases() -> Asked:
+    """The recipes and executions of all cases about numbers, by question."""
+    read_checks()
+    asked = Asked()
+    for contract in LAW.contracts.values():
+        for question in contract.asks if contract.of_numbers else ():
+            for value in _values(tuple(contract.asked.values())):
+                asked.note(question, type(value).__name__.lower(), value)
+    for question, held in asked.values.items():
+        asked.values[question] = {field: each for field, each in held.items() if not field.startswith(OF_LAUNCHES)}
+    return asked
+
+
+def _values(given: tuple[object, ...]) -> Iterator[Recipe | Execution]:
+    for value in given:
+        if isinstance(value, tuple):
+            yield from _values(value)
+        elif isinstance(value, Recipe | Execution):
+            yield value
+
+
+def of_numbers() -> str:
+    """The page of the cases about numbers."""
+    fields = page(of_cases(), OF_NUMBERS)
+    return f"{fields}\n## Pairs and threes\n\n```text\n{pairs.table(LAW.contracts.values())}\n```\n"
+
+
+def page(asked: Asked, title: str = TITLE) -> str:
+    lines = [title]
     for question, alone in asked.alone().items():
         if alone:
             lines.append(f"- **{question}**, {len(alone)} of {len(asked.values[question])}: {', '.join(alone)}")
@@ -151,12 +192,12 @@ def page(asked: Asked) -> str:
 
 
 def main() -> int:
-    whole, *files = sys.argv[1:2] == ["--all"], *sys.argv[1:]
-    text = page(every_case(whole=whole))
-    if whole or not files:
-        print(text)  # noqa: T201
-    else:
+    options, files = [[each for each in sys.argv[1:] if each.startswith("--") == said] for said in (True, False)]
+    text = of_numbers() if "--cases" in options else page(every_case(whole="--all" in options))
+    if files:
         Path(files[0]).write_text(text, encoding="utf-8")
+    else:
+        print(text)  # noqa: T201
     return 0
 
 

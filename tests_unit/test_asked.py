@@ -10,14 +10,25 @@ import pytest
 from benchmarks import asked
 
 PAGE = Path(__file__).parents[1] / "snapshots/asked.md"
+OF_NUMBERS = PAGE.with_name("asked_of_numbers.md")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_fields_with_one_value_are_those_of_the_page() -> None:
-    told, found = PAGE.read_text(encoding="utf-8"), asked.page(asked.every_case())
-    changed = [line for line in difflib.ndiff(told.splitlines(), found.splitlines()) if line[0] in "+-"]
-    assert not changed, "\n".join(["`python -m benchmarks.asked snapshots/asked.md` writes it anew:", *changed])
+    _same(asked.page(asked.every_case()), PAGE, "")
+
+
+@pytest.mark.unit
+def test_what_no_case_about_numbers_asks_is_on_its_page() -> None:
+    _same(asked.of_numbers(), OF_NUMBERS, "--cases ")
+
+
+def _same(found: str, page: Path, option: str) -> None:
+    changed = [line for line in difflib.ndiff(page.read_text(encoding="utf-8").splitlines(), found.splitlines())
+               if line[0] in "+-"]  # fmt: skip
+    command = f"`python -m benchmarks.asked {option}snapshots/{page.name}` writes it anew:"
+    assert not changed, "\n".join([command, *changed])
 
 
 def test_a_field_counts_once_it_has_a_second_value() -> None:
