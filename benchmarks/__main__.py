@@ -8,8 +8,6 @@ installed: a peer that is not there is a row that says so. The ratios of a table
 measured in the same process.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -1,7 +1,5 @@
 """What correct machines differ in: the axes along which the verdict on one stack must stay the same."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

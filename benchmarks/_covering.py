@@ -1,7 +1,5 @@
 """Covering arrays: few rows in which every two levels of two axes meet."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """How long something takes on a device, and what the device can do at most. All of a table is measured in one run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ CPU time and not wall time: it is the same on a machine that does other work bes
 of the processes that it has waited for, user and system.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -12,8 +12,6 @@ on to its next question until it finds them wrong. What a check asks only of rig
 may have more values than are counted here. `tests_unit/test_asked.py` holds the page.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass

@@ -9,8 +9,6 @@ every recipe, dtype and layout that contracts have. What was judged is in the jo
 files of the package are the same, is not judged again. The exit code is 1 where a case is violated or broken.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import hashlib

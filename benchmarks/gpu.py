@@ -13,8 +13,6 @@ The exit code is the worst of the parts: 1 violated, 2 usage, 4 broken, 3 incomp
 cut off, has not begun or lacks a package is incomplete.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.util

@@ -10,8 +10,6 @@ if something could be judged on one side only. The journal has every row; what i
 only, and then has a second row. The exit code is 0 whatever is found: this measures the suite.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

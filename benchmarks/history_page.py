@@ -3,8 +3,6 @@
 python -m benchmarks.history_page
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import tomllib

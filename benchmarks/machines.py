@@ -16,8 +16,6 @@ The exit code is 1 where an item's outcome differs or the plain machine's is red
 or time ran out in one, and says so.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

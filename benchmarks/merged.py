@@ -7,8 +7,6 @@ Ranks that hold the same part write the same lines, with fingerprints, and the f
 recorder does. Prints Markdown.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ deviate) every EVERY-th, in the order of the plan, is then asked of the first co
 rows stand in benchmarks/months.json; a commit that stands there is not judged again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

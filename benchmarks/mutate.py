@@ -9,8 +9,6 @@ asked of the reference: the contracts whose ids begin so. The files are changed 
 survivor is printed with its change. The exit code is 1 where fewer than nine in ten are killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -8,8 +8,6 @@ more torch has allocated at its peak in the first two observed steps than in two
 included, which are made then and stay; in parts of the weights. Prints Markdown.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import runpy

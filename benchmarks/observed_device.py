@@ -8,8 +8,6 @@ and waits. The first line compares the traces of one run on the CPU and on the d
 observed step takes a quarter more than a plain one.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -7,8 +7,6 @@ would be launches or copies, bytes that the kernels read, and how often the CPU 
 time on a device is estimated from them, 4 us a launch and 4 TB/s. Prints one JSON line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import runpy

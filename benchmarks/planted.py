@@ -11,8 +11,6 @@ contract about one run, are of the guilty place. A script that dies was planted 
 exit code 1 under 90 % seen or 80 % named. Scripts of a stack that is not installed are left out, and said.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -10,8 +10,6 @@ first. Exit code 1 if another contract holds, if one that is argued catches the 
 or if a contract is neither violated nor holds.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -7,8 +7,6 @@ Each figure comes from a torchrun of its own, on test files written for it. The 
 MultiProcessTestCase needs `pip install expecttest`, which torch's test utilities import.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

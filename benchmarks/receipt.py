@@ -5,8 +5,6 @@
 A process of its own: where it comes from is taken down before torch is loaded, and it alone holds the device's memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import os

@@ -4,8 +4,6 @@
 move forward: its inputs once and its output once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

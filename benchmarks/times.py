@@ -13,8 +13,6 @@ stand the twenty dearest test files.
 Prints Markdown; `--out DIR` also keeps what the commands said.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

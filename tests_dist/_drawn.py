@@ -3,8 +3,6 @@
 Whether axes multiply to a world is asked of nobody: a layout is built from factors of the world.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

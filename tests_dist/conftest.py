@@ -4,8 +4,6 @@ Which contracts of several ranks are slow here, that is: asked by `make gate-all
 the quick tests, is told here as well.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from contracts.contract import LAW, Contract

@@ -1,7 +1,5 @@
 """What many tensors together are gathered to is what torch gathers each to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Drawn layouts over drawn models and batches: the step of one rank, whatever is drawn, gradient by gradient."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

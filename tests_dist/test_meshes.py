@@ -1,7 +1,5 @@
 """What torch remembers of the meshes of earlier runs: forgotten where their groups are closed, else kept."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Pipelines over drawn patterns, cuts and microbatches: the step of one rank, whatever is drawn."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

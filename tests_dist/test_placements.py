@@ -1,7 +1,5 @@
 """Tensors that lie as another does: put together from parts, copied, blank."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh

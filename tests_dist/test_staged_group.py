@@ -3,8 +3,6 @@
 On CPUs it serves the CPU: tensors go through copies as they would between a device and the host.
 """
 
-from __future__ import annotations
-
 import copy
 import datetime
 import gc

@@ -1,7 +1,5 @@
 """Drawn windows of unequal microbatches on two ranks: the step of one rank, whatever is drawn."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

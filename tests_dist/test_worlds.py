@@ -1,7 +1,5 @@
 """Worlds of fewer ranks than there are, and what ranks exchange."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Where snapshots lie, and that `make test` runs every test that stands here."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -5,8 +5,6 @@ Counted are the pages, the statements of contracts, other docstrings, and what i
 `python -m tests_unit.english behind docs`.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

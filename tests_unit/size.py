@@ -4,8 +4,6 @@
 nor dropped docstrings make anything smaller.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import tomllib

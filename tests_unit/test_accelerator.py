@@ -1,7 +1,5 @@
 """Nobody asks CUDA for a device in a process that forks, and a fork that could not use one sees none."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who answered: every process says which code it has, and two different ones under one name judge nothing."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shlex

@@ -1,7 +1,5 @@
 """What the law asks with one value alone stands on a page, which may not grow unseen."""
 
-from __future__ import annotations
-
 import difflib
 from pathlib import Path
 

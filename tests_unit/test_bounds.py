@@ -1,7 +1,5 @@
 """Readers of what others wrote take time in proportion to its size, of whatever shape: keys, lines, items, nesting."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import time

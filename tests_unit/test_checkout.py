@@ -1,7 +1,5 @@
 """`check --at`: the code of a checkout, a worktree or a revision answers, and nothing else under its name."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

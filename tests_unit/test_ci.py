@@ -1,7 +1,5 @@
 """The templates for CI services: each is read as its service reads it, and its commands run on two stacks."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The command line as a user meets it: what each command prints, its exit code, and what bad input ends in."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

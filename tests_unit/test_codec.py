@@ -1,7 +1,5 @@
 """The codec: strict, lossless, and silent about nothing. Refusals carry field, value, problem and remedy at once."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

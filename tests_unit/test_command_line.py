@@ -1,7 +1,5 @@
 """What the command line understands, suggests and completes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Every deviation that ships here names a script that shows the fault without the suite."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

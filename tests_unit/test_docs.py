@@ -1,7 +1,5 @@
 """The pages hold together: links lead somewhere, tables are whole, and what is generated is current."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

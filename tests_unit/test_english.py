@@ -1,7 +1,5 @@
 """What a reader meets is plain English: turns that a reader stumbles over become fewer and never more."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`.ci/environment` reads one table of environments: which calls of pip, under which pins."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -7,8 +7,6 @@ commands in a repository with some commits; `not run: WHY` is a block that no te
 for anything, and with `counts` a number for any number. A command of which nothing is shown has to end with 0.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

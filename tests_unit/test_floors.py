@@ -1,7 +1,5 @@
 """Imports go down only. Proved by importing each module in a fresh interpreter, not by reading it."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

@@ -1,7 +1,5 @@
 """A call in a fork gives back what it said, and what it leaves running holds nobody up."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """What carries the project's former name: records are read, environment variables are refused at once."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import replace
 from datetime import date

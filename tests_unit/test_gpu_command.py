@@ -1,7 +1,5 @@
 """`make gpu`: parts that end, are cut off, continue and are weighed, rehearsed on a CPU."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

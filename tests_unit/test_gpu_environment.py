@@ -1,7 +1,5 @@
 """What a machine with a card and no network is given."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The rule takes the fixes that it says, and a fix is named by what the commit before it violates."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """No module imports itself by way of others. Read off the source, so that an import inside a function, one for the type
 checker, one by `import_module` and a command of `cli.py` count too: a reader of the file follows those as well."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import re

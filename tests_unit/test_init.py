@@ -1,7 +1,5 @@
 """`rankproof init`, from outside: what it writes, what it says of an adapter that grows, and what it refuses."""
 
-from __future__ import annotations
-
 import datetime
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A writer that knows of no faults meets them in a fork of this process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

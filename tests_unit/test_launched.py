@@ -1,7 +1,5 @@
 """A party that a command serves: every way a command can go wrong is told apart from an answer."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

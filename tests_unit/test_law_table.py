@@ -1,7 +1,5 @@
 """The table of contents of the law is a reviewed file: a promise cannot be added, changed or dropped unseen."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

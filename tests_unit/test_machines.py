@@ -1,7 +1,5 @@
 """The machine as an axis: rows cover what they say, and a verdict that depends on the machine is found and named."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The real Megatron-Core, asked: its groups against a brute-force enumeration, its parser against the shipped table."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections import defaultdict

@@ -3,8 +3,6 @@
 Both run in the interpreter that has it, each in a process of its own.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 pip itself is asked, in an environment of its own that holds a torch nightly; nothing is installed by its plans.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -3,8 +3,6 @@
 A few hundred inputs each in every run; 100,000 each with `make fuzz`.
 """
 
-from __future__ import annotations
-
 import copy
 import datetime
 import itertools

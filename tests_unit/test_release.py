@@ -1,7 +1,5 @@
 """A release: what it refuses, and what it builds. Tried with a tag in a scratch repository; nothing is published."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The answering side of the protocol, its published schema, and the worked example."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """The site: built strictly, every link and anchor in it leads somewhere, and no page asks another host for anything."""
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

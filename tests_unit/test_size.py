@@ -1,7 +1,5 @@
 """The repository does not grow unless somebody wants it to."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from pathlib import Path

@@ -3,8 +3,6 @@
 `pytest tests_unit/test_snapshots.py --snapshot-update` writes it anew. A snapshot that no test asks for is red.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping
 

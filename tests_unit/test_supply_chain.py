@@ -1,7 +1,5 @@
 """What CI and a release run is named by its content: actions and images by digest, packages by the hashes of a lock."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The real torchtitan, where it is installed: scripts that confirm what it does otherwise, promises that it keeps."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

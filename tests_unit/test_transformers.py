@@ -1,7 +1,5 @@
 """The real transformers, where it is installed: scripts that confirm its defects, promises that it keeps."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

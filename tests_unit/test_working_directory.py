@@ -1,7 +1,5 @@
 """The command is the suite's own: a folder `contracts/` of whoever runs it is never taken for it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

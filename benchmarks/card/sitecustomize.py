@@ -6,8 +6,6 @@ sees a card of capability (9, 0) that computes nothing. What touches CUDA, among
 from every fork that comes after, as on a real card: touching it there is an error.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import os

@@ -3,8 +3,6 @@
 Each is loaded by name (`--stack tests_unit._parties.bad:Hangs`). What is not broken in them is the reference's.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

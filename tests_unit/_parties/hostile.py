@@ -3,8 +3,6 @@
 Each is loaded by name (`--stack tests_unit._parties.hostile:PutsOutTheTimer`).
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

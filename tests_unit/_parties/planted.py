@@ -1,7 +1,5 @@
 """The reference with one fault, in a numeric case that no mutant names: only the law's own tests can find it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -1,7 +1,5 @@
 """Runs the gate as a user does, from the outside."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import gc

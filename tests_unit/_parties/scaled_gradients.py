@@ -3,8 +3,6 @@
 With several ranks alone, as a collective that is called twice, or divided by too much, would leave them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.instruments import numerics

@@ -4,8 +4,6 @@ process that has imported torch: that is most of what one takes.
 This file is both ends; what another interpreter runs of it needs the standard library alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """ENV-03a on a machine without a GPU: the check beside an allocator that reads variables as CUDA's does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

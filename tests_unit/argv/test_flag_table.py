@@ -1,7 +1,5 @@
 """Megatron's flags as a table of facts: what it knows, what it says it does not know."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

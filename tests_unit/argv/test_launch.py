@@ -1,8 +1,6 @@
 """Properties of the launch side, over drawn values: what is quoted is read back, what is overridden arrives, what is
 hostile is refused."""
 
-from __future__ import annotations
-
 import random
 import shlex
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """The reference's attention over drawn shapes: against its definition, by finite differences, and far out."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the checks on devices ask."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The M blocks of the reference over drawn shapes, against their oracles and by finite differences."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

@@ -4,8 +4,6 @@ Nobody here wrote them, so they judge the oracles as much as the oracles judge t
 (instruments.mamba_ssm); one process answers all requests. The worst distance that was measured is 8e-7.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The scan that stands in for mamba-ssm's under Megatron-Core, against those kernels themselves and the recurrence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

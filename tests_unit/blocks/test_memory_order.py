@@ -1,7 +1,5 @@
 """Whoever lays every tensor row by row is not asked about memory in another order."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The reference's dense MLP over drawn shapes, against its definition and by finite differences."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

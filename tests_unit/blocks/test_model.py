@@ -1,7 +1,5 @@
 """The whole model, over drawn shapes and at its true size."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

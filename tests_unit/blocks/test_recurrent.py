@@ -1,7 +1,5 @@
 """The R block of the reference over drawn shapes, against its oracle and by finite differences."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """The reference's checkpoints over drawn states, over worlds of several ranks, and over processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

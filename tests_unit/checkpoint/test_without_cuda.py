@@ -1,7 +1,5 @@
 """What forks is answered by another process once this one has used CUDA."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`rankproof compare` as a user meets it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

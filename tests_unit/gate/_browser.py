@@ -1,7 +1,5 @@
 """Headless Chromium over a pipe, by the DevTools protocol: no driver and no further package."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

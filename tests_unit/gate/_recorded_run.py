@@ -1,7 +1,5 @@
 """A small recorded run, on which the gate's verdict is judged, and a deviation declared in it."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from contracts.spec.records import (

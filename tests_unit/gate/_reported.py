@@ -1,7 +1,5 @@
 """Recorded runs to draw: everything holds, something is violated, everything is sick."""
 
-from __future__ import annotations
-
 from contracts.spec.records import (
     SCHEMA,
     Header,

@@ -1,7 +1,5 @@
 """`check --changed`: what a change of the stack can touch is judged first, and everything is judged."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

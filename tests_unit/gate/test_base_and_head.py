@@ -1,7 +1,5 @@
 """`check --at BASE..HEAD`: the verdict is about the change, whatever both sides violate."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

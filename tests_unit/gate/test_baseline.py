@@ -1,7 +1,5 @@
 """A run with a baseline: what it says on the command line, and that the record carries it."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A mutant that is one function changes what it names while it answers, and nothing else."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys

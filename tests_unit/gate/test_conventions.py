@@ -1,7 +1,5 @@
 """Conventions: what may be declared, who declares it, and that each choice is judged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import MappingProxyType
 

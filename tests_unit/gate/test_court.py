@@ -3,8 +3,6 @@
 Each row is one run of the command, with the verdict it deserves.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Coverage counts each planned case once, and holds against a stack neither its own lacks nor the device's."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from dataclasses import replace

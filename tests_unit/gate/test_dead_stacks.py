@@ -1,7 +1,5 @@
 """The table of what holds for a stack in which nothing happens names contracts about training, each with a reason."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

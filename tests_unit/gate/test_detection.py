@@ -1,7 +1,5 @@
 """The figure: what was detected of what was planted, and the README that shows it."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict

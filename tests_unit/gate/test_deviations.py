@@ -1,7 +1,5 @@
 """What a deviations file is filled with from a record, and that what is filled in forgives exactly that record."""
 
-from __future__ import annotations
-
 import datetime
 import re
 import tomllib

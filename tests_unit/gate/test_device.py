@@ -1,7 +1,5 @@
 """On which device a stack is asked to compute, and what a verdict says of it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

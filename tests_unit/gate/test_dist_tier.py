@@ -1,7 +1,5 @@
 """The tier of many ranks from outside: what it needs, what its record says, and the pages that say how to start it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """How the command ends where its surroundings fail: never as if a stack were violated, and with nobody's files gone."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -3,8 +3,6 @@
 A fault in a case that no mutant names is missed by every other test.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ parser of a real Megatron-Core can hold the reference to are marked `megatron` a
 that need a CUDA device `gpu`.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from contracts.contract import LAW, Mutant

@@ -3,8 +3,6 @@
 Each requirement is a function of whoever draws the reports, so that `BROKEN` can show that it fails where it must.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

@@ -1,7 +1,5 @@
 """A stack without float64 is asked cases in float64 in float32, and the mutants of those contracts still die."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """A comparison in which nothing happened is violated by name, whatever the check makes of it."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Inside a job of another launcher the gate neither waits for other ranks nor starts its own otherwise."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

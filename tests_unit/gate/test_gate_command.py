@@ -1,7 +1,5 @@
 """`rankproof gate`: stacks in turn, each in its own environment, and the worst of their exit codes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The plugin: what is on disk when, who decides the exit code, how deviations and profiles are read."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

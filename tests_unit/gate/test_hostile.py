@@ -1,7 +1,5 @@
 """Stacks that attack the gate: none hangs it, speaks in its name, breaks its reports or ends in another colour."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

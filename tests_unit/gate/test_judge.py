@@ -1,7 +1,5 @@
 """One case of one contract, judged: the outcome, the words, whose lack it is, and what a mutant's fate is."""
 
-from __future__ import annotations
-
 import importlib.util
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The ladder of recipes, the abilities of a stack, and the plan that follows from both."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Frozen sets of contracts: what a verdict about a release counts, what it only shows, and who may write one."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What only a loss and a gradient's norm show of a wrong stack, taken down while a check trains it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Incidents in which "did not run" was read as green, each rebuilt here. `docs/gate.md` lists them, with sources."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Changes of the reference's source: where operators apply, and what becomes of a change."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

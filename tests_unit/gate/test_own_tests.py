@@ -1,7 +1,5 @@
 """The installed plugin in a project's own pytest: what it leaves alone, and what `parametrize_with_contracts` makes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

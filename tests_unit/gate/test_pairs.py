@@ -1,7 +1,5 @@
 """Which features the contracts ask for together."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,6 @@
 """`explain` leads to the lines of a contract and to commands that judge it, for every contract; so does every other
 command that a message prints."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """Words from outside are cut, redacted, made printable and escaped: by how much, where, and what stays as it was."""
 
-from __future__ import annotations
-
 import pytest
 
 from contracts.court.plain_text import (

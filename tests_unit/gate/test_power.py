@@ -1,7 +1,5 @@
 """A green verdict needs the power to fail: what takes it from the checks is refused, said, or does not take it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

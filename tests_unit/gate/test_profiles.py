@@ -1,7 +1,5 @@
 """Profiles: which cases a word plans, what it leaves outside, and on which recipes a stack is asked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """How far a run is stands on stderr while it works: in place on a terminal, now and then in a log."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -3,8 +3,6 @@
 `python -m benchmarks.machines` asks every contract of it; a few of each family are asked here.
 """
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 import pytest

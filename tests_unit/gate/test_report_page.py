@@ -1,7 +1,5 @@
 """The HTML page as a reader has it, in headless Chromium."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Causes, and what the forms for people and for CI services make of them."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Correct stacks drawn by seed: a rewrite takes effect and changes no verdict, and a wrong one is red."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

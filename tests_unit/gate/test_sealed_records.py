@@ -1,7 +1,5 @@
 """A record is sealed: by its digest against accidents, by a key against whoever can write a new digest."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import re

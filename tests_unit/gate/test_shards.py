@@ -1,7 +1,5 @@
 """A gate that is split: every share judges a part in a process of its own, and one record has all of it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

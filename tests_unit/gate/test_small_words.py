@@ -1,7 +1,5 @@
 """What is printed beside a verdict is true: commands run, paths are the repository's, nothing is green unasked."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """A gate that is stopped from outside leaves no process, no complete-looking record and no green."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -4,8 +4,6 @@ Inputs are those on which relative errors divide by nothing or by next to nothin
 of two from the smallest number of a dtype to its largest, and tensors that hold all of these at once.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping

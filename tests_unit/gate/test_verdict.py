@@ -1,7 +1,5 @@
 """The verdict on small runs, worked out by hand: its word, each result, and each fault in its own words."""
 
-from __future__ import annotations
-
 import datetime
 from dataclasses import replace
 from itertools import permutations

@@ -1,7 +1,5 @@
 """The partition of a wall clock, against a simulation that looks at every millisecond."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """The stack table, the running environment, and install plans that the real pip is asked about, on wheels made here."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json

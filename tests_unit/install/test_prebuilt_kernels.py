@@ -1,7 +1,5 @@
 """INST-03b on a machine without a GPU: the check beside a stack that runs its own kernels in the packages' names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -5,8 +5,6 @@
 The worst distance of y, last state and gradients, by name, as JSON. `LYING` is how documents lie: `packed` or `whole`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Packages of others: what becomes of importing them, and mamba-ssm's kernel in place of the reference's own scan."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The kernel catalogue: each guard alone, every device as a whole word, and evidence in every combination."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Manifests under any order of events, under a kill at any line of a write, and under ten thousand mutilations."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """Diagnosis as a total function of the facts, and as a command over the folder of a run."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

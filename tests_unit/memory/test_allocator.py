@@ -1,7 +1,5 @@
 """Memory records: every possible one gets a word, no impossible one does, and more memory never makes it worse."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

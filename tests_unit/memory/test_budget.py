@@ -1,7 +1,5 @@
 """Budgets: parameters by hand, literals of the sources, identities over drawn recipes, the presets as they stand."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """What the compiler is given of the experts: one graph each way, in which rows move by gathers only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

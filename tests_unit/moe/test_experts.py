@@ -1,7 +1,5 @@
 """The reference's experts against their oracle over drawn shapes, and what no question of the law can show."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -3,8 +3,6 @@
 A promise that one of these would break is over-strict. Each was found by putting Megatron-Core under the law.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Presets: one configuration has one identity, a wrong name is refused with its neighbours, a label never resolves."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import TypeVar

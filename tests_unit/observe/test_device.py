@@ -4,8 +4,6 @@ Triton's interpreter runs the kernels on the CPU, in a process of its own, where
 them that adds up element by element, from the same tables, takes their place for whole traces.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import runpy

@@ -1,7 +1,5 @@
 """Which ranks hold the same is known by evidence: optimizers that reduce, and tensor parallelism by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Healthy runs of one rank that train in less usual ways: nothing is violated, and the script is not in the way."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections import Counter

@@ -1,7 +1,5 @@
 """Rows are known by their contents: not by an argument's name, place or padding."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tensors of every kind: what the recorder does not read it leaves alone and counts; the script continues as before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

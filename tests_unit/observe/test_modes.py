@@ -1,7 +1,5 @@
 """In which mode a model trains: after an evaluation in front of the first step, and in two runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What was not compared is never green: not in a phase of `diff`, and in no OBS contract."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The nano script, unmodified, on 1, 2 and 4 ranks: legal layouts agree, a planted bug is named first."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

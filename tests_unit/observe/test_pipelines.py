@@ -1,7 +1,5 @@
 """A pipeline is compared with the whole model: legal schedules equal one rank, and what is broken is named first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The global indices that a rank holds are those of the values that DTensor gives it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,8 +1,6 @@
 """Training scripts of others, not a line of them changed, on one, two and four ranks: legal layouts are equal and
 healthy; released bugs are seen without an adapter."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

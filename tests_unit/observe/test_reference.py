@@ -1,7 +1,5 @@
 """The reference's own trainer, observed as a script, on one, two and four ranks: its layouts are equal and healthy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

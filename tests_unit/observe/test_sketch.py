@@ -1,7 +1,5 @@
 """Sketches and fingerprints add up over any sharding, and estimate norms of differences of any rank."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

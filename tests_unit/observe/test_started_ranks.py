@@ -1,7 +1,5 @@
 """Ranks that a script starts itself are observed, or named as missing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Traces as files: what is refused, and what a killed rank leaves."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an adapter answers to `trace`: runs of a script, each made once, some after others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

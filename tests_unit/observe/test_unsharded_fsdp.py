@@ -1,7 +1,5 @@
 """FSDP1 that does not shard: its ranks are replicas, and drift apart where nobody reduces their gradients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

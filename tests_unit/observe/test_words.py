@@ -1,7 +1,5 @@
 """What `show`, `diff` and `judge` print of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The reference's optimizer, schedule, data and trainer command, over drawn inputs and through real processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

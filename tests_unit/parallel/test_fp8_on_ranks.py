@@ -1,7 +1,5 @@
 """What of FP8 the reference builds on several ranks: not the products of matrices that ranks share."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What is decided about a pipeline before there is one, and what its checks make of messages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The trainer's command on several ranks: killed, and resumed on others, it ends where one rank ends undisturbed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

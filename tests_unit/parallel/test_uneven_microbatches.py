@@ -1,7 +1,5 @@
 """Windows of drawn microbatches: however the rows of a length are gathered into microbatches, the step is the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

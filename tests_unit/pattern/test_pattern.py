@@ -1,7 +1,5 @@
 """The pattern's properties: parse and render are inverse, cuts and translations keep every layer, refusals point."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Products in FP8 over drawn numbers and shapes, against their definition, torch's own casts and values by hand."""
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 import pytest

@@ -1,7 +1,5 @@
 """The preflight under hostile captures, random ranks, absent tools, and as a command."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

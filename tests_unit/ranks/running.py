@@ -1,7 +1,5 @@
 """Starts torchrun on test files written for the occasion, and reads what rank 0 says of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

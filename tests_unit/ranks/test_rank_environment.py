@@ -1,7 +1,5 @@
 """What a process may be given of its rank, and what is refused, because every rank would judge alone and be green."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

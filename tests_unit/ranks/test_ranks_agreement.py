@@ -1,7 +1,5 @@
 """How ranks come to one view: ranks are threads here, over one HashStore, with a clock that is moved by hand."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

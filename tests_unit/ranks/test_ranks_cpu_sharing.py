@@ -1,7 +1,5 @@
 """Ranks without a core to spare take turns; others keep the policy that they have."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A session whose ranks die: with restarts every test has its outcome, without them the end is reported."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """What carries the tensors of the ranks follows from the ranks and devices of a node."""
 
-from __future__ import annotations
-
 import pytest
 
 from contracts.harness.commands import _backend_option

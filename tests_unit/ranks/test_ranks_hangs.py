@@ -1,7 +1,5 @@
 """What a test comes to where a rank does not come back: a hang costs its limit and no more, and says where it was."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

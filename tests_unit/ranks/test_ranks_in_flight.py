@@ -1,7 +1,5 @@
 """What a test leaves in flight makes that test red on every rank, and the next one meets clean groups."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a restarted session takes from the journal of the one before."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

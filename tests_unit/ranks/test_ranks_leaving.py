@@ -1,7 +1,5 @@
 """However ranks leave, a session with a failed or unrun test is red to torchrun, and nothing of it is left running."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import uuid

@@ -1,7 +1,5 @@
 """The outcome of a test from the outcomes of its ranks: a table, by hand."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What a test comes to where its ranks do not all pass: torchrun for real, three ranks, one run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

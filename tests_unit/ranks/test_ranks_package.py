@@ -1,7 +1,5 @@
 """The ranks package stands by itself: pytest and torch.distributed are all that it knows."""
 
-from __future__ import annotations
-
 import pkgutil
 
 import contracts.ranks

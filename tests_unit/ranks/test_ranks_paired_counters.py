@@ -1,7 +1,5 @@
 """What torch pairs ranks by and each process counts for itself: the test that leaves it uneven is red, and no other."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranks beside pytest's own options and beside other plugins: hypothesis, syrupy, pytest-timeout, JUnit, the cache."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The watchdog step by step, with a clock that is moved by hand; and an exception thrown into a thread for real."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`rankproof launch` from the outside: a torchrun on PATH that is a small script, real signals, a real folder."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

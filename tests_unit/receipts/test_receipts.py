@@ -1,7 +1,5 @@
 """Receipts where no question reaches: the published schema, crashes and full disks, damaged text, provenance."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Redaction as a function of text: what goes, what stays, and that doing it twice changes nothing."""
 
-from __future__ import annotations
-
 import html
 import json
 import string

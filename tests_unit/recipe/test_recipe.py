@@ -1,7 +1,5 @@
 """The recipe as a value: frozen, whole after JSON and after overrides, refused with every broken relation at once."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Mounts, links and caches: on this host's own file systems, on one made for the test, and on text that is none."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The arithmetic of the mesh: bijections, partitions, refusals, and what hostile degrees do to it."""
 
-from __future__ import annotations
-
 import random
 from itertools import combinations
 from math import prod

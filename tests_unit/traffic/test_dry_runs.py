@@ -1,7 +1,5 @@
 """Dry runs over torch's fake backend, as adapters make them: what is recorded, what is not, and who is refused."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

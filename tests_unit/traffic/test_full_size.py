@@ -3,8 +3,6 @@
 `pytest tests_unit/traffic/test_full_size.py -m slow --snapshot-update` writes the tables anew.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

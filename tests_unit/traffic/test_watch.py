@@ -1,7 +1,5 @@
 """The names by which a watched step calls its collectives."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """A mutant that is one function, or one class: what a stack runs in place of one of its own."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

@@ -3,8 +3,6 @@
 They are no mutants of one contract. `python -m benchmarks.power` puts them before every contract about training.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.spec.topology import Degrees

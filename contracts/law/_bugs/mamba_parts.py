@@ -3,8 +3,6 @@
 B sequences · T tokens
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """What mutants of MoE layers on several ranks share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

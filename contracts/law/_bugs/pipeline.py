@@ -1,7 +1,5 @@
 """Join and cut microbatches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Activations computed as their formulas are written, which overflow where they should saturate."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

@@ -1,7 +1,5 @@
 """How checks read an answer: layer numbers, an argv as flags, a refusal by its fields, presets by a word in a name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 

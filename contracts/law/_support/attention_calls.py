@@ -1,7 +1,5 @@
 """Calls through an attention block, and what its definition gives for them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

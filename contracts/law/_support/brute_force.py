@@ -4,8 +4,6 @@ Nothing here shares code or arithmetic with `contracts.spec.topology`: coordinat
 and groups from collecting the ranks that agree in every other coordinate.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping

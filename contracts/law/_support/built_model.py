@@ -1,7 +1,5 @@
 """The presets whose models are built, and the number of elements of a parameter."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Protocol
 

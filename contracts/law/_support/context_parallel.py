@@ -1,7 +1,5 @@
 """Context parallel: how the rows of a batch are packed, and models whose state crosses from rank to rank."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -1,7 +1,5 @@
 """A host with its volumes, links and directories, and places on it for state."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.spec.installation import Disks, StorageMap

@@ -1,7 +1,5 @@
 """A call through a block whose kernels may come from Transformer Engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """How checks read findings: what a stack must stop at, and what it must accept."""
 
-from __future__ import annotations
-
 from contracts.spec.machine import Finding
 
 

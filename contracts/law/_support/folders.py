@@ -4,8 +4,6 @@ A checkpoint is synced file by file, and a disk takes some milliseconds for each
 longer than the run.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

@@ -2,8 +2,6 @@
 sorted by purpose.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What a label weighs in a step of several microbatches or ranks, by what a stack declares."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from contracts.spec.conventions import chosen

@@ -1,7 +1,5 @@
 """Recipes and lanes, as literals, for the checks on launches, and how their words and variables are read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

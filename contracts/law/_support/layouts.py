@@ -1,7 +1,5 @@
 """What mesh checks share: which axes a layout has, declining a layout, judging a grid, reading a refusal's numbers."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

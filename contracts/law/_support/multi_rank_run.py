@@ -1,7 +1,5 @@
 """Two runs from the same whole weights and batches, on one rank and on several, and in which layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ A rank that fails alone leaves the others in the next collective. All ranks ther
 any of them asserts.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

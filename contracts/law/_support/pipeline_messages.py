@@ -1,7 +1,5 @@
 """The messages between pipeline stages, as a rank issued them, and how they are shown."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.law._support import small_models

@@ -3,8 +3,6 @@
 The oracle is the same stack on one rank, which every rank runs alone, with the same whole weights and whole batches.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.law._support import training_run

@@ -4,8 +4,6 @@ GQA 4:2 heads, top-k 3 of 12 experts, 4 SSM heads in 2 groups of 16 states again
 pattern's length does not divide, widths that are no powers of two.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.spec.recipe import Batch, Dsa, Mamba, Mla, Moe, Optim, Recipe

@@ -1,7 +1,5 @@
 """Recorded runs as literals, for the checks on receipts and comparisons."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.law._support.launches import NAM56R

@@ -1,7 +1,5 @@
 """How checks ask for a refusal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import is_dataclass
 

@@ -4,8 +4,6 @@ They have more than ten experts, more than ten files, a scalar, an empty tensor,
 keeps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The small model whose parameters the capacity checks count by hand, and how they read a budget."""
 
-from __future__ import annotations
-
 from contracts.spec.capacity import Budget, Card, StageBudget
 from contracts.spec.party import Party
 from contracts.spec.recipe import Batch, Mamba, Moe, Recipe

@@ -7,8 +7,6 @@ The oracle is the same stack on one rank. Every stack offers float32, so bounds 
 and the gradients of the first step, from the same whole weights, say the most: Adam turns rounding into signs.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -4,8 +4,6 @@ Every comparison answers in words: first what the loss and the gradient norm alo
 and by how much. The answer is empty where the steps agree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal

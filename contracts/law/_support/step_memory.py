@@ -1,7 +1,5 @@
 """A model that fits every card, and the stack that the checks on step memory ask."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol
 

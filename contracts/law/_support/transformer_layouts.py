@@ -1,7 +1,5 @@
 """Transformers with experts, by layout: for single steps, for pipeline stages, for saving and loading."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

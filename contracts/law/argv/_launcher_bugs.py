@@ -3,8 +3,6 @@
 It knows the names, types and rules of the flags that the checks use, and nothing about a model.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping
 

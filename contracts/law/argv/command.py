@@ -4,8 +4,6 @@
 decline a launch for another launcher.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Mapping

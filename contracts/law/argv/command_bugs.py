@@ -1,7 +1,5 @@
 """Stacks that write the wrong command: sizes forgotten, modes mixed up, words split, a launcher started eight times."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken

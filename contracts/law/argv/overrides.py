@@ -3,8 +3,6 @@
 An override either changes what it names and nothing else, or is refused. It never disappears.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

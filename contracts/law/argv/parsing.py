@@ -4,8 +4,6 @@ Checks with a literal argv apply to launchers that know Megatron-LM's flags and 
 parse the legal argv from which they start has other flags, and declines.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields, replace
 

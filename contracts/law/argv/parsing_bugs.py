@@ -1,8 +1,6 @@
 """Launches with flags that their launcher does not have, launchers that accept what they will not run, and trainers
 that lose half of what they receive."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod

@@ -1,7 +1,5 @@
 """Attention against its definition: heads, softmax, and the tensors that a block holds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

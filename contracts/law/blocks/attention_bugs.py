@@ -1,7 +1,5 @@
 """Attention that departs from its definition in one place: heads, scale, norms, held tensors."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Causality of attention: no later token, no other document and no other row has an effect. The zeros are exact."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -4,8 +4,6 @@ Only one token gets an upstream gradient. It depends on the tokens where the gra
 zeros are exact on every device, so one element reveals a kernel that masks with small numbers or reads a tile too far.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

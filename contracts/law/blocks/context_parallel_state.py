@@ -3,8 +3,6 @@
 Each model has one mixer only, so the result depends on what passed every rank boundary. PAR tests the whole step.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -1,7 +1,5 @@
 """Stacks that lose or double-count the state that passes between context-parallel ranks."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

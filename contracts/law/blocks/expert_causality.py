@@ -1,7 +1,5 @@
 """Which tokens a token's output depends on in a block with experts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,5 @@
 """Experts whose routing depends on later tokens."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Gradients of a whole model: they match finite differences, every weight has one, and recomputation changes none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -1,7 +1,5 @@
 """Models whose loss is right and whose gradients are not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention in half precision: tensors are stored in 16 bits and accumulated in float32."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Attention that accumulates in its storage dtype."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 spec/blocks.py lists the weight names of a whole model.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Multi-latent attention against its definition, and its absorbed form against the form that writes out keys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -1,7 +1,5 @@
 """Multi-latent attention that departs from its definition, or whose two forms disagree."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Cross entropy is in nats. Labels of -100 are ignored.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -1,7 +1,5 @@
 """Losses with a wrong mean, a wrong dtype, or a wrong total."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -3,8 +3,6 @@
 Cases have 2 to 3 rows, 4 or 6 heads in 2 or 3 groups, and lengths that are no multiple of the chunk.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TYPE_CHECKING
 

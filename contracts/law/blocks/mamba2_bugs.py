@@ -3,8 +3,6 @@
 B sequences · T tokens · h heads · p head_dim · g groups · n state · c channels · I = h·p inner
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 `mamba_scan` tests what Mamba-3 shares with Mamba-2. Single input, single output; half of the state rotates.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 B sequences · T tokens · h heads · p head_dim · g groups · n state · S angles
 """
 
-from __future__ import annotations
-
 from unittest import mock
 
 import torch

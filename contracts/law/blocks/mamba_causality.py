@@ -3,8 +3,6 @@
 The contracts are the same for Mamba-2 and Mamba-3. The length of 37 tokens is no multiple of a chunk.
 """
 
-from __future__ import annotations
-
 from contracts.contract import contract
 from contracts.law._support import scan_calls
 from contracts.law._support.scan_calls import PACKED, ScanCase

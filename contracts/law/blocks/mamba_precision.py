@@ -1,7 +1,5 @@
 """What M holds and computes in float32, whatever the dtype of the recipe and of the activations."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any

@@ -3,8 +3,6 @@
 B sequences · T tokens · h heads · p head_dim · n state · c channels · w = T + 3 inputs of the convolution
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

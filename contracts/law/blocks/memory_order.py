@@ -1,7 +1,5 @@
 """What a block computes does not depend on how its input and its upstream gradient lie in memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

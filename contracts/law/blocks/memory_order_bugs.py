@@ -1,7 +1,5 @@
 """Blocks that take a pointer and a length, and read what lies in another order as if it lay row by row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

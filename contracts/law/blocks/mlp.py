@@ -1,7 +1,5 @@
 """The dense MLP: its two activations, scaling with its weights, independence of tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Dense MLPs with one bug: in activation, gate, derivative or independence of tokens."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Causality of a whole model: a position depends on itself and on earlier tokens of its own document."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -3,8 +3,6 @@
 Depths count from 1: at position t, depth k predicts the label of position t + k. arXiv 2412.19437, section 2.2.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Multi-token prediction heads with a wrong input token, a wrong label, or no gradient."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import torch

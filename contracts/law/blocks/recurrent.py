@@ -3,8 +3,6 @@
 The state of a head is a matrix of 16 keys by 8 values that passes through tanh at every token.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Rope and QK norm: the angle of a pair, positions in packed rows, a norm per head, precision far out."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Attention with one bug in rope or QK norm."""
 
-from __future__ import annotations
-
 import torch
 
 from contracts.contract import mutant

@@ -1,7 +1,5 @@
 """Sparse attention with one bug in its index scores, selection, softmax, backward pass or layers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Third-party kernels in place of a block's own: the same definition and the same error policy, on a device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Asynchronous saves of several ranks, overtaken by later training steps and by the next save."""
 
-from __future__ import annotations
-
 from contracts.contract import contract
 from contracts.law._support.folders import folder
 from contracts.law._support.saved_states import FAMILIES, snapshot_difference, state, target

@@ -1,7 +1,5 @@
 """Asynchronous saves on several ranks that do not hold the state of the moment they were called."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock

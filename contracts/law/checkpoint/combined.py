@@ -1,7 +1,5 @@
 """Runs of many features at once: what is done beside the steps changes none of them, in whatever combination."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 Ranks see a folder through their node's disk or a network file system's cache, and do not always see the same files.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

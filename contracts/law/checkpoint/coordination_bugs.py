@@ -1,7 +1,5 @@
 """Ranks that each choose by themselves what to load."""
 
-from __future__ import annotations
-
 from contracts.law._bugs.broken import broken, derived
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints

@@ -1,7 +1,5 @@
 """What survives a writer that dies, a full disk, and an asynchronous save that training overtakes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract, untested

@@ -1,7 +1,5 @@
 """Writers that leave nothing loadable for a moment, and asynchronous saves that training overtakes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Checkpoints that were truncated, altered, mixed or planted: refused by file name, and never executed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Readers that trust every file in the folder, and execute pickles."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Where in its data a resumed run continues, and which checkpoints no run may resume from."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from dataclasses import replace

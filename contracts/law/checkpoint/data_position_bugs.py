@@ -1,7 +1,5 @@
 """Trainers that resume at another place in their data, under another recipe, or from nothing."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Each layout of four ranks resumes from every other one's checkpoint, and no rank loads numbers of another dtype."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

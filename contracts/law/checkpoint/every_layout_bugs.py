@@ -1,7 +1,5 @@
 """Checkpoints that resume correctly only on the layout that saved them, or with numbers of another dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

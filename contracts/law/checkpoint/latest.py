@@ -1,7 +1,5 @@
 """Which checkpoint is the newest, and on which volume checkpoints lie."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stacks that take the wrong checkpoint for the newest, or save to a place that is lost with the host."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

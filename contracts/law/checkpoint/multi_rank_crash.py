@@ -3,8 +3,6 @@
 A checkpoint of several ranks is complete when the slowest rank has written, not when the first has.
 """
 
-from __future__ import annotations
-
 from contracts.contract import contract
 from contracts.law._support import saved_states
 from contracts.law._support.folders import folder

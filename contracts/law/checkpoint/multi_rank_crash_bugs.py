@@ -1,7 +1,5 @@
 """Ranks that publish what others have not written, write over other ranks' files, or keep a failure to themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which checkpoints are left when the ranks of a running job remove old ones."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

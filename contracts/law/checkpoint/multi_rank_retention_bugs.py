@@ -1,7 +1,5 @@
 """Ranks that remove checkpoints that they still need, or never remove any."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken

@@ -5,8 +5,6 @@ A checkpoint must not depend on the ranks that wrote it. The contracts compare g
 it does not matter in which way a shard went astray.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import accumulate

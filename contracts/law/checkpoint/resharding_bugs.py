@@ -1,7 +1,5 @@
 """Runs of several ranks that save what only one of them holds, or load what another one held."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A resumed run is bit-identical to the run that was not interrupted, through two loads and two steps past the last."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Trainers that resume as another run, or as the same run from another place."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Which checkpoints may be removed, and what is left when a removal is cut short."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

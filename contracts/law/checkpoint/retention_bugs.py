@@ -1,7 +1,5 @@
 """Retention that removes the copy that was needed, or removes nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from contracts.law._bugs.broken import broken, derived

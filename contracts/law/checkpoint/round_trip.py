@@ -1,7 +1,5 @@
 """A load returns exactly what was saved, or a refusal that names what is wrong; it never loads half a state."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

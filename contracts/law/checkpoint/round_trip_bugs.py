@@ -1,7 +1,5 @@
 """Checkpoints that return something other than what was saved, or accept what does not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

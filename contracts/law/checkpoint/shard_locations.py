@@ -1,7 +1,5 @@
 """Where the ranks of a running job put their shards: all below the named folder, and nowhere else."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

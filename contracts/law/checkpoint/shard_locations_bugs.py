@@ -1,7 +1,5 @@
 """Ranks that keep their shards on their own node."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints of a transformer with experts: resumed, and loaded by other layouts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

@@ -1,7 +1,5 @@
 """Weights under the names of other file formats: with a wrapper's prefix, or with one tensor per expert."""
 
-from __future__ import annotations
-
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import saved_states

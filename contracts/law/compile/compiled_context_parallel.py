@@ -1,7 +1,5 @@
 """A state that passes from rank to rank, compiled."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

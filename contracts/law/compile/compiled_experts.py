@@ -4,8 +4,6 @@ and at NAM56R's true size on a GPU.
 4 sequences of 4096 tokens, hidden 3584, 16 experts of 896, top-4, a shared expert of 1024.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Token-choice layers that compute something else when compiled, or recompile for every distribution."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

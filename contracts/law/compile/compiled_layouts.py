@@ -1,7 +1,5 @@
 """Parallel layouts, eager and compiled: every rank compiles the same graphs, and the compiler changes no gradient."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

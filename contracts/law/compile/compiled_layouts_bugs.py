@@ -1,7 +1,5 @@
 """Parallel layouts that compile other code than eager, compile differently by rank, or wrap in another order."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

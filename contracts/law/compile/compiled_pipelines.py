@@ -1,7 +1,5 @@
 """Compiled lanes against eager training on one rank: pipeline stages, and experts on several ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol
 

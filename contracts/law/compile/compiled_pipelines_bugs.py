@@ -1,7 +1,5 @@
 """Compiled stages and experts whose step differs from one eager rank, or whose graphs hold too much."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

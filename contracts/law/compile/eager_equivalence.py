@@ -4,8 +4,6 @@ The checks count breaks and recompilations, not graphs. A compiler that gave up 
 that compiles nothing passes a test of equality: each contract about numbers has one about graphs beside it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Stacks whose compiled code differs from eager, breaks at undeclared places, or is compiled again and again."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A step of a transformer with experts, compiled block by block on several ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -4,8 +4,6 @@ Expected counts cover matrices, worked out by hand; the second number of each pa
 biases and convolutions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

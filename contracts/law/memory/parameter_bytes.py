@@ -1,7 +1,5 @@
 """The parameter bytes of a built model, against the budget."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TYPE_CHECKING
 

@@ -4,8 +4,6 @@ The model is built, sharded and stepped as in training, without its memory; the 
 degrees. Parameters, gradients and optimizer state are compared separately, and within each experts and the rest.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol
 

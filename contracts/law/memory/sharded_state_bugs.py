@@ -1,7 +1,5 @@
 """Stacks that keep more on a rank than planned, and plans that count what no rank keeps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from unittest import mock
 

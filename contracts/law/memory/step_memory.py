@@ -1,7 +1,5 @@
 """What a training step holds on its device, against the budget."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

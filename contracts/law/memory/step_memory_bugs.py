@@ -1,7 +1,5 @@
 """Stacks that hold more than they planned."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """The selection bias under gradient accumulation: one move per optimizer step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -1,7 +1,5 @@
 """Mutants of `checks.moe.accumulated_bias`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """What a step gives a router for its balance loss and its z loss, whatever the balance loss is over."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TYPE_CHECKING
 

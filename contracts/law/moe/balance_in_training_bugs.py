@@ -1,7 +1,5 @@
 """Losses of a router that depend on the layout or on the labels of a step."""
 
-from __future__ import annotations
-
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
 from contracts.law._bugs.multi_rank import routed

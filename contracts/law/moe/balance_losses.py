@@ -1,7 +1,5 @@
 """Balance losses: the auxiliary losses that spread tokens over experts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log

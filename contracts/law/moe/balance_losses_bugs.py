@@ -1,7 +1,5 @@
 """Auxiliary losses with one bug each."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """Expert capacity: which assignments find no slot, what becomes of them, and what lies in slots that nobody takes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

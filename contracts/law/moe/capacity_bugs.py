@@ -1,7 +1,5 @@
 """Expert capacities that keep, drop, count or pad wrongly."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

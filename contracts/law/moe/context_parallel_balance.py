@@ -1,7 +1,5 @@
 """Expert balance under context parallel, where the tokens of a row lie on several ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

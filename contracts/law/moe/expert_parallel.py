@@ -4,8 +4,6 @@ The oracle is the same stack on one rank. Experts and routers weigh more than th
 expert and a residual stream would hide dead experts from every loss.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

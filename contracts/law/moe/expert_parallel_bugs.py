@@ -1,7 +1,5 @@
 """Expert parallel with one bug each: rows that travel, gates, losses, counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

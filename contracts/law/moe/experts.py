@@ -1,7 +1,5 @@
 """Experts and the shared expert: the block matches its definition, gradients and idle experts included."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

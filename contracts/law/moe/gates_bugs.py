@@ -1,7 +1,5 @@
 """Gates that are normalised, scaled, paired or detached wrongly."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@
 B sequences · T positions · K experts a token
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

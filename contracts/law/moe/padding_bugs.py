@@ -1,7 +1,5 @@
 """Routers that take padding for text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

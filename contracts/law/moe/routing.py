@@ -1,7 +1,5 @@
 """The router: which experts a token goes to, how often each expert is chosen, and in which precision."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -1,7 +1,5 @@
 """Routers that choose, count or round wrongly."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

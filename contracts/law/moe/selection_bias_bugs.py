@@ -1,7 +1,5 @@
 """Selection bias updates with one bug each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

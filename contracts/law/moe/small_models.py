@@ -1,7 +1,5 @@
 """The router biases of transformers with experts, on one rank and on several."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

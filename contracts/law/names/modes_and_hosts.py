@@ -1,7 +1,5 @@
 """Lanes and hosts: what the name of a mode, a degree or a machine says about what runs where."""
 
-from __future__ import annotations
-
 import re
 
 from contracts.contract import contract

@@ -1,7 +1,5 @@
 """Stacks with one fault: a lane or a host is not what its name says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken

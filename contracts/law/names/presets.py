@@ -3,8 +3,6 @@
 A feature that is off is None, so "dsa off" reads `recipe.dsa is None`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import fields

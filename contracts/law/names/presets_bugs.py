@@ -1,7 +1,5 @@
 """Stacks with one fault: a preset's name does not say what it resolves to."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import replace

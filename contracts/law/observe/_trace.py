@@ -1,7 +1,5 @@
 """A trace as the OBS checks read it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from pathlib import Path

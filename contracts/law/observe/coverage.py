@@ -1,7 +1,5 @@
 """Whether a run was observed, on all of its ranks (OBS-16, OBS-17)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from contracts.contract import contract

@@ -1,7 +1,5 @@
 """Where tokens were routed, what counted them and what that does to the choice (OBS-14)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Which optimizer moves what, what is tied, and what values are (OBS-03, OBS-05, OBS-15)."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What ranks have in common, and what they must not (OBS-02, OBS-06, OBS-10, OBS-12, OBS-20)."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """Clipping, microbatches, rates and evaluation (OBS-04, OBS-07, OBS-08, OBS-13)."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

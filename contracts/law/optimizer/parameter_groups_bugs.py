@@ -1,7 +1,5 @@
 """Parameter groups that differ from the table: forgotten, doubled or misrouted parameters, wrong decay."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any

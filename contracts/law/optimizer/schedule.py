@@ -1,7 +1,5 @@
 """The learning rate step by step, and gradient clipping."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

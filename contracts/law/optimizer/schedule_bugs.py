@@ -1,7 +1,5 @@
 """Schedules that count the wrong steps or are one step off, and clipping that makes gradients larger."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

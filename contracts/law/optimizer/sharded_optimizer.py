@@ -1,7 +1,5 @@
 """The optimizer on several ranks: its step matches one rank, sharded or not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -1,7 +1,5 @@
 """Norms, clipping and updates that are wrong where parameters are sharded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

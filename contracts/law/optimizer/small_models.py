@@ -1,7 +1,5 @@
 """The optimizer of a transformer with experts, on several ranks and on one."""
 
-from __future__ import annotations
-
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.small_models import one_rank_and_many, optimizer_entries, session

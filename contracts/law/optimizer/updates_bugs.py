@@ -1,7 +1,5 @@
 """Optimizer steps that are wrong by a factor, an order or a sign."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

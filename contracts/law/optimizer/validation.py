@@ -1,7 +1,5 @@
 """Validation between two steps: it reports a loss, and the run continues as if there had been none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Validations that leave something behind in the run, or report another loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

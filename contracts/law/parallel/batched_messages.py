@@ -1,7 +1,5 @@
 """Pipeline stages issue their point-to-point messages in batches."""
 
-from __future__ import annotations
-
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.law._support.pipeline_messages import BATCHED, message_text, messages_seen

@@ -1,7 +1,5 @@
 """Mutants for `checks.parallel.batched_messages`."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

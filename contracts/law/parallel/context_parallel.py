@@ -6,8 +6,6 @@ them; one document spans all ranks, and one rank holds only the end of one docum
 cells with four ranks a rank has two tokens, fewer than the convolution looks back.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -3,8 +3,6 @@
 Stacks that lose the state at a border between ranks stand in `mutants.blocks.context_parallel_state`.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor

@@ -4,8 +4,6 @@ Each count is judged on a batch that isolates it: labels at the borders only, ra
 outweighs the task. `context_parallel.py` judges the step as a whole.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -3,8 +3,6 @@
 Every check writes its own text of known length and bytes, and gives its path to the recipe.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Samplers that repeat, lose or reorder sequences, and labels that are off by one."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

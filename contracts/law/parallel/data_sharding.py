@@ -1,7 +1,5 @@
 """Which rank reads which sequences, and that a token keeps its label where sequences are cut."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -1,7 +1,5 @@
 """Stacks whose ranks read the wrong rows, or lose labels where sequences are cut."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What says the same must give the same: the order of a mapping, the numbers of documents, who looks on, old memory."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager

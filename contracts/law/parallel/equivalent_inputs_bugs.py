@@ -1,7 +1,5 @@
 """Stacks that read more into their input than it says."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """The first five steps on several ranks: every parameter moves, and a run resumes from their checkpoint."""
 
-from __future__ import annotations
-
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments.ranks import here

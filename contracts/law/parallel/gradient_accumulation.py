@@ -1,7 +1,5 @@
 """Gradient accumulation: one optimizer step is the same, however many microbatches its batch is cut into."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

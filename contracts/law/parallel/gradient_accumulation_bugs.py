@@ -1,7 +1,5 @@
 """Trainers whose step depends on how its batch is cut into microbatches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

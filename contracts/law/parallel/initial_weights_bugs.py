@@ -1,7 +1,5 @@
 """Initial weights that depend on more than the seed, the name and the shape, or start training badly."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Mapping

@@ -10,8 +10,6 @@ Rows have unequal documents and unequal numbers of labels. T is 16 so that seque
 that a selection bias keeps idle belong to one rank.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

@@ -1,7 +1,5 @@
 """Stacks whose parallelism has one bug: what is shared, what is summed, and over which ranks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The initial weights of a run on several ranks, sharded or replicated."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

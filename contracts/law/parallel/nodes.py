@@ -1,7 +1,5 @@
 """How ranks are spread over nodes: it changes where a rank runs, and no number."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ every stage, and every loss counts on the stage where it arises. Documents have 
 labels, so that a microbatch paired with another one's labels, documents or gradients shows.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

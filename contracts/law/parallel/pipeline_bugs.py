@@ -1,7 +1,5 @@
 """Pipelines whose step differs from that of one rank."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

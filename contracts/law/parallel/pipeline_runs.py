@@ -1,7 +1,5 @@
 """Pipeline runs: how they start, what they save, and what is refused before anything is sent."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

@@ -1,7 +1,5 @@
 """Pipelines that start from other weights or data, save the wrong state, or accept what they cannot run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Updates under pipeline parallel: the norm, weights and moments, biases, and tensors with a copy on two stages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

@@ -1,7 +1,5 @@
 """Pipelines whose gradients are right and whose updates are wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

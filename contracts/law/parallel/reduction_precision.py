@@ -1,7 +1,5 @@
 """In which dtype ranks reduce gradients, and whether the loss scale is removed from them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

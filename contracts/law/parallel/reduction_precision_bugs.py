@@ -1,7 +1,5 @@
 """Mutants for `checks.parallel.reduction_precision`."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor

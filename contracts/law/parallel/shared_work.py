@@ -4,8 +4,6 @@ Numbers cannot show it. Where every rank computes every row, layer and head by i
 those of one rank on all of them, and the only thing that parallelism was for is missing.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

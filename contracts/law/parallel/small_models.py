@@ -5,8 +5,6 @@ over recipes of attention and experts in float32, so that they also judge stacks
 has a scan as well. Losses and norms show few bugs of this kind; the gradients of the first step, by name, show most.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

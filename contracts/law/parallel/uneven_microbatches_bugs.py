@@ -1,7 +1,5 @@
 """Trainers whose step depends on how labels are spread over unequal microbatches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models whose layers, residuals or sizes differ from the recipe's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import nn

@@ -4,8 +4,6 @@
 of multi-token prediction. There is no symbol for R. Layer numbers in the tables are 1-based.
 """
 
-from __future__ import annotations
-
 from contracts.contract import contract
 from contracts.law._support.answers import megatron_flags, one_based
 from contracts.law._support.refusals import refusal_of

@@ -1,7 +1,5 @@
 """Stacks that write the launcher's syntax with one fault, and launchers that read it with one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import mutant

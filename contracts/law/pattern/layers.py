@@ -3,8 +3,6 @@
 Layer numbers in the tables are 1-based, as a person counts; A-ranks are ordinals among A layers, from 0.
 """
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Pipeline stages: how a pattern is cut, and that a cut loses, moves and re-tiles nothing."""
 
-from __future__ import annotations
-
 from contracts.contract import contract
 from contracts.law._support.answers import megatron_flags
 from contracts.law._support.layouts import numbers_in

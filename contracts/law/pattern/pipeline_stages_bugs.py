@@ -1,7 +1,5 @@
 """Stacks that cut a pipeline with one fault: rounding, tiling, written-out stages, degrees of another run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import mutant

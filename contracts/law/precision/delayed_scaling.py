@@ -1,7 +1,5 @@
 """Delayed scaling: what a pass records, how amax histories advance, and what of them a checkpoint keeps."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import replace
 

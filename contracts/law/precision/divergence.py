@@ -1,7 +1,5 @@
 """A run that diverged says so: numbers that are not finite reach whoever watches the loss."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Runs that are lost, and look like runs that learn."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """FP8 products: their definition, quantisation expert by expert, and values that a stale scale did not foresee."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -1,7 +1,5 @@
 """FP8 products with one bug each: formats, scales, blocks, clamps, the quantised tensor."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

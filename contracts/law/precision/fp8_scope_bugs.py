@@ -1,7 +1,5 @@
 """Stacks that run the wrong things in FP8, or declare one thing and do another."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Widths that FP8 products accept: a stack refuses all others at once, and no valid one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

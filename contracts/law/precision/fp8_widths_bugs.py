@@ -1,7 +1,5 @@
 """Stacks that accept widths which FP8 cannot take, or refuse widths which it can."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken

@@ -1,7 +1,5 @@
 """What is added up in half precision, and what must not be: gradients of microbatches, labels, losses and norms."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

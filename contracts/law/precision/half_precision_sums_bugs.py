@@ -1,7 +1,5 @@
 """Gradients, labels, losses and norms that are added up in half precision."""
 
-from __future__ import annotations
-
 import torch
 
 from contracts.law._bugs.broken import broken

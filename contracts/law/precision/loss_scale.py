@@ -1,7 +1,5 @@
 """Training in float16 under a loss scale: steps that overflow, small gradients, and resumes."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Loss scales that leave something in the run, or are left out of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

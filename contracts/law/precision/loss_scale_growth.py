@@ -1,7 +1,5 @@
 """How a loss scale rises: after how many steps of which none overflows."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import tempfile

@@ -1,7 +1,5 @@
 """Transformer Engine's layer and the stack's own layer: which one ran, and whether the numbers agree."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final

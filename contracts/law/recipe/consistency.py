@@ -1,7 +1,5 @@
 """The recipe: what NAM56R is, which relations hold between its fields, and that nothing edits it in place."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Stacks with one fault in a recipe: another model, an unchecked relation, a value edited in place."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import mutant

@@ -3,8 +3,6 @@
 Flags are Megatron-Core's. A stack for another launcher uses other flags and is not judged here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Features and fields as observed: in the model's modules, in the results of a pass, in the effect of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol

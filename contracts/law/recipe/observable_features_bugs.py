@@ -1,7 +1,5 @@
 """Features that are in the recipe and not in the model, and fields that nothing reads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar
 

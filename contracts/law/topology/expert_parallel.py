@@ -3,8 +3,6 @@
 The parallel degrees decide this. Which mesh objects happen to exist does not.
 """
 
-from __future__ import annotations
-
 from contracts.contract import contract
 from contracts.law._support.layouts import groups_of, needs_layout
 from contracts.spec.stack import Stack

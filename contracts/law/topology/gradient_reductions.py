@@ -3,8 +3,6 @@
 Dense and expert parameters have separate cases. Ranks are compared as sets.
 """
 
-from __future__ import annotations
-
 from contracts.contract import contract
 from contracts.law._support.layouts import groups_of, needs_layout
 from contracts.spec.stack import Stack

@@ -1,7 +1,5 @@
 """Stacks that average gradients over the wrong ranks or divide by the wrong number."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken

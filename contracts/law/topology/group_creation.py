@@ -5,8 +5,6 @@ another order, leaves its peers waiting inside the call. Members are compared as
 of the whole world need no call of their own.
 """
 
-from __future__ import annotations
-
 from contracts.contract import contract
 from contracts.law._support.layouts import groups_of, needs_layout
 from contracts.spec.conventions import chosen

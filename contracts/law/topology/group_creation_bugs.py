@@ -1,7 +1,5 @@
 """Stacks that create groups wrongly: a call skipped, out of order, twice, or shared with the wrong members."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import mutant

@@ -4,8 +4,6 @@ Groups are compared as sets of members; their order does not matter. Every stack
 and in the borrowed layout cp and edp as well; etp and dp_cp are checked where they are reported.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

@@ -1,7 +1,5 @@
 """Stacks whose groups are wrong in one place: members, order of axes, legality."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import mutant

@@ -4,8 +4,6 @@ An enumeration that is right on eight ranks may still be quadratic in the world 
 ranks never reach. Nothing is drawn here: each size has one mesh in which most axes exceed 1.
 """
 
-from __future__ import annotations
-
 from contracts.contract import contract
 from contracts.law._support.layouts import assert_grid, assert_partitions, groups_of, needs_layout
 from contracts.spec.conventions import chosen

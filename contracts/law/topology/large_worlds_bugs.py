@@ -1,7 +1,5 @@
 """Stacks that are right on one node and wrong at a large world size."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import mutant

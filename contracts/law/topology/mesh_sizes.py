@@ -4,8 +4,6 @@ Two layouts are legal. `own-axis` has world = pp · dp · ep · tp; `borrowed` t
 tp for dense parameters and pp · edp · ep · etp for experts.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 from contracts.contract import contract

@@ -1,7 +1,5 @@
 """Stacks that compute the mesh wrongly in one place: sizes, data parallelism, idle ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import mutant

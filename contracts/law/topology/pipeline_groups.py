@@ -1,7 +1,5 @@
 """The process groups of a pipeline: none is made twice for the same ranks."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from contracts.contract import contract

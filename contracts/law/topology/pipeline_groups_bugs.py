@@ -1,7 +1,5 @@
 """Mutants of `checks.topology.pipeline_groups`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Over which ranks a running step reduces and gathers, measured by the bytes that each group carries."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

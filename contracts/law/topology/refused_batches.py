@@ -1,7 +1,5 @@
 """Batches that do not divide over the ranks: refused by every rank before anything is sent."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

@@ -1,7 +1,5 @@
 """Mutants of `checks.topology.refused_batches`."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from contracts.law._bugs.broken import broken, derived

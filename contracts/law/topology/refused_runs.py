@@ -1,7 +1,5 @@
 """What a run on several ranks leaves behind when it is refused after its process groups were created."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace

@@ -6,8 +6,6 @@ A reduction is compared with the sum that those members give: each rank contribu
 its own sum, and a wrong handle shows in the value even where every name is right.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from contracts.contract import contract

@@ -1,7 +1,5 @@
 """Stacks that make their process groups wrongly in one place of a running job."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from contracts.contract import mutant

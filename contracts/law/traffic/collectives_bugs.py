@@ -4,8 +4,6 @@ One rank skips a collective, or issues it in another order, dtype or reduction. 
 with what both ranks issued in the message, and not with a timeout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

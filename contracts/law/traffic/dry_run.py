@@ -1,7 +1,5 @@
 """A dry run (`rehearse`) against a real step: it must predict what a rank of a running world sends."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol
 

@@ -5,8 +5,6 @@ Every bound follows from the sizes of the recipe: parameters counted tensor by t
 of the reference stack stand, lane by lane, in snapshots/test_true_size.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

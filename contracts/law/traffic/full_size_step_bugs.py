@@ -1,7 +1,5 @@
 """Stacks whose steps have the right numbers, or nearly, and send too much or the wrong things."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

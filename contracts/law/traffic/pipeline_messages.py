@@ -4,8 +4,6 @@ The checks judge what was issued. gloo accepts a message that nobody receives, a
 as a batch; NCCL does neither.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

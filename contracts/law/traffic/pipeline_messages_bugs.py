@@ -1,7 +1,5 @@
 """Pipelines whose messages have no counterpart or wait in a circle."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 

@@ -5,8 +5,6 @@ Each rank is dry-run alone, and the results are compared. One rank of each class
 coordinate, the first, the last, and each stage.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, dropwhile

@@ -1,7 +1,5 @@
 """When two runs may be compared, and what a comparison reports (CMP)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

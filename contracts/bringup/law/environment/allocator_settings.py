@@ -1,7 +1,5 @@
 """The allocator's settings: whether a launch's exports reach the allocator of a rank."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol
 

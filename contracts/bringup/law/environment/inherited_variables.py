@@ -1,7 +1,5 @@
 """The environment a launch is started with: what it refuses to inherit, and what it passes on and records."""
 
-from __future__ import annotations
-
 import random
 import string
 

@@ -3,8 +3,6 @@
 The checks judge what reaches the ranks: inherited variables, minus those unset, overridden by those set.
 """
 
-from __future__ import annotations
-
 from contracts.contract import contract
 from contracts.law._support.launches import (
     AUTHOR,

@@ -1,7 +1,5 @@
 """How a training process starts: what it cannot understand or read ends it, with a code that a shell sees."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CUDA_VISIBLE_DEVICES: what the ranks of a node see, and which device each uses."""
 
-from __future__ import annotations
-
 from contracts.contract import contract
 from contracts.instruments.ranks import backend_of, gathered, here
 from contracts.spec.world import World

@@ -1,7 +1,5 @@
 """Goodput: a wall clock in parts that add up, and step times that include nothing else. All times in ms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from contracts.contract import contract

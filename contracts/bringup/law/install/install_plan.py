@@ -1,7 +1,5 @@
 """The plan that installs a stack: what pip would do at each step, and whether torch survives it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

@@ -1,7 +1,5 @@
 """Pre-built kernels beside the installed torch: each computes one small case on the device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts import instruments

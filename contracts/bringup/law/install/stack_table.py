@@ -1,7 +1,5 @@
 """What is installed: the stack compared with its table, torch and the binaries with the build they were made for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

@@ -4,8 +4,6 @@ A stack keeps its own catalogue, so most contracts judge it by the guards that i
 judged in every catalogue.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

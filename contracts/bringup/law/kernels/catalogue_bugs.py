@@ -1,7 +1,5 @@
 """Stacks whose kernel guards open too far or never, and whose evidence proves nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import mutant

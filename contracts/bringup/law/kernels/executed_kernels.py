@@ -1,7 +1,5 @@
 """The kernels that ran at the sites of a block, compared with those that its rows state."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal

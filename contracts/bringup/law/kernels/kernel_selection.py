@@ -1,7 +1,5 @@
 """Third-party kernels: which one runs at a site, and the reason when it is not the requested one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final

@@ -1,7 +1,5 @@
 """Kernel choices that are wrong, unrecorded or recorded wrongly."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import mutant

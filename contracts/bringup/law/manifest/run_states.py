@@ -1,7 +1,5 @@
 """The manifest of a detached run: its state transitions, the fields of each state, and what a re-run reuses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

@@ -1,7 +1,5 @@
 """Stacks whose manifests record what never happened, record nothing, or mistake one volume for another."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

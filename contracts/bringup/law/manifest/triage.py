@@ -4,8 +4,6 @@ The layer must match exactly, but a stack words surfaces and fixes as it likes. 
 open or do.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

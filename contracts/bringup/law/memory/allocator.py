@@ -1,7 +1,5 @@
 """What a memory record proves: fragmentation or exhaustion, and whether an allocator flag helped."""
 
-from __future__ import annotations
-
 from contracts.contract import contract, untested
 from contracts.law._support.refusals import refusal_of
 from contracts.spec.allocator import MemorySample, OutOfMemory

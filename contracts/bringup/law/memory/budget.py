@@ -1,7 +1,5 @@
 """Whether a plan fits a card: the parts of a budget, the bytes of a card, thresholds, and what counts as proof."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

@@ -4,8 +4,6 @@ The files under `captures/` follow what drivers 450 to 570 print. `h200-8` has n
 mlx5_bond_0 near none. `h200-8-other-cabling` is the same node with the NICs plugged in another order.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ algbw · 2(n − 1)/n. The owner of a GPU fabric sets its floor. Gloo on CPUs ha
 the measurement sums correctly and ends, and nothing about a fabric.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

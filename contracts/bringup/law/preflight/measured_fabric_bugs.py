@@ -1,7 +1,5 @@
 """Stacks whose fabric measurement reports more than was measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.instruments.ranks import here

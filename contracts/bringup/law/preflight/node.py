@@ -4,8 +4,6 @@ Cases are captures of `nvidia-smi topo -m` and similar tools (`captures/`), heal
 `unreadable_captures.py` has captures that cannot be read, `rank_map.py` the map from ranks to devices.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

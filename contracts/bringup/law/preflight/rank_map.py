@@ -3,8 +3,6 @@
 Two nodes of eight GPUs, cabled differently: on n0 mlx5_0 is beside GPU0, on n1 it is mlx5_3.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A preflight refuses absent tools and truncated captures, and reports several reasons at once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.bringup.law.preflight._captures import (

@@ -1,7 +1,5 @@
 """The figures of a run: the evidence that they need, and how they are defined (RCPT-04, RCPT-05)."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

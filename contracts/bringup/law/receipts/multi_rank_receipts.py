@@ -3,8 +3,6 @@
 One rank is made different on purpose, because equal ranks could swap their receipts unnoticed.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol
 

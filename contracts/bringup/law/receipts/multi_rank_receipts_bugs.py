@@ -1,7 +1,5 @@
 """Stacks whose receipts of several ranks cover only one rank, or overwrite each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

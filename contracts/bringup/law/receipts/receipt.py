@@ -1,7 +1,5 @@
 """What a run leaves behind: the receipt, however the run ended (RCPT)."""
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

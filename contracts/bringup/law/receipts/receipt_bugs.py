@@ -1,7 +1,5 @@
 """Stacks whose receipts do not say what ran, or are incomplete."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a receipt must not contain: secrets, and variables that nobody asked to record (RCPT-03)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract

@@ -1,7 +1,5 @@
 """Where the files lie that a compiled step leaves behind, on every rank."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Where state lies: checkpoints, scratch and receipts in three places, one data volume, and caches of one run each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.contract import contract
