@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from contracts.spec.array import Arrays
+from contracts.spec.array import Arrays, Element
 from contracts.spec.installation import Disks, StorageMap
 from contracts.spec.party import Party
 
@@ -160,5 +160,13 @@ class Checkpointing(Party, Protocol):
         `stacked` holds the experts of a layer in one tensor (experts, …) named `layers.1.mixer.experts.w1`;
         `per_expert` holds one tensor an expert, `layers.1.mixer.experts.11.w1`. The prefixes of torch.compile, DDP and
         Megatron (`_orig_mod.`, `module.`) are removed.
+        """
+        ...
+
+    def export_weights(self, tensors: Arrays, dtype: Element) -> Arrays:
+        """The weights of a model as the stack's export writes them in a dtype, for others than its own training; read
+        back from its files.
+
+        `tensors` may have several dtypes. Whole numbers keep theirs.
         """
         ...

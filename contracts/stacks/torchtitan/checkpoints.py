@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -20,11 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from contracts.instruments import numerics
+from contracts.spec.array import Arrays, Element
 from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot, WriteFault, Written
 from contracts.spec.errors import NotOffered, refuse
 from contracts.stacks.forked_ranks import join_process_group
@@ -56,8 +60,9 @@ class Kept:
     """One state, and a manager that has it."""
 
     def __init__(
-        self, folder: str, state: Snapshot, keep: int = 0, mode: str = "disabled", mesh: DeviceMesh | None = None
-    ) -> None:
+        self, folder: str, state: Snapshot, keep: int = 0, mode: str = "disabled", mesh: DeviceMesh | None = None,
+        **config: Any,
+    ) -> None:  # fmt: skip
         tensors = {name: _cut(each, mesh) for name, each in numerics.tensors(state.tensors).items()}
         self.names = tuple(tensors)
         self.model = module_with({n: each for n, each in tensors.items() if not n.startswith(OF_OPTIMIZERS)})
@@ -66,7 +71,7 @@ class Kept:
         self.training = Held(step=state.step, recipe=state.recipe)
         manager = symbols.checkpoint_manager()
         self.manager = manager(
-            manager.Config(enable=True, folder=folder, interval=1, keep_latest_k=keep, async_mode=mode),
+            manager.Config(enable=True, folder=folder, interval=1, keep_latest_k=keep, async_mode=mode, **config),
             dataloader=self.data, model_parts=[self.model], optimizers=self.optimizers, lr_schedulers=Held(),
             states={"train_state": self.training}, sd_adapter=None,
         )  # fmt: skip
@@ -191,6 +196,23 @@ def load_checkpoint(folder: str, step: int | None, target: Snapshot) -> Loaded:
     if kept.training.values["recipe"] != target.recipe:
         raise NotOffered("torchtitan 0.3.0: it compares no configuration with a checkpoint's", "stack")
     return Loaded(state=kept.state())
+
+
+def export_weights(tensors: Arrays, dtype: Element) -> Arrays:
+    """What its manager saves after the last step of a run: the model only, in a dtype for export."""
+    with tempfile.TemporaryDirectory() as folder, shims.quiet():
+        kept = Kept(folder, Snapshot(step=1, tensors=tensors), export_dtype=dtype, last_save_model_only=True)
+        kept.manager.save(1, last_step=True)
+        reader = FileSystemReader(Path(folder, "step-1"))
+        held = reader.read_metadata().state_dict_metadata
+        found = {
+            name: torch.empty(each.size, dtype=each.properties.dtype)
+            for name, each in held.items()
+            if isinstance(each, TensorStorageMetadata)
+        }
+        load(found, storage_reader=reader)
+        kept.manager.close()
+    return numerics.arrays(found)
 
 
 def retire_checkpoints(folder: str, keep: int, durable: frozenset[int], fault: WriteFault | None) -> Written:

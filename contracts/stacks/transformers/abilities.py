@@ -76,6 +76,7 @@ ABILITIES = Abilities(
         without("devices", "device", "accelerate takes cpu on every rank: a CPU is one device"),
         without("fabric_pass fabric_reasons", "stack", "it measures no fabric before a run"),
         without("run_receipts", "stack", "its Trainer logs and leaves its own state, no receipt"),
+        without("export_weights", "adapter", "its save_pretrained was not tried for this"),
         without("rehearse", "stack", "it has no dry run, nor has accelerate: no rank steps without its peers"),
         without("started", "stack", "it ships no command that trains such a model: a caller writes the script"),
         without("write_in_background write_in_background_on_ranks", "stack",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import resource
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from contracts.instruments import accelerator
 from contracts.spec import storage as volumes
-from contracts.spec.array import Arrays
+from contracts.spec.array import Arrays, Element
 from contracts.spec.checkpointing import Loaded, Naming, Overtaken, Snapshot, WriteFault, Written
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.installation import Disks, StorageMap
@@ -36,6 +37,7 @@ class CheckpointAnswers(BuiltOfParts):
         {
             "write_checkpoint", "write_on_ranks", "write_in_background", "write_in_background_on_ranks",
             "latest_checkpoint", "load_checkpoint", "retire_checkpoints", "checkpoint_folder", "rename_weights",
+            "export_weights",
         }
     )  # fmt: skip
 
@@ -110,6 +112,21 @@ class CheckpointAnswers(BuiltOfParts):
         from contracts.instruments import numerics
 
         return numerics.arrays(self.parts().weight_names().rename(numerics.tensors(tensors), naming))
+
+    @without_cuda
+    def export_weights(self, tensors: Arrays, dtype: Element) -> Arrays:
+        import torch
+
+        from contracts.instruments import numerics
+        from contracts.stacks.reference.checkpoint.checkpoint import State
+
+        given = self.parts().weight_names().exported(numerics.tensors(tensors), getattr(torch, dtype))
+        into = {name: torch.zeros_like(each) for name, each in given.items()}
+        with tempfile.TemporaryDirectory() as folder:
+            kept = self.parts().checkpoints(folder)
+            kept.save(State(step=1, tensors=given, position={}, recipe=""))
+            kept.load(into, recipe="", step=1)
+        return numerics.arrays(into)
 
     def checkpoint_folder(self, save: str | None, run: str, storage: StorageMap, disks: Disks) -> str:
         findings = [each for each in volumes.storage_findings(storage, disks) if each.field == "durable"]

@@ -45,6 +45,10 @@ class WeightNames:
         wrappers = {each.rstrip(".") for each in WRAPPERS}
         return ".".join(part for part in parts if part not in wrappers)
 
+    def exported(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Floating-point numbers in another dtype; counters and the like keep theirs."""
+        return {name: each.to(dtype) if each.is_floating_point() else each for name, each in tensors.items()}
+
     def stacked(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         rows: dict[str, dict[int, Tensor]] = {}
         plain: dict[str, Tensor] = {}
