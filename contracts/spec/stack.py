@@ -4,7 +4,7 @@ This file has the questions about patterns, names, recipes, the launch and the m
 
 - the node: `machine`, `installation`; receipts: `receipt`; the life of a run: `lifecycle`;
 - memory and kernels: `capacity`, `kernel_selection`, `devices`;
-- numbers: `blocks`, `training`, `checkpointing`, `compiling`;
+- numbers: `blocks`, `delta_rule`, `training`, `checkpointing`, `compiling`;
 - ranks: `world` (inside a running world), `messages` and `traffic` (what ranks send each other);
 - a training script: `observing`.
 
@@ -28,6 +28,7 @@ from contracts.spec.capacity import Capacity
 from contracts.spec.checkpointing import Checkpointing
 from contracts.spec.codec import hints
 from contracts.spec.compiling import Compiling
+from contracts.spec.delta_rule import DeltaRule
 from contracts.spec.devices import Devices
 from contracts.spec.installation import Installation
 from contracts.spec.kernel_selection import Seams
@@ -183,7 +184,7 @@ class Question:
     of_numbers: bool = False
 
 
-NUMERIC = (Blocks, Training, Checkpointing, Compiling, Seams, Devices, Messaging, Rehearsing, Observing)
+NUMERIC = (Blocks, DeltaRule, Training, Checkpointing, Compiling, Seams, Devices, Messaging, Rehearsing, Observing)
 """The protocols whose answers are tensors, or are observed of tensors; the answering side needs torch."""
 PROTOCOLS = (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, World)
 """Every protocol with questions to a stack."""

@@ -13,6 +13,7 @@ from contracts.instruments._lazy_import import reader
 
 if TYPE_CHECKING:
     from contracts.instruments.oracles import attention as attention
+    from contracts.instruments.oracles import delta_rule as delta_rule
     from contracts.instruments.oracles import experts as experts
     from contracts.instruments.oracles import low_precision as low_precision
     from contracts.instruments.oracles import mamba as mamba

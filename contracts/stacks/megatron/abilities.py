@@ -99,7 +99,8 @@ def of_version(version: str, *, distributed_optimizer: bool = False) -> Abilitie
         return found
     others = [lacks(feature, "stack", NOT_SHARDED) for feature in sorted(_FSDP)]
     elsewhere = without(
-        "topology group_calls gradient_reduction live_mesh read_argv read_pattern block_weights run_block run_model "
+        "topology group_calls gradient_reduction live_mesh read_argv read_pattern block_weights run_block "
+        "run_delta_rule run_model "
         "trace write_checkpoint write_on_ranks latest_checkpoint load_checkpoint", "stack", ELSEWHERE,
     )  # fmt: skip
     return replace(found, has=found.has - _FSDP, lacks=(*others, elsewhere, *found.lacks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,10 +16,12 @@ from contracts.instruments import numerics
 from contracts.spec import pattern as patterns
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.delta_rule import DeltaCall, DeltaRun
 from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
+from contracts.stacks.kit import delta_rule
 from contracts.stacks.megatron.block_base import THEIRS, Block, gradient
 from contracts.stacks.megatron.losses import clear_losses, noted_losses
 from contracts.stacks.megatron.mamba_block import MambaBlock, declined
@@ -28,6 +31,7 @@ from contracts.stacks.megatron.process_groups import parallel
 from contracts.stacks.megatron.shims import mcore, on_the_host
 
 ONE = Degrees()
+DELTA_RULE = "torch_chunk_gated_delta_rule"
 
 
 def plan_of(recipe: Recipe, layer: int, dtype: torch.dtype) -> Plan:
@@ -74,6 +78,22 @@ def run_block(call: BlockCall) -> BlockRun:
         block = _block(plan)
         block.load(numerics.tensors(call.weights))
         return block.run(call)
+
+
+def run_delta_rule(call: DeltaCall) -> DeltaRun:
+    """The rule of its gated delta net in deterministic mode, of torch's operations."""
+    module = _delta_rules()
+    if call.unit_keys and module.l2norm is None:
+        raise NotOffered("its keys are normed by flash-linear-attention, which needs a GPU", "device")
+    rule = getattr(module, DELTA_RULE)
+    with on_the_host(wide=call.tensors["v"].dtype == "float64"):
+        return delta_rule.answer(call, rule)
+
+
+def _delta_rules() -> Any:
+    """The module that has it: a file until 0.18, a package with `common` since 0.19."""
+    module = importlib.import_module("megatron.core.ssm.gated_delta_net")
+    return module if hasattr(module, DELTA_RULE) else importlib.import_module(f"{module.__name__}.common")
 
 
 def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:

@@ -11,6 +11,7 @@ from contracts.spec import pattern as patterns
 from contracts.spec.array import Arrays, Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.checkpointing import Loaded, Snapshot, WriteFault, Written
+from contracts.spec.delta_rule import DeltaCall, DeltaRun
 from contracts.spec.errors import NotOffered
 from contracts.spec.messages import Messages
 from contracts.spec.recipe import Mode, Recipe
@@ -53,6 +54,7 @@ class NumericAnswers:
             ("train", "messages"),
             shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE + fsdp.LABEL + losses.LABEL,
         ),
+        "run_delta_rule": f"its own operations of deterministic mode{shims.WIDE}",
         "rehearse": shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + fsdp.LABEL + "; torch's fake process group",
         "trace": f"a loop of its QuickStart, observed; {shims.LABEL}{LOCAL}",
     }
@@ -77,6 +79,9 @@ class NumericAnswers:
 
     def run_block(self, call: BlockCall) -> BlockRun:
         return blocks.run_block(call)
+
+    def run_delta_rule(self, call: DeltaCall) -> DeltaRun:
+        return blocks.run_delta_rule(call)
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         _mixers(recipe, mode)

@@ -20,6 +20,7 @@ from contracts.stacks.reference.answers.blocks import BlockAnswers
 from contracts.stacks.reference.answers.bringup import BringupAnswers
 from contracts.stacks.reference.answers.checkpointing import CheckpointAnswers
 from contracts.stacks.reference.answers.compiling import CompilingAnswers
+from contracts.stacks.reference.answers.delta_rule import DeltaRuleAnswers
 from contracts.stacks.reference.answers.devices import DeviceAnswers
 from contracts.stacks.reference.answers.kernel_selection import KernelSelectionAnswers
 from contracts.stacks.reference.answers.messages import MessageAnswers
@@ -44,6 +45,7 @@ LAUNCH_SIDE = frozenset(
 
 NUMERIC_SIDE = (
     BlockAnswers.QUESTIONS
+    | DeltaRuleAnswers.QUESTIONS
     | ModelAnswers.QUESTIONS
     | TrainingAnswers.QUESTIONS
     | CheckpointAnswers.QUESTIONS
@@ -61,6 +63,7 @@ class Reference(
     BringupAnswers,
     KernelSelectionAnswers,
     BlockAnswers,
+    DeltaRuleAnswers,
     ModelAnswers,
     TrainingAnswers,
     MessageAnswers,

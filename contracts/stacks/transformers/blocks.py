@@ -17,8 +17,10 @@ from contracts.instruments import graphs, numerics
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.compiling import AllowedBreak, Backend, CompiledRuns
+from contracts.spec.delta_rule import DeltaCall, DeltaRun
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Execution
+from contracts.stacks.kit import delta_rule
 from contracts.stacks.kit.links import fitting, to_canonical, to_theirs
 from contracts.stacks.kit.runs import gradients_of
 from contracts.stacks.kit.versions import fitted
@@ -87,6 +89,14 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
             "its Trainer has no float16 on a CPU": x_BTD.dtype is torch.float16,
         },
     })  # fmt: skip
+
+
+def run_delta_rule(call: DeltaCall) -> DeltaRun:
+    """The rule of Qwen3-Next in its own operations, which it takes where there are no kernels."""
+    from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
+    with shims.Wide() if call.tensors["v"].dtype == "float64" else contextlib.nullcontext():
+        return delta_rule.answer(call, qwen.torch_chunk_gated_delta_rule)
 
 
 def run_compiled(calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:

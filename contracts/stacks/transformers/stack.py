@@ -48,7 +48,8 @@ class Transformers(Package):
     of = {  # noqa: RUF012
         **dict.fromkeys(("built", "initial", "run_model", "train"), "contracts.stacks.transformers.training"),
         **dict.fromkeys(
-            ("block_weights", "run_block", "run_compiled", "allowed_breaks"), "contracts.stacks.transformers.blocks"
+            ("block_weights", "run_block", "run_delta_rule", "run_compiled", "allowed_breaks"),
+            "contracts.stacks.transformers.blocks",
         ),
         **dict.fromkeys(CHECKPOINTS, "contracts.stacks.transformers.checkpoints"),
         "live_mesh": "contracts.stacks.transformers.process_groups",
@@ -63,6 +64,7 @@ class Transformers(Package):
         "run_compiled": "a norm and its mixer, compiled as a whole model is",
         "allowed_breaks": "none: it lists no break",
         "run_block": f"substituted: {WIDE}; {SHARED}",
+        "run_delta_rule": f"Qwen3-Next's, in its own operations; substituted: {WIDE}",
         "trace": "a script with its own Trainer, observed",
         **dict.fromkeys(CHECKPOINTS, "its own Trainer, with a state of the law in place of a model and moments"),
     }

@@ -1,0 +1,37 @@
+"""The gated delta rule of a package, by its function over whole sequences (spec/delta_rule.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from contracts.instruments import numerics
+from contracts.spec.delta_rule import DeltaCall, DeltaRun
+from contracts.spec.errors import NotOffered
+
+CHUNK = 64
+
+
+def answer(call: DeltaCall, rule: Callable[..., tuple[Tensor, Tensor]]) -> DeltaRun:
+    """The answer of `rule`, called as flash-linear-attention's `chunk_gated_delta_rule` is.
+
+    Raises:
+        NotOffered: for several documents in a row.
+    """
+    if call.documents is not None:
+        raise NotOffered("its gated delta rule on a CPU takes one document a row", "device")
+    given = {name: each.requires_grad_(call.dy is not None) for name, each in numerics.tensors(call.tensors).items()}
+    y, state = rule(
+        *(given[name] for name in ("q", "k", "v", "g", "beta")), chunk_size=call.chunk or CHUNK,
+        initial_state=given.get("state"), output_final_state=True, use_qk_l2norm_in_kernel=call.unit_keys,
+    )  # fmt: skip
+    found: dict[str, Tensor] = {}
+    if call.dy is not None:
+        objective = (y * numerics.tensor(call.dy)).sum()
+        if call.dstate is not None:
+            objective = objective + (state * numerics.tensor(call.dstate)).sum()
+        gradients = torch.autograd.grad(objective, list(given.values()), allow_unused=True)
+        found = {name: grad for name, grad in zip(given, gradients, strict=True) if grad is not None}
+    return DeltaRun(y=numerics.array(y), state=numerics.array(state), gradients=numerics.arrays(found))
