@@ -237,7 +237,7 @@ def contract(
     needs: Collection[str] | Mapping[str, Collection[str]] | None = None,
     sheds: Collection[str] = (),
     conventions: tuple[str, ...] = (),
-    float32: bool = False,
+    float32: bool | None = None,
 ) -> Callable[[_Check], _Check]:
     """Register a check as a contract.
 
@@ -248,7 +248,7 @@ def contract(
     (`contracts.spec.abilities`), of all cases or case by case; `()` where any model will do. The rungs of a case are
     derived from its recipe. A contract whose other arguments depend on the recipe has its rungs written out, under
     names `case@rung`. `sheds` are the features, such as packed rows, that its cases have beside their recipes and its
-    rungs do without.
+    rungs do without. A contract of one process is put in `float32` to a stack without float64 unless it says False.
     """
     asked = (asks,) if isinstance(asks, str) else asks
     written = {name: case if isinstance(case, tuple) else (case,) for name, case in cases.items()}
@@ -269,7 +269,7 @@ def contract(
         entry = Contract(
             id=id, check=check, asks=asked, cases=table, source=source, tier=tier, layout=layout, slow=slow,
             leaner=_leaner(written, wanted, frozenset(sheds)), needs=wanted, sheds=frozenset(sheds),
-            conventions=conventions, float32=float32,
+            conventions=conventions, float32=tier == "unit" if float32 is None else float32,
         )  # fmt: skip
         if tier == "dist" and "world" not in inspect.signature(check).parameters:
             raise AssertionError(f"{id} is judged by several ranks; its parameter `world` must say by how many")

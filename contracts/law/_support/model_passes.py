@@ -11,7 +11,7 @@ from contracts.spec.array import Array, Arrays, Shape
 from contracts.spec.errors import NotOffered
 from contracts.spec.ladder import rung_of
 from contracts.spec.recipe import Mhc, Mode, Mtp, Recipe
-from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
+from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN, within
 from contracts.spec.training import Execution, Pass, Precision, Tokens, Training
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def oracle_difference(
 def not_changed_from(one: Array, other: Array, first: int) -> str:
     """How two answers (B, T, …) fail to differ in row 0 from position `first` on, and only there."""
     left, right = tensor(one), tensor(other)
-    changes_BT = (left - right).abs().amax(-1) > 1e-12 * left.abs().max()
+    changes_BT = (left - right).abs().amax(-1) > within(1e-12) * left.abs().max()
     if bool(changes_BT[1:].any()):
         return "another row changes"
     found = min(changes_BT[0].nonzero().flatten().tolist(), default=None)

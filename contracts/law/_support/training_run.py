@@ -14,6 +14,7 @@ from contracts.law._support.recipes import SMALL
 from contracts.spec.array import Array, Arrays, Element, Shape
 from contracts.spec.ladder import rung_of
 from contracts.spec.recipe import Batch, Mamba, Mode, Moe, Mtp, Optim, Recipe
+from contracts.spec.tolerance import element_bytes
 from contracts.spec.training import Execution, Observed, Parameter, Precision, Session, Tokens, Trained, Training
 
 if TYPE_CHECKING:
@@ -164,8 +165,11 @@ def _drawn(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Arrays:
 
 
 def updates(weights: Mapping[str, Array], run: Trained) -> list[dict[str, Tensor]]:
-    """By how much each step moved each weight."""
-    before, found = instruments.numerics.tensors(weights), []
+    """By how much each step moved each weight, from those that the stack was given."""
+    import torch
+
+    given = torch.float32 if element_bytes() == 4 else torch.float64
+    before, found = {name: each.to(given) for name, each in instruments.numerics.tensors(weights).items()}, []
     for step in run.steps:
         after = instruments.numerics.tensors(step.weights)
         found.append({name: after[name] - before[name] for name in after})

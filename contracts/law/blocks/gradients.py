@@ -33,6 +33,7 @@ CUSTOM = {"custom-mixers": ("mamba", "recurrent"), "tied-latent": ("mla", "tied"
 
 @contract(
     "BLK-07a",
+    float32=False,
     asks=("built", "initial", "run_model"),
     cases=DIFFERENCED,
     needs=CUSTOM,

@@ -22,7 +22,7 @@ from contracts.spec.array import Element
 from contracts.spec.conventions import chosen
 from contracts.spec.ladder import stepped_down
 from contracts.spec.recipe import Mhc, Moe, Recipe
-from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance
+from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance, here, within
 from contracts.spec.training import Precision, Tokens, Training
 
 _SMALLEST = replace(WHOLE, pattern="AE", depth=2)
@@ -62,7 +62,9 @@ def the_loss_is_the_mean_over_labels_that_count(
     run = one_pass(stack, recipe, drawn_weights(stack, recipe), tokens, precision=precision)
     want = float(instruments.oracles.model.mean_loss(tensor(run.logits).double(), tensor(tokens.labels)))
     off = abs(run.losses["lm"] - want)
-    assert off <= tolerance.bound * want, f"lm loss is {run.losses['lm']:.9g}, the mean over valid labels is {want:.9g}"
+    assert off <= here(tolerance).bound * want, (
+        f"lm loss is {run.losses['lm']:.9g}, the mean over valid labels is {want:.9g}"
+    )
 
 
 def _row(recipe: Recipe, lengths: Lengths) -> Tokens:
@@ -124,7 +126,9 @@ def the_total_is_the_weighed_sum(stack: Training, recipe: Recipe, shares: dict[s
     assert not missing, f"losses lack {', '.join(sorted(missing))}"
     want = sum(weight * run.losses[name] for name, weight in shares.items())
     sums = " + ".join(f"{weight:g} · {run.losses[name]:.6f} ({name})" for name, weight in shares.items())
-    assert abs(run.losses["total"] - want) <= 1e-12 * want, f"total is {run.losses['total']:.6f}, expected {sums}"
+    assert abs(run.losses["total"] - want) <= within(1e-12) * want, (
+        f"total is {run.losses['total']:.6f}, expected {sums}"
+    )
 
 
 MANY = {"a-token-above-two-to-the-sixteen": (2**16,), "above-two-to-the-eight": (2**8,)}
@@ -152,4 +156,4 @@ def a_large_vocabulary_keeps_its_tokens_apart(stack: Training, least: int) -> No
     assert reached == asked, f"tokens {asked} train rows {reached} of {name}"
     want = float(instruments.oracles.model.mean_loss(tensor(run.logits).double(), labels_BT))
     found = run.losses["lm"]
-    assert abs(found - want) <= 1e-11 * want, f"lm is {found:.9g}, the mean over these labels is {want:.9g}"
+    assert abs(found - want) <= within(1e-11) * want, f"lm is {found:.9g}, the mean over these labels is {want:.9g}"

@@ -10,7 +10,7 @@ from contracts.law._support.recipes import E_LAYER, SMALL
 from contracts.spec.array import Element
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import EXACT, FLOAT64
+from contracts.spec.tolerance import EXACT, FLOAT64, within
 
 _ASKS = ("block_weights", "run_block")
 
@@ -89,7 +89,7 @@ def the_activation_has_the_values_worked_out_by_hand(
     call = call_of(stack, recipe, ((1,),), layer=E_LAYER, backward=False)
     y = stack.run_block(replace(call, weights=numerics.arrays(weights), x=numerics.array(x_BTD))).y
     for element, (got, want) in enumerate(zip(numerics.tensor(y).flatten().tolist(), inner, strict=True)):
-        assert abs(got - want) < 1e-12, f"{activation} of {gates[element]:g} is {got:.9g}, expected {want:.9g}"
+        assert abs(got - want) < within(1e-12), f"{activation} of {gates[element]:g} is {got:.9g}, expected {want:.9g}"
 
 
 SCALED: dict[str, tuple[Recipe, str, float, float]] = {  # recipe, weight, factor on it, factor on the output

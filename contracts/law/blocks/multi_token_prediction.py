@@ -24,7 +24,7 @@ from contracts.law._support.model_passes import (
 )
 from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Mla, Mtp, Recipe
-from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
+from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN, within
 from contracts.spec.training import Training
 
 ROWS: Lengths = ((7,), (7,))
@@ -96,10 +96,12 @@ def a_depth_is_held_to_the_labels_of_its_own_distance(
         losses.append(float(oracle.mean_loss(tensor(logits), labels)))
     want, got = sum(losses) / len(losses), run.losses.get("mtp", 0.0)
     by_depth = ", ".join(f"{loss:.6f}" for loss in losses)
-    assert abs(got - want) <= FLOAT64.bound * abs(want), f"mtp loss is {got:.6f}, expected the mean of {by_depth}"
+    assert abs(got - want) <= within(FLOAT64.bound) * abs(want), (
+        f"mtp loss is {got:.6f}, expected the mean of {by_depth}"
+    )
     share = run.losses["total"] - sum(run.losses[name] for name in ("lm",))
     weighed = recipe.mtp.loss_weight * want
-    alike = abs(share - weighed) <= 1e-11
+    alike = abs(share - weighed) <= within(1e-11)
     assert alike, f"total holds {share:.6f} of the mtp loss, expected {recipe.mtp.loss_weight} of {want:.6f}"
 
 

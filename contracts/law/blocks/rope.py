@@ -11,7 +11,7 @@ from contracts.spec.array import Array
 from contracts.spec.blocks import BlockCall, Blocks
 from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import FLOAT32, FLOAT64
+from contracts.spec.tolerance import FLOAT32, FLOAT64, within
 
 _ASKS = ("block_weights", "run_block")
 
@@ -50,7 +50,9 @@ def rope_turns_each_pair_by_its_own_angle(
             assert 0 < weight < 1, f"the key's weight is {weight:.6g}"
             score, want = math.log(weight * apart / (1 - weight)), products.get((query, key), 0.0)
             words = f"element {query} of a query and {key} of a key {apart} tokens before it"
-            assert abs(score - want) < 1e-12, f"{words} have product {score:.9g}, expected {want:.9g} (theta {theta})"
+            assert abs(score - want) < within(1e-12), (
+                f"{words} have product {score:.9g}, expected {want:.9g} (theta {theta})"
+            )
 
 
 def _one_pair(stack: Blocks, recipe: Recipe, query: int, key: int, apart: int) -> BlockCall:

@@ -87,7 +87,7 @@ STEPS = {
 }  # fmt: skip
 
 
-@contract("BLK-01i", asks=("built", "run_model", "train"), cases=STEPPED, needs=STEPS, float32=True,
+@contract("BLK-01i", asks=("built", "run_model", "train"), cases=STEPPED, needs=STEPS,
           source="spec: the objective of a step; F19")  # fmt: skip
 def a_step_is_a_pass_over_its_batch(stack: Training, recipe: Recipe, microbatches: int) -> None:
     """A training step reports the losses, and computes the gradients, of one pass over its batch.

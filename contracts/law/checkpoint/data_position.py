@@ -62,7 +62,7 @@ CUTS: dict[str, tuple[tuple[int, int], ...]] = {  # steps of each part, and the 
 }
 
 
-@contract("CKPT-01m", asks="train", cases=CUTS, needs=(*OWN, "microbatches", "uneven-microbatches"), float32=True,
+@contract("CKPT-01m", asks="train", cases=CUTS, needs=(*OWN, "microbatches", "uneven-microbatches"),
           conventions=WINDOW, source=f"{FAMILIES}; sd-scripts #2425, RWKV-LM #287")  # fmt: skip
 def a_resume_with_other_microbatches_goes_on_there(stack: Training, *parts: tuple[int, int]) -> None:
     """A run that resumes with another number of microbatches a step takes the steps of the run that was not

@@ -27,7 +27,7 @@ ONE_DOCUMENT = (((13,), 3), ((13,), 0), ((13,), 6))
 CUTS = {"one": (1,), "three": (3,), "five": (5,), "recomputed": (2, True)}
 
 
-@contract("MOE-06b", float32=True, asks=("built", "train"), cases=CUTS, source="F18; F13")
+@contract("MOE-06b", asks=("built", "train"), cases=CUTS, source="F18; F13")
 def the_selection_bias_moves_once_a_step(stack: Training, microbatches: int, recompute: bool = False) -> None:
     """Every router's selection bias moves by its rate once per optimizer step: up for experts with fewer assignments in
     the whole step than the mean, down for experts with more.

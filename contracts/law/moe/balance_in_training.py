@@ -85,7 +85,7 @@ LOSSES = {
 }
 
 
-@contract("MOE-05j", asks=("built", "train"), cases=WEIGHED, needs=LOSSES, float32=True, source=PAPERS + "; F19")
+@contract("MOE-05j", asks=("built", "train"), cases=WEIGHED, needs=LOSSES, source=PAPERS + "; F19")
 def a_balance_loss_does_not_depend_on_labels(stack: Training, recipe: Recipe, microbatches: int) -> None:
     """What the balance loss and the z loss add to a gradient does not depend on how many positions have a label.
 

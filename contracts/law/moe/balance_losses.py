@@ -14,7 +14,7 @@ from contracts.spec.blocks import Blocks
 from contracts.spec.conventions import chosen
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import EXACT, FLOAT64
+from contracts.spec.tolerance import EXACT, FLOAT64, within
 
 OVER = ("balance-over",)
 PAPERS = "arXiv 2412.19437, eq. 17-20; arXiv 2202.08906, eq. 5"
@@ -100,7 +100,9 @@ def the_balance_loss_is_the_declared_one(
         total = sum(exp(min(each, 0.0)) / (1 + exp(-abs(each))) for each in logits[0][0])  # of sigmoids, in all rows
         either += tuple(want * total / (total + 1e-20) for want in either)
     words = " or ".join(f"{want:.9g}" for want in either)
-    assert any(abs(got - want) <= 1e-12 * want for want in either), f"the balance loss is {got:.9g}, expected {words}"
+    assert any(abs(got - want) <= within(1e-12) * want for want in either), (
+        f"the balance loss is {got:.9g}, expected {words}"
+    )
 
 
 # Two of twelve at ln 5, ten at 0: a sum of 20. All at 0: a sum of 12. Shifted by 3: the log of it, and 3.
@@ -118,7 +120,7 @@ Z: dict[str, tuple[Moe, list[list[list[float]]], float]] = {
 def the_z_loss_is_the_declared_one(stack: Blocks, moe: Moe, logits: list[list[list[float]]], z: float) -> None:
     """The z loss is the mean over tokens of log(sum(exp(logits)))², for softmax and for sigmoid scores."""
     got = _loss(stack, "z", moe, logits, None)
-    assert abs(got - z) <= 1e-12 * z, f"the z loss is {got:.9g}, expected {z:.9g}"
+    assert abs(got - z) <= within(1e-12) * z, f"the z loss is {got:.9g}, expected {z:.9g}"
 
 
 LEARNING: dict[str, tuple[Moe, Activation]] = {

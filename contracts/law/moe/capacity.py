@@ -20,7 +20,7 @@ from contracts.law._support.expert_calls import (
 from contracts.spec.blocks import Blocks
 from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import BFLOAT16, FLOAT64
+from contracts.spec.tolerance import BFLOAT16, FLOAT64, within
 
 Lost = Mapping[tuple[int, int], set[int]]
 """(sequence, token) → the experts that had no slot for it."""
@@ -65,7 +65,7 @@ def a_full_expert_drops_the_declared_tokens(stack: Blocks, factor: float | None,
                 asked[expert] += 1
                 value, due = y[b][t][expert], 0.0 if expert in want else gate * label
                 words = f"expert {expert} gave token ({b}, {t}) {value:.6g}, expected gate x label {due:.6g}"
-                assert abs(value - due) <= 1e-12 * label, words
+                assert abs(value - due) <= within(1e-12) * label, words
     counts = instruments.numerics.tensor(run.seen["counts"]).tolist()
     for expert, number in enumerate(asked):
         assert counts[expert] == number, f"expert {expert} was asked {number} times, counts says {counts[expert]}"

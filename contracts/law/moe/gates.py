@@ -13,7 +13,7 @@ from contracts.law._support.expert_calls import PLAIN, PLAIN_SIGMOID, ROUTED, SI
 from contracts.spec.blocks import Blocks
 from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import FLOAT64
+from contracts.spec.tolerance import FLOAT64, within
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,9 @@ def gates_are_the_declared_ones(
             number = expert if bias else (expert + n) % moe.experts
             assert number in token, f"token {n} goes to experts {sorted(token)}, expected {number} among them"
             found = token[number]
-            assert abs(found - gate) <= 1e-12 * gate, f"expert {number} of token {n} has gate {found}, expected {gate}"
+            assert abs(found - gate) <= within(1e-12) * gate, (
+                f"expert {number} of token {n} has gate {found}, expected {gate}"
+            )
 
 
 SHIFTS = {
@@ -154,7 +156,7 @@ def scores_of_0_poison_nothing(stack: Blocks, moe: Moe) -> None:
         assert len(went) == len(set(went)) == moe.top_k, f"a token goes to {sorted(went)}, expected {moe.top_k} experts"
     gates = numerics.tensor(run.seen["gates"]).flatten(0, 1)
     for n, row in enumerate(gates.tolist()):
-        legal = all(0 <= gate <= moe.route_scale for gate in row) and sum(row) <= moe.route_scale * (1 + 1e-9)
+        legal = all(0 <= gate <= moe.route_scale for gate in row) and sum(row) <= moe.route_scale * (1 + within(1e-9))
         assert legal, f"the gates of token {n} are {row}, expected numbers from 0 to {moe.route_scale} in all"
     lost = [name for name, each in {"y": run.y, **run.gradients}.items() if not _finite(numerics.tensor(each))]
     lost += [name for name, loss in run.losses.items() if not _finite(numerics.tensor(loss))]

@@ -43,7 +43,7 @@ MOVED: dict[str, tuple[float, int, float | None]] = {  # rate, microbatches, cap
 
 
 @contract(
-    "MOE-06a", float32=True, asks=("built", "train"), cases=MOVED, source="arXiv 2408.15664, algorithm 1",
+    "MOE-06a", asks=("built", "train"), cases=MOVED, source="arXiv 2408.15664, algorithm 1",
     conventions=("capacity-counts", "bias-moves"),
 )  # fmt: skip
 def the_bias_moves_by_its_rate_towards_the_mean(

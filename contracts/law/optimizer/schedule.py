@@ -83,7 +83,7 @@ REALISED = {name: RATES[name][:5] for name in ("cosine", "linear", "WSD", "one-s
 REALISED["down-to-0"] = ("linear", 2, 6, 1.0, 0.0)
 
 
-@contract("OPT-05e", asks=("built", "train"), cases=REALISED, source="F09; F18")
+@contract("OPT-05e", asks=("built", "train"), cases=REALISED, float32=False, source="F09; F18")
 def the_rate_that_is_reported_is_applied(
     stack: Training, kind: Schedule, warmup: int, steps: int, lr: float, low: float
 ) -> None:
@@ -148,7 +148,7 @@ CLIPS = {
 }
 
 
-@contract("OPT-05d", float32=True, asks=("built", "train"), cases=CLIPS, needs=(), sheds=("packed",), source="F03 F09")
+@contract("OPT-05d", asks=("built", "train"), cases=CLIPS, needs=(), sheds=("packed",), source="F03 F09")
 def clipping_scales_all_gradients_down_by_one_number(stack: Training, recipe: Recipe, limit: float) -> None:
     """Clipping multiplies every gradient by min(1, clip / (norm + 1e-6)); the norm is taken before clipping and counts
     every parameter's gradient once.

@@ -49,8 +49,8 @@ STEPS = {
 
 
 @contract(
-    "OPT-04a", float32=True, asks=("built", "train"), cases=STEPS, needs=(), sheds=("packed",), source="F01 F09",
-    conventions=PRODUCTS,
+    "OPT-04a", asks=("built", "train"), cases=STEPS, sheds=("packed",), source="F01 F09",
+    needs={"": (), "gradients-as-small-as-epsilon": ("float64",)}, conventions=PRODUCTS,
 )  # fmt: skip
 def weights_after_each_step_are_those_of_the_rule(stack: Training, recipe: Recipe) -> None:
     """Each step moves the weights as AdamW or Muon does, given the step's gradients, clip factor and rate.
@@ -97,9 +97,7 @@ def _clipped(trained: Trained, name: str) -> list[Tensor]:
 MOMENTS = {"adamw": (LETTERS,), "muon": (MUON,), "dense": (DENSE,)}
 
 
-@contract(
-    "OPT-04b", float32=True, asks=("built", "train"), cases=MOMENTS, needs=(), sheds=("packed",), source="F01 F07"
-)
+@contract("OPT-04b", asks=("built", "train"), cases=MOMENTS, needs=(), sheds=("packed",), source="F01 F07")
 def moments_are_means_of_clipped_gradients(stack: Training, recipe: Recipe) -> None:
     """AdamW's moments after k steps are the running means of the clipped gradients and of their squares.
 
@@ -190,7 +188,7 @@ FRESH: dict[str, tuple[Recipe, Execution]] = {
 
 
 @contract(
-    "OPT-04c", float32=True, asks=("built", "train"), cases=FRESH, needs={"": (), "sparse": ("dsa", "mla")},
+    "OPT-04c", asks=("built", "train"), cases=FRESH, needs={"": (), "sparse": ("dsa", "mla")},
     sheds=("packed",), source="F07 F19",
 )  # fmt: skip
 def gradients_of_a_step_are_of_its_batch_alone(stack: Training, recipe: Recipe, execution: Execution) -> None:

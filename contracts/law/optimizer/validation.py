@@ -126,7 +126,6 @@ TOLD: dict[str, tuple[Recipe, tuple[Rows, ...]]] = {
 
 @contract(
     "OPT-06b",
-    float32=True,
     asks=("built", "train"),
     cases=TOLD,
     needs={

@@ -47,9 +47,7 @@ NEEDS = {
 """Of logits that large float32 keeps four digits, and steps in float32 hide what an observer rounds."""
 
 
-@contract(
-    "PAR-13", asks=("built", "train"), cases=RELATIONS, needs=NEEDS, sheds=("packed",), float32=True, source="F13; F06"
-)
+@contract("PAR-13", asks=("built", "train"), cases=RELATIONS, needs=NEEDS, sheds=("packed",), source="F13; F06")
 def what_says_the_same_gives_the_same(stack: Training, recipe: Recipe, relation: Relation) -> None:
     """A step has the same losses and gradients whether weights or rows are given in another order, documents have other
     numbers, a row of one document says so, every step is observed, fresh memory holds NaN instead of zeros, or all

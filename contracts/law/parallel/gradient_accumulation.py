@@ -66,7 +66,7 @@ HEADED = {
 
 
 @contract(
-    "PAR-05a", float32=True, asks=("built", "train"), cases=CUTS, needs=HEADED, sheds=("packed",), source="F19",
+    "PAR-05a", asks=("built", "train"), cases=CUTS, needs=HEADED, sheds=("packed",), source="F19",
     conventions=("window-divides-by", "balance-over"),
 )  # fmt: skip
 def a_step_does_not_depend_on_its_microbatches(
@@ -105,7 +105,6 @@ WEIGHED = {"one": (PLAIN, 1), "four": (PLAIN, 4)}
 
 @contract(
     "PAR-05b",
-    float32=True,
     asks=("built", "train"),
     cases=WEIGHED,
     needs={"four": UNEVEN},
@@ -157,7 +156,6 @@ LENGTHS = {"one": (LETTERS, 1), "three": (LETTERS, 3)}
 
 @contract(
     "PAR-05c", asks=("built", "train"), cases=LENGTHS, needs={"three": ("microbatches",)}, sheds=("packed",),
-    float32=True,
     source="F19",
 )  # fmt: skip
 def the_sequence_length_may_change_from_step_to_step(stack: Training, recipe: Recipe, microbatches: int) -> None:
@@ -182,7 +180,7 @@ PASSED: dict[str, tuple[Recipe, int]] = {
 }
 
 
-@contract("PAR-05l", float32=True, asks=("initial", "run_model"), cases=PASSED, needs=("microbatches",),
+@contract("PAR-05l", asks=("initial", "run_model"), cases=PASSED, needs=("microbatches",),
           sheds=("packed",), source="F19; GATE-22")  # fmt: skip
 def a_pass_in_microbatches_is_the_pass(stack: Training, recipe: Recipe, microbatches: int) -> None:
     """One forward and backward pass over a batch in microbatches has the logits, losses and gradients of the pass over

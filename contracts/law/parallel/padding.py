@@ -48,7 +48,7 @@ PADS = {
 
 
 @contract(
-    "PAR-05i", float32=True, asks=("built", "train"), cases=PADDED, needs=PADS, conventions=WINDOW,
+    "PAR-05i", asks=("built", "train"), cases=PADDED, needs=PADS, conventions=WINDOW,
     source="Megatron-Core: padding_mask; transformers: DataCollatorWithPadding; F19",
 )  # fmt: skip
 def padding_changes_no_loss_and_no_gradient(
@@ -112,7 +112,7 @@ UNLABELLED: dict[str, tuple[Recipe, int]] = {"letters": (LETTERS, 1), "dense": (
 
 
 @contract(
-    "PAR-05k", float32=True, asks=("built", "train"), cases=UNLABELLED, sheds=("packed",),
+    "PAR-05k", asks=("built", "train"), cases=UNLABELLED, sheds=("packed",),
     needs={"letters": ("experts",), "dense": (), "dense-in-two": ("microbatches", "uneven-microbatches")},
     source="Automodel #3796; F19; F21",
 )  # fmt: skip

@@ -53,7 +53,6 @@ QUARTERS = replace(SPREAD, name="windows-in-quarters", pattern="A|E|MR|E")
 
 @contract(
     "PAR-05f",
-    float32=True,
     asks=("built", "train"),
     cases={name: (order,) for name, order in ORDERS.items()},
     conventions=("window-divides-by", "balance-over"),

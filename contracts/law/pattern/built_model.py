@@ -20,6 +20,7 @@ from contracts.law._support.model_passes import (
 )
 from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.law._support.small_model import within
+from contracts.spec import tolerance
 from contracts.spec.blocks import BlockCall
 from contracts.spec.ladder import stepped_down
 from contracts.spec.recipe import Dsa, Mhc, Mode, Mtp, Recipe
@@ -190,7 +191,9 @@ def a_model_is_its_blocks_in_a_row(stack: BuiltStack, recipe: Recipe, mode: Mode
     assert not words, words
     for name, want in losses.items():
         got = run.losses[name]
-        assert abs(got - want) <= 1e-12 * abs(want), f"{name} loss is {got:.9g}, the blocks' add up to {want:.9g}"
+        assert abs(got - want) <= tolerance.within(1e-12) * abs(want), (
+            f"{name} loss is {got:.9g}, the blocks' add up to {want:.9g}"
+        )
 
 
 def _headed(recipe: Recipe, held: Mapping[str, Tensor], x_BTD: Tensor) -> Tensor:

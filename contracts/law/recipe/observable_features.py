@@ -82,6 +82,7 @@ def nam56r_is_built_with_its_bundle(stack: Whole, name: str, family: str, featur
 _HYBRID = replace(WHOLE, depth=4)
 _LATENT = replace(SMALL_MLA, pattern="AE", depth=2)
 _IN_HALF = replace(_HYBRID, moe=replace(MOE, expert_hidden=16))  # what grouped products in 16 bits take
+_TWICE = replace(_HYBRID, moe=replace(MOE, shared_hidden=2 * MOE.expert_hidden))  # some build it of routed ones
 _CHOSEN = replace(_HYBRID, moe=replace(_SIGMOID, selection_bias=False))
 _AHEAD = replace(_HYBRID, mtp=Mtp(depth=1, loss_weight=0.1))
 _STREAMS = replace(_HYBRID, pattern="AAE", mhc=Mhc(streams=2))
@@ -95,7 +96,7 @@ FIELDS: Mapping[str, tuple[Recipe, Any, tuple[str, ...]]] = {  # a recipe in whi
     "norm_eps": (_HYBRID, 0.1, ()), "ffn_hidden": (replace(_HYBRID, moe=None), 44, ("mlp",)),
     "dtype": (_IN_HALF, "bf16", ("bf16",)), "moe": (_HYBRID, None, ("experts", "mlp")),
     "moe.experts": (_HYBRID, 16, ("experts",)), "moe.top_k": (_HYBRID, 2, ("experts",)),
-    "moe.expert_hidden": (_HYBRID, 24, ("experts",)), "moe.shared_hidden": (_HYBRID, 0, ("experts", "shared-expert")),
+    "moe.expert_hidden": (_HYBRID, 24, ("experts",)), "moe.shared_hidden": (_TWICE, 0, ("experts", "shared-expert")),
     "moe.score": (_HYBRID, "sigmoid", _A_ROUTER),
     "moe.selection_bias": (_CHOSEN, True, ("recurrent", *_A_ROUTER, "selection-bias")),
     "moe.aux_loss": (_HYBRID, 0.5, ("experts", "balance-loss")), "moe.z_loss": (_HYBRID, 0.1, ("experts", "z-loss")),

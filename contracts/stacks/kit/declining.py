@@ -12,8 +12,14 @@ STEPS = frozenset({"built", "initial", "messages", "rehearse", "run_model", "ste
 """The questions about whole models. A block by itself is asked whatever else the recipe has."""
 
 
-def lacks(features: str, kind: Lack, reason: str, *, asked: frozenset[str] = STEPS) -> Absence:
-    """What a stack lacks: one feature, or several that it does not have together, with blanks between."""
+def lacks(features: str, kind: Lack, reason: str, *, asked: frozenset[str] | None = None) -> Absence:
+    """What a stack lacks: one feature, or several that it does not have together, with blanks between.
+
+    It is lacking in the questions of `asked`: those about whole models by default, and all of them if it is float64,
+    in place of which everything is then asked in float32.
+    """
+    if asked is None:
+        asked = frozenset() if features == "float64" else STEPS
     return Absence(features=frozenset(features.split()), kind=kind, reason=reason, asked=asked)
 
 
