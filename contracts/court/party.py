@@ -18,12 +18,15 @@ import traceback
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from contracts.court.deadline import Overdue
 from contracts.court.floor import Floor
 from contracts.court.narrowing import narrowed, placed
 from contracts.spec import codec
+from contracts.spec.array import Array
+from contracts.spec.blocks import BlockRun
 from contracts.spec.codec import conforms
 from contracts.spec.conventions import conventions_of
 from contracts.spec.errors import NotOffered, Refused, Unreachable, shown
@@ -179,7 +182,14 @@ def _put(party: Party, question: Question, arguments: tuple[Any, ...], named: di
     if not conforms(question.answer, answer):
         kind = getattr(question.answer, "__name__", str(question.answer))
         raise Broken(f"{party.name} answered {question.name} with {_seen(answer)}, which is not a {kind}")
-    return answer
+    return replace(answer, seen=_Seen(answer.seen)) if isinstance(answer, BlockRun) else answer
+
+
+class _Seen(dict[str, Array]):
+    """What a block reports of its routing; a check that reads more than that has not been answered."""
+
+    def __missing__(self, name: str) -> Array:
+        raise NotOffered(f"its blocks report {', '.join(sorted(self)) or 'nothing'} in `seen`, and not {name!r}")
 
 
 def words_of(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -21,8 +21,13 @@ ROWS = 8  # of the table of what to answer next
 AT_ONCE = 3  # questions that are proposed together
 
 
-def probed(party: Party, origin: str, *, deadline_s: float = DEADLINE_S) -> tuple[Run, Verdict]:
-    """Judge, in this process and without assistants, each contract that asks for nothing but what the party offers."""
+def probed(
+    party: Party, origin: str, *, deadline_s: float = DEADLINE_S, ended: Callable[[Result], None] = lambda result: None
+) -> tuple[Run, Verdict]:
+    """Judge, in this process and without assistants, each contract that asks for nothing but what the party offers.
+
+    `ended` is called with each result as it comes.
+    """
     gate = Gate(
         subject=party,
         origin=origin,
@@ -32,7 +37,9 @@ def probed(party: Party, origin: str, *, deadline_s: float = DEADLINE_S) -> tupl
         deadline_s=deadline_s,
     )
     for item in gate.plan.items:
-        gate.add(gate.judge(item))
+        result = gate.judge(item)
+        gate.add(result)
+        ended(result)
     judged = gate.close()
     return gate.run(), judged
 

@@ -21,8 +21,9 @@ from contracts.harness.families import read_checks
 from contracts.harness.gate import today
 from contracts.harness.supervisor import supervised
 from contracts.spec.errors import Refusals
-from contracts.spec.records import Outcome, Run, Verdict
+from contracts.spec.records import Outcome, Result, Run, Verdict
 
+WIDTH = 160  # of the line of one case
 _BY_TIER = dict(zip(TIERS, ("one process", "one GPU", "several ranks"), strict=True))
 _LABELS: dict[Outcome, str] = {"violated": "Violated", "broken": "Broken", "not run": "Not run"}
 
@@ -81,7 +82,7 @@ def _probe(stack: str, propose: Path | None, deadline: float, as_json: bool) -> 
     read_checks()
     with the_stack_talks_to_stderr():
         party = parties.load(stack, deadline_s=deadline)
-        run, judged = adapter_probe.probed(party, stack, deadline_s=deadline)
+        run, judged = adapter_probe.probed(party, stack, deadline_s=deadline, ended=_say)
     if as_json:
         rows = [{"questions": row.questions, "contracts": {str(tier): n for tier, n in row.promises.items()}}
                 for row in adapter_probe.unlocked(run.header.subject.offers)]  # fmt: skip
@@ -94,6 +95,13 @@ def _probe(stack: str, propose: Path | None, deadline: float, as_json: bool) -> 
     if not as_json:
         click.secho(report.headline(judged), fg=COLOURS.get(judged.word, "red"), bold=True)
     return judged.exit_code
+
+
+def _say(result: Result) -> None:
+    """One line on stderr as a case ends, so that a probe that is stopped has said what it found."""
+    if result.outcome != "not offered":
+        words = "" if result.outcome == "holds" else f": {result.words.partition(chr(10))[0]}"
+        click.echo(f"{result.outcome:<9} {result.seconds:5.1f} s  {result.item}{words}"[:WIDTH], err=True)
 
 
 def _show(run: Run, judged: Verdict) -> None:

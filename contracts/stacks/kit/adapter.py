@@ -30,6 +30,8 @@ from contracts.stacks.kit.tables import built
 OF_A_MODEL = frozenset({"unpaired", "tied", "recompute", "bf16", "fp16"})
 """What a recipe says of a whole model; a single block is asked in the dtypes of its weights and its input."""
 
+ROUTED = ("experts", "gates", "counts", "dropped", "selected")
+
 
 class Steps(Run):
     """A `Run` of a module that makes single passes too."""
@@ -37,7 +39,12 @@ class Steps(Run):
     module: nn.Module
 
     def parameters(self) -> Mapping[str, Tensor]:
-        return dict(self.module.named_parameters())
+        """Each once: a tied one by the name that a link leads to."""
+        linked, found = {link.theirs for link in self.links}, dict[int, tuple[str, Tensor]]()
+        for name, each in self.module.named_parameters(remove_duplicate=False):
+            if name in linked or id(each) not in found:
+                found[id(each)] = (name, each)
+        return dict(found.values())
 
     @abstractmethod
     def forward(self, batch: Tokens, backward: bool) -> tuple[Tensor, Mapping[str, float]]:
@@ -65,6 +72,10 @@ class Adapter(ABC):
         return frozenset(name for name in questions() if callable(getattr(self, name, None)))
 
     # what a stack says
+    def outside_of(self, recipe: Recipe) -> Mapping[str, str]:
+        """What stands outside the layers of a model: `outside`, unless its names depend on the recipe."""
+        return self.outside
+
     @abstractmethod
     def links(self, letter: str, recipe: Recipe) -> Iterable[Link]:
         """The tensors of the block of a letter, its norm included, with names inside of its layer on both sides."""
@@ -78,8 +89,14 @@ class Adapter(ABC):
         """A layer with that block, on the default device; it may have more."""
 
     @abstractmethod
-    def branch(self, layer: nn.Module, letter: str, x_BTD: Tensor, documents_BT: Tensor) -> Tensor:
-        """The block alone: its norm and its mixer or MLP, without the residual connection."""
+    def branch(
+        self, layer: nn.Module, letter: str, x_BTD: Tensor, documents_BT: Tensor
+    ) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """The block alone: its norm and its mixer or MLP, without the residual connection.
+
+        With it, if the stack says so, what was routed: `experts` and `gates` of each token, `counts` of each expert,
+        as `BlockRun.seen` has them; one row a token will do. What the stack does not say is not asked of it.
+        """
 
     @abstractmethod
     def run(self, session: Session, links: Sequence[Link]) -> Steps:
@@ -97,6 +114,8 @@ class Adapter(ABC):
 
     def run_block(self, call: BlockCall) -> BlockRun:
         letter, links = self._block(call.recipe, call.layer, call.mode)
+        if call.x.dtype == "float64":
+            declined(self.name, self.abilities, {"float64"}, "run_block")
         x_BTD, weights = numerics.tensor(call.x, strided=call.strided), numerics.tensors(call.weights)
         if call.device != "cpu" or call.kernels:
             raise NotOffered(f"{self.name}: it is asked on a CPU, with its own operations", "device")
@@ -111,14 +130,16 @@ class Adapter(ABC):
         strided = not x_BTD.is_contiguous()
         alone = torch.zeros(x_BTD.shape[:2], dtype=torch.int64)
         documents_BT = alone if call.documents is None else numerics.tensor(call.documents)
-        y_BTD = self.branch(module, letter, x_BTD, documents_BT)
+        returned = self.branch(module, letter, x_BTD, documents_BT)
+        y_BTD, said = returned if isinstance(returned, tuple) else (returned, {})
+        seen = numerics.arrays(_by_token(said, x_BTD.shape[:2]))
         if call.dy is None:
-            return BlockRun(y=numerics.array(y_BTD), strided=strided)
+            return BlockRun(y=numerics.array(y_BTD), seen=seen, strided=strided)
         names = {link.theirs for link in links}
         leaves = {name: each for name, each in module.named_parameters() if name in names} | {"x": x_BTD}
         found = gradients_of(y_BTD, numerics.tensor(call.dy, strided=call.strided), leaves)
         told = {"x": found.pop("x"), **to_canonical(found, links)}
-        return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(told), strided=strided)
+        return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(told), seen=seen, strided=strided)
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         session = Session(recipe=recipe, steps=0, execution=Execution(mode=mode))
@@ -162,7 +183,7 @@ class Adapter(ABC):
         chosen = frozenset(name for name, needed in also.items() if needed)
         wanted = needs.features(recipe, execution, trains=question == "train")
         declined(self.name, self.abilities, wanted | chosen, question)
-        links = [same(theirs, ours) for ours, theirs in self.outside.items()
+        links = [same(theirs, ours) for ours, theirs in self.outside_of(recipe).items()
                  if ours != "head.weight" or recipe.untied_embeddings]  # fmt: skip
         for number, letter in enumerate(patterns.parse(recipe.pattern, recipe.depth).letters):
             links += [each.within(self.layer(number), f"layers.{number}.") for each in self.links(letter, recipe)]
@@ -186,3 +207,11 @@ class Adapter(ABC):
         execution = Execution(mode=mode if letter == "M" else "nemo_native")
         declined(self.name, self.abilities, needs.features(alone, execution, trains=False) - OF_A_MODEL, "train")
         return letter, list(self.links(letter, recipe))
+
+
+def _by_token(said: Mapping[str, Tensor], rows: torch.Size) -> dict[str, Tensor]:
+    """What a block said of its routing, with a row and a column for each token."""
+    if unknown := said.keys() - ROUTED:
+        raise ValueError(f"a branch says {', '.join(sorted(unknown))}; of its routing it can say {', '.join(ROUTED)}")
+    flat = {name for name, each in said.items() if name != "counts" and each.dim() == 2}
+    return {name: each.detach().unflatten(0, rows) if name in flat else each for name, each in said.items()}

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from contracts.instruments import numerics, traffic
 from contracts.spec.array import Arrays
@@ -18,6 +19,9 @@ from contracts.spec.errors import Refusals, refuse
 from contracts.spec.training import Observed, Session, Step, Tokens, Trained
 from contracts.stacks.kit.links import Link, to_canonical, to_theirs
 from contracts.stacks.kit.tables import MOMENTS
+
+Cut = tuple[DeviceMesh, Sequence[Placement]]
+"""Over which ranks a tensor is cut, and how: `Shard(dim)` for an even part along a dim."""
 
 
 class Watched(ABC):
@@ -51,8 +55,22 @@ class Watched(ABC):
         """Full tensors of this process, and those that other pipeline stages hold."""
         return mine
 
+    def cut(self) -> Mapping[str, Cut]:
+        """The parameters that a stack cuts by hand and not as DTensors, and how this rank has a part of each.
+
+        `DeviceMesh.from_group` makes a mesh of a process group.
+        """
+        return {}
+
+    def laid_out(self, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors by the stack's names, those that are cut as DTensors."""
+        cut = self.cut()
+        return {name: DTensor.from_local(each, *cut[name], run_check=False) if name in cut else each
+                for name, each in theirs.items()}  # fmt: skip
+
     def canonical(self, theirs: Mapping[str, Tensor]) -> Arrays:
-        full = self.everywhere({name: whole(each.detach()) for name, each in theirs.items()})
+        laid_out = self.laid_out({name: each.detach() for name, each in theirs.items()})
+        full = self.everywhere({name: whole(each) for name, each in laid_out.items()})
         return numerics.arrays(to_canonical(full, self.links))
 
     def wants(self, what: Observed, step: int) -> bool:
@@ -136,7 +154,8 @@ class Run(Watched):
         """Copy full tensors in; each rank keeps its part."""
         for what, values, into in (("weights", weights, self.parameters()), ("buffers", buffers, self.buffers())):
             if values:
-                put(what, values, into, self.links, self.everywhere)
+                held = self.laid_out({name: each.detach() for name, each in into.items()})
+                put(what, values, held, self.links, self.everywhere)
 
     def close(self) -> None:
         """Release what the run holds."""
