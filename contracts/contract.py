@@ -80,8 +80,11 @@ class Contract:
         return tuple(name for name, _ in self._ladder(case))[1:]
 
     def leanest(self, case: str) -> str:
-        """The name of a case on its leanest rung; the case itself where it has none."""
-        return (case, *self.rungs(case))[-1]
+        """The name of a case on its leanest rung; the case itself where it has none.
+
+        Not the plain one, which is for a stack that has none of the others.
+        """
+        return [name for name in (case, *self.rungs(case)) if not name.endswith("@plain")][-1]
 
     def _ladder(self, case: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
         yield case, self.cases[case]
@@ -217,9 +220,9 @@ class Law:
         for mutant in self.mutants:
             yield mutant
             known = mutant.of in self.contracts and mutant.case in self.contracts[mutant.of].cases
-            lean = self.contracts[mutant.of].rungs(mutant.case) if known else ()
-            if lean and mutant.leanest != "":
-                yield replace(mutant, case=lean[-1], says=mutant.leanest or mutant.says, leanest=None)
+            lean = self.contracts[mutant.of].leanest(mutant.case) if known else mutant.case
+            if lean != mutant.case and mutant.leanest != "":
+                yield replace(mutant, case=lean, says=mutant.leanest or mutant.says, leanest=None)
 
 
 LAW = Law()

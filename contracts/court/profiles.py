@@ -148,8 +148,9 @@ def _on_rungs(entry: Contract, case: str, abilities: Abilities | None) -> tuple[
     ladder = (case, *entry.rungs(case))
     lacking = {name: _absence(entry, name, abilities) for name in ladder}
     named = {name: str(Item(id=entry.id, case=name)) for name in ladder}
-    richest = next((name for name in ladder if lacking[name] is None), ladder[-1])
-    names = tuple(dict.fromkeys((richest, ladder[-1])))
+    leanest = entry.leanest(case)
+    richest = next((name for name in ladder if lacking[name] is None), leanest)
+    names = tuple(dict.fromkeys((richest, leanest if ladder.index(richest) < ladder.index(leanest) else richest)))
     found = []
     for name in dict.fromkeys((case, *names)):
         if (why := lacking[name]) is not None:

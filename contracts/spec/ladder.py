@@ -32,6 +32,10 @@ def _dense(recipe: Recipe) -> Recipe:
     return replace(_pairs(recipe), moe=None)
 
 
+def _plain(recipe: Recipe) -> Recipe:
+    return replace(_dense(recipe), qk_norm=False)
+
+
 def _experts(moe: Moe | None, *, narrow: bool) -> Moe | None:
     """Experts after a softmax, as in Mixtral: no shared expert, no auxiliary loss, no tokens dropped. Unless they may
     be `narrow` they are a multiple of 8 wide: rows of 16 bytes are what a grouped product in 16 bits takes.
@@ -42,9 +46,11 @@ def _experts(moe: Moe | None, *, narrow: bool) -> Moe | None:
     return Moe(experts=moe.experts, top_k=moe.top_k, expert_hidden=wide, shared_hidden=0, aux_loss=0.0)
 
 
-RUNGS: Mapping[str, Callable[[Recipe], Recipe]] = {"hybrid": _hybrid, "pairs": _pairs, "dense": _dense}
+RUNGS: Mapping[str, Callable[[Recipe], Recipe]] = {
+    "hybrid": _hybrid, "pairs": _pairs, "dense": _dense, "plain": _plain,
+}  # fmt: skip
 """From rich to lean. hybrid: attention, Mamba and experts, as in Granite 4. pairs: attention and experts. dense:
-attention and MLPs."""
+attention and MLPs. plain: these without a norm on queries and keys, as in Llama."""
 
 _INSTEAD = frozenset({"gqa", "mlp", "softmax", "swiglu"})
 """What a rung has in place of richer kinds."""

@@ -19,12 +19,15 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution
 
 L, G, H = LATENT_EXPERTS, GROUPED_EXPERTS, HYBRID_EXPERTS
+PLAIN = replace(DENSE, name="plain", qk_norm=False)
 
 
 CELLS: dict[str, Cell] = {
     "dense-dp2": cell(DENSE, 2),
     "dense-fsdp2": cell(DENSE, 2, fsdp=True),
     "dense-tp2-sp": cell(DENSE, 2, tp=2, sp=True),
+    "plain-tp2": cell(PLAIN, 2, tp=2),
+    "plain-tp2-dp2": cell(PLAIN, 4, tp=2),
     "dp2": cell(L, 2),
     "fsdp2": cell(G, 2, fsdp=True),
     "hsdp-2x2": cell(L, 4, fsdp=True, replicas=2),
@@ -62,9 +65,9 @@ def cells_named(*names: str) -> dict[str, Cell]:
     return {name: CELLS[name] for name in names}
 
 
-STEPPED = cells_named("dense-dp2", "dense-fsdp2", "dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "tp2-sp-etp1", "ep2",
-               "tp2-sp-ep2-etp1", "borrowed-ep2", "borrowed-ep4", "borrowed-tp2-sp-ep4-etp1", "borrowed-ep2-fsdp",
-               "borrowed-tp2-sp-ep4-etp1-fsdp", "hybrid-tp2-sp")  # fmt: skip
+STEPPED = cells_named("dense-dp2", "dense-fsdp2", "plain-tp2", "dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "tp2-sp-etp1",
+               "ep2", "tp2-sp-ep2-etp1", "borrowed-ep2", "borrowed-ep4", "borrowed-tp2-sp-ep4-etp1",
+               "borrowed-ep2-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp", "hybrid-tp2-sp")  # fmt: skip
 
 
 HALF_DENSE = replace(HALF_EXPERTS, name="dense-bf16", moe=None)
@@ -81,7 +84,7 @@ HALF: dict[str, Cell] = {
 
 def needs_of(cells: Mapping[str, Cell]) -> dict[str, tuple[str, ...]]:
     """What each layout is about: experts, and the scan or the prediction heads where there are some."""
-    about = ((DENSE, ()), (H, ("experts", "mamba")), (AHEAD_EXPERTS, ("experts", "prediction-heads")))
+    about = ((DENSE, ()), (PLAIN, ()), (H, ("experts", "mamba")), (AHEAD_EXPERTS, ("experts", "prediction-heads")))
     return {
         name: next((needs for one, needs in about if recipe is one), ("experts",))
         for name, (recipe, _, _) in cells.items()
