@@ -31,7 +31,7 @@ read_checks()
 
 
 class Experts(nn.Module):
-    """Experts behind a softmax, as in Mixtral, which remembers where the last call was routed."""
+    """Experts after a softmax, as in Mixtral."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
