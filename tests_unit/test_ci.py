@@ -1,18 +1,26 @@
 """The templates for CI services: each is read as its service reads it, and its commands run on two stacks."""
 
+import datetime
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from contracts.spec.records import EXIT_CODES
+from contracts.court import report
+from contracts.court.verdict import verdict
+from contracts.spec.records import EXIT_CODES, Item
 from tests_unit._parties.running import RANKPROOF, ROOT, environment
+from tests_unit.gate._recorded_run import TODAY, recorded
 
 CI = ROOT / "docs/ci"
+DAY = datetime.date.fromisoformat(TODAY)
 WORKFLOW = ROOT / "docs/examples/github-actions.yml"
 
 FORK = """
@@ -31,15 +39,39 @@ class Red(Green):
 """
 # What the services have and this machine lacks: each stub does its part of the work.
 STUBS = {
-    "gh": """#!/bin/bash
-for word; do case $word in body=@*) text=${word#body=@};; */comments/1) over=1;; esac; done
-if [ -z "$text" ]; then  # a list of the comments whose text begins with a mark
-  mark=$(sed 's/.*startswith("//; s/").*//' <<< "${@: -1}")
-  [ -f .git/posted ] && head -n 1 .git/posted | grep -qxF "$mark" && echo 1
-  exit 0
-fi
-[ -n "$over" ] || echo made >> .git/posted-anew
-cp "$text" .git/posted
+    "gh": f"#!{sys.executable}\n"
+    + r"""
+import json, re, sys
+from pathlib import Path
+words, git = sys.argv[1:], Path(".git")
+path = next(each for each in words if each.startswith("repos/o/r/"))
+if "/check-runs" in path:  # refused as GitHub refuses
+    body, file = json.load(sys.stdin), git / "check-run"
+    output = body["output"]
+    annotations = output["annotations"]
+    assert output["title"] and output["summary"] and len(output["summary"]) < 65_536 and len(annotations) <= 50
+    for each in annotations:
+        assert {*each} >= {"path", "start_line", "end_line", "annotation_level", "message"}
+        assert each["annotation_level"] in ("notice", "warning", "failure") and Path(each["path"]).is_file()
+    if "PATCH" in words:
+        assert path.endswith("/check-runs/5") and "head_sha" not in body
+        annotations = json.loads(file.read_text())["output"]["annotations"] + annotations
+    else:
+        assert path == "repos/o/r/check-runs" and re.fullmatch("[0-9a-f]{40}", body["head_sha"]) and body["name"]
+        assert body["status"] == "completed" and body["details_url"].startswith("https://")
+        print(5)
+    file.write_text(json.dumps(body | {"output": output | {"annotations": annotations}}))
+    sys.exit()
+posted, text = git / "posted", [each.removeprefix("body=@") for each in words if each.startswith("body=@")]
+if not text:  # a list of the comments whose text begins with a mark
+    mark = re.search(r'startswith\("(.*)"\)', words[-1])[1]
+    if posted.exists() and posted.read_text().splitlines()[0] == mark:
+        print(1)
+    sys.exit()
+if not any(each.endswith("/comments/1") for each in words):
+    with (git / "posted-anew").open("a") as anew:
+        anew.write("made\n")
+posted.write_text(Path(text[0]).read_text())
 """,
     "srun": '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n',
     "buildkite-agent": '#!/bin/sh\nwhile [ "$1" != --context ]; do shift; done\ncat > "annotated-$2.md"\n',
@@ -88,6 +120,7 @@ class Service:
             "github.event_name": event, "github.ref_name": branch, "github.event.repository.default_branch": "main",
             "github.base_ref": "main" if event == "pull_request" else "", "github.job": "gate", "runner.os": "Linux",
             "github.repository": "o/r", "github.token": "t", "github.event.pull_request.number": "7",
+            "github.event.pull_request.head.sha": self.git("rev-parse", branch) if event == "pull_request" else "",
             "github.sha": self.git("rev-parse", "HEAD"), "runner.arch": "X64", "strategy.job-index": "0",
         }  # fmt: skip
         if event not in workflow[True] or branch not in (workflow[True][event] or {}).get("branches", [branch]):
@@ -227,17 +260,49 @@ def test_a_copied_workflow_gates_a_red_and_a_green_change(repository: Path) -> N
         assert f"at fork.py:{line}: " in comment
         assert "[The report](https://example.invalid/report)" in comment
         assert (repository / ".git/posted-anew").read_text() == "made\n", "the comment is one, written over"
+        check = json.loads((repository / ".git/check-run").read_text())
+        assert (check["conclusion"], check["head_sha"]) == ("failure", github.git("rev-parse", "whole-periods"))
+        assert check["name"] == "rankproof: fork, PAT-01"
+        seen = check["output"]["annotations"][0]
+        assert (seen["path"], seen["start_line"], seen["annotation_level"]) == ("fork.py", line, "failure")
         assert f"::error file=fork.py,line={line},title=PAT-01" in log
     assert github.run("push", "whole-periods") == (-1, "", ""), "a push elsewhere judges nothing"
     assert len(github.cache) == 1, "the records of pull requests are compared with nothing"
 
 
+def test_a_check_run_of_many_causes_is_made_by_several_calls() -> None:
+    run = recorded(*((Item(id="TOPO-02", case=f"case-{n}"), "violated") for n in range(120)))
+    said = ["".join(chr(97 + int(digit)) for digit in f"{n:03}") for n in range(120)]  # a number would be one cause
+    answered = tuple(replace(each, words=f"saw {word}") for each, word in zip(run.results, said, strict=True))
+    places = {"topology": "fork.py:4"}
+    subject = replace(run.header.subject, places=places)
+    run = replace(run, results=answered, header=replace(run.header, subject=subject))
+    calls = [json.loads(line) for line in report.render(run, verdict(run, DAY), "check-run").splitlines()]
+    each = [call["output"]["annotations"] for call in calls]
+    assert [len(some) for some in each] == [50, 50, 20]
+    assert len({seen["message"] for some in each for seen in some}) == 120
+    assert {call["conclusion"] for call in calls} == {"failure"}
+    outside = replace(subject, places={"topology": "/elsewhere/fork.py:4"})
+    run = replace(run, header=replace(run.header, subject=outside))
+    [call] = [json.loads(line) for line in report.render(run, verdict(run, DAY), "check-run").splitlines()]
+    assert call["output"]["annotations"] == [], "GitHub refuses a path outside the repository"
+    assert "saw aaa" in call["output"]["summary"]
+
+
 @pytest.mark.parametrize("stack", CODES)
 def test_gitlab_s_script_ends_with_the_verdict(stack: str, repository: Path) -> None:
     job = _yaml(CI / "gitlab-ci.yml")["rankproof"]
-    done = _run("\n".join(job["script"]), repository, STACK=f"fork:{stack}")
-    assert done.returncode == CODES[stack], done.stderr
+    for part, code in (("script", CODES[stack]), ("after_script", CODES[stack])):
+        done = _run("\n".join(job[part]), repository, STACK=f"fork:{stack}")
+        assert done.returncode == code, done.stderr
     assert (repository / job["artifacts"]["reports"]["junit"]).exists()
+    entries = json.loads((repository / job["artifacts"]["reports"]["codequality"]).read_text())
+    assert [each["severity"] for each in entries] == (["blocker", "major", "major"] if stack == "Red" else ["info"])
+    assert len({each["fingerprint"] for each in entries}) == len(entries)
+    for each in entries:
+        assert {*each} == {"check_name", "description", "severity", "fingerprint", "location"}
+        assert each["location"]["lines"]["begin"] > 0
+    assert [each["location"]["path"] for each in entries] == ["run.jsonl", "fork.py", "fork.py"][: len(entries)]
     assert job["artifacts"]["when"] == "always"
 
 

@@ -14,7 +14,7 @@ from contracts.harness.gate import today
 from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES
 from contracts.spec.stack import questions
-from tests_unit._parties.running import environment, rankproof
+from tests_unit._parties.running import environment, needs, rankproof
 
 USAGE = 2
 REPEATS = """
@@ -65,6 +65,7 @@ def test_the_docstrings_are_those_of_the_protocol() -> None:
     assert text.count("One global batch: every sequence of one optimizer step.") == 1
 
 
+@needs("ruff", "mypy")
 def test_a_skeleton_is_typed_and_without_lint(tmp_path: Path) -> None:
     file = tmp_path / "ours_lane.py"
     file.write_text(adapter_skeleton.written("ours", adapter_skeleton.sides()), encoding="utf-8")

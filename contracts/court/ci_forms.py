@@ -1,4 +1,5 @@
-"""The verdict in the formats of CI services: JUnit, GitHub's annotations, SARIF 2.1.0."""
+"""The verdict in the formats of CI services: JUnit, GitHub's annotations and check runs, GitLab's code quality, SARIF
+2.1.0."""
 
 from __future__ import annotations
 
@@ -12,13 +13,19 @@ from xml.etree import ElementTree
 
 from contracts.contract import LAW
 from contracts.court.causes import Cause, causes
+from contracts.court.comment import comment
 from contracts.court.plain_text import annotation, annotation_property, cut
 from contracts.court.wording import counted, details, headline, items, judged_code, place
 from contracts.spec.records import Outcome, Result, Run, Verdict
 
 _LEVELS: Mapping[Outcome, str] = {"violated": "error", "broken": "error", "not run": "warning", "untested": "warning",
                                       "deviates": "note"}  # fmt: skip
+_ANNOTATIONS: Mapping[str, str] = {"error": "failure", "warning": "warning", "note": "notice"}
+_SEVERITIES: Mapping[str, str] = {"error": "major", "warning": "minor", "note": "info"}
 _ANNOTATED = 9  # of each kind: GitHub shows ten of a step, and the verdict is one
+_RECORD = ("run.jsonl", 1)  # the place of what has none; SARIF and GitLab demand one
+_A_CALL = 50  # annotations that GitHub takes in one call
+_SUMMARY, _TITLE = 60_000, 250  # characters of a check run; GitHub takes 65,535 and 255
 _LONGEST = 1500  # characters of the words of one cause
 _ITEMS = 50  # of a cause that are named
 
@@ -94,6 +101,36 @@ def github(run: Run, verdict: Verdict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def check_run(run: Run, verdict: Verdict) -> str:
+    """The bodies of GitHub's calls for a check run, a line each: the first makes it, the others bring further
+    annotations. Who sends them adds `head_sha`. A cause whose place is in no file of the repository is in the summary.
+    """
+    found = [cause for cause in causes(run, verdict.results) if cause.outcome in _LEVELS]
+    placed = [_annotated(run, cause) for cause in found if _in_repository(run, cause)]
+    ranks = f" on {run.header.ranks} ranks" if run.header.ranks > 1 else ""
+    body = {
+        "name": f"rankproof: {run.header.subject.name}, {verdict.profile}{ranks}",
+        "status": "completed",
+        "conclusion": "failure" if verdict.exit_code else "success",
+    }
+    told = {"title": cut(headline(verdict), _TITLE), "summary": cut(comment(run, verdict), _SUMMARY)}
+    calls = [placed[at : at + _A_CALL] for at in range(0, len(placed), _A_CALL)] or [[]]
+    lines = [json.dumps(body | {"output": told | {"annotations": each}}, ensure_ascii=False) for each in calls]
+    return "\n".join(lines) + "\n"
+
+
+def code_quality(run: Run, verdict: Verdict) -> str:
+    """GitLab's report of code quality: an entry for the verdict and for each cause. GitLab compares the fingerprints
+    with those of the target branch, and shows what is new and what is mended."""
+    words = "\n".join([headline(verdict), *(f"{fault.kind}: {fault.words}" for fault in verdict.faults)])
+    shape = "\n".join([run.header.subject.name, verdict.profile, str(run.header.ranks), verdict.word])
+    body = [_entry("rankproof", words, "blocker" if verdict.exit_code else "info", shape, _RECORD)]
+    for cause in (each for each in causes(run, verdict.results) if each.outcome in _LEVELS):
+        words, severity = f"{_title(cause)}\n{_told(run, cause)}", _SEVERITIES[_LEVELS[cause.outcome]]
+        body.append(_entry(cause.ids[0], words, severity, _shape(cause), _at(run, cause)))
+    return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+
+
 def sarif(run: Run, verdict: Verdict) -> str:
     """One result a cause: what is violated or broken is an error, what was not judged a warning, what deviates as
     declared is suppressed. A cause whose code is not known stands at the record, because code scanning demands a place.
@@ -138,9 +175,7 @@ def _rule(run: Run, id: str) -> dict[str, Any]:
 
 
 def _result(run: Run, cause: Cause, ids: list[str]) -> dict[str, Any]:
-    first = cause.results[0]
-    where = place(run, first) or ("run.jsonl", 1)
-    shape = "\n".join([cause.outcome, *cause.ids, *cause.questions, cause.skeleton])
+    first, where = cause.results[0], _at(run, cause)
     told: dict[str, Any] = {
         "ruleId": first.id,
         "ruleIndex": ids.index(first.id),
@@ -155,11 +190,40 @@ def _result(run: Run, cause: Cause, ids: list[str]) -> dict[str, Any]:
             }
         ],
         # The same cause is the same alert in the next run: its values may change, its shape does not.
-        "partialFingerprints": {"rankproofCause/v1": hashlib.sha256(shape.encode()).hexdigest()},
+        "partialFingerprints": {"rankproofCause/v1": _digest(_shape(cause))},
     }
     if cause.outcome == "deviates":
         told["suppressions"] = [{"kind": "external", "justification": cause.words.rpartition("\n")[2]}]
     return told
+
+
+def _annotated(run: Run, cause: Cause) -> dict[str, Any]:
+    (file, line), level = _at(run, cause), _ANNOTATIONS[_LEVELS[cause.outcome]]
+    return {"path": file, "start_line": line, "end_line": line, "annotation_level": level,
+            "title": cut(_title(cause), _TITLE), "message": _told(run, cause)}  # fmt: skip
+
+
+def _entry(name: str, words: str, severity: str, shape: str, at: tuple[str, int]) -> dict[str, Any]:
+    location = {"path": at[0], "lines": {"begin": at[1]}}
+    return {"check_name": name, "description": words, "severity": severity, "fingerprint": _digest(shape),
+            "location": location}  # fmt: skip
+
+
+def _at(run: Run, cause: Cause) -> tuple[str, int]:
+    return place(run, cause.results[0]) or _RECORD
+
+
+def _in_repository(run: Run, cause: Cause) -> bool:
+    at = place(run, cause.results[0])
+    return at is not None and not Path(at[0]).is_absolute()
+
+
+def _shape(cause: Cause) -> str:
+    return "\n".join([cause.outcome, *cause.ids, *cause.questions, cause.skeleton])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _uri(file: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contracts.court import sources
 from contracts.court.baseline import change
 from contracts.court.causes import DETAILED, HEADINGS, Cause, by_outcome, causes
-from contracts.court.ci_forms import github, junit, sarif
+from contracts.court.ci_forms import check_run, code_quality, github, junit, sarif
 from contracts.court.comment import comment
 from contracts.court.html_report import page
 from contracts.court.markdown_report import summary
@@ -220,5 +220,7 @@ _FORMS: Mapping[Form, Callable[[Run, Verdict], str]] = {
     "annotations": github,
     "sarif": sarif,
     "comment": comment,
+    "check-run": check_run,
+    "code-quality": code_quality,
 }
 assert {*_FORMS, "terminal"} == {*FORMS}

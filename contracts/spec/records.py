@@ -22,7 +22,8 @@ offered: the stack does not have what the contract is about. untested: the contr
 planned and could not be tried. broken: the suite or the adapter failed, which says nothing about the contract."""
 OUTCOMES: tuple[Outcome, ...] = ("holds", "violated", "deviates", "not offered", "untested", "not run", "broken")
 
-Form = Literal["terminal", "markdown", "junit", "html", "json", "annotations", "sarif", "comment"]
+Form = Literal["terminal", "markdown", "junit", "html", "json", "annotations", "sarif", "comment", "check-run",
+               "code-quality"]  # fmt: skip
 FORMS: tuple[Form, ...] = get_args(Form)
 
 Word = Literal["conformant", "violated", "incomplete", "broken", "nothing ran"]

@@ -4,6 +4,7 @@ import atexit
 import functools
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import select
@@ -26,6 +27,12 @@ RANKPROOF = Path(sys.executable).with_name("rankproof")
 BAD = "tests_unit._parties.bad"
 
 Done = subprocess.CompletedProcess[str]
+
+
+def needs(*modules: str) -> pytest.MarkDecorator:
+    """The mark of a test that starts a tool of the extra dev."""
+    missing = [each for each in modules if importlib.util.find_spec(each) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}, of the extra dev")
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -56,7 +56,7 @@ def has_what_a_reader_needs(draw: Draw, form: Form) -> None:
     assert not missing, f"{form} does not say {missing}"
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("json", "comment")])
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("json", "comment", "check-run")])
 def test_a_violation_has_what_a_reader_needs(form: Form) -> None:
     has_what_a_reader_needs(report, form)
 
@@ -161,6 +161,11 @@ def is_well_formed(draw: Draw, form: Form) -> None:
         assert "<script>" not in text
     elif form == "sarif":
         assert len(json.loads(text)["runs"][0]["results"]) == 2
+    elif form == "check-run":
+        assert json.loads(text)["output"]["title"].startswith("VIOLATED: ")
+        assert "<script>" not in text
+    elif form == "code-quality":
+        assert [each["severity"] for each in json.loads(text)] == ["blocker", "major", "major"]
     elif form == "comment":
         assert text.splitlines()[1].startswith("### VIOLATED: ")
         assert "<script>" not in text

@@ -16,7 +16,7 @@ from contracts.harness.output import HEAD, TAIL
 from contracts.harness.selftest import Matrix
 from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES, FORMS, Fate, Kill, Outcome, Result
-from tests_unit._parties.running import BAD, environment, rankproof
+from tests_unit._parties.running import BAD, environment, needs, rankproof
 
 VIOLATED, INCOMPLETE, BROKEN, USAGE = EXIT_CODES["violated"], EXIT_CODES["incomplete"], EXIT_CODES["broken"], 2
 
@@ -104,7 +104,7 @@ def test_a_self_test_that_finds_a_false_alarm_names_it_and_leaves_a_proof(
     assert (folder / "proof/kills.json").exists()
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=needs("xdist"))])
 def test_all_but_the_unfit_contract_are_judged_and_the_verdict_names_it(
     jobs: str, tested: subprocess.CompletedProcess[str], folder: Path
 ) -> None:

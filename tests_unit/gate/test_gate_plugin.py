@@ -19,7 +19,7 @@ from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES, Item
 from contracts.stacks.megatron.flag_table import FlagTable
 from contracts.stacks.reference.stack import Reference
-from tests_unit._parties.running import BAD, RANKPROOF, Done, environment, side_by_side
+from tests_unit._parties.running import BAD, RANKPROOF, Done, environment, needs, side_by_side
 
 read_checks()
 
@@ -175,11 +175,13 @@ def test_a_run_that_was_cut_off_is_refused_by_every_reader(runs: dict[str, Done]
         record.load(folder / "killed/renamed.jsonl")
 
 
+@needs("xdist")
 def test_two_workers_find_what_one_process_finds(runs: dict[str, Done], folder: Path) -> None:
     assert runs["violated"].returncode == runs["violated-by-two"].returncode == VIOLATED
     assert _judged(folder, "violated") == _judged(folder, "violated-by-two")
 
 
+@needs("xdist")
 def test_a_worker_that_dies_leaves_a_gap_and_no_verdict_of_conformance(runs: dict[str, Done], folder: Path) -> None:
     assert runs["worker-dies"].returncode == INCOMPLETE, _said(runs["worker-dies"])[-600:]
     run, footer = record.load(folder / "worker-dies/out")
@@ -270,6 +272,7 @@ def test_a_deviation_never_covers_an_error() -> None:
     assert verdict(run, datetime.date(2026, 6, 15)).word == "broken"
 
 
+@needs("xdist")
 def test_several_processes_share_the_promises_and_draw_one_verdict(tmp_path: Path) -> None:
     def rankproof(*asked: str) -> subprocess.CompletedProcess[str]:
         words = [RANKPROOF, *asked, "--jobs", "2", "--with", "none", "--report", "out"]

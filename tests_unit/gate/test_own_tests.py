@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_unit._parties.running import ROOT, Done, environment
+from tests_unit._parties.running import ROOT, Done, environment, needs
 
 OURS = (ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8")
 OWN = """
@@ -98,6 +98,7 @@ def test_a_project_s_own_test_file_asks_its_stack_every_contract(project: Path) 
     assert "test_of_the_project" not in "".join(red)
 
 
+@needs("xdist")
 def test_two_workers_see_the_same_tests(project: Path) -> None:
     alone, shared = own_pytest(project, OWN), own_pytest(project, OWN, "-n", "2")
     assert alone.stdout.splitlines()[-1].split(" in ")[0].strip("= ") in shared.stdout.splitlines()[-1]
@@ -119,6 +120,7 @@ def test_what_cannot_be_judged_is_one_clear_error_of_collection(fault: str, proj
     assert "Traceback" not in done.stdout
 
 
+@needs("xdist")
 def test_the_verdict_decides_where_it_is_asked_for(project: Path) -> None:
     (project / "pytest.ini").write_text(
         "[pytest]\nrankproof_stack = ours:Ours\nrankproof_profile = PAT-01[nam56r]\nrankproof_with = none\n"

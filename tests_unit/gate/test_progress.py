@@ -16,7 +16,7 @@ from contracts.harness import progress, selftest
 from contracts.harness.families import read_checks
 from contracts.harness.progress import Progress, Told
 from contracts.spec.records import Kill, Result
-from tests_unit._parties.running import RANKPROOF, environment
+from tests_unit._parties.running import RANKPROOF, environment, needs
 
 HELD = Result(id="TOPO-02", case="pp2", outcome="holds")
 WRONG = Result(id="TOPO-02", case="tp2", outcome="violated", words="dp is 4")
@@ -93,11 +93,12 @@ def test_an_older_record_in_the_same_place_is_not_counted(tmp_path: Path) -> Non
     assert "of 7" not in terminal.getvalue()
 
 
-@pytest.mark.parametrize("words", [("check", "--jobs", "2"), ("selftest", "--only", "TOPO-02b", "--jobs", "2")])
-def test_a_run_shows_on_a_terminal_how_far_it_is(words: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("check",), ("selftest", "--only", "TOPO-02b")], ids=["check", "selftest"])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=needs("xdist"))])
+def test_a_run_shows_on_a_terminal_how_far_it_is(words: tuple[str, ...], jobs: str, tmp_path: Path) -> None:
     here, there = pty.openpty()
     profile = ("--profile", "TOPO-02") if words[0] == "check" else ()
-    asked = [RANKPROOF, *words, *profile, "--with", "none", "--report", "out"]
+    asked = [RANKPROOF, *words, *profile, "--jobs", jobs, "--with", "none", "--report", "out"]
     with subprocess.Popen(asked, cwd=tmp_path, env=environment(RANKPROOF_PROGRESS="1", TERM="xterm"), stderr=there,
                           stdout=subprocess.DEVNULL) as running:  # fmt: skip
         os.close(there)
