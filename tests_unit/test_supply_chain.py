@@ -18,7 +18,7 @@ OF_THE_READER = ("OWNER/rankproof/docs/ci/action@COMMIT", "github/codeql-action/
 WRITES = {  # job → what it may write, with the reason beside it in the file
     ("release.yml", "sign"): {"id-token", "attestations", "contents"},
     ("release.yml", "publish"): {"id-token"},
-    ("github-actions.yml", "gate"): {"pull-requests"},
+    ("github-actions.yml", "gate"): {"pull-requests", "checks"},
     ("site.yml", "publish"): {"id-token", "pages"},
 }
 IMAGE = re.compile(r"^(?:FROM|\s*image:)\s+(\S+)", re.MULTILINE)
@@ -85,9 +85,18 @@ def test_a_release_is_signed_attested_and_has_its_bill_of_materials() -> None:
 def test_the_jobs_of_ci_are_the_scripts_that_there_are() -> None:
     jobs = _yaml(ROOT / ".github/workflows/ci.yml")["jobs"]
     script = (ROOT / ".ci/job").read_text(encoding="utf-8")
-    assert jobs["as-a-user"]["strategy"]["matrix"]["job"] == re.findall(r"^  ([a-z-]+)\)$", script, re.MULTILINE)
+    named = re.findall(r"^  ([a-z-]+)\)$", script, re.MULTILINE)
+    assert [*jobs["as-a-user"]["strategy"]["matrix"]["job"], "versions"] == named
     runs = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     assert runs == [".ci/run", '.ci/job "$JOB"']
+
+
+def test_at_night_every_python_and_the_least_and_the_newest_torch_are_tried() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [least] = re.findall(r"torch>=(.*)", project["optional-dependencies"]["torch"][0])
+    matrix = _yaml(ROOT / ".github/workflows/nightly.yml")["jobs"]["versions"]["strategy"]["matrix"]
+    said = [each.rpartition(" ")[2] for each in project["classifiers"] if "Python :: 3." in each]
+    assert matrix == {"python": said, "torch": [f"=={least}.0", ""]}
 
 
 @pytest.mark.parametrize("file", LOCKS, ids=lambda file: file.stem)
