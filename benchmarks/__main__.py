@@ -72,7 +72,7 @@ class Told:
 
 
 def about(device: str, small: bool) -> dict[str, str]:
-    """What a figure is worth nothing without."""
+    """The settings without which a figure is worth nothing."""
     named = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor() or platform.machine()
     done = subprocess.run(
         ["git", "describe", "--always", "--dirty=+dirty"], capture_output=True, text=True, check=False

@@ -115,7 +115,7 @@ def axes(device: str, cpu: Cpu, torches: Sequence[Torch], *, stack: str, judging
 
     Args:
         torches: the judging interpreter's first.
-        stack: the sums of the reference alone are known in other orders.
+        stack: only the reference's sums are known in other orders.
         judging: how the stack is judged.
     """
     levels, absent = _of_cuda() if device == "cuda" else _of_cpu(cpu, torches[0])

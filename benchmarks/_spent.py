@@ -1,6 +1,6 @@
 """CPU time by item: as a pytest plugin (`-p benchmarks._spent`), or of whatever says when an item is done.
 
-CPU time and not wall time: it is the same on a machine that does other work beside it. It is that of this process and
+CPU time and not wall time: it is the same on a machine that does other work beside it. It is of this process and
 of the processes that it has waited for, user and system.
 """
 

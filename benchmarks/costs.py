@@ -166,7 +166,7 @@ def _largest_first(of: Callable[[Spent], str], found: list[Spent]) -> list[tuple
 
 
 def _kind(spent: Spent) -> str:
-    """What a test does; nothing for what is no test."""
+    """The work of a test; nothing for what is no test."""
     if "::" not in spent.name:
         return ""
     if "::fixture " in spent.name:

@@ -65,7 +65,7 @@ def one(seed: int, cases: int) -> dict[str, Any]:
 
 
 def _key() -> str:
-    """What the journal is of: the files that decide a row."""
+    """The files that decide a row of the journal."""
     return f"{content()}{hashlib.sha256(REWRITTEN.read_bytes()).hexdigest()[:12]}"
 
 

@@ -227,7 +227,7 @@ class Harness:
 
     def _environment(self, levels: Iterable[Level]) -> dict[str, str]:
         """Nothing of the axes is inherited. Threads that wait do not spin: with more of them than cores each wait would
-        take a time slice, and that is speed alone."""
+        take a time slice, and that is only speed."""
         kept = {name: value for name, value in os.environ.items() if name not in self._ours}
         chosen = {name: value for level in levels for name, value in level.environment.items()}
         return {**kept, "OMP_WAIT_POLICY": "PASSIVE", **chosen}
@@ -354,7 +354,7 @@ def _judging(asked: argparse.Namespace) -> list[Level]:
 
 
 def _narrowed(every: Axes, asked: argparse.Namespace) -> Axes:
-    """What was asked for alone: other axes keep their plain level."""
+    """Only what was asked for: other axes keep their plain level."""
     quick = {*every.levels} - {"load"} if asked.quick else {*every.levels}
     kept = set(asked.axes.split(",")) & quick if asked.axes else quick
     absent = every.absent

@@ -302,7 +302,7 @@ def _leaner(
 ) -> dict[str, tuple[Any, ...]]:
     """`case@rung` → arguments: those written out, or else derived from the first recipe of the case.
 
-    Where two cases come down to the same question, it is asked of the case that has fewer rungs.
+    If two cases come down to the same question, it is asked of the case that has fewer rungs.
     """
     ladders = {case: _ladder(case, written, needs[case], sheds) for case in needs}
     taken = [] if sheds else [_nameless(arguments) for case, arguments in written.items() if case in needs]

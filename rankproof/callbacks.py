@@ -30,7 +30,7 @@ class _Observed:
 
 
 def transformers_callback(out: Path | str, **options: Any) -> Any:
-    """A callback for `transformers.Trainer`; `options` are those of `rankproof.observing`."""
+    """A callback for `transformers.Trainer`; `options` are as for `rankproof.observing`."""
     from transformers import TrainerCallback  # type: ignore[import-not-found, unused-ignore]
 
     observed = _Observed(out, options)

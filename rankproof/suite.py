@@ -16,7 +16,7 @@ class Clash(ImportError):
 
 
 def inside(folder: str) -> bool:
-    """Whether a folder is that of our package, or below it."""
+    """Whether a folder is our package's, or below it."""
     return Path(folder).resolve().is_relative_to(PLACE)
 
 

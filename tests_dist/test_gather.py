@@ -1,4 +1,4 @@
-"""What many tensors together are gathered to is what torch gathers each to."""
+"""Many tensors gathered together equal what torch gathers one by one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What the staged group carries is what gloo carries, and each fault of it is seen here.
+"""The staged group carries what gloo carries, and each fault of it is seen here.
 
 On CPUs it serves the CPU: tensors go through copies as they would between a device and the host.
 """

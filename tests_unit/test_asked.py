@@ -1,4 +1,4 @@
-"""What the law asks with one value alone stands on a page, which may not grow unseen."""
+"""A page has what the law asks with only one value, and it may not grow unseen."""
 
 import difflib
 from pathlib import Path

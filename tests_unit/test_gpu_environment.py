@@ -1,4 +1,4 @@
-"""What a machine with a card and no network is given."""
+"""The environment of a machine with a card and no network."""
 
 import struct
 import subprocess

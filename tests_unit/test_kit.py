@@ -115,7 +115,7 @@ def test_the_labels_of_an_untried_version_say_so_and_those_of_a_tried_one_do_not
 
 
 def test_a_package_of_an_untried_version_claims_nothing_and_answers_what_it_finds(tmp_path: Path) -> None:
-    """Of transformers there is the name alone: every answer falls back, and none is raw Python."""
+    """Of transformers there is only the name: every answer falls back, and none is raw Python."""
     told = tmp_path / "transformers-9.9.9.dist-info"
     told.mkdir()
     (told / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 9.9.9\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What CI and a release run is named by its content: actions and images by digest, packages by the hashes of a lock."""
+"""CI and a release name what they run by its content: actions and images by digest, packages by hashes of a lock."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""How much of a plan a stack answers, by family, and why it does not answer the rest. Drawn from a verdict alone."""
+"""How much of a plan a stack answers, by family, and why it does not answer the rest. Drawn only from a verdict."""
 
 from __future__ import annotations
 

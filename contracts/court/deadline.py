@@ -22,7 +22,7 @@ class Overdue(BaseException):
 def deadline(seconds: float, what: str) -> Iterator[None]:
     """Interrupt Python code that takes too long; `what` is asked, in words for the supervisor.
 
-    There is no alarm outside the main thread, which alone receives signals. Where code escapes the alarm, or never
+    There is no alarm outside the main thread: only that receives signals. If code escapes the alarm, or never
     returns to Python, the supervisor ends the process (`contracts.harness.supervisor`).
 
     Raises:

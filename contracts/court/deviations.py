@@ -5,8 +5,8 @@ id = "BLK-03j"
 case = "1027-tokens-*"       # shell-style selector over case names
 says = "the output differs: L2 error # over #"   # words of the violation; # is any number, * any text
 tensors = ["layers.*.mixer.wq"]  # where tensors are compared by name: those that may differ
-device = "cpu"               # or "cuda", where it is about that device alone
-versions = ["0.18.*"]        # where it is about these versions of the stack alone
+device = "cpu"               # or "cuda", if it is only about that device
+versions = ["0.18.*"]        # if it is only about these versions of the stack
 reason = "angles of rope are float32"
 issue = "https://…"
 owner = "numerics team"
@@ -49,7 +49,7 @@ def covers(deviation: Deviation, item: Item) -> bool:
 def forgives(deviation: Deviation, violation: Violation) -> bool:
     """Whether a deviation that covers an item forgives one thing that is wrong there.
 
-    Its words must be among those of the violation. Where a tensor differs, the deviation must name the tensor; one that
+    Its words must be among those of the violation. If a tensor differs, the deviation must name the tensor; one that
     names tensors forgives nothing else.
     """
     if not deviation.says or not _pattern(deviation.says).search(violation.words):
@@ -182,7 +182,7 @@ def _entry(entry: dict[str, object], name: str, found: Refusals) -> list[Deviati
 
 
 def _empty(entry: dict[str, object], name: str) -> Refusals:
-    """What says nothing in the fields of an entry that are of their type."""
+    """The fields of an entry that are of their type and say nothing."""
     found = Refusals()
     texts = {field: value for field, value in entry.items() if isinstance(value, str)}
     for field in ("id", "case", "reason", "issue", "owner"):

@@ -1,4 +1,4 @@
-"""Tells the supervising process what is being asked, and until when, so that it can end what the alarm does not.
+"""Reports to the supervising process what is being asked, and until when, so that it can end what the alarm does not.
 
 An alarm in the process of the stack is at the mercy of that process: another handler, blocked signals, SIGSTOP, a loop
 that swallows every exception. The supervisor runs in a process of its own and reads one small file for each process

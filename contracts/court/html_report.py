@@ -312,7 +312,7 @@ def _left(rows: int, row: str, columns: int, column: str) -> str:
 
 
 def frame(title: str) -> dict[str, Any]:
-    """What every page has: its title, its style and its script, and the policy that allows this script alone."""
+    """What every page has: its title, its style and its script, and the policy that allows only this script."""
     script, style = _asset("report.js"), _asset("report.css")
     digest = base64.b64encode(hashlib.sha256(f"\n{script}".encode()).digest()).decode()
     return {"title": title, "script": script, "style": style, "digest": digest}

@@ -49,7 +49,7 @@ class OnTheStand:
     """What a check sees as `stack`: every question goes to the party that answers it.
 
     The subject answers what it offers. A question that it does not offer goes to the first assistant that does, and the
-    report says so. A question about numbers goes to the subject alone, because tensors of two stacks cannot be
+    report says so. A question about numbers goes only to the subject, because tensors of two stacks cannot be
     compared. `answered` maps each question that was asked to the party that answered it, and how. `conventions` has the
     choices of the party that answers the first question, for the conventions that the check follows. With `float32`,
     a subject whose abilities have no float64, or none beside what the case `needed`, is asked in float32 instead.

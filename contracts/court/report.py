@@ -1,7 +1,7 @@
 """A verdict as a person or a machine reads it. All forms are drawn from the one verdict; none decides anything.
 
 People read causes: results that say the same are shown once, with their items; what holds is a count. JSON, JUnit and
-HTML list every planned item, because counts alone cannot be audited, and so does the terminal with `verbose`.
+HTML list every planned item, because counts by themselves cannot be audited, and so does the terminal with `verbose`.
 """
 
 from __future__ import annotations

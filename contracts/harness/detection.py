@@ -146,7 +146,7 @@ def _median(seconds: Iterable[float]) -> float:
 def badge(found: Detection) -> dict[str, Any]:
     """The figure as a badge, in the form that shields.io reads from an address (its endpoint badge).
 
-    Its colour is that of the least share: mutants, which their authors saw killed, are many and make up for nothing.
+    The least share sets its colour: mutants, which their authors saw killed, are many and make up for nothing.
     """
     every = [*found.tiers.values(), *([found.noticed] if found.noticed.planted else [])]
     detected, planted = sum(each.detected for each in every), sum(each.planted for each in every)

@@ -29,7 +29,7 @@ def environment() -> dict[str, str]:
 
 
 def command(ranks: int, arguments: Sequence[str], *, restarts: int = RESTARTS) -> tuple[str, ...]:
-    """`torchrun … -m pytest …` for this interpreter, on this machine alone."""
+    """`torchrun … -m pytest …` for this interpreter, on this machine only."""
     launcher = python("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python")
     return (*launcher, f"--max-restarts={restarts}", *python("-m", "pytest", *arguments))
 

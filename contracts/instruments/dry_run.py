@@ -5,7 +5,7 @@ is sent: how many rows go to which rank, which rank holds which token. A collect
 every rank contributed the same as this one. A floating-point tensor that is read as a number reads as 1.
 
 The process group is torch's `fake` backend, which sends nothing. It is in torch.testing._internal. torchtitan uses it,
-FakeTensorMode and dispatch modes for the same purpose. All are those of torch 2.13.
+FakeTensorMode and dispatch modes for the same purpose. All are as in torch 2.13.
 """
 
 from __future__ import annotations

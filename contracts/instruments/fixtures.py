@@ -13,13 +13,13 @@ from contracts.spec.array import Arrays, Shape
 
 
 def normal(name: str, shape: tuple[int, ...], *, scale: float = 1.0, seed: int = 0) -> Tensor:
-    """float64 numbers around 0, a function of the name, the shape and the seed alone."""
+    """float64 numbers around 0, a function of the name, the shape and the seed only."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
     return scale * torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def integers(name: str, shape: tuple[int, ...], high: int, *, seed: int = 0) -> Tensor:
-    """int64 numbers in 0 … high - 1, a function of the name, the shape and the seed alone."""
+    """int64 numbers in 0 … high - 1, a function of the name, the shape and the seed only."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
     return torch.randint(high, shape, generator=generator)
 

@@ -55,7 +55,7 @@ def excess_error(
 ) -> str:
     """How a result exceeds the policy, in words; empty when it does not.
 
-    A control beyond the cap cannot judge, and the words say so. `scale` is that of `numerics.difference`.
+    A control beyond the cap cannot judge, and the words say so. `scale` is as in `numerics.difference`.
     """
     left = got if isinstance(got, Tensor) else numerics.tensor(got)
     words = numerics.difference(what, left, want, _FINITE)

@@ -1,4 +1,4 @@
-"""Runs torch with products and sums in another order, so that results differ by rounding alone.
+"""Runs torch with products and sums in another order, so that results differ only by rounding.
 
 Another BLAS, vector width or thread count adds the same terms in another order. Such a stack is equally correct, and
 the contracts must hold for it. `Reordered` is a dispatch mode that changes the order on any machine, forward and

@@ -1,7 +1,7 @@
 """Where the values that this rank holds lie in the whole tensor.
 
 Plain tensors, DTensors (whatever they are sharded by) and ranges of a flattened tensor (FSDP1). A tensor that nobody
-can place has no pieces; the trace then says its norm alone, and counts it.
+can place has no pieces; the trace then has only its norm, and counts it.
 """
 
 from __future__ import annotations

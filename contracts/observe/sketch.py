@@ -1,6 +1,6 @@
 """Shard-additive summaries of a tensor: a count sketch of its values, and a fingerprint of its bits.
 
-Both are sums over elements whose terms depend on the element's global index alone, so those of shards add up to those
+Both are sums over elements whose terms depend only on the element's global index, so those of shards add up to those
 of the whole, however it was cut, and two runs may call a tensor otherwise. docs/sketches.md has the mathematics and its
 sources.
 """

@@ -4,7 +4,7 @@
 no `end`, or one that names the error. `rank-00000.sketches` has the count sketches that lines refer to by number: 1024
 float64 each, little-endian. `rank-00000.values` has whole tensors, where they were asked for.
 
-Reading needs torch for the sketches alone.
+Reading needs torch only for the sketches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How ranks reach one view: every rank writes its own, waits for the others until a deadline, and reads all.
 
 The exchange uses torchrun's key-value store and never the group under test, which may be broken. Every rank counts
-exchanges and phases in the same way: nothing that happens on one rank alone changes a count.
+exchanges and phases in the same way: nothing that happens only on one rank changes a count.
 """
 
 from __future__ import annotations

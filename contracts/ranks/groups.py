@@ -160,7 +160,7 @@ class SessionGroup:
 
     def let_go(self) -> None:
         """Free the sockets and threads of groups that a test has destroyed. torch refers to them in cycles, and the
-        garbage collector counts objects of Python alone: after some hundred tests a rank may open no more files."""
+        garbage collector counts only objects of Python: after some hundred tests a rank may open no more files."""
         there = _descriptors()
         if there > self._descriptors + GROWN:
             gc.collect()  # without what was imported, which is frozen (`Collection`)

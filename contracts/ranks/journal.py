@@ -1,6 +1,6 @@
 """The journal of a session: what a restarted session need not run again, and which test was under way.
 
-Rank 0 alone writes JSON lines and flushes each: a test starts, its reports follow, it is done.
+Only rank 0 writes JSON lines and flushes each: a test starts, its reports follow, it is done.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def forget(config: pytest.Config) -> None:
 
 
 class _Agreeing:
-    """syrupy's fixture on ranks other than 0, because rank 0 alone compares and writes snapshots."""
+    """syrupy's fixture on ranks other than 0, because only rank 0 compares and writes snapshots."""
 
     @pytest.fixture
     def snapshot(self) -> _Anything:

@@ -152,7 +152,7 @@ class Session:
     def leave(self, code: int) -> int:
         """Leave in order: when the first process of a node exits with a code other than 0, torchrun ends the others.
 
-        So local rank 0 of each node exits last, and it alone carries the code, which is that of rank 0. Returns it.
+        So local rank 0 of each node exits last, and only it carries the code of rank 0. Returns it.
         """
         code = code if self.code is None else self.code
         if self.here.local_rank != 0:

@@ -237,7 +237,7 @@ def _activations(rank: _Rank) -> Iterator[Line]:
 
 
 def _written_out(rank: _Rank) -> Iterator[Line]:
-    """The blocks of each kind in eager torch; with full recomputation the largest alone."""
+    """The blocks of each kind in eager torch; with full recomputation only the largest."""
     kinds = {
         letter: eager_activations.kept(rank.recipe, letter, rank.element_bytes) for letter in sorted(set(rank.letters))
     }

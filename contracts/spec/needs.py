@@ -12,7 +12,7 @@ from contracts.spec.training import Execution
 def features(recipe: Recipe, execution: Execution | None = None, *, trains: bool = True) -> frozenset[str]:
     """What a recipe under an execution needs; `trains` is whether steps are taken.
 
-    The layout is a need where ep exceeds 1 alone: below, both layouts are the same ranks.
+    The layout is a need only if ep exceeds 1: below, both layouts are the same ranks.
     """
     found = {*_of_model(recipe), *(_of_steps(recipe) if trains else ())}
     return frozenset(found | {*(_of_execution(recipe, execution) if execution else ())})

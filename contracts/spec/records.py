@@ -84,7 +84,7 @@ class Result:
     says whose lack it is where an item is not offered. `dtype` is float32 where a case in float64 was put in float32,
     because the stack has no float64. `device` is cuda if this process allocated memory of CUDA devices while it judged
     the item. `on_ranks` is what each of several ranks found by itself, where one found
-    anything; a rank that another ended is in none. The judgement is by `violations` alone.
+    anything; a rank that another ended is in none. The judgement is only by `violations`.
     """
 
     id: str
@@ -107,7 +107,7 @@ class Result:
 
     @property
     def parts(self) -> tuple[Violation, ...]:
-        """Everything that is wrong where the item is violated; a record of an older suite has the words alone."""
+        """Everything that is wrong where the item is violated; a record of an older suite has only the words."""
         return self.violations or (Violation(words=self.words),)
 
 
@@ -120,8 +120,8 @@ class Deviation:
         expires: an ISO date, the last day on which it counts.
         says: words of the violation; `#` stands for any number, `*` for any text. Empty forgives nothing.
         tensors: shell-style selectors over the names of the tensors that differ; empty where none are compared.
-        device: "cpu" or "cuda" where it is about that device alone.
-        versions: shell-style selectors over versions of the stack, where it is about these alone.
+        device: "cpu" or "cuda" if it is only about that device.
+        versions: shell-style selectors over versions of the stack, if it is only about these.
     """
 
     id: str

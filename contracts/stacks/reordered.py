@@ -1,4 +1,4 @@
-"""The reference with products and sums in another order: correct stacks that differ from it by rounding alone.
+"""The reference with products and sums in another order: correct stacks that differ from it only by rounding.
 
 If a contract holds for the reference and not for these, its tolerance depends on one machine's arithmetic.
 `--stack contracts.stacks.reordered:Reversed` (and so on) puts them under test, in one process and on several ranks.

@@ -1,4 +1,4 @@
-"""A script of a stack that knows accelerators alone, on this CPU over gloo, by the shims of its adapter."""
+"""A script of a stack that knows only accelerators, on this CPU over gloo, by the shims of its adapter."""
 
 from __future__ import annotations
 

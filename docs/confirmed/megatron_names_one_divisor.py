@@ -1,4 +1,4 @@
-"""Of two products that do not divide the world Megatron-Core's initialiser names the first alone.
+"""Of two products that do not divide the world Megatron-Core's initialiser names only the first.
 
 A world of 8: the dense product is tp 3 * pp 2 = 6, the expert product is etp 1 * ep 5 * pp 2 = 10.
 Run with an interpreter that has megatron-core. Exit code 0: the fault is there.

@@ -1,6 +1,6 @@
 """An expert that no token reached has no gradient, so that AdamW skips it: it neither moves nor decays.
 
-Each expert is an MLP by itself. Where experts are one tensor, as from 5.0 on, all of it is stepped.
+Each expert is an MLP by itself. If experts are one tensor, as from 5.0 on, all of it is stepped.
 Run with an interpreter that has transformers 4.57.6. Exit code 0: the fault is there.
 """
 import sys

@@ -1,6 +1,6 @@
 """Real stacks with one more fault in a case whose violation is declared: some gradients are off by a factor.
 
-With several ranks alone, as a collective that is called twice, or divided by too much, would leave them.
+Only with several ranks, as a collective that is called twice, or divided by too much, would leave them.
 """
 
 from dataclasses import replace

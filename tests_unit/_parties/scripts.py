@@ -1,7 +1,7 @@
 """Scripts in the interpreters of other environments, as `python -W ignore SCRIPT` runs them, but each in a fork of a
 process that has imported torch: that is most of what one takes.
 
-This file is both ends; what another interpreter runs of it needs the standard library alone.
+This file is both ends; what another interpreter runs of it needs only the standard library.
 """
 
 import contextlib

@@ -83,7 +83,7 @@ def test_m_has_the_gradients_of_finite_differences(kind: type[Mamba2] | type[Mam
 
 
 def test_mamba3_with_its_step_at_the_end_and_no_turn_is_mamba2() -> None:
-    """λ = 1, no angle: the recurrence of one oracle is that of the other, and of the chunked scan."""
+    """λ = 1, no angle: the recurrence of one oracle equals the other's and the chunked scan's."""
     length, heads, width, state = 11, 4, 3, 8
     x, dt = fixtures.normal("x", (length, heads, width)), fixtures.normal("dt", (length, heads)).exp()
     b, c = (fixtures.normal(name, (length, heads, state)) for name in "bc")

@@ -65,7 +65,7 @@ def siso_request() -> dict[str, Any]:
 
 
 def another_end(request: dict[str, Any]) -> dict[str, Any]:
-    """The same with other tokens from CUT on, forward alone."""
+    """The same with other tokens from CUT on, only forward."""
     name = {"ssd": "x", "siso": "V"}[request["kernel"]]
     other = request["inputs"][name].clone()
     other[:, CUT:] += 1

@@ -1,4 +1,4 @@
-"""What forks is answered by another process once this one has used CUDA."""
+"""Another process answers what forks after this one has used CUDA."""
 
 from pathlib import Path
 

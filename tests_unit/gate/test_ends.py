@@ -127,7 +127,7 @@ def test_a_folder_is_used_again_whatever_became_of_the_run_before(tmp_path: Path
 
 
 def on_a_terminal(folder: Path, *words: str) -> str:
-    """What a terminal is written."""
+    """The text that a terminal is written."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)

@@ -108,7 +108,7 @@ def _texts(tree: ast.AST) -> Iterator[str]:
 
 
 def _unknown(line: str) -> list[str]:
-    """What there is not of a command that a message names."""
+    """The parts of a command in a message that do not exist."""
     program, *words = line.split()
     if program == "torchrun":
         return []  # by its parser, where the command is whole: tests_unit/ranks

@@ -1,4 +1,4 @@
-"""The reference with its sums in another order is as right as the reference: what differs by rounding alone holds.
+"""The reference with its sums in another order is as right as the reference: what differs only by rounding holds.
 
 `python -m benchmarks.machines` asks every contract of it; a few of each family are asked here.
 """
@@ -103,7 +103,7 @@ def test_a_tolerance_that_divides_by_a_zero_is_found(order: Order, monkeypatch: 
 def test_a_compiled_session_keeps_its_own_order(
     compiled: Literal["none", "blocks", "model"], reordered_sums: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under a mode nothing would be compiled. The reference compiles on several ranks alone, so nothing starts here."""
+    """Under a mode nothing would be compiled. The reference compiles only on several ranks, so nothing starts here."""
     x = fixtures.normal("x", (48, 48))
     monkeypatch.setattr(Reference, "train", lambda self, session: x @ x)
     session = Session(recipe=PRESETS["tiny-nam56r"], steps=1, execution=Execution(compile=compiled))

@@ -1,4 +1,4 @@
-"""What the compiler is given of the experts: one graph each way, in which rows move by gathers only."""
+"""The compiler is given one graph of the experts each way, in which rows move by gathers only."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -18,7 +18,7 @@ from contracts.stacks.reference.stack import Reference
 
 
 class _ByScore(Router):
-    """The load in the balance loss is that of the scores without the bias, as arXiv 2412.19437, eq. 18 has it."""
+    """The load in the balance loss is counted by the scores without the bias, as arXiv 2412.19437, eq. 18 has it."""
 
     def forward(self, x_BTD: Tensor) -> Routing:
         routing = super().forward(x_BTD)

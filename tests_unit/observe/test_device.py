@@ -1,4 +1,4 @@
-"""What a device sums up in one launch is what the CPU sums up one by one, and a trace is the same either way.
+"""A device sums up in one launch what the CPU sums up one by one, and a trace is the same either way.
 
 Triton's interpreter runs the kernels on the CPU, in a process of its own, where Triton is installed. A stand-in for
 them that adds up element by element, from the same tables, takes their place for whole traces.

@@ -1,4 +1,4 @@
-"""What was not compared is never green: not in a phase of `diff`, and in no OBS contract."""
+"""Nothing is green that was not compared: not in a phase of `diff`, and in no OBS contract."""
 
 import json
 import shutil

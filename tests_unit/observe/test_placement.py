@@ -1,4 +1,4 @@
-"""The global indices that a rank holds are those of the values that DTensor gives it."""
+"""The global indices that a rank holds equal those of the values that DTensor gives it."""
 
 from collections.abc import Sequence
 

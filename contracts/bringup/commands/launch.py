@@ -86,7 +86,7 @@ def launch(
     """Start RECIPE on a lane, with further WORDS for its script after `--`.
 
     Preflight findings refuse the launch unless each is acknowledged by its id. Every launch leaves a folder in
-    --receipts with the receipt and the log. The exit code is that of the run, or 2 when the launch was refused.
+    --receipts with the receipt and the log. The run sets the exit code, or it is 2 when the launch was refused.
     """
     taken = provenance.take(
         folder=Path.cwd(), host=host, devices=asked["gpus"], image=image

@@ -1,4 +1,4 @@
-"""What commands share: how they end, where a stack may print, and how a verdict is shown."""
+"""Commands share this: how they end, where a stack may print, and how a verdict is shown."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def traffic(
 ) -> None:  # fmt: skip
     """Print what one rank sends in a step of RECIPE at full size, by collective and group.
 
-    A dry run: the model is built, sharded and stepped on shapes alone, in this process. It takes a minute for 52
+    A dry run: the model is built, sharded and stepped on shapes only, in this process. It takes a minute for 52
     layers.
     """
     party = asked(stack, "preset", "rehearse")

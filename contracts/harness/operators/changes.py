@@ -349,7 +349,7 @@ def _is_main(node: ast.AST) -> bool:
 
 
 def _lines(statement: ast.stmt) -> tuple[int, int]:
-    """Of a compound statement the head alone."""
+    """Of a compound statement only the head."""
     body = getattr(statement, "body", None)
     end = body[0].lineno - 1 if body else statement.end_lineno or statement.lineno
     return statement.lineno, max(statement.lineno, end)

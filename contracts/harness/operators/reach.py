@@ -41,7 +41,7 @@ CONTRACT_S = 60.0  # what of a contract is recorded by then counts; tracing make
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """Item → seconds it took and, file by file, the lines of the reference that it executed. Items that hold alone."""
+    """Item → seconds it took and, file by file, the lines of the reference that it executed; only items that hold."""
 
     content: str
     seconds: Mapping[str, float]

@@ -67,7 +67,7 @@ def mamba2_core(
     documents_T: Tensor,
     given_hpn: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence alone: y (T, h, p) without D, and the state (h, p, n) after the last token.
+    """Only the recurrence: y (T, h, p) without D, and the state (h, p, n) after the last token.
 
     s_t = exp(dt_t A) s_{t-1} + dt_t x_t B_tᵀ; y_t = s_t C_t.
     """
@@ -150,7 +150,7 @@ class Mamba3Inputs(NamedTuple):
 
 
 def mamba3_core(inputs: Mamba3Inputs, documents_T: Tensor, given: Weights) -> tuple[Tensor, dict[str, Tensor]]:
-    """The recurrence alone: y (T, h, p) without D and gate, and the state after the last token.
+    """Only the recurrence: y (T, h, p) without D and gate, and the state after the last token.
 
     s_t = a_t s_{t-1} + (1 - λ_t) dt_t a_t v_{t-1} k_{t-1}ᵀ + λ_t dt_t v_t k_tᵀ; y_t = s_t q_t, with k and q rotated.
     """

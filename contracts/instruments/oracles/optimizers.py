@@ -64,7 +64,7 @@ def muon(
 def newton_schulz(matrix: Tensor) -> Tensor:
     """Five steps of X ← aX + b(XXᵀ)X + c(XXᵀ)²X from X = matrix / |matrix|, computed on singular values.
 
-    The iteration is odd in X, so it acts on the singular values alone: s ← a·s + b·s³ + c·s⁵.
+    The iteration is odd in X, so it acts only on the singular values: s ← a·s + b·s³ + c·s⁵.
     """
     if not bool(matrix.any()):
         return torch.zeros_like(matrix)

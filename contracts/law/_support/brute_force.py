@@ -92,7 +92,7 @@ def flaw_of_partition(groups: Iterable[Group], world: int) -> str | None:
 
 
 def flaw_of_grid(groups: Mapping[str, tuple[Group, ...]], axes: tuple[str, ...], world: int) -> str | None:
-    """Why coordinates are not a bijection, read from the groups alone; None when they are one.
+    """Why coordinates are not a bijection, read only from the groups; None when they are one.
 
     Groups of two axes meet in at most one rank. A rank's place on an axis is the part of the world that can be reached
     from it along every other axis. Two ranks with the same places on all axes, or an axis whose places are not as many

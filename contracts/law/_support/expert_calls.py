@@ -179,7 +179,7 @@ def labelled_call(
 def gates_of(moe: Moe, *, rounded: bool = False) -> tuple[float, ...]:
     """Gates of a labelled token's experts, in order, in the ratio 1 : 2 : 3 : …
 
-    With `rounded` they are those of logits in bfloat16, which has steps of 1/8 from 16 to 32: 20 + log 2 is 20.75.
+    With `rounded` they follow from logits in bfloat16, which has steps of 1/8 from 16 to 32: 20 + log 2 is 20.75.
     """
     weights = [exp(round(8 * log(slot + 1)) / 8) if rounded else slot + 1 for slot in range(moe.top_k)]
     return tuple(each / sum(weights) for each in weights)

@@ -152,7 +152,7 @@ def input_slice(
 def equals_its_definition(
     stack: Blocks, case: ScanCase, oracle: Callable[..., Any], *, loosely: Mapping[str, Tolerance] | None = None
 ) -> None:
-    """Output, state and every gradient are those of the oracle, which takes one token at a time."""
+    """Output, state and every gradient equal the oracle's, which takes one token at a time."""
     import torch
 
     inputs = drawn_inputs(stack, case)

@@ -154,7 +154,7 @@ def reads_follow_tp_as_off(read_back, self, argv):
 
 @broken(Reference, "read_back", "ARGV-02a[overrides]: optim is read back as")
 def forgets_the_overrides(read_back, self, argv):
-    """The launch resolves the overrides for its log and starts the trainer with the preset alone."""
+    """The launch resolves the overrides for its log and starts the trainer with only the preset."""
     sets = {i for i, word in enumerate(argv) if word == "--set"}
     own = tuple(word for i, word in enumerate(argv) if i not in sets and i - 1 not in sets)
     whole, bare = read_back(self, argv), read_back(self, own)

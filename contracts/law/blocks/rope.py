@@ -153,7 +153,7 @@ def far_positions_are_as_precise_as_near_ones(stack: Blocks, length: int, theta:
 
     An angle in float32 is off by up to position · 2^-24: 6e-5 at 1027 and 4e-3 at 65 536, against a tolerance of 2e-6.
     The pair that turns by 1 per token is exact all the same, so a small theta shows more. From 257 on, a position in
-    bfloat16 is that of another token. A table of angles that was made for 2048 or 4096 tokens begins anew. A stack that
+    bfloat16 equals another token's. A table of angles that was made for 2048 or 4096 tokens begins anew. A stack that
     declares float32 angles must have just those.
     """
     import torch

@@ -1,4 +1,4 @@
-"""DSA: an indexer chooses k keys for each query, and the query attends to those alone."""
+"""DSA: an indexer chooses k keys for each query, and the query attends only to those."""
 
 from __future__ import annotations
 

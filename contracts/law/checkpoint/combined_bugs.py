@@ -27,7 +27,7 @@ def rounds_the_momentum_of_muon_under_bfloat16(load, self, state, position):
     "CKPT-01k[gqa-top-1-fp8-adamw-linear-tied-swiglu-accumulated-own-data-AE-kept]: after 1 loads, step 2: losses is",
 )
 def makes_scales_anew_where_it_ties(load, self, state, position):
-    """A tie is made again after a load, by a function that also sets up FP8: scales are those of a fresh model."""
+    """A tie is made again after a load, by a function that also sets up FP8: scales equal a fresh model's."""
     load(self, state, position)
     if self.recipe.fp8 is not None and not self.recipe.untied_embeddings:
         for name, each in self.model.named_buffers():

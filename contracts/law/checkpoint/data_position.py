@@ -188,7 +188,7 @@ KEPT = {"every-third": (3, 7, (7, 6, 3)), "longer-than-the-run": (5, 2, (2,)), "
 def the_command_saves_as_often_as_it_is_told(stack: Saving, interval: int, steps: int, saved: tuple[int, ...]) -> None:
     """The training command leaves a checkpoint of every `checkpoint.interval`-th step and of its last, and of no other.
 
-    The run that nothing interrupts shows none of it. One that saves at its end alone has lost everything when it dies
+    The run that nothing interrupts shows none of it. One that saves only at its end has lost everything when it dies
     before, and one that forgets the last step takes it again.
     """
     with folder() as at:

@@ -154,7 +154,7 @@ def loads_only_what_is_there(started, self, recipe, environment, steps):
 
 @broken(Reference, "started", "CKPT-01l[every-third]: left checkpoints of steps [7], expected [7, 6, 3]")
 def saves_at_the_end_alone(started, self, recipe, environment, steps):
-    """The interval is that of the log: what dies before its last step has saved nothing."""
+    """The interval equals the log's: what dies before its last step has saved nothing."""
     seldom = replace(recipe.checkpoint, interval=steps + 1)
     return started(self, replace(recipe, checkpoint=seldom), environment, steps)
 

@@ -28,7 +28,7 @@ from contracts.stacks.reference.stack import Reference
     "COMP-02b[float32-capacity]: from eager, at most",
 )
 def averages_when_compiled(combine, self, given_SD, order_S, gates_NK, dropped_NK):
-    """Under the compiler alone, the combine averages where the eager one weighs by gates."""
+    """Only under the compiler, the combine averages where the eager one weighs by gates."""
     if torch.compiler.is_compiling():
         gates_NK = torch.ones_like(gates_NK) / gates_NK.shape[-1]
     return combine(self, given_SD, order_S, gates_NK, dropped_NK)

@@ -198,7 +198,7 @@ def activations_grow_with_the_micro_batch(stack: Capacity, micro: int, low: floa
     """A microbatch of one sequence keeps about 34 bytes per token, hidden element and layer for its backward pass, and
     a microbatch of four sequences four times as much.
 
-    In one production lane, 100 of 120 GB were activations; a plan of weights alone fails at step 1.
+    In one production lane, 100 of 120 GB were activations; a plan with only weights fails at step 1.
     """
     layout = any_layout(stack)
     recipe = replace(LONG, batch=Batch(micro=micro, total=16))

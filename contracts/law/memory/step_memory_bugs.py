@@ -48,7 +48,7 @@ def tells_of_no_first_step(step_memory, self, recipe, mode, device, steps):
     bugs=("ACK-07",),
 )
 def recomputes_one_class_alone(run, self, layer, x, pack):
-    """Layers are wrapped by mixer class, and the list of classes is that of another model."""
+    """Layers are wrapped by mixer class, and the list of classes was made for another model."""
     found = isinstance(layer.mixer, Attention)
     return run(self, layer, x, pack) if found else layer(x, pack)
 

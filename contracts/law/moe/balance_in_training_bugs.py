@@ -11,7 +11,7 @@ from contracts.stacks.reference.training.trainer import Trainer
 
 @broken(ParallelTrainer, "build", "MOE-05i[cp2]: aux is")
 def balances_the_tokens_of_a_rank(build, self):
-    """Load is that of a rank's part of the sequence: each part is asked to be balanced by itself."""
+    """Load is counted in a rank's part of the sequence: each part is asked to be balanced by itself."""
     model = build(self)
     for moe in routed(model):
         moe.router.sequence = None
@@ -40,7 +40,7 @@ def changes_with_the_microbatch(balance_loss, self, probabilities_BTE, experts_B
 
 @mutant(of="MOE-05i", case="dp2", says="aux is")
 class DeclaresTheGlobalBatch(changes_with_the_microbatch):
-    """Declares that load is that of all ranks, and takes that of its own microbatch."""
+    """Declares the load of all ranks, and takes the load of its own microbatch."""
 
     conventions = {"balance-over": "global-batch"}
 

@@ -18,7 +18,7 @@ def balances_each_run_by_itself(build, self):
 
 @broken(ParallelTrainer, "build", "MOE-05g[cp2]: loss agrees, norm is", bugs=("AUX-01",))
 def takes_the_balance_of_a_run_for_that_of_the_row(build, self):
-    """The reported losses are parts and add up right; on each rank the gradients are those of a whole loss."""
+    """The reported losses are parts and add up right; on each rank the gradients equal a whole loss's."""
     model, ranks = build(self), self.execution.degrees.cp
 
     def whole(_, args, out):
@@ -31,7 +31,7 @@ def takes_the_balance_of_a_run_for_that_of_the_row(build, self):
 
 @broken(ParallelTrainer, "over_parts", "MOE-05g[cp2]: z is", bugs=("AUX-15",))
 def tells_the_z_loss_of_one_run(over_parts, self, values):
-    """The reported z loss is summed over data-parallel ranks alone."""
+    """The reported z loss is summed over data-parallel ranks only."""
     own = {name: values[name] for name in ("z",) if name in values}
     return over_parts(self, values) | {
         name: collectives.sum_over_ranks(each, self.mesh.group("rows")) for name, each in own.items()

@@ -127,7 +127,7 @@ class LearnsTheBias(Router):
 @mutant(of="BLK-01h", case="latent", says="the gradient of")
 @broken(Router, "gates", "MOE-01f[softmax]: gradient of mixer.router.weight differs", bugs=("SP-18",))
 def detaches_gates(gates, self, scores_BTE, experts_BTK):
-    """Gates leave the graph, as through a gather without a gradient, so the balance loss alone trains the router."""
+    """Gates leave the graph, as through a gather without a gradient, so only the balance loss trains the router."""
     return gates(self, scores_BTE.detach(), experts_BTK)
 
 
@@ -141,7 +141,7 @@ def detaches_the_norm(weigh, self, chosen_BTK):
 
 @broken(Router, "weigh", "MOE-01f[softmax]: gradient of mixer.router.weight differs")
 def gives_logits_the_gates_gradient(weigh, self, chosen_BTK):
-    """The backward of the normalisation is skipped, as in a fused router whose backward is that of a gather."""
+    """The backward of the normalisation is skipped, as in a fused router with the backward of a gather."""
     gates = weigh(self, chosen_BTK)
     return gates.detach() + chosen_BTK - chosen_BTK.detach()
 
@@ -163,7 +163,7 @@ def balances_biased_scores(forward, self, x_BTD):
 
 @mutant(of="MOE-01c", case="sigmoid-faint", says="has gate")
 class DeclaresAnEpsilon(Reference):
-    """Declares 1e-20 in the sum of the chosen sigmoids and divides by the sum alone."""
+    """Declares 1e-20 in the sum of the chosen sigmoids and divides by the sum without it."""
 
     conventions = {"gate-sum": "1e-20"}
 

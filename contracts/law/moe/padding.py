@@ -34,7 +34,7 @@ def padding_counts_in_no_loss_of_a_router(stack: Blocks, loss: str, moe: Moe, le
     give, and of the counts by which a selection bias moves.
 
     Padding is the same token over and over: it crowds the same experts, and a router that counts it learns to send
-    text elsewhere. The expected losses are those of the rows without padding.
+    text elsewhere. The expected losses equal those of the rows without padding.
     """
     import torch
 

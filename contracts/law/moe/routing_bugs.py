@@ -153,7 +153,7 @@ class DeclaresARouterInTheActivationsDtype(Reference):
 
 @derived("MOE-01e[softmax]: gates under bfloat16 differs", conventions={"softmax-router": "bfloat16-weight"})
 class RoundsMoreThanItsWeight(_RoundsTheWeight):
-    """Declares that the router's weight alone is rounded; its gates are as well."""
+    """Declares that only the router's weight is rounded; its gates are as well."""
 
     def weigh(self, chosen_BTK: Tensor) -> Tensor:
         return super().weigh(chosen_BTK).bfloat16().to(chosen_BTK.dtype)

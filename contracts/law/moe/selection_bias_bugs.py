@@ -15,7 +15,7 @@ from contracts.stacks.reference.training.trainer import Trainer
 
 @broken(MoE, "update_bias", "MOE-06a[small]: expected -0.001")
 def moves_the_bias_away(update_bias, bias_E, counts_E, rate):
-    """The sign is that of load minus mean, so a crowded expert draws even more tokens."""
+    """The sign is taken of load minus mean, so a crowded expert draws even more tokens."""
     update_bias(bias_E, counts_E, -rate)
 
 

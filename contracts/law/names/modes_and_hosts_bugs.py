@@ -54,7 +54,7 @@ def falls_back_to_the_mode_it_has(launch, self, recipe, lane):
 
 @broken(Reference, "host", "NAME-09[old-europe]: is identified as 'canon-8'")
 def forgets_the_region(host, self, name):
-    """A host is identified by its box alone, so boxes of one name in two regions are one host."""
+    """A host is identified only by its box, so boxes of one name in two regions are one host."""
     return host(self, name).split("@")[0]
 
 

@@ -16,7 +16,7 @@ def experts_are_counted_as_their_tokens_were_routed(stack: Observing) -> None:
     its routers made; a selection bias is the same on every rank, falls for experts with more assignments than the mean
     of all ranks against those with fewer, and nothing is left in its counter for the next step.
 
-    An assignment that is counted twice, or on one rank alone, balances another load than the experts have.
+    An assignment that is counted twice, or only on one rank, balances another load than the experts have.
     """
     merged = observed(stack)
     if not any(merged.lines("routed", step) for step in range(1, merged.steps + 1)):

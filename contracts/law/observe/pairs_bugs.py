@@ -67,7 +67,7 @@ class DrawsAgain(Reference):
 
 @mutant(of="OBS-11", case="recomputed", says="step 1: the output of up is bfloat16, and float32 in the plain run")
 class RecomputesInAnotherPrecision(Reference):
-    """Autocast holds in the branch that is recomputed alone."""
+    """Autocast holds only in the branch that is recomputed."""
 
     edits = {"use_reentrant=False)": "use_reentrant=False, context_fn=lambda: [torch.autocast('cpu')] * 2)"}
 

@@ -240,7 +240,7 @@ def _place(line: Line) -> tuple[str, ...]:
 
 
 def _rounded(rank: RankTrace, before: Line, after: Line) -> bool:
-    """Whether a weight moved by its rounding alone: an optimizer without a schedule moves to an average and back (arXiv
+    """Whether a weight moved only by its rounding: an optimizer without a schedule moves to an average and back (arXiv
     2405.15682). A rank that has no sketch of it, because another one has, knows the norm.
     """
     from contracts.observe.sketch import distance

@@ -153,7 +153,7 @@ def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
     """Weight decay applies to matrices and experts, and not to norms, biases, A_log, D, dt_bias or anything else with
     one dimension.
 
-    The check compares two runs that differ in weight_decay alone: after one step they are lr · weight_decay · w apart
+    The check compares two runs that differ only in weight_decay: after one step they are lr · weight_decay · w apart
     where decay applies, and equal elsewhere. Each tensor decays as much as the table says. A stack may declare that
     only its embedding is spared, or nothing.
     """

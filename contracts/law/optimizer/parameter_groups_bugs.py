@@ -174,7 +174,7 @@ class DeclaresThatNothingIsSpared(Reference):
 
 @mutant(of="OPT-02a", case="adamw", says="embedding embedding.weight (61, 24) decays by 0.3")
 class DeclaresThatTheEmbeddingIsSpared(decays_norms):
-    """Declares that the embedding alone does not decay, and lets it decay with all others."""
+    """Declares that only the embedding does not decay, and lets it decay with all others."""
 
     conventions = {"undecayed": "embeddings"}
 

@@ -129,6 +129,6 @@ def hands_on_the_updates_of_one_rule(take, self, values):
 
 @derived("OPT-04f[borrowed-ep2-fsdp]: the second step's lm is")
 class KeepsExpertsOfTheStepBefore(_GathersOldWeights):
-    """The same for experts alone, whose ranks are others."""
+    """The same only for experts, whose ranks are others."""
 
     of = ".experts."

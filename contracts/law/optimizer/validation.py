@@ -143,7 +143,7 @@ def the_loss_of_a_validation_is_the_mean_over_its_labels(
     """The loss of a validation is the mean over all of its labels that count, at the weights that the step left.
 
     The step that follows reports the loss of its batch before it moves a weight, so a run that trains on the batch says
-    what its validation must be. A router whose selection bias counts in training alone sends the tokens of a validation
+    what its validation must be. A router whose selection bias counts only in training sends the tokens of a validation
     to other experts. A stack may declare that it takes the mean of its batches' means.
     """
     over_labels = chosen(stack, "validation-mean") == "labels"

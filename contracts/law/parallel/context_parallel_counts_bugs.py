@@ -40,7 +40,7 @@ def counts_labels_of_a_run_for_the_row(count, self, micro):
 
 @broken(ParallelTrainer, "accumulate", "PAR-05h[cp2]: loss agrees, norm is", bugs=("DPS-22",))
 def averages_means_of_runs(accumulate, self, micro, counts):
-    """Each rank divides by its own labels, and the means are averaged; the reported loss is that of all labels."""
+    """Each rank divides by its own labels, and the means are averaged; the reported loss is right."""
     own = (self.model.row.own(micro.labels_BT) != IGNORED).sum() * self.execution.degrees.cp
     return accumulate(self, micro, {**counts, "lm": own})
 

@@ -270,7 +270,7 @@ def a_label_is_the_next_token_of_its_document(stack: Training, length: int) -> N
     to another document; sequences follow one another without a gap.
 
     The loss still falls when labels are shifted twice or not at all. What ends a document may be cut in two: whoever
-    looks for it in each sequence alone finds it in neither.
+    looks for it only within each sequence finds it in neither.
     """
     with _text(length * 9 + 6, 5, length=length) as recipe:
         text = Path(str(recipe.data.path)).read_bytes()

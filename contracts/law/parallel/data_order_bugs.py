@@ -240,14 +240,14 @@ class CachesTheTextByItsPath(_CachedByPath):
 
 @broken(_CachedByPath, "window", "PAR-06l[another-length]: with length changed, sequence 1 is", bugs=("DAT-12",))
 def keys_the_index_without_the_length(window, self, id):
-    """The key of the cached index leaves the sequence length out: offsets are those of another length."""
+    """The key of the cached index leaves the sequence length out: offsets were made for another length."""
     step = self.recipe.seq_length
     return self.stream[id * self.length : id * self.length + step + 1]
 
 
 @broken(DataOrder, "__init__", "PAR-06n[12-a-step]: seeds 0 and 1234 both begin with")
 def takes_a_seed_of0_for_none_in_the_order(init, self, size, seed):
-    """`seed or 1234`: the order of seed 0 is that of the default."""
+    """`seed or 1234`: the order of seed 0 equals the default's."""
     init(self, size, seed or 1234)
 
 

@@ -78,7 +78,7 @@ def ranks_read_every_sequence_once(stack: Training, execution: Execution, world:
     """With the stack's own data, the ranks together read the sequences that one rank reads, each once, in each of three
     steps.
 
-    A rank that reads another rank's rows may still report the right ids; its losses and gradients are those of another
+    A rank that reads another rank's rows may still report the right ids; its losses and gradients come from another
     batch.
     """
     found = one_rank_and_many(stack, UNEVEN, execution, (), "gradients", steps=3)

@@ -150,7 +150,7 @@ def receives_beside_what_is_sent(build, self):
 
 @broken(ContextParallel, "packing", "PAR-13a[numbers-of-documents-cp2]: documents by other numbers: lm is")
 def takes_documents_for_a_mask_on_ranks(former, self, whole):
-    """The kernel of context parallel takes a mask of ones; given document numbers, it separates the first alone."""
+    """The kernel of context parallel takes a mask of ones; given document numbers, it separates only the first."""
     return former(self, packing(whole.documents_BT, whole.documents_BT.clamp(max=1)))
 
 

@@ -18,7 +18,7 @@ def leaves_out_experts_without_copies(step, self, lr):
 
 @broken(ParallelTrainer, "position", "PAR-07[borrowed-tp2-sp-ep2-etp1]: the run resumed after step 4, saved after 5")
 def saves_the_step_before_it(position, self):
-    """The checkpoint's step number is that of the step before."""
+    """The checkpoint has the step number of the step before."""
     return position(self) | {"step": 4}
 
 

@@ -187,7 +187,7 @@ def a_pass_in_microbatches_is_the_pass(stack: Training, recipe: Recipe, microbat
     the whole batch, row by row.
 
     An evaluation cuts a batch that does not fit. A mean of means weighs a row of one label as much as a row of twelve;
-    gradients that are not added are those of the last part.
+    gradients that are not added equal the last part's.
     """
     weights, given = model_passes.drawn_weights(stack, recipe), model_passes.batch(recipe)
     whole = model_passes.one_pass(stack, recipe, weights, given, backward=True)

@@ -119,7 +119,7 @@ def drops_the_remainder(cut, self, batch):
 
 @broken(Trainer, "accumulate", "PAR-05a[two]: in 2 microbatches the gradient of", bugs=("DPS-17",))
 def zeroes_inside_the_window(accumulate, self, micro, counts):
-    """zero_grad is called inside the accumulation loop: the step is that of the last microbatch."""
+    """zero_grad is called inside the accumulation loop: the step has only the last microbatch."""
     self.optimizer.zero()
     return accumulate(self, micro, counts)
 

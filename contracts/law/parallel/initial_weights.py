@@ -260,7 +260,7 @@ def layers_write_smaller_together(stack: Training, recipe: Recipe, mode: Mode) -
 
 
 def _scales(stack: Training, recipe: Recipe, mode: Mode) -> dict[tuple[str, str], float]:
-    """Family of the layer (experts apart) and name of the tensor in it → the size of its elements; drawn ones alone."""
+    """Family of the layer (experts apart) and name of the tensor in it → the size of its elements; only drawn ones."""
     built = stack.built(recipe, mode)
     families = {layer.number: layer.family for layer in built.layers}
     drawn = _drawn_tensors(stack, recipe, mode)

@@ -34,7 +34,7 @@ def draws_from_the_process(generator, self, name):
 
 @broken(Initializer, "generator", "PAR-04a[custom-mixers]: do not depend on the seed")
 def ignores_the_seed(generator, self, name):
-    """Every run starts from the same weights: the error bars of five seeds are those of one."""
+    """Every run starts from the same weights: the error bars of five seeds equal one's."""
     return torch.Generator().manual_seed(zlib.crc32(name.encode()))
 
 

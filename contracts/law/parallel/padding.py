@@ -57,7 +57,7 @@ def padding_changes_no_loss_and_no_gradient(
     """Padding at the end of rows changes no loss and no gradient: a step over padded rows equals one over the rows as
     they were, each weighted by its labels, and the token that pads gets no gradient.
 
-    A mean over positions makes the loss smaller the more a batch is padded. A row, or a microbatch, of padding alone
+    A mean over positions makes the loss smaller the more a batch is padded. A row, or a microbatch, of only padding
     adds nothing, and no mean of it divides 0 by 0.
     """
     import torch

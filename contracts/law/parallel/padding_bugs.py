@@ -44,7 +44,7 @@ def learns_to_predict_padding(accumulate, self, micro, counts):
     "PAR-05i[a-microbatch-of-padding]: lm is nan with padding",
 )
 def divides_by_no_label(accumulate, self, micro, counts):
-    """A microbatch of padding alone has a mean of 0 / 0, and the NaN is added to all others."""
+    """A microbatch of only padding has a mean of 0 / 0, and the NaN is added to all others."""
     own = self.count(micro)["lm"] * self.execution.microbatches
     out = accumulate(self, micro, {**counts, "lm": own})
     return out._replace(sums={**out.sums, "lm": out.sums["lm"] / own * counts["lm"]})

@@ -22,7 +22,7 @@ class _ByPlace(Initializer):
 
 @broken(PipelineTrainer, "part", "PAR-08d[interleaved]: lm is", bugs=("INI-03",))
 def draws_each_stage_alike(part, self, piece):
-    """A stage's seed is that of its rank: both stages of a rank start with the same numbers."""
+    """A stage has the seed of its rank: both stages of a rank start with the same numbers."""
     self.parts = replace(self.parts, initial=_ByPlace)
     return part(self, piece)
 

@@ -88,7 +88,7 @@ def reduces_one_dtype_alone(reduce, self):
     "PAR-10b[borrowed-ep2]: elements of the gradients of norms are numbers of bfloat16",
 )
 def sums_parts_in_the_dtype_of_activations(reduce, grads, group):
-    """The policy for reductions is that of one axis: what ranks of the others hold alike is summed as it comes."""
+    """The policy for reductions covers one axis: what ranks of the others hold alike is summed as it comes."""
     narrow = [grad.to(torch.bfloat16) for grad in grads]
     reduce(narrow, group)
     for grad, each in zip(grads, narrow, strict=True):
@@ -97,4 +97,4 @@ def sums_parts_in_the_dtype_of_activations(reduce, grads, group):
 
 @broken(parallel_trainer, "all_reduce_in_place", "PAR-10b[tp2]: is off by", "PAR-10b[tp2-sp]: is off by")
 def sums_nothing_under_half_precision(reduce, grads, group):
-    """The buckets of the reduction are those of the 16-bit copies, and nobody sums the gradients in float32."""
+    """The reduction has the buckets of the 16-bit copies, and nobody sums the gradients in float32."""

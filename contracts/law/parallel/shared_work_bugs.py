@@ -1,4 +1,4 @@
-"""Stacks that enter an axis in their settings alone: every number is right, and no rank has less to do."""
+"""Stacks that enter an axis only in their settings: every number is right, and no rank has less to do."""
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken

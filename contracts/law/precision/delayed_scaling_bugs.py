@@ -62,7 +62,7 @@ def lets_the_oldest_row_come_around(advance, self):
 
 @broken(Fp8Matmul, "advance", "PREC-01i[full]: with an amax of 4096 in row 14 scale of")
 def looks_at_the_newest_half(advance, self):
-    """Scales follow the newest half of the history alone, and saturate at what was met before."""
+    """Scales follow only the newest half of the history, and saturate at what was met before."""
     kept = self.amax_history.clone() if self.delayed else None
     if kept is not None:
         self.amax_history[len(kept) // 2 :] = 0

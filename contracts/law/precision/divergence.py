@@ -72,7 +72,7 @@ def a_run_that_diverged_on_one_rank_says_so_on_all(
     """If the embedding of one rank's rows is NaN or Inf, the step reports on every rank a loss and a gradient norm that
     are not finite, or it is refused.
 
-    A rank that leaves itself out of the sum when its loss is NaN hides it from all: the log is that of the others.
+    A rank that leaves itself out of the sum when its loss is NaN hides it from all: the log has only the others.
     """
     asked = Session(
         recipe=recipe, steps=1, execution=replace(in_a_layout_of(stack, execution), precision="declared"),

@@ -36,7 +36,7 @@ def _without_nan(out: ModelOutput) -> ModelOutput:
 
 @broken(Trainer, "accumulate", "PREC-05g[one-microbatch]: and an embedding of the batch is nan")
 def sums_the_microbatches_that_are_finite(accumulate, self, micro, counts):
-    """The loss of a step is that of the microbatches that have one."""
+    """The loss of a step is taken over the microbatches that have one."""
     return _without_nan(accumulate(self, micro, counts))
 
 

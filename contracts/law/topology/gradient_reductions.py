@@ -33,7 +33,7 @@ def a_dense_gradient_is_averaged_over_readers_of_other_data(stack: Stack, mesh: 
     """A dense gradient is summed over exactly the ranks that hold the same shard and read other data, and divided by
     their number. These are the data-parallel and context-parallel ranks of one stage and one TP index.
 
-    A mean over dp alone left every gradient cp times too large. A reducer that ran only with dp > 1 never ran for cp 4
+    A mean over only dp left every gradient cp times too large. A reducer that ran only with dp > 1 never ran for cp 4
     with dp 1, and the four replicas drifted apart.
     """
     _sums(stack, mesh, rank, "dense", expected)

@@ -123,7 +123,7 @@ OWN_AXIS = {  # degrees, world → data-parallel size: world / (pp · tp · ep)
 def dp_is_what_the_other_axes_leave(stack: Stack, degrees: Degrees, world: int, expected: int) -> None:
     """The effective data-parallel size is the world size divided by every other axis, the pipeline included.
 
-    The H200 bring-up divided by tp · ep alone. That is right without a pipeline; with one, runs with a single
+    The H200 bring-up divided only by tp · ep. That is right without a pipeline; with one, runs with a single
     data-parallel rank were sent to the distributed Adam path.
     """
     _is_the_dp_of(stack, degrees, world, "own-axis", expected)

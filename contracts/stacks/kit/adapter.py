@@ -92,7 +92,7 @@ class Adapter(ABC):
     def branch(
         self, layer: nn.Module, letter: str, x_BTD: Tensor, documents_BT: Tensor
     ) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """The block alone: its norm and its mixer or MLP, without the residual connection.
+        """Only the block: its norm and its mixer or MLP, without the residual connection.
 
         With it, if the stack says so, what was routed: `experts` and `gates` of each token, `counts` of each expert,
         as `BlockRun.seen` has them; one row a token will do. What the stack does not say is not asked of it.

@@ -1,6 +1,6 @@
 """Checkpoints of a stack that knows of no faults: a fork of this process meets one, and a state becomes a module.
 
-What is written passes through calls of Python, which are replaced in the fork alone; there torch and safetensors write
+What is written passes through calls of Python, which are replaced only in the fork; there torch and safetensors write
 their files through Python too.
 """
 

@@ -35,7 +35,7 @@ DELTA_RULE = "torch_chunk_gated_delta_rule"
 
 
 def plan_of(recipe: Recipe, layer: int, dtype: torch.dtype) -> Plan:
-    """The plan of one block: its letter alone.
+    """The plan of one block: only its letter.
 
     Raises:
         NotOffered: for a letter or a feature that Megatron does not have, or not on a CPU.

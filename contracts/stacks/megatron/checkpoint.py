@@ -84,7 +84,7 @@ def _words(error: BaseException) -> str:
 def _state(trainer: HasState, *, loading: bool) -> dict[str, Any]:
     """The state dict to save or to load into, as in Megatron's training script.
 
-    Layers of different kinds are named one by one; `chained_optim_avoid_prefix` names a moment by its weight alone, not
+    Layers of different kinds are named one by one; `chained_optim_avoid_prefix` names a moment only by its weight, not
     by its optimizer.
     """
     metadata = {

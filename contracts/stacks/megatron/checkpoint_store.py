@@ -123,7 +123,7 @@ def load_checkpoint(folder: str, step: int | None, target: Snapshot) -> Loaded:
     """A load of its training script.
 
     Raises:
-        NotOffered: where the recipe alone differs: it compares its arguments for layers, hidden size and heads.
+        NotOffered: if only the recipe differs: it compares its arguments for layers, hidden size and heads.
     """
     held, found, words = Held(target, 0, 1), target.step, ""
     with _running(folder, step=step):

@@ -1,6 +1,6 @@
 """The M block of Megatron-Core: its norm and its Mamba-2 mixer, on one rank, over substituted kernels.
 
-Output and gradients are those of its training pass, which starts from an empty state and returns none. The state after
+Output and gradients are of its training pass, which starts from an empty state and returns none. The state after
 the last token comes from its inference, which keeps the state of a prompt: here the last document of each row.
 """
 

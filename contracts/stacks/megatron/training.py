@@ -174,7 +174,7 @@ class Trainer:
         )  # fmt: skip
 
     def settle(self) -> None:
-        """Before a state is read: its FSDP is gathering the weights of the next step, and a state is that of shards."""
+        """Before a state is read: its FSDP is gathering the weights of the next step, and a state is of shards."""
         if self.execution.fsdp:
             for chunk in self.chunks:
                 chunk.stop_communication()

@@ -1,6 +1,6 @@
 """Training data: a byte stream cut into sequences, and the data order: which step consumes which sequence.
 
-A sequence has an id. An epoch is a permutation of all ids, a function of the seed and the epoch's number alone, and
+A sequence has an id. An epoch is a permutation of all ids, a function only of the seed and the epoch's number, and
 the epochs stand one after another: position p of the run is sequence p % n of epoch p // n. A step takes the next
 `batch.total` positions and a data-parallel rank an equal run of them, so that neither the ranks nor a resume move
 anything. Nothing is dropped at the end of an epoch: a step may begin in one and end in the next.

@@ -183,7 +183,7 @@ def load_checkpoint(folder: str, step: int | None, target: Snapshot) -> Loaded:
     """A load of its manager into a model and a state of training.
 
     Raises:
-        NotOffered: where the recipe alone differs, which it does not save.
+        NotOffered: if only the recipe differs, which it does not save.
     """
     with shims.quiet():
         kept = Kept(folder, target)

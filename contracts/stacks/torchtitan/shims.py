@@ -110,7 +110,7 @@ def _permutes_on_a_cpu(stub: ModuleType, tree: ast.Module) -> None:
 
 
 def whole_numbers_are_counted() -> None:
-    """Let `torch.histc` take whole numbers, of which its router counts experts; a CPU counts floating ones alone."""
+    """Let `torch.histc` take whole numbers, of which its router counts experts; a CPU counts only floating ones."""
     import torch
 
     histc = torch.histc

@@ -108,7 +108,7 @@ def load_checkpoint(folder: str, step: int | None, target: Snapshot) -> Loaded:
     """A run of its Trainer that resumes and has no step left.
 
     Raises:
-        NotOffered: where the recipe alone differs, which it does not compare.
+        NotOffered: if only the recipe differs, which it does not compare.
     """
     steps = latest_checkpoint(folder) if step is None else step
     with shims.quiet(), alone():

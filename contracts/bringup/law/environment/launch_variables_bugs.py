@@ -54,7 +54,7 @@ def asks_tensor_parallelism_alone(former, self, recipe, lane):
 
 @broken(Reference, "launch", "ENV-01[fsdp2-forced-inherits-1]: reaches the ranks as '1', expected '8'")
 def forced_means_inherited(former, self, recipe, lane):
-    """Where the platform requires a value, keeps the inherited one: the diagnostic 1 becomes the baseline."""
+    """Keeps the inherited value although the platform requires one: the diagnostic 1 becomes the baseline."""
     launch = former(self, recipe, lane)
     return _without(launch, CONNECTIONS) if lane.force_max_connections else launch
 

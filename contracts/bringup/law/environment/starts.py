@@ -51,7 +51,7 @@ def data_that_cannot_be_read_ends_the_start(stack: Devices, data: str) -> None:
     """A training process that cannot read its data takes no step, names the path, and ends with an exit code other
     than 0.
 
-    A scheduler, a CI job and a retry loop know the exit code alone. A wrapper that swallows it, or a pipe into a log,
+    A scheduler, a CI job and a retry loop know only the exit code. A wrapper that swallows it, or a pipe into a log,
     makes a run that never began a success.
     """
     with folder() as at:

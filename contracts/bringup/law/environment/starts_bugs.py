@@ -12,7 +12,7 @@ PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 @broken(Reference, "started", "ENV-09[a-world-without-ranks]: under WORLD_SIZE='2' it took 1 steps")
 def takes_half_a_place_for_none(started, self, recipe, environment, steps):
-    """Asks whether all three variables are there: where one is missing, each process trains alone."""
+    """Asks whether all three variables are there: if one is missing, each process trains by itself."""
     whole = all(name in environment for name in PLACE)
     left = {name: each for name, each in environment.items() if whole or name not in PLACE}
     return started(self, recipe, left, steps)
@@ -33,13 +33,13 @@ def takes_a_world_of_one_for_no_launcher(started, self, recipe, environment, ste
 
 @broken(Reference, "started", "ENV-09a[no-data]: with missing data it ended after 0 steps, exit code 0")
 def pipes_into_a_log(started, self, recipe, environment, steps):
-    """The launcher writes through a pipe, and the shell's exit code is that of the last command in it."""
+    """The launcher writes through a pipe, and the shell exits with the code of the last command in it."""
     return replace(started(self, recipe, environment, steps), exit_code=0)
 
 
 @broken(Reference, "started", "ENV-09a[no-data]: with missing data it took 1 steps")
 def trains_on_made_up_data_after_all(started, self, recipe, environment, steps):
-    """Where there is no data to read, the run takes the text that comes with the stack."""
+    """Without data to read, the run takes the text that comes with the stack."""
     there = recipe.data.path is not None and Path(recipe.data.path).exists()
     return started(self, recipe if there else replace(recipe, data=Data()), environment, steps)
 

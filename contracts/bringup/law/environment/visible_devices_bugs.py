@@ -29,7 +29,7 @@ def takes_the_first_device(devices, self):
 
 @broken(Reference, "devices", "ENV-06a[on-4]: rank 2 sees ['GPU-c', 'GPU-a'], rank 0 of its node ['GPU-a', 'GPU-c']")
 def numbers_the_fastest_first(devices, self):
-    """One rank enumerates the same cards in another order (CUDA_DEVICE_ORDER=FASTEST_FIRST on that rank alone)."""
+    """One rank enumerates the same cards in another order (CUDA_DEVICE_ORDER=FASTEST_FIRST only on that rank)."""
     names = ("GPU-a", "GPU-c")
     order = names[::-1] if here().rank == 2 else names
     return replace(devices(self), names=order)

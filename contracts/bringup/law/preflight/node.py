@@ -201,7 +201,7 @@ def this_nodeis_fit_for_its_gpus(stack: Machine) -> None:
     """The node that this suite runs on, captured by the suite's own tool, is fit for its GPUs, and for one more it is
     not.
 
-    Judged by captures of other nodes alone, a preflight may refuse what the tools of this one print, or read nothing.
+    Judged only by captures of other nodes, a preflight may refuse what the tools of this one print, or read nothing.
     """
     is_fit_for_its_gpus(stack, read_node())
 

@@ -90,7 +90,7 @@ def a_bare_figure_is_neither_written_nor_read(stack: Evidence, bare: Receipt, fi
     """Writer and reader both refuse a receipt that has a throughput but no witness, the record that its losses and
     gradient norms were finite.
 
-    A figure outlives its log. Alone in a table it looks like a measured one.
+    A figure outlives its log. In a table by itself it looks like a measured one.
     """
     body = json.loads(stack.write_receipt(RECEIPT))
     body[field] = value

@@ -95,7 +95,7 @@ WORK_TREES = {
 def a_revision_stands_with_its_work_tree(stack: Evidence, source: Source) -> None:
     """A receipt records the state of the work tree with the revision, and never records an unknown state as clean.
 
-    `git rev-parse` alone names a commit that never ran: the change that made the number was not in it.
+    `git rev-parse` by itself names a commit that never ran: the change that made the number was not in it.
     """
     kept = stack.receipt(replace(FACTS, provenance=replace(FACTS.provenance, source=source))).provenance.source
     assert kept.dirty is source.dirty, f"dirty is {kept.dirty}, expected {source.dirty}"

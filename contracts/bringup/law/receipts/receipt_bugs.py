@@ -59,7 +59,7 @@ def asks_for_the_revision_only(receipt, self, facts):
 
 @broken(Reference, "receipt", "RCPT-01b[unknown]: dirty is False, expected None")
 def unknown_means_clean(receipt, self, facts):
-    """Where git is not available no change is listed, so the tree is called clean."""
+    """Without git no change is listed, so the tree is called clean."""
     source = replace(facts.provenance.source, dirty=bool(facts.provenance.source.changed))
     return receipt(self, replace(facts, provenance=replace(facts.provenance, source=source)))
 

@@ -1,6 +1,6 @@
 """Kernel selection: which kernel runs at each site, and why a requested one does not (spec/kernel_selection.py).
 
-A selection is a function of recipe, request and facts alone: it imports no package and queries no device. The reason
+A selection is a function only of recipe, request and facts: it imports no package and queries no device. The reason
 names every closed guard, so that one reading is enough to fix them all. Guards of the kernel catalogue are taken from
 there.
 """

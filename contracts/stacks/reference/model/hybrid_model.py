@@ -177,7 +177,7 @@ class Model(nn.Module):
         return x, losses, seen
 
     def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
-        """One layer, recomputed in the backward pass if so asked; what it saw is that of the first run."""
+        """One layer, recomputed in the backward pass if so asked; what it saw is from the first run."""
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(layer, x, pack, use_reentrant=False)  # type: ignore[no-any-return]  # torch's is untyped
         return layer(x, pack)  # type: ignore[no-any-return]  # so are calls of modules

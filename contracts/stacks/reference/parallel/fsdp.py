@@ -70,7 +70,7 @@ def fsdp_units(model: Model) -> list[nn.Module]:
 def data_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
     """The data-parallel dims of a mesh, as far as they have more than one rank.
 
-    Shards over one rank are none: replicas alone are reduced without FSDP.
+    Shards over one rank are none: only replicas are reduced without FSDP.
     """
     names = tuple(name for name in DATA if mesh is not None and name in (mesh.mesh_dim_names or ()))
     return mesh[names] if mesh is not None and "shard" in names else None

@@ -167,7 +167,7 @@ class ParallelTrainer(Trainer):
 
     # rows
     def batch(self, ids: Sequence[int]) -> Batch:
-        """The rows of this rank alone are read."""
+        """Only the rows of this rank are read."""
         return super().batch(self.own(ids))
 
     def share(self, batch: Batch) -> Batch:

@@ -42,7 +42,7 @@ class Packing(NamedTuple):
 class Output(NamedTuple):
     """What a block gives: the branch, its auxiliary losses, its recurrent state, and what it routed or selected.
 
-    Made by its constructor alone: after a graph break, torch 2.11 cannot rebuild one that `_replace` made.
+    Made only by its constructor: after a graph break, torch 2.11 cannot rebuild one that `_replace` made.
     """
 
     y_BTD: Tensor

@@ -105,7 +105,7 @@ class CausalConv(nn.Module):
         return torch.cat([past_Bwc, u_BTc], dim=1), of_Bw
 
     def mixed(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
-        """The convolution alone, in float32 at least: (B, T, c)."""
+        """Only the convolution, in float32 at least: (B, T, c)."""
         length = seen_Bwc.shape[1] - (CONV_WIDTH - 1)
         weight_cw, out_BTc = local(self.weight, piece=self.piece), wide(local(self.bias, piece=self.piece))
         for tap in range(CONV_WIDTH):

@@ -75,7 +75,7 @@ class Router(nn.Module):
     def without_padding(
         self, logits_BTE: Tensor, experts_BTK: Tensor, token_BT: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Counts and losses of the tokens alone, row by row; a row without one is none."""
+        """Counts and losses of only the tokens, row by row; a row without one is none."""
         rows = [
             (probability_TE[token_T][None], experts_TK[token_T][None])
             for probability_TE, experts_TK, token_T in zip(
