@@ -67,7 +67,7 @@ def test_what_tensor_parallel_cut_before_fsdp_comes_back_in_its_order(rows: int)
 
 
 @pytest.mark.dist(world=4)
-def test_of_copies_a_rank_tells_its_own() -> None:
+def test_a_rank_returns_its_own_of_several_copies() -> None:
     with mesh_2x2("replica", "shard") as mesh:
         replica, shard = mesh.get_local_rank("replica"), mesh.get_local_rank("shard")
         mine = torch.full((2,), 10.0 * replica + shard)

@@ -375,7 +375,7 @@ def test_no_call_of_a_group_is_forgotten() -> None:
     assert calls - set(vars(staged_group.StagedGroup)) == set()
 
 
-def test_it_says_what_it_is_and_does_as_nccl_does(groups: Both) -> None:
+def test_the_staged_group_has_its_own_name_and_refuses_what_nccl_refuses(groups: Both) -> None:
     gloo, staged = groups
     assert (staged.name(), dist.get_backend(staged)) == ("staged", "staged")
     assert dist.get_process_group_ranks(staged) == dist.get_process_group_ranks(gloo)

@@ -316,7 +316,7 @@ def test_buildkite_s_command_ends_with_the_verdict(stack: str, repository: Path)
 
 
 @pytest.mark.parametrize("stack", CODES)
-def test_slurm_s_script_ends_with_the_verdict_behind_tee(stack: str, repository: Path) -> None:
+def test_slurms_script_ends_with_the_verdict_after_tee(stack: str, repository: Path) -> None:
     script = (CI / "slurm.sh").read_text(encoding="utf-8")
     done = _run(script, repository, STACK=f"fork:{stack}", RANKS="1")
     assert done.returncode == CODES[stack], done.stderr

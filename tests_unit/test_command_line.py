@@ -98,7 +98,7 @@ def test_json_is_what_the_text_says() -> None:
     assert without == kinds, "they print no results"
 
 
-def test_a_probe_tells_in_json_what_holds_and_what_to_answer_next(tmp_path: Path) -> None:
+def test_a_probe_has_in_json_what_holds_and_what_to_answer_next(tmp_path: Path) -> None:
     (tmp_path / "ours.py").write_text((ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8"))
     done = rankproof("init", "--probe", "ours:Ours", "--propose", "declared.toml", "--json", cwd=tmp_path)
     assert done.returncode == 1, done.stderr

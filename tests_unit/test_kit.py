@@ -42,7 +42,7 @@ def test_what_an_adapter_does_not_find_in_an_untried_version_is_not_offered(touc
         answer("text")
 
 
-def test_what_the_package_itself_raises_is_told_as_it_is() -> None:
+def test_an_error_of_the_package_is_reported_as_it_is() -> None:
     def broken(given: str) -> str:
         raise KeyError(given)
 
@@ -51,7 +51,7 @@ def test_what_the_package_itself_raises_is_told_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("touch", ["__import__('broken_inside')", "__import__('importlib').import_module({!r})"])
-def test_an_import_that_fails_inside_of_the_package_is_told_as_it_is(
+def test_an_import_error_within_the_package_is_reported_as_it_is(
     touch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken_inside.py").write_text("from json import no_such_name\n", encoding="utf-8")
@@ -338,7 +338,7 @@ def test_the_table_is_read_off_names_shapes_and_dtypes() -> None:
 
 @pytest.mark.slow
 @needs_torch
-def test_a_parameter_that_no_optimizer_has_is_told_without_a_rule_and_each_in_its_own_dtype() -> None:
+def test_a_parameter_of_no_optimizer_has_no_rule_and_each_its_own_dtype() -> None:
     import torch
 
     from contracts.stacks.kit import tables
@@ -363,7 +363,7 @@ def test_the_adapter_of_the_guide_is_short_and_computes_nothing() -> None:
     ("__import__('json.decoders')", "looked for decoders in json, which has decoder"),
     ("given.JSONDecoder(hook=1)", "looked for hook in json.decoder.JSONDecoder, which has object_hook"),
 ])  # fmt: skip
-def test_what_has_moved_is_told_with_where_it_was_looked_for_and_what_is_there(touch: str, told: str) -> None:
+def test_a_moved_name_is_reported_with_where_it_was_looked_for_and_what_is_there(touch: str, told: str) -> None:
     """And a case of it is not run: a fork that renames what is asked of it is not conformant for that."""
     answer = falls_back(_of_the_suite(touch), "stack 2.0", TRIED)  # type: ignore[arg-type]
     with pytest.raises(Moved, match=re.escape(told)) as caught:
@@ -375,7 +375,7 @@ def test_what_has_moved_is_told_with_where_it_was_looked_for_and_what_is_there(t
     assert there(error).startswith("looked for loader in json, which has load")
 
 
-def test_that_a_name_has_moved_is_told_over_the_wire_too() -> None:
+def test_a_moved_name_is_reported_over_the_wire_too() -> None:
     class Fork(Reference):
         def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
             raise Moved("looked for build in forked, which has made")

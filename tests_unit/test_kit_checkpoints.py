@@ -8,7 +8,7 @@ from contracts.spec.checkpointing import WriteFault
 from contracts.stacks.kit.checkpoints import changed, module_with
 
 
-def test_a_writer_dies_behind_each_change_and_in_the_middle_of_a_file(tmp_path: Path) -> None:
+def test_a_writer_dies_after_each_change_and_within_a_file(tmp_path: Path) -> None:
     seen = []
     for boundary in range(1, 7):
         folder = tmp_path / str(boundary)

@@ -230,7 +230,7 @@ def test_a_budget_without_room_judges_nothing_and_is_not_green(
     assert "  aten default × mkl compatible" in capsys.readouterr().out.splitlines()
 
 
-def test_rows_that_are_asked_for_are_judged_behind_the_plain_ones_of_their_way(
+def test_requested_rows_are_judged_after_the_plain_ones_of_their_kind(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     rows = [("as is", "one"), ("as is", "four"), ("default", "one"), ("default", "four"), ("avx2", "four")]

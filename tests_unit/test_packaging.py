@@ -297,7 +297,7 @@ def test_the_law_is_judged_without_development_tools_and_torch_and_what_is_left_
     assert "\nleft out: tests that need hypothesis, jsonschema, pytest_timeout, syrupy, xdist or torch; " in done.stdout
 
 
-def test_a_command_that_needs_torch_says_so_and_what_does_not_goes_on(bare: Path, tmp_path: Path) -> None:
+def test_a_command_that_needs_torch_says_so_and_other_commands_run(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     needs = ("observe --out runs/a train.py", "diff a b", "traffic tiny-nam56r")
     for words, code in (

@@ -165,7 +165,9 @@ def test_what_a_party_prints_never_reaches_the_protocol(odd: Launched) -> None:
         ("crash", Unreachable, "odd failed: KeyError: 'rank'"),
     ],
 )
-def test_whatever_a_party_does_is_told_apart(odd: Launched, pattern: str, error: type[Exception], words: str) -> None:
+def test_each_way_of_a_served_party_to_fail_raises_its_own_error(
+    odd: Launched, pattern: str, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         odd.blocks(pattern, 1)
     assert odd.blocks("A", 2) == ("ablock", "ablock"), "the party must go on"

@@ -69,7 +69,7 @@ def _configs(monkeypatch: pytest.MonkeyPatch, **kinds: list[str]) -> None:
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**made))  # type: ignore[arg-type]
 
 
-def test_the_size_of_a_batch_is_told_in_rows_or_in_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_batch_is_taken_in_rows_or_in_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     from contracts.stacks.torchtitan import symbols
 
     _configs(monkeypatch, TrainingConfig=["seq_len"], ParallelismConfig=["pipeline_parallel_microbatch_size"])

@@ -30,7 +30,7 @@ def read(argv: str, *, version: str = CANONICAL, world: int = 8) -> Any:
     return FlagTable(version).read_argv(tuple(argv.split()), ONE_CONNECTION, world)
 
 
-def test_the_table_says_what_it_is() -> None:
+def test_the_flag_table_names_its_version_and_provenance() -> None:
     party = FlagTable()
     assert isinstance(party, Party)
     assert party.offers == {"read_argv"}

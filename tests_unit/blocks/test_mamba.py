@@ -52,7 +52,7 @@ def case(draw: st.DrawFn, block: str) -> ScanCase:
 @pytest.mark.parametrize("block", ["mamba2", "mamba3"])
 @given(data=st.data())
 @SETTINGS
-def test_m_is_its_recurrence_in_every_shape(block: str, data: st.DataObject) -> None:
+def test_mamba_equals_its_recurrence_in_every_shape(block: str, data: st.DataObject) -> None:
     scan_calls.equals_its_definition(Reference(), data.draw(case(block)), ORACLES[block])
 
 
@@ -63,7 +63,7 @@ def tiny(state: int) -> Recipe:
 @pytest.mark.parametrize(
     ("kind", "length"), [(Mamba2, 1), (Mamba2, 2), (Mamba2, 7), (Mamba3, 7)], ids=["one", "two", "mamba2", "mamba3"]
 )
-def test_m_has_the_gradients_of_finite_differences(kind: type[Mamba2] | type[Mamba3], length: int) -> None:
+def test_mamba_has_the_gradients_of_finite_differences(kind: type[Mamba2] | type[Mamba3], length: int) -> None:
     """T of 1 and 2 is shorter than the convolution; T of 7 is three chunks, the last of one token."""
     mixer = kind(tiny(4), PARTS).double()
     mixer.chunk = 3
@@ -113,7 +113,7 @@ def test_the_last_digits_of_a_document_do_not_depend_on_the_one_before() -> None
     assert torch.equal(one[:, 5:], two[:, 5:])
 
 
-def test_what_m_begins_with_lies_where_mamba_ssm_draws_it() -> None:
+def test_initial_values_of_mamba_lie_where_mamba_ssm_draws_them() -> None:
     torch.manual_seed(0)
     mixer = Mamba2(replace(SMALL, mamba=Mamba(heads=64, head_dim=4, state=8, groups=8)), PARTS)
     mixer.requires_grad_(False)

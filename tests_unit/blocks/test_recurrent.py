@@ -37,11 +37,11 @@ def case(draw: st.DrawFn) -> ScanCase:
 
 @given(drawn=case())
 @SETTINGS
-def test_r_is_its_recurrence_in_every_shape(drawn: ScanCase) -> None:
+def test_m2rnn_equals_its_recurrence_in_every_shape(drawn: ScanCase) -> None:
     scan_calls.equals_its_definition(Reference(), drawn, oracle.m2rnn)
 
 
-def test_r_has_the_gradients_of_finite_differences() -> None:
+def test_m2rnn_has_the_gradients_of_finite_differences() -> None:
     recipe = replace(SMALL, hidden=4, heads=1, kv_groups=1, mamba=Mamba(heads=4, head_dim=2, state=3, groups=2))
     mixer = M2RNN(recipe, PARTS).double()
     shapes = {name: tuple(each.shape) for name, each in mixer.named_parameters()}
@@ -60,6 +60,6 @@ def test_r_has_the_gradients_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(through, [each.requires_grad_() for each in leaves], fast_mode=True)
 
 
-def test_w_begins_as_the_identity_of_each_head() -> None:
+def test_the_recurrent_weight_begins_as_the_identity_of_each_head() -> None:
     mixer = M2RNN(SMALL, PARTS)
     assert torch.equal(mixer.W.detach(), torch.eye(8).expand(4, 8, 8))

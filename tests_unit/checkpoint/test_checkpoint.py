@@ -92,7 +92,7 @@ def test_what_has_no_form_on_the_disk_is_refused_before_anything_is_written(tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failed_save_in_the_background_is_told_by_the_next_wait(tmp_path: Path) -> None:
+def test_the_next_wait_raises_the_error_of_a_failed_background_save(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path)
     for _ in range(2):
         kept.save_later(State(step=1, tensors={"w": torch.ones(2)}))
@@ -112,7 +112,7 @@ def test_a_manifest_whose_pieces_do_not_cover_a_tensor_is_not_written() -> None:
         manifests.to_text(lacking)
 
 
-def test_generators_go_on_where_they_were() -> None:
+def test_generators_continue_where_they_were() -> None:
     numpy = pytest.importorskip("numpy")
 
     def draw() -> tuple[object, ...]:

@@ -59,7 +59,7 @@ KIND = {
 
 
 @pytest.mark.parametrize("name", KIND)
-def test_what_an_item_says_about_a_change(name: str) -> None:
+def test_a_pair_of_results_is_of_its_kind_of_change(name: str) -> None:
     base, head, kind = KIND[name]
     assert Pair(base=base, head=head).kind == kind
 
@@ -152,7 +152,7 @@ def judged(fork: Path, at: object, *words: object) -> Done:
     return rankproof(*given, cwd=fork.parent / "work")
 
 
-def test_a_new_violation_is_told_first_with_both_sides(fork: Path) -> None:
+def test_a_new_violation_is_shown_first_with_both_sides(fork: Path) -> None:
     done = judged(fork, f"{fork}@right..wrong")
     assert done.returncode == 1, done.stdout + done.stderr
     _, first, items, base, head, rerun, *_, last = done.stdout.splitlines()

@@ -136,7 +136,7 @@ def since(before: Run, after: Run) -> Run:
     return replace(after, baseline=baseline(before, there, replace(after.header, device=before.header.device)))
 
 
-def test_what_is_new_fixed_lost_and_slower_is_told_in_every_form() -> None:
+def test_new_fixed_lost_and_slower_items_are_in_every_form() -> None:
     """Slower needs both the ratio and the floor, and is never red."""
     before = on_a_cpu(run(
         ended("PAR-01", "a", "holds", seconds=1.0), ended("PAR-01", "b", "violated"), ended("PAR-01", "c", "holds"),
@@ -226,7 +226,7 @@ def test_slower_is_twice_as_long_and_a_second_longer(before: float, now: float, 
     assert found.slower == ()
 
 
-def test_what_became_slowest_is_told_first_and_what_is_over_the_limit_is_counted() -> None:
+def test_the_slowest_items_are_shown_first_and_the_rest_counted() -> None:
     compared, _ = became(("holds", 1.0, "holds", 3.0), ("holds", 4.0, "holds", 12.346), ("holds", 0.5, "holds", 3.5))
     found = change(compared, verdict(compared, TODAY))
     assert found is not None

@@ -60,7 +60,7 @@ def test_a_case_on_several_rungs_counts_by_its_best_and_a_violation_is_an_answer
     assert {name: count for name, count in total.counts.items() if count} == {"holds": 1, "violated": 1, "case": 1}
 
 
-def test_a_part_of_a_run_is_counted_alone_whatever_rungs_it_was_asked_on() -> None:
+def test_a_part_of_a_run_is_counted_by_itself_on_any_rung() -> None:
     came = run(ended("PAR-01", "a@pairs", "holds"), ended("PAR-01", "b", "broken"), ended("MOE-01", "g", "holds"))
     planned = replace(came.plan, items=(Item(id="PAR-01", case="a"), Item(id="MOE-01", case="g")))
     found = coverage(came, verdict(came, TODAY), Part(profile="some", plan=planned))
@@ -89,7 +89,7 @@ def test_a_table_has_a_row_for_each_family_and_says_how_it_is_counted() -> None:
 
 
 @pytest.mark.parametrize(("number", "of", "told"), [(3, 3, "100 %"), (0, 3, "0 %"), (2, 3, "67 %"), (1, 200, "0 %")])
-def test_a_share_is_told_in_whole_percent(number: int, of: int, told: str) -> None:
+def test_a_share_is_shown_in_whole_percent(number: int, of: int, told: str) -> None:
     came = [ended("PAR-01", f"c{n}", "holds" if n < number else "broken") for n in range(of)]
     judged = run(*came)
     assert f"lacks): {told}\n" in table(coverage(judged, verdict(judged, TODAY)))

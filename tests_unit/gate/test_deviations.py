@@ -107,7 +107,7 @@ def test_paths_and_lists_of_ranks_are_no_words() -> None:
     ]
 
 
-def test_an_entry_of_which_no_run_tells_is_named_and_stays() -> None:
+def test_an_entry_that_no_run_reaches_is_named_and_kept() -> None:
     text, unknown = proposed_deviations.filled(OLD, _read(OLD), run(violated("TOPO-02", "pp2", DP)).results)
     assert [each.id for each in unknown] == ["PAR-01"]
     assert [each.get("says") for each in tomllib.loads(text)["deviation"]] == [None, "dp is # and not #, on rank #"]
@@ -162,7 +162,7 @@ def test_a_check_that_gives_no_words_has_one_part() -> None:
     assert parts_of(AssertionError(), []) == (Violation(words="the check gave no words"),)
 
 
-def test_the_command_fills_a_file_and_says_what_no_run_tells(
+def test_the_command_fills_a_file_and_names_entries_that_no_run_reaches(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run.jsonl").write_text(record.write(run(violated("TOPO-02", "pp2", DP)), TODAY))
@@ -183,7 +183,7 @@ def test_the_command_fills_a_file_and_says_what_no_run_tells(
 
 
 @pytest.mark.parametrize(("besides", "more"), [(2, ""), (3, ""), (4, "; and 1 more"), (5, "; and 2 more")])
-def test_of_what_is_not_declared_three_things_are_told_and_the_others_counted(besides: int, more: str) -> None:
+def test_three_undeclared_parts_are_shown_and_the_others_counted(besides: int, more: str) -> None:
     declared = Deviation(
         id="TOPO-02", case="pp2", reason="the mesh is rebuilt", issue="#7", owner="mesh", expires="2099-12-31",
         says="dp is #",
@@ -194,7 +194,7 @@ def test_of_what_is_not_declared_three_things_are_told_and_the_others_counted(be
     assert judged.results[0].words.startswith(f"not declared: {told}{more}\nbeside what is")
 
 
-def test_a_violation_that_is_declared_in_part_says_first_what_is_not() -> None:
+def test_a_partly_declared_violation_begins_with_the_undeclared_part() -> None:
     declared = Deviation(
         id="TOPO-02", case="pp2", reason="the mesh is rebuilt", issue="#7", owner="mesh", expires="2099-12-31",
         says="dp is #",
@@ -298,7 +298,7 @@ def test_two_letters_are_a_word(says: str, tmp_path: Path) -> None:
     assert deviations.load(written(tmp_path, ENTRY.replace("dp is #", says)))[0].says == says
 
 
-def test_every_fault_of_a_file_is_told_with_the_number_of_its_entry(tmp_path: Path) -> None:
+def test_every_fault_of_a_file_is_reported_with_the_number_of_its_entry(tmp_path: Path) -> None:
     first, second = ENTRY.replace('"r"', '""'), ENTRY.replace('"o"', '""').replace("2099-12-31", '"soon"')
     third = ENTRY.replace('owner = "o"', "mood = 1").replace('"r"', '""')
     silent = ENTRY.replace('says = "dp is #"\n', "").replace("tp2", "tp4")

@@ -288,7 +288,7 @@ class TestUnderTorchrun:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the folder is told by torch.distributed")
-def test_a_rank_that_declines_leaves_the_shared_folder_to_the_ranks_behind_it() -> None:
+def test_a_rank_that_declines_leaves_the_shared_folder_to_the_ranks_after_it() -> None:
     import torch.distributed as dist
 
     from contracts.law._support.folders import shared_folder

@@ -64,7 +64,7 @@ def _fate(case: str, fate: Fate, id: str = "A-01") -> Kill:
 @pytest.mark.parametrize(
     ("number", "more"), [(1, []), (2, []), (3, []), (4, ["and 1 more"]), (5, ["and 2 more"]), (9, ["and 6 more"])]
 )
-def test_three_reasons_are_told_and_the_others_counted(number: int, more: list[str]) -> None:
+def test_three_reasons_are_shown_and_the_others_counted(number: int, more: list[str]) -> None:
     told = [f"on the reference A-01[c{n}] is violated: words of c{n}" for n in range(number)]
     found = unfit([_ended(f"c{n}", "violated") for n in range(number)], [], [])
     assert found == {"A-01": "\n".join([*told[:3], *more])}

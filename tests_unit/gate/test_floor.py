@@ -76,7 +76,7 @@ def test_a_stack_that_moves_holds() -> None:
     assert _judged(Reference()).outcome == "holds"
 
 
-def test_what_a_case_did_not_observe_says_nothing() -> None:
+def test_a_case_that_observes_no_weights_is_not_called_dead() -> None:
     assert _judged(StandsStill(), weights=False).outcome == "holds"
 
 

@@ -44,7 +44,7 @@ def test_a_stack_is_judged_in_its_own_environment(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_stacks_are_judged_in_turn_and_the_worst_code_is_told(tmp_path: Path) -> None:
+def test_stacks_are_judged_in_turn_and_the_worst_code_is_returned(tmp_path: Path) -> None:
     (tmp_path / "ours.py").write_text(
         "class Ours:\n    name, version, layouts, labels = 'ours', '1', frozenset(), {}\n"
         "    offers = frozenset({'blocks'})\n\n    def blocks(self, pattern, depth):\n        return ()\n"

@@ -74,7 +74,7 @@ def test_a_release_keeps_only_what_changed(tmp_path: Path) -> None:
         load("2027.01", tmp_path)
 
 
-def test_what_changed_between_two_releases_is_told() -> None:
+def test_changes_between_two_releases_are_listed() -> None:
     now = frozen(LAW, "2026.12")
     before = {**now.contracts}
     before["OLD-01"] = before.pop("PAT-01")
@@ -116,7 +116,7 @@ def about(judged: Run, *added: str) -> Run:
     return replace(judged, plan=replace(judged.plan, law="2026.11 (0123456789ab)", added=added, gone=("PAR-09",)))
 
 
-def test_what_was_added_later_is_told_and_not_counted() -> None:
+def test_contracts_added_later_are_listed_and_not_counted() -> None:
     judged = run(ended("PAR-01", "a", "holds"), ended("PAR-01", "b", "violated"))
     assert verdict(judged, TODAY).word == "violated"
     pinned_run = about(judged, "PAR-01[b]")

@@ -39,7 +39,7 @@ def _curves(*figures: tuple[float, float], recipes: tuple[Recipe, ...] = (SMALL,
     return watched.curves
 
 
-def test_a_step_that_was_taken_once_tells_nothing() -> None:
+def test_a_step_that_was_taken_once_is_compared_with_nothing() -> None:
     assert _curves((3.0, 1.0), recipes=(SMALL,)) == Curves()
 
 
@@ -51,7 +51,7 @@ def test_curves_agree_within_what_a_page_shows() -> None:
     assert _curves((3.0, 1.0), (3.0002, 1.00005)) == Curves(loss="agrees", norm="agrees")
 
 
-def test_what_differs_is_told_with_both_numbers() -> None:
+def test_a_difference_is_reported_with_both_numbers() -> None:
     assert _curves((3.0, 1.0), (3.0, 1.5)) == Curves(loss="agrees", norm="1.5 and not 1")
     assert _curves((3.0, 1.0), (3.5, 1.0)) == Curves(loss="3.5 and not 3", norm="agrees")
     assert _curves((3.0, 1.0), (float("nan"), 1.0)).loss == "nan and not 3"

@@ -71,7 +71,7 @@ def test_what_is_too_long_and_has_too_many_lines_keeps_both_measures() -> None:
         ("\xa0\xff\u0100\U0001f600", "\xa0\xff\u0100\U0001f600"),
     ],
 )
-def test_what_does_not_print_is_told_by_its_number(text: str, told: str) -> None:
+def test_unprintable_characters_are_shown_by_their_number(text: str, told: str) -> None:
     assert plain(text) == told
     assert one_line(text) == told.replace("\n", "\\n").replace("\t", "\\t")
 

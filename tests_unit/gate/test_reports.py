@@ -82,7 +82,7 @@ def test_words_that_differ_in_values_are_one_cause(one: str, other: str) -> None
         ("gradient w differs: 1", "weight w differs: 1"),
     ],
 )
-def test_words_that_differ_in_what_they_say_are_two(one: str, other: str) -> None:
+def test_messages_that_differ_beside_their_values_are_two_causes(one: str, other: str) -> None:
     assert skeleton(one) != skeleton(other)
 
 
@@ -124,7 +124,7 @@ def test_the_guilty_tensors_are_read_from_the_words() -> None:
         ("y; gradients made before the first, which agree: 7", "y"),
     ],
 )
-def test_of_words_stays_what_is_no_value(words: str, shape: str) -> None:
+def test_the_shape_of_a_message_leaves_out_its_values(words: str, shape: str) -> None:
     assert skeleton(words) == shape
 
 
@@ -139,7 +139,7 @@ def _said(outcome: Outcome, words: str, id: str = "PAT-01", **more: object) -> R
     return Result(id=id, case="one", outcome=outcome, words=words, **more)  # type: ignore[arg-type]
 
 
-def test_only_what_is_wrong_is_told_apart_by_what_was_asked() -> None:
+def test_only_violations_are_distinguished_by_their_questions() -> None:
     """A violation on two questions is two causes; whatever was not judged is one, whoever was asked."""
     for outcome in HEADINGS:
         pair = (_said(outcome, "w 1", answered={"b": "", "a": ""}), _said(outcome, "w 2", "TOPO-02"))
@@ -177,7 +177,7 @@ def test_a_tensor_that_differs_is_read_with_its_error(words: str, told: list[tup
     assert found == told
 
 
-def test_a_tensor_is_told_once_for_each_rank_that_found_it() -> None:
+def test_a_tensor_is_named_once_for_each_rank_that_found_it() -> None:
     off = [Violation(words=f"{name} differs: L2 error {error} over 1") for name, error in (("a", 1), ("b", 2))]
     told = (OnRanks(ranks=(0, 2), violations=(off[0],)), OnRanks(ranks=(1,), violations=(*off, Violation(words="dp"))))
     found = [(rank, each.tensor, each.error) for rank, each in apart_by_rank(_said("violated", "x", on_ranks=told))]
@@ -440,7 +440,7 @@ def _about(judged: Run, *added: str) -> Run:
     return replace(judged, plan=replace(judged.plan, law="2026.11 (0123456789ab)", added=added, gone=("PAR-09",)))
 
 
-def test_what_a_release_changes_is_told_up_to_a_limit() -> None:
+def test_changes_of_a_release_are_listed_up_to_a_limit() -> None:
     judged = _about(run(ended("PAR-01", "a", "holds"), ended("PAR-01", "b", "violated")), "PAR-01[b]")
     found = _judged(judged)
     lines = law_lines(judged, found)
@@ -454,7 +454,7 @@ def test_what_a_release_changes_is_told_up_to_a_limit() -> None:
     assert law_lines(judged, found, 2) == [*lines[:2], "… and 1 lines more"]
 
 
-def test_of_what_was_added_later_only_what_is_red_is_told_by_name() -> None:
+def test_of_contracts_added_later_only_red_ones_are_named() -> None:
     came: tuple[Outcome, ...] = ("broken", "violated", "holds", "holds", "not run", "not offered")
     judged = _about(run(*(ended("PAR-01", f"c{n}", each) for n, each in enumerate(came))),
                    *(f"PAR-01[c{n}]" for n in range(len(came))))  # fmt: skip

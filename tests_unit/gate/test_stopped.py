@@ -292,7 +292,7 @@ def test_make_gate_takes_what_it_has_started_with_it(tmp_path: Path, number: sig
     assert run.process.returncode != 0
 
 
-def test_what_is_paused_goes_on() -> None:
+def test_a_paused_process_is_not_ended() -> None:
     """Ctrl-Z and `fg`, or a debugger, interrupt the wait of a guard past its end."""
     command = guard.command([sys.executable, "-c", "import time; time.sleep(3)"], patience_s=1.0)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as paused:

@@ -233,7 +233,7 @@ def test_gradients_are_named_in_the_order_of_the_backward_pass() -> None:
     assert numerics.backward_order(reversed(block)) == block
 
 
-def test_the_first_gradient_that_differs_is_told_with_how_many_before_it_agree() -> None:
+def test_the_first_differing_gradient_is_named_with_the_number_that_agree_before_it() -> None:
     want = {
         name: torch.ones(2, dtype=torch.float64) for name in ("x", "norm.weight", "mixer.wo.weight", "mixer.wq.weight")
     }

@@ -379,7 +379,7 @@ def test_a_deviation_of_another_version_is_red_only_where_it_expired(late: bool)
         ((declared(says="dp is #"), declared(says="dp is 4", versions=("2",)), declared(says="ep is #")), 0),
     ],
 )
-def test_what_several_deviations_forgive_is_told_with_their_number(entries: tuple[Deviation, ...], most: int) -> None:
+def test_several_deviations_are_counted_with_what_they_forgive(entries: tuple[Deviation, ...], most: int) -> None:
     run = replace(wrong(recorded((A, "violated")), DP, EP), deviations=entries)
     covered = f"deviation: {A} is covered by {most} deviations; keep one"
     assert [each for each in said(run) if "keep one" in each] == ([covered] if most else [])

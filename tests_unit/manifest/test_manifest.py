@@ -212,14 +212,14 @@ def test_a_deeply_nested_file_is_refused() -> None:
 
 
 @pytest.mark.parametrize("schema", [None, "rankproof.manifest/2", 1])
-def test_another_version_is_told_before_its_fields_are(schema: object) -> None:
+def test_another_version_is_refused_before_its_fields_are(schema: object) -> None:
     data = {**json.loads(dumps(RUNNING)), "schema": schema, "new_in_2": 1}
     with pytest.raises(Refused, match=r"is not rankproof\.manifest/1") as caught:
         loads(json.dumps(data))
     assert caught.value.fields == ("schema",)
 
 
-def test_every_contradiction_is_told_at_once() -> None:
+def test_every_contradiction_is_reported_at_once() -> None:
     with pytest.raises(Refused) as caught:
         run_state(replace(OK, run=" ", completed_at=None, artifacts=(), error=RunError(type="T", message="m")))
     assert set(caught.value.fields) == {"run", "completed_at", "artifacts", "error"}
@@ -236,7 +236,7 @@ def test_nothing_happens_to_a_run_that_has_ended(manifest: Manifest) -> None:
         advance(manifest, RunEvent(kind="polled", at="2026-04-06T00:00:00Z"))
 
 
-def test_all_shared_volumes_are_told_at_once() -> None:
+def test_all_shared_volumes_are_reported_at_once() -> None:
     one = StateVolume(name="scratch", mount="/vol")
     with pytest.raises(Refused) as caught:
         reuse(StateVolumes(checkpoint=one, compile_cache=one, data=replace(one, mount="/vol/")), None)

@@ -57,6 +57,6 @@ def test_a_balance_by_scores_alone_keeps_the_law(id: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", balance_losses.LEARNING)
-def test_a_loss_without_weight_need_not_be_told(case: str) -> None:
+def test_a_loss_without_weight_need_not_be_reported(case: str) -> None:
     result = judge(LAW.contracts["MOE-05c"], case, TellsNoLossWithoutWeight())
     assert result.outcome == "holds", result.words

@@ -191,7 +191,7 @@ def test_a_run_that_dies_leaves_a_trace_that_says_so_and_no_secret(tmp_path: Pat
     assert _observed(tmp_path / "new", tmp_path / "no.py", 1).returncode == 2
 
 
-def test_what_ends_a_script_is_shown_as_of_the_script_alone(tmp_path: Path) -> None:
+def test_an_error_of_a_script_is_shown_without_frames_of_the_suite(tmp_path: Path) -> None:
     """click says "Aborted!" to an EOFError, and not where it was raised."""
     script = tmp_path / "train.py"
     script.write_text("raise EOFError('Ran out of input')\n")

@@ -41,7 +41,7 @@ def test_a_killed_rank_has_no_end_and_its_half_line_is_left_out(tmp_path: Path) 
     assert Merged(trace).steps == 1
 
 
-def test_what_comes_behind_the_limit_is_left_out_and_the_end_says_so(tmp_path: Path) -> None:
+def test_events_after_the_limit_are_left_out_and_the_end_says_so(tmp_path: Path) -> None:
     writer = _write(tmp_path, 0, 1)
     writer.written = LIMIT - 100
     writer.add("no-gradient", step=1, name="short")

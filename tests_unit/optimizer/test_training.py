@@ -236,7 +236,7 @@ def test_the_command_resumes_in_another_process_and_leaves_a_receipt(tmp_path: P
     assert whole.parts.checkpoints(folder).steps() == (2, 4)
 
 
-def test_the_command_tells_its_launcher_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_reports_each_step_to_its_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "telemetry"
     monkeypatch.setenv("RANKPROOF_TELEMETRY", str(told))
     assert train.main((*SHORT, "--steps", "2", "--save", str(tmp_path / "run"))) == 0
@@ -292,7 +292,7 @@ def test_a_rank_that_fails_speaks_for_itself_under_its_own_name(tmp_path: Path) 
     assert receipt["peak"]["allocated"] > 2**26, "torch alone takes more"
 
 
-def test_backends_of_ranks_that_differ_are_told_by_rank() -> None:
+def test_differing_backends_are_named_by_rank() -> None:
     grouped = Backend(part="experts", requested="torch-grouped", actual="torch-grouped")
     alone = replace(grouped, actual="native", reason="sm_70")
     scan = Backend(part="scan", requested="native", actual="native")

@@ -76,7 +76,7 @@ def _furthest(got: State, want: State) -> tuple[float, str]:
     return max((numerics.distances(got.tensors[name], want.tensors[name])["L2"].relative, name) for name in names)
 
 
-def test_a_run_that_is_killed_goes_on_on_other_ranks_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_a_killed_run_continues_on_other_ranks_as_if_uninterrupted(tmp_path: Path) -> None:
     """Four ranks of tp 2 and ep 2, one of them killed; then two that shard over data; and one, undisturbed."""
     folder, alone = tmp_path / "run" / "checkpoints", tmp_path / "alone" / "checkpoints"
     save = ("--save", str(tmp_path / "run"))
@@ -92,7 +92,7 @@ def test_a_run_that_is_killed_goes_on_on_other_ranks_as_if_nothing_had_been(tmp_
     assert _furthest(_held(folder, reached), want) > (100 * ADAM, ""), "the steps after the resume moved nothing"
 
 
-def test_a_run_over_ranks_of_one_row_goes_on_on_one_rank_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_a_run_on_ranks_of_one_row_continues_on_one_rank_as_if_uninterrupted(tmp_path: Path) -> None:
     """Two ranks with half of each row, and shards of every parameter; then one, and one undisturbed."""
     save = ("--save", str(tmp_path / "run"))
     _run(2, *save, "--cp", "2", "--steps", "3")

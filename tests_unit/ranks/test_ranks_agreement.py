@@ -49,7 +49,7 @@ def test_a_hundred_exchanges_in_a_row_stay_apart() -> None:
     assert together(3, work) == [expected] * 3
 
 
-def test_where_nothing_is_said_nothing_is_read_and_one_word_is_read_by_all() -> None:
+def test_a_word_of_one_rank_is_read_by_all_and_silence_by_none() -> None:
     def work(rank: Agreement) -> list[list[str]]:
         return [rank.gather("a word" if (number, rank.rank) == (3, 2) else "", no_look) for number in range(6)]
 
@@ -233,7 +233,7 @@ def test_a_rank_that_never_begins_is_not_waited_for_without_end() -> None:
         gathering(store(), rank=0, size=2, limit=0.1)
 
 
-def test_views_that_differ_are_told_by_field_value_and_rank() -> None:
+def test_differing_views_are_reported_by_field_value_and_rank() -> None:
     views = [{"tests": 3, "torch": "2.13"}, {"tests": 4, "torch": "2.13"}, {"tests": 3, "torch": "2.13", "NCCL_X": "1"}]
     assert differences(views) == [
         "tests: rank 0, 2: 3; rank 1: 4",

@@ -222,7 +222,7 @@ CASES: dict[str, tuple[list[View], list[tuple[int, str]]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_calls_that_do_not_match_are_told_with_the_rank_that_stands_out(case: str) -> None:
+def test_mismatched_calls_are_reported_with_the_rank_that_differs(case: str) -> None:
     views, expected = CASES[case]
     found = leftovers(views)
     assert [each.rank for each in found] == [rank for rank, _ in expected]

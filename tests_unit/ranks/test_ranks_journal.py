@@ -38,7 +38,7 @@ def test_a_test_that_had_begun_is_under_way_with_what_it_had_reported(tmp_path: 
     assert found.begun == ({"nodeid": B, "outcome": "passed"},)
 
 
-def test_a_journal_goes_on_over_several_attempts(tmp_path: Path) -> None:
+def test_a_journal_continues_over_several_attempts(tmp_path: Path) -> None:
     journal(tmp_path / "j", ("start", A), ("report", A, "passed"))
     found = journal(tmp_path / "j", ("report", A, "failed"), ("done", A), ("start", B))
     assert found.done == {A: [{"nodeid": A, "outcome": "passed"}, {"nodeid": A, "outcome": "failed"}]}

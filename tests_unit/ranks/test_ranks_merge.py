@@ -68,7 +68,7 @@ def test_the_order_in_which_posts_are_read_decides_nothing(case: str) -> None:
     assert merge(said) == merge(said[::-1]) == merge(said[1:] + said[:1])
 
 
-def test_equal_failures_are_told_once_and_the_first_to_diverge_at_the_top() -> None:
+def test_equal_failures_are_shown_once_and_the_first_to_diverge_at_the_top() -> None:
     merged = merge(posts("failed:late@3", "passed", "failed:early@1", "failed:late@2", "failed!cut@4"))
     heads = [line for line in merged.text.splitlines() if line.startswith("-----")]
     assert heads == ["----- rank 2 -----", "----- ranks 0, 3 -----", "----- rank 4 -----"]
@@ -76,7 +76,7 @@ def test_equal_failures_are_told_once_and_the_first_to_diverge_at_the_top() -> N
     assert merged.text.splitlines()[-1] == "outcome per rank: 0:failed, 1:passed, 2:failed, 3:failed, 4:failed(aborted)"
 
 
-def test_ranks_that_disagree_are_told_with_their_reasons() -> None:
+def test_disagreeing_ranks_are_reported_with_their_reasons() -> None:
     merged = merge(posts("skipped:no disk", "passed", "passed"))
     assert merged.crash == "ranks disagree on the outcome: skipped on rank 0; passed on ranks 1, 2"
     assert "rank 0: no disk" in merged.text

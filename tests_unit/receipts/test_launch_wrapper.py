@@ -295,7 +295,7 @@ def test_a_launcher_that_is_killed_takes_the_run_with_it(stopped: Mapping[str, L
     assert not alive(run.folder / "worker.txt"), "a worker in a session of its own survived its launcher"
 
 
-def test_nohup_means_what_it_says(tmp_path: Path) -> None:
+def test_a_launch_under_nohup_survives_the_hangup(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         process = start(tmp_path / "run", ACKNOWLEDGED, "touch started.txt\nsleep 0.4\necho through")

@@ -170,7 +170,7 @@ def test_the_brute_force_is_right_about_a_mesh_written_out_by_hand() -> None:
         (((0, 1), (2, 4)), "rank 4 is no rank of a world of 4"),
     ],
 )
-def test_a_partition_is_told_from_what_is_none(groups: tuple[tuple[int, ...], ...], flaw: str | None) -> None:
+def test_a_partition_is_distinguished_from_what_is_none(groups: tuple[tuple[int, ...], ...], flaw: str | None) -> None:
     assert flaw_of_partition(groups, 4) == flaw
 
 

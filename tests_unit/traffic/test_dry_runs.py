@@ -83,6 +83,6 @@ def test_a_rank_of_a_real_world_is_answered_by_a_process_of_its_own() -> None:
     assert (found.issued[0].op, found.issued[0].shapes, found.issued[0].reduce) == ("said", ((4,),), "balanced")
 
 
-def test_where_that_process_fails_the_end_of_its_words_is_told() -> None:
+def test_if_that_process_fails_the_end_of_its_output_is_reported() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)in a process of its own failed: .*it has no step"):
         dry_runs.elsewhere((__name__, "Answers", {"word": "fail"}), FLOAT32, Execution(world=4), 3, "balanced")
