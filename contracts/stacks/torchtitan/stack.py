@@ -75,7 +75,7 @@ class Torchtitan(Package):
         if self.older:
             known = self.version in self.limited
             self.abilities = ABILITIES_0_2 if known else replace(ABILITIES_0_2, claims=False)
-            self.conventions = {**CONVENTIONS, "undecayed": "nothing"}
+            self.conventions = {**CONVENTIONS, "undecayed": "nothing", "validation-mean": "batches"}
             older = _shimmed("device", "counts", "permutes", "heads", "lengths", "sums")
             said = {"built": _shimmed("device"), "run_model": older, "train": older}
             self.labels = {**self.labels, **said, "rehearse": f"{older}; torch's fake process group"}
