@@ -1,4 +1,4 @@
-"""What the mutants of M and R share: expected words, replaced parts, moved document boundaries.
+"""What the mutants of M and R share: replaced parts, moved document boundaries.
 
 B sequences · T tokens
 """
@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 from contracts.stacks.reference.model.blocks.common import Packing
-
-Y, GRADIENT = "y differs: ", "the gradient of "
 
 
 def become(mixer: nn.Module, old: type[nn.Module], new: type[nn.Module]) -> None:

@@ -149,9 +149,7 @@ def input_slice(
     )
 
 
-def equals_its_definition(
-    stack: Blocks, case: ScanCase, oracle: Callable[..., Any], *, loosely: Mapping[str, Tolerance] | None = None
-) -> None:
+def equals_its_definition(stack: Blocks, case: ScanCase, oracle: Callable[..., Any]) -> None:
     """Output, state and every gradient equal the oracle's, which takes one token at a time."""
     import torch
 

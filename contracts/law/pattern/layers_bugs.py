@@ -7,8 +7,6 @@ from contracts.spec.errors import refuse
 from contracts.spec.pattern import LayerNumbers
 from contracts.stacks.reference.stack import Reference
 
-NAM52R_SPARSE = "nam52r-4full-9sparse"
-
 
 @broken(Reference, "blocks", "PAT-01[nam56r]: has 48 blocks", bugs=("HYB-07",))
 def builds_whole_periods(blocks, self, pattern, depth):

@@ -10,14 +10,9 @@ from contracts.stacks.reference.model.blocks.fp8 import (
     INPUT,
     LARGEST,
     WEIGHT,
-    Fp8Conversion,
     Fp8Matmul,
     amax,
 )
-
-
-def multiplying_by(product: type[Fp8Matmul]) -> dict[str, type[Fp8Conversion]]:
-    return {"low_precision": type("LowPrecision", (Fp8Conversion,), {"product": product})}
 
 
 @broken(Fp8Matmul, "__init__", "PREC-01d[tensorwise]: y differs")

@@ -271,14 +271,3 @@ def _put(shim: Shim, undone: contextlib.ExitStack) -> None:
     else:
         undone.callback(delattr, owner, name)
     setattr(owner, name, shim.put)
-
-
-def unreachable() -> tuple[str, ...]:
-    """The names that must be replaced and that this version lacks, in words."""
-    found = []
-    for shim in SHIMS:
-        try:
-            shim.owner()
-        except Unreachable as error:
-            found.append(str(error))
-    return tuple(found)

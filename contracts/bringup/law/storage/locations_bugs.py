@@ -8,8 +8,6 @@ from contracts.spec import storage as volumes
 from contracts.spec.machine import Finding
 from contracts.stacks.reference.stack import Reference
 
-Findings = tuple[Finding, ...]
-
 
 def _but(findings, *words):
     """The findings of a checker that leaves some of them out."""
