@@ -62,7 +62,7 @@ class Script:
         self.options = None if launched and not options.started else options
         self.recorder = Recorder(
             writer, steps, perturb=options.perturb, collectives=options.collectives, keep=options.keep,
-            full=options.full, lent=lent,
+            full=options.full, lent=lent, stops=options.stops,
         )  # fmt: skip
 
     def run(self) -> None:

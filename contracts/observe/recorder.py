@@ -38,7 +38,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 
 from contracts.instruments import traffic
-from contracts.observe import around, consumed, device, phases, placement, routing
+from contracts.observe import around, consumed, device, phases, placement, routing, source
 from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
@@ -64,13 +64,15 @@ class Recorder:
         keep: whether the weights before the first step are written whole.
         full: patterns of names: weights and gradients that are written whole in every step.
         lent: the weights with which the run begins, of another trace.
+        stops: whether the script ends, without an error, when it begins the step after those.
     """
 
     def __init__(
         self, writer: Writer, steps: int, *, perturb: int | None = None, collectives: bool = True,
         keep: bool = False, full: Sequence[str] = (), lent: Mapping[str, Whole] | None = None,
+        stops: bool = False,
     ) -> None:  # fmt: skip
-        self.writer, self.steps, self.perturb = writer, steps, perturb
+        self.writer, self.steps, self.perturb, self.stops = writer, steps, perturb, stops
         self.keep, self.full, self.lent = keep, tuple(full), lent
         self.step, self.done, self.stepped, self.backward, self.microbatch = 0, 0, False, 0, 0
         self.random = ""
@@ -253,6 +255,8 @@ class Recorder:
             self._root_begins(module, arguments, named, training)
             if self.due and not _replicas(module):
                 self._write_buffers()
+        if self.stops and self.done == self.steps:
+            raise SystemExit(0)
 
     def _compiles(self, before: Callable[..., Any]) -> Callable[..., Any]:
         """`module.compile()` compiles its hooks too, in which nothing is seen: they are called around it instead."""
@@ -660,6 +664,7 @@ class Recorder:
             frozen=[name for each in root.parameters() if not each.requires_grad for name in names[id(each)]],
             compiled=any(_compiled(each) for each in root.modules()), later=later,
         )  # fmt: skip
+        self._add("code", number=number, **source.of({self.modules[id(each)]: type(each) for each in root.modules()}))
 
     def _called(self, name: str, parameter: Tensor, root: nn.Module) -> str:
         told = (each.names.get(id(parameter)) for each in self.readers)

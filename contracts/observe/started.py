@@ -35,15 +35,17 @@ class Options:
     shims: str = ""
     stack: str | None = None
     started: bool = False
+    stops: bool = False
 
     def words(self) -> Iterator[str]:
-        """The same on a command line, of a process that the script has started."""
-        yield from ("--started", "--out", str(self.out.resolve()), "--steps", str(self.steps))
+        """The same on a command line."""
+        yield from ("--out", str(self.out.resolve()), "--steps", str(self.steps))
         lender = self.lender and self.lender.resolve()
         for name, value in (("--perturb", self.perturb), ("--weights-from", lender), ("--on-cpu", self.stack)):
             yield from () if value is None else (name, str(value))
         yield from (word for each in self.full for word in ("--full", each))
         yield from ["--keep-weights"] * self.keep + ["--no-collectives"] * (not self.collectives)
+        yield from ["--stop"] * self.stops
 
 
 @contextmanager
@@ -94,4 +96,4 @@ def _again(args: Any, script: Sequence[str], *, module: bool, options: Options) 
     same = named[:1] == [script[0]] if module else rest and Path(rest[0]).resolve() == Path(script[0]).resolve()
     if not same or Path(python).resolve() != Path(sys.executable).resolve():
         return []
-    return [python, *flags, "-m", "rankproof", "observe", *options.words(), *rest]
+    return [python, *flags, "-m", "rankproof", "observe", "--started", *options.words(), *rest]

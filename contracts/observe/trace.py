@@ -26,7 +26,7 @@ from typing import Any
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.redaction import redact, redact_words, secrets_here
 
-FORMAT, MINOR = "rankproof.trace/2", 0
+FORMAT, MINOR = "rankproof.trace/2", 1
 VERSION = f"{FORMAT}.{MINOR}"
 """A later minor version has further kinds of lines and means the same by the others; another format does not."""
 SKETCH_BYTES = 1024 * 8
@@ -43,6 +43,7 @@ _COUNTS: dict[str, Any] = {"step": int, "name": str, "values": [float]}
 _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "begin": {"version": str, "rank": int, "world": int, "command": [str], "run": str},
     "root": {"number": int, "type": str, "trainable": [str], "frozen": [str], "replicas": [int], "data": [int]},
+    "code": {"number": int, "classes": [str], "names": [str], "of": [int], "files": [str]},
     "tied": {"names": [str]},
     "untied": {"step": int, "names": [str]},
     "input": {"step": int, "microbatch": int, "rows": [int], "random": str},

@@ -57,13 +57,15 @@ LIKE = ("one-rank", "whole", "plain")
               help="Write weights and gradients of these names whole, as 'layers.1.*'; may be repeated.")  # fmt: skip
 @click.option("--on-cpu", "stack", type=click.Choice(["megatron", "torchtitan"]), metavar="STACK",
               help="megatron or torchtitan: run its script on this CPU, by the shims of its adapter.")  # fmt: skip
+@click.option("--stop", "stops", is_flag=True, help="End the script after those steps.")
 @click.option("--started", is_flag=True, hidden=True, help="A rank of the run has started this one.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def observe(
     out: Path, steps: int, perturb: int | None, collectives: bool, keep: bool, lender: Path | None,
-    full: tuple[str, ...], stack: str | None, started: bool, module: bool, script: str, arguments: tuple[str, ...],
+    full: tuple[str, ...], stack: str | None, stops: bool, started: bool, module: bool, script: str,
+    arguments: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run a training script and record what it does. Not a line of it changes.
 
@@ -79,7 +81,7 @@ def observe(
             shims = shimmed.enter_context(on_cpu(stack)) if stack else ""
             prepared.observe(Options(
                 out=out, steps=steps, perturb=perturb, collectives=collectives, shims=shims, keep=keep, full=full,
-                lender=lender, stack=stack, started=started,
+                lender=lender, stack=stack, stops=stops, started=started,
             ))  # fmt: skip
 
         if code := told(begin):
