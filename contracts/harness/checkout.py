@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.spec.errors import Refused, Unreachable, refuse
@@ -71,33 +72,77 @@ def checked_out(at: str) -> Iterator[str]:
             raise refuse("--at", at, "is no folder", "give a checkout, or PATH@REV for a revision of one")
         yield at
         return
-    with tempfile.TemporaryDirectory(prefix="rankproof-") as folder:
-        tree = Path(folder, Path(path).resolve().name or "tree")
-        _worktree(at, path, tree, revision)
+    asked = Repository(path=path, given=at)
+    with asked.worktree(revision) as tree:
+        yield str(tree / asked.git("rev-parse", "--show-prefix").strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """A repository of a user, in which nothing is altered but that worktrees of it come and go.
+
+    Args:
+        path: a folder in it.
+        given: what the user wrote, and for which field, as a refusal quotes it.
+    """
+
+    path: str
+    given: str
+    field: str = "--at"
+    remedy: str = "give a folder, or PATH@REV of a repository"
+
+    def git(self, *words: str, path: str | None = None) -> str:
+        """What git prints.
+
+        Raises:
+            Refused: with its words, where it ends with an error.
+        """
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         try:
-            yield str(tree / _git(at, path, "rev-parse", "--show-prefix").strip())
-        finally:
-            with contextlib.suppress(Exception):
-                _git(at, path, "worktree", "remove", "--force", str(tree))
+            done = subprocess.run(
+                ["git", "-C", path or self.path, "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=off", *words],
+                env=kept, capture_output=True, text=True, errors="surrogateescape", check=False,
+            )  # fmt: skip
+        except OSError as error:
+            raise refuse(
+                self.field, self.given, f"needs git: {error.strerror}", "give the folder of a checkout"
+            ) from None
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["no reason"])[-1]
+            raise refuse(self.field, self.given, f"git says: {said}", self.remedy)
+        return done.stdout
 
+    @contextlib.contextmanager
+    def worktree(self, revision: str) -> Iterator[Path]:
+        """The root of a worktree of a revision, which is taken away in the end."""
+        with tempfile.TemporaryDirectory(prefix="rankproof-") as folder:
+            tree = Path(folder, Path(self.path).resolve().name or "tree")
+            try:
+                self._add(tree, revision)
+                yield tree
+            finally:
+                with contextlib.suppress(Exception):
+                    self.git("worktree", "remove", "--force", str(tree))
 
-def _worktree(at: str, path: str, tree: Path, revision: str) -> None:
-    """Make a worktree; files whose content the repository lacks, as a snapshot may, are left out and named."""
-    words = ("worktree", "add", "--quiet", "--detach")
-    try:
-        _git(at, path, *words, str(tree), revision)
-    except Refused:
-        walked = _git(at, path, "rev-list", "--objects", "--missing=print", "--no-walk", revision, "--")
-        lacking = {line[1:] for line in walked.splitlines() if line.startswith("?")}
-        if not lacking:
-            raise
-        _git(at, path, *words, "--no-checkout", str(tree), revision)
-        _git(at, str(tree), "read-tree", "HEAD")
-        entries = (entry.split(maxsplit=3) for entry in _git(at, str(tree), "ls-files", "-sz").split("\0") if entry)
-        absent = [name for _, content, _, name in entries if content in lacking]
-        _git(at, str(tree), "update-index", "--skip-worktree", "--", *absent)
-        _git(at, str(tree), "checkout-index", "--all", "--index")
-        sys.stderr.write(f"rankproof: --at {at}: left out, since {path} lacks their content: {', '.join(absent)}\n")
+    def _add(self, tree: Path, revision: str) -> None:
+        """Make it; files whose content the repository lacks, as a snapshot may, are left out and named."""
+        words = ("worktree", "add", "--quiet", "--detach")
+        try:
+            self.git(*words, str(tree), revision)
+        except Refused:
+            walked = self.git("rev-list", "--objects", "--missing=print", "--no-walk", revision, "--")
+            lacking = {line[1:] for line in walked.splitlines() if line.startswith("?")}
+            if not lacking:
+                raise
+            self.git(*words, "--no-checkout", str(tree), revision)
+            self.git("read-tree", "HEAD", path=str(tree))
+            listed = self.git("ls-files", "-sz", path=str(tree)).split("\0")
+            entries = (entry.split(maxsplit=3) for entry in listed if entry)
+            absent = [name for _, content, _, name in entries if content in lacking]
+            self.git("update-index", "--skip-worktree", "--", *absent, path=str(tree))
+            self.git("checkout-index", "--all", "--index", path=str(tree))
+            left = f"left out, since {self.path} lacks their content: {', '.join(absent)}"
+            sys.stderr.write(f"rankproof: {self.field} {self.given}: {left}\n")
 
 
 @contextlib.contextmanager
@@ -168,18 +213,3 @@ def in_interpreter(python: str, words: Sequence[str]) -> None:
     sys.stderr.flush()
     suite = str(Path(__file__).parents[2])
     os.execv(python, [python, "-P", "-c", _BOOTSTRAP, suite, *words])
-
-
-def _git(at: str, path: str, *words: str) -> str:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        done = subprocess.run(
-            ["git", "-C", path, "-c", "core.hooksPath=/dev/null", *words],
-            env=kept, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    except OSError as error:
-        raise refuse("--at", at, f"needs git: {error.strerror}", "give the folder of a checkout") from None
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no reason"])[-1]
-        raise refuse("--at", at, f"git says: {said}", "give a folder, or PATH@REV of a repository")
-    return done.stdout

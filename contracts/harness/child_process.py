@@ -95,7 +95,7 @@ def stoppable(grace_s: float) -> Iterator[Stop]:
 
 def run(
     command: tuple[str, ...], env: Mapping[str, str], log: Path, known: frozenset[str], stop: Stop,
-    echo: Callable[[str], object],
+    echo: Callable[[str], object], folder: Path | None = None,
 ) -> Ended:  # fmt: skip
     """Run a command to its end, in a process group of its own; everything it prints goes redacted to `log` and `echo`.
 
@@ -109,7 +109,7 @@ def run(
         keeper.keep(f"stopped by {stop.first.name} before it was started\n")
         return Ended(exit_code=-stop.first, stopped_by=stop.first, last_words=keeper.last_words())
     child = subprocess.Popen(
-        guard.command(command, patience_s=stop.grace_s), env=dict(env), stdin=subprocess.DEVNULL,
+        guard.command(command, patience_s=stop.grace_s), env=dict(env), cwd=folder, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     stop.attach(child)

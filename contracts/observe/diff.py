@@ -454,6 +454,12 @@ def _backwards(gradients: Mapping[str, Whole], outputs: Mapping[str, Whole]) -> 
     return dict(sorted(gradients.items(), key=lambda each: -ran.get(each[0].rpartition(".")[0], last)))
 
 
+def as_fields(comparison: Comparison) -> dict[str, object]:
+    """The comparison for JSON."""
+    apart = [vars(each) for each in comparison.differences]
+    return vars(comparison) | {"differences": apart, "unseen": dict(comparison.unseen)}
+
+
 def lines(comparison: Comparison, names: tuple[str, str], most: int = 10) -> Iterator[str]:
     """The comparison in lines; the last one is the answer."""
     reference, other = names
@@ -464,21 +470,21 @@ def lines(comparison: Comparison, names: tuple[str, str], most: int = 10) -> Ite
         yield f"agrees  {line}"
     for what, count in sorted(comparison.unseen.items()):
         yield f"unseen  {count} × {what}"
-    counted = _counted(comparison)
+    count = counted(comparison)
     if comparison.incomparable:
-        yield f"NOT COMPARABLE: {comparison.incomparable}; {counted}"
+        yield f"NOT COMPARABLE: {comparison.incomparable}; {count}"
         return
     for each in comparison.differences[:most]:
         yield f"differs {each}"
     if len(comparison.differences) > most:
         yield f"        and {len(comparison.differences) - most} more of the same phase"
     if comparison.differences:
-        yield f"DIFFERENT: {other} from {reference}, first in {comparison.differences[0]}; {counted}"
+        yield f"DIFFERENT: {other} from {reference}, first in {comparison.differences[0]}; {count}"
     else:
-        yield f"EQUAL: {other} does what {reference} does; {counted}"
+        yield f"EQUAL: {other} does what {reference} does; {count}"
 
 
-def _counted(comparison: Comparison) -> str:
+def counted(comparison: Comparison) -> str:
     """How much was compared, and how much was not."""
     compared = [
         f"{count} {what if count > 1 else what.removesuffix('es' if what == 'losses' else 's')}"

@@ -8,17 +8,14 @@ import sys
 import tempfile
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from contracts.contract import LAW
 from contracts.court import deviations as deviations_file
-from contracts.court import profiles, record, report
+from contracts.court import report
 from contracts.court.party import Broken
 from contracts.court.plain_text import terminal
-from contracts.harness import output
 from contracts.harness.commands._errors import (
     AS_JSON,
     VERBOSE,
@@ -28,15 +25,12 @@ from contracts.harness.commands._errors import (
     told,
 )
 from contracts.harness.commands.check import not_empty
-from contracts.harness.families import read_checks
-from contracts.harness.gate import Gate
 from contracts.observe.entry import Script
 from contracts.observe.started import Options
 from contracts.spec import launchers
 from contracts.spec.errors import Refusal, Refused, refuse
 from contracts.spec.records import EXIT_CODES, FORMS, Form
 
-PROFILE = "OBS"
 LIKE = ("one-rank", "whole", "plain")
 
 
@@ -98,7 +92,7 @@ def observe(
             sys.exit(130)
 
 
-def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     if wrong := [each for each in given if "=" not in each]:
         raise click.BadParameter(f"{', '.join(wrong)}: has no =; give A=B", param=parameter)
     return tuple((each.partition("=")[0], each.partition("=")[2]) for each in given)
@@ -113,7 +107,7 @@ def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...])
               help="OTHER resumes after step N of REFERENCE: compare its first step with step N + 1.")  # fmt: skip
 @click.option("--from-step", "first", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="Leave out the steps before step N of both runs.")  # fmt: skip
-@click.option("--rename", "renames", multiple=True, metavar="A=B", callback=_pairs,
+@click.option("--rename", "renames", multiple=True, metavar="A=B", callback=pairs,
               help="What REFERENCE calls A, or beginning with A, OTHER calls B; may be repeated.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @one_clear_error
@@ -126,7 +120,7 @@ def diff(
     Exit codes: 0 equal up to rounding, 1 different, 3 not comparable.
     """
     from contracts.observe import power
-    from contracts.observe.diff import compare, lines  # torch, which `rankproof --help` does not need
+    from contracts.observe.diff import as_fields, compare, lines  # torch, which `rankproof --help` does not need
     from contracts.observe.merged import Merged
     from contracts.observe.pairing import renamed
     from contracts.observe.trace import read
@@ -139,8 +133,7 @@ def diff(
     whole, again = Merged(one, behind), [Merged(read(each), behind) for each in repeats]
     found = compare(whole, Merged(two, first - 1), again)
     if as_json:
-        apart = [vars(each) for each in found.differences]
-        click.echo(json.dumps(vars(found) | {"differences": apart, "unseen": dict(found.unseen)}, indent=2))
+        click.echo(json.dumps(as_fields(found), indent=2))
     for line in () if as_json else lines(found, (str(reference), str(other))):
         click.echo(terminal(line))
     sys.exit(EXIT_CODES["incomplete"] if found.incomparable else int(bool(found.differences)))
@@ -167,7 +160,7 @@ def show(trace: Path, step: int | None) -> None:
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
 @click.option("--json", "as_json", is_flag=True, help=AS_JSON)
 @click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
-@click.option("--profile", default=PROFILE, show_default=True, callback=not_empty,
+@click.option("--profile", default="OBS", show_default=True, callback=not_empty,
               help="Ids, prefixes and single cases of OBS, as for `check`.")  # fmt: skip
 @click.option("--like", multiple=True, type=(click.Choice(LIKE), click.Path(path_type=Path)), metavar="KIND DIR",
               help="A trace that TRACE must equal: one-rank, whole (which it resumes) or plain.")  # fmt: skip
@@ -177,12 +170,11 @@ def judge(
     like: tuple[tuple[str, Path], ...],
 ) -> None:  # fmt: skip
     """Judge one trace: what every healthy training run keeps. Exit codes as of `check`."""
-    from contracts.observe.party import Observed
+    from contracts.harness.judged_trace import judged
     from contracts.observe.trace import read
 
     launchers.leave(os.environ)
     form = "json" if as_json else form
-    read_checks(*profiles.beginnings(PROFILE))
     refusals: list[Refusal] = []
     for kind, count in Counter(kind for kind, _ in like).items():
         if count > 1:
@@ -196,23 +188,8 @@ def judge(
         raise Refused(refusals)
     found = read(trace)
     declared = deviations_file.load(deviations) if deviations is not None else ()
-    plan = profiles.plan(LAW, profile)
-    if other := [str(item) for item in plan.items if not item.id.startswith(PROFILE)]:
-        raise refuse("profile", profile, f"is not about a trace: {other[0]}", "name contracts of OBS")
-    plan = replace(plan, outside=tuple(each for each in plan.outside if each.startswith(PROFILE)))
     folder = folder or Path(tempfile.mkdtemp(prefix="rankproof-judge-"))
-    record.make_folder(folder, (*report.FILES, output.FILE))
-    gate = Gate(
-        subject=Observed(found, dict(like)), origin=str(trace), assistants=(), profile=profile, plan=plan,
-        deviations=declared,
-    )  # fmt: skip
-    gate.open(folder)
-    for item in gate.plan.items:
-        if item.id not in LAW.untested:
-            gate.add(gate.judge(item))
-    judged = gate.close()
-    for name, text in report.files(gate.run(), judged).items():
-        (folder / name).write_text(text, encoding="utf-8")
+    run, verdict = judged(found, folder, profile=profile, like=dict(like), deviations=declared)
     if form == "terminal":
         unseen: Counter[str] = Counter()
         for rank in found.ranks:
@@ -220,5 +197,5 @@ def judge(
         for what, count in sorted(unseen.items()):
             click.echo(terminal(f"unseen: {count} × {what}"))
         click.echo(f"report: {folder / 'report.html'}")
-    print_report(report.render(gate.run(), judged, form, verbose, terminal_width()), judged.word, form)
-    sys.exit(judged.exit_code)
+    print_report(report.render(run, verdict, form, verbose, terminal_width()), verdict.word, form)
+    sys.exit(verdict.exit_code)
