@@ -104,6 +104,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "judge": ("contracts.harness.commands.observe:judge", "Judge one trace: what every healthy run keeps."),
         "diff": ("contracts.harness.commands.observe:diff", "Compare two traces: the first tensor that differs."),
         "show": ("contracts.harness.commands.observe:show", "Print what is in a trace."),
+        "ab": ("contracts.harness.commands.ab:ab", "Run two commits, environments or layouts; compare."),
     },
     "Read records of check, gate and judge": {
         "report": ("contracts.harness.commands.runs:report", "Print a record in another form, or several as a page."),
