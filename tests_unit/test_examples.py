@@ -166,9 +166,7 @@ def history(tmp_path: Path) -> Path:
     return here
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("bisect", marks=pytest.mark.unit), pytest.param("two-commits", marks=slow)]
-)
+@pytest.mark.parametrize("name", [pytest.param(each, marks=slow) for each in ("bisect", "two-commits")])
 def test_a_page_about_commits_prints_what_its_commands_print(name: str, history: Path) -> None:
     variables = environment(PATH=os.pathsep.join([str(RANKPROOF.parent), os.environ["PATH"]]), OMP_NUM_THREADS="1")
     for _, text in _blocks("history", ROOT / f"docs/{name}.md"):
