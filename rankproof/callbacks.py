@@ -1,5 +1,5 @@
-"""Callbacks that observe a Trainer's training, of transformers and of Lightning: `rankproof.observing` from its first
-batch to its last.
+"""Callbacks that observe a Trainer's training, of transformers, Lightning and OLMo-core: `rankproof.observing` from its
+first batch to its last.
 
 >>> from rankproof.callbacks import transformers_callback
 >>> Trainer(..., callbacks=[transformers_callback("runs/x")])  # doctest: +SKIP
@@ -8,57 +8,39 @@ batch to its last.
 from __future__ import annotations
 
 import atexit
+import importlib
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 
-class _Observed:
-    """Observes from `begin` to `end`, which nobody calls where the training fails."""
-
-    def __init__(self, out: Path | str, options: dict[str, Any]) -> None:
-        self.out, self.options, self.open = out, options, ExitStack()
-        atexit.register(self.open.close)
-
-    def begin(self) -> None:
-        from rankproof import observing
-
-        self.open.enter_context(observing(self.out, **self.options))
-
-    def end(self) -> None:
-        self.open.close()
-
-
 def transformers_callback(out: Path | str, **options: Any) -> Any:
     """A callback for `transformers.Trainer`; `options` are as for `rankproof.observing`."""
-    from transformers import TrainerCallback  # type: ignore[import-not-found, unused-ignore]
-
-    observed = _Observed(out, options)
-
-    class Observes(TrainerCallback):  # type: ignore[misc, unused-ignore]
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            observed.begin()
-
-        def on_train_end(self, *_: Any, **__: Any) -> None:
-            observed.end()
-
-    return Observes()
+    return _callback("transformers", "TrainerCallback", out, options, "on_train_begin", "on_train_end")
 
 
 def lightning_callback(out: Path | str, **options: Any) -> Any:
     """A callback for Lightning's `Trainer`, whatever has started its ranks; `options` as above."""
-    from lightning.pytorch import Callback  # type: ignore[import-not-found, unused-ignore]
+    return _callback("lightning.pytorch", "Callback", out, options, "on_train_start", "on_train_end", "on_exception")
 
-    observed = _Observed(out, options)
 
-    class Observes(Callback):  # type: ignore[misc, unused-ignore]
-        def on_train_start(self, *_: Any, **__: Any) -> None:
-            observed.begin()
+def olmo_core_callback(out: Path | str, **options: Any) -> Any:
+    """A callback for OLMo-core's `Trainer`; `options` as above."""
+    return _callback("olmo_core.train.callbacks", "Callback", out, options, "pre_train", "post_train", "on_error")
 
-        def on_train_end(self, *_: Any, **__: Any) -> None:
-            observed.end()
 
-        def on_exception(self, *_: Any, **__: Any) -> None:
-            observed.end()
+def _callback(package: str, base: str, out: Path | str, options: dict[str, Any], begins: str, *ends: str) -> Any:
+    """A callback that observes from one of its methods to another; nobody calls that if the training fails."""
+    from rankproof import observing
 
-    return Observes()
+    observed = ExitStack()
+    atexit.register(observed.close)
+
+    def begin(*_: Any, **__: Any) -> None:
+        observed.enter_context(observing(out, **options))
+
+    def end(*_: Any, **__: Any) -> None:
+        observed.close()
+
+    methods = {begins: begin, **dict.fromkeys(ends, end)}
+    return type("Observes", (getattr(importlib.import_module(package), base),), methods)()
