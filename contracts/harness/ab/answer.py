@@ -17,7 +17,7 @@ from contracts.harness.ab.trial import JUDGED, Found, ignored
 from contracts.observe import diff
 from contracts.observe.diff import Comparison
 from contracts.observe.source import Place
-from contracts.spec.records import EXIT_CODES
+from contracts.spec.records import EXIT_CODES, USAGE_ERROR
 
 Word = Literal["equal", "different", "not comparable", "incomplete"]
 CODES: Mapping[Word, int] = {
@@ -46,19 +46,21 @@ class Answer:
     @property
     def word(self) -> Word:
         compared = self.found.comparison
-        if compared is None:
+        if compared is None or self.found.problems:
             return "incomplete"
         if compared.differences or self.found.new:
             return "different"
         return "not comparable" if compared.incomparable else "equal"
 
-    def exit_code(self, *, bisect: bool = False) -> int:
-        """0 equal, 1 different, 3 neither; for `git bisect run` 125 in place of 3, or 255 if no commit can be tested,
-        since the base could not be observed."""
-        code = CODES[self.word]
-        if not bisect or code in (0, 1):
-            return code
-        return END if any(each.startswith(f"{self.sides.base.name}: ") for each in self.found.problems) else SKIP
+    @property
+    def exit_code(self) -> int:
+        """0 equal, 1 different, 3 neither."""
+        return CODES[self.word]
+
+    @property
+    def without_base(self) -> bool:
+        """Whether the base could not be observed, so that no other commit can be compared with it."""
+        return any(each.startswith(f"{self.sides.base.name}: ") for each in self.found.problems)
 
     @property
     def reports(self) -> dict[str, str]:
@@ -75,7 +77,7 @@ class Answer:
     def headline(self) -> str:
         names = f"{self.sides.head.name} from {self.sides.base.name}"
         compared, where = self.found.comparison, f"; see {self.place.file}:{self.place.line}" if self.place else ""
-        if compared is None:
+        if compared is None or self.found.problems:
             return f"INCOMPLETE: {'; '.join(' '.join(each.split())[:200] for each in self.found.problems)}"
         if compared.differences:
             return f"DIFFERENT: {names}, first in {compared.differences[0]}{where}"
@@ -85,6 +87,13 @@ class Answer:
             return f"NOT COMPARABLE: {names}: {compared.incomparable}{where}"
         said = f"{self.sides.head.name} does what {self.sides.base.name} does"
         return f"EQUAL: {said}; {diff.counted(compared)}"
+
+
+def of_bisect(code: int) -> int:
+    """The exit code for `git bisect run`, which takes any from 1 to 127 but 125 for a bad commit."""
+    if code in (0, 1) or code > 127:
+        return code
+    return END if code == USAGE_ERROR else SKIP
 
 
 def lines(answer: Answer) -> Iterator[str]:
@@ -127,7 +136,7 @@ def as_fields(answer: Answer) -> dict[str, object]:
     """The answer for JSON."""
     found, sides = answer.found, answer.sides
     return {
-        "schema": "rankproof.ab/1", "word": answer.word, "exit_code": answer.exit_code(), "headline": answer.headline,
+        "schema": "rankproof.ab/1", "word": answer.word, "exit_code": answer.exit_code, "headline": answer.headline,
         "kind": answer.kind,
         "sides": [{"name": each.name, "told": each.told, "revision": each.revision, "command": [*each.words],
                    "torch": each.python["torch"], "python": each.python["python"]}

@@ -25,9 +25,14 @@ def script_at(words: Sequence[str]) -> int | None:
             return at
         elif begun and word == "-c":
             return None
-        begun = begun or bool(_PYTHON.fullmatch(Path(word).name)) or Path(word).name in ("torchrun", "accelerate")
+        begun = begun or starts_python(word)
         at += 1
     return None
+
+
+def starts_python(word: str) -> bool:
+    """Whether a word is an interpreter, or a launcher of one."""
+    return bool(_PYTHON.fullmatch(Path(word).name)) or Path(word).name in ("torchrun", "accelerate")
 
 
 def observed(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:

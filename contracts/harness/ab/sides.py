@@ -239,7 +239,8 @@ def _probed(side: Side, lib: Path) -> Side:
     found.unless(not said["problem"], "env" if side.name in ("A", "B") else "command", python,
                  f"cannot run rankproof: {said['problem']}", f"{python} -m pip install rankproof")  # fmt: skip
     found.raise_any()
-    return replace(side, env=env, python=said)
+    own = str(Path(side.words[0]).absolute()) if "/" in side.words[0] and command.starts_python(side.words[0]) else ""
+    return replace(side, words=(own or side.words[0], *side.words[1:]), env=env, python=said)
 
 
 def _interpreter(program: str) -> str:

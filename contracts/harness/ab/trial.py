@@ -35,6 +35,8 @@ from contracts.spec.records import Run, Verdict
 from contracts.spec.redaction import secrets_here
 
 INITIAL = "initial weights"
+OBSERVED = ("OBS-16", "OBS-17")
+"""What a run that was not observed violates: it says nothing of the code."""
 JUDGED = ("judged-base", "judged-head")
 AGAIN = "two runs of the same side are not comparable, so that nothing can be said of the other: "
 
@@ -167,7 +169,9 @@ class Trial:
             assert ran.trace is not None
             verdicts.append((ran.side.name, *judged(ran.trace, self.folder / folder)))
         change = None if self.several else difference(verdicts[0][1], verdicts[1][1])
-        return replace(found, verdicts=tuple(verdicts), change=change)
+        blind = tuple(f"{name}: {each.words}" for name, _, verdict in verdicts for each in verdict.results
+                      if each.id in OBSERVED and each.outcome == "violated")  # fmt: skip
+        return replace(found, verdicts=tuple(verdicts), change=change, problems=blind)
 
     def run(
         self, side: Side, name: str, *, keep: bool = False, lender: Path | None = None, perturb: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,6 @@ from contracts.harness.commands._errors import AS_JSON, told, whoever_listens
 from contracts.harness.commands.observe import pairs
 from contracts.observe.started import Options
 from contracts.spec import launchers
-from contracts.spec.records import USAGE_ERROR
 from contracts.spec.redaction import redact, secrets_here
 
 if TYPE_CHECKING:
@@ -98,7 +98,13 @@ def ab(
             (folder / f"ab.{ENDINGS[name]}").write_text(text, encoding="utf-8")
         with whoever_listens():
             click.echo(terminal(texts[form]) if form == "terminal" else texts[form], nl=False)
-        return answer.exit_code(bisect=bisect)
+        return answers.END if bisect and answer.without_base else answer.exit_code
 
-    code = told(answered)
-    sys.exit(answers.END if bisect and code == USAGE_ERROR else code)
+    try:
+        code = told(answered)
+    except Exception:
+        if not bisect:
+            raise
+        traceback.print_exc()
+        code = answers.END
+    sys.exit(answers.of_bisect(code) if bisect else code)
