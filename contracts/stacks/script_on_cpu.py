@@ -11,7 +11,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def on_cpu(stack: str) -> Iterator[str]:
-    """The shims for a whole script of `stack`, megatron or torchtitan; gives the label that its trace must show.
+    """The shims for a whole script of `stack`, megatron or torchtitan, or for any that knows cuda; gives the label that
+    its trace must show.
 
     Raises:
         Unreachable: where the stack is not installed, or a version lacks what has to be replaced.
@@ -20,6 +21,11 @@ def on_cpu(stack: str) -> Iterator[str]:
     import torch.distributed as dist
 
     with contextlib.ExitStack() as undone:
+        if stack == "cuda":
+            from contracts.stacks.cuda_on_cpu import cuda_is_the_cpu
+
+            yield undone.enter_context(cuda_is_the_cpu())
+            return
         if stack == "torchtitan":
             from torch.distributed.fsdp import FSDPModule
 

@@ -49,8 +49,8 @@ LIKE = ("one-rank", "whole", "plain")
               help="Begin with the weights of that trace, recorded with --keep-weights.")  # fmt: skip
 @click.option("--full", multiple=True, metavar="GLOB",
               help="Write weights and gradients of these names whole, as 'layers.1.*'; may be repeated.")  # fmt: skip
-@click.option("--on-cpu", "stack", type=click.Choice(["megatron", "torchtitan"]), metavar="STACK",
-              help="megatron or torchtitan: run its script on this CPU, by the shims of its adapter.")  # fmt: skip
+@click.option("--on-cpu", "stack", type=click.Choice(["cuda", "megatron", "torchtitan"]), metavar="KIND",
+              help="Run on this CPU what knows only accelerators: cuda (anything), megatron, torchtitan.")  # fmt: skip
 @click.option("--stop", "stops", is_flag=True, help="End the script after those steps.")
 @click.option("--started", is_flag=True, hidden=True, help="A rank of the run has started this one.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
