@@ -29,7 +29,7 @@ found = {"python": sys.version.split()[0], "torch": "", "problem": "", "editable
 try:
     from rankproof import suite
     suite.load()
-    import contracts.harness.cli
+    import contracts.harness.commands.observe
     found["torch"] = m.version("torch")
 except Exception as error:
     found["problem"] = f"{type(error).__name__}: {error}"
