@@ -101,7 +101,7 @@ def lines(answer: Answer) -> Iterator[str]:
     found, sides = answer.found, answer.sides
     width = max(len(sides.base.name), len(sides.head.name), 8)
     for side in (sides.base, sides.head):
-        yield f"{side.name:{width}}  {side.told} (torch {side.python['torch']}, Python {side.python['python']})"
+        yield f"{side.name:{width}}  {side.label} (torch {side.python['torch']}, Python {side.python['python']})"
     if found.weights:
         yield f"{'weights':{width}}  {found.weights}"
     for each in found.problems:
@@ -138,7 +138,7 @@ def as_fields(answer: Answer) -> dict[str, object]:
     return {
         "schema": "rankproof.ab/1", "word": answer.word, "exit_code": answer.exit_code, "headline": answer.headline,
         "kind": answer.kind,
-        "sides": [{"name": each.name, "told": each.told, "revision": each.revision, "command": [*each.words],
+        "sides": [{"name": each.name, "label": each.label, "revision": each.revision, "command": [*each.words],
                    "torch": each.python["torch"], "python": each.python["python"]}
                   for each in (sides.base, sides.head)],
         "problems": [*found.problems], "weights": found.weights,
@@ -161,7 +161,7 @@ def comment(answer: Answer) -> str:
     words = shlex.join(sides.head.words)
     mark = hashlib.sha256(f"ab {answer.kind} {words}".encode()).hexdigest()[:16]
     told = [f"<!-- rankproof {mark} -->", f"### {markdown(answer.headline)}", "", "| | | torch |", "|---|---|---|"]
-    told += [f"| {each.name} | {markdown(each.told).replace('|', chr(92) + '|')} | {each.python['torch']} |"
+    told += [f"| {each.name} | {markdown(each.label).replace('|', chr(92) + '|')} | {each.python['torch']} |"
              for each in (sides.base, sides.head)]  # fmt: skip
     told += ["", f"`{words}`" if "`" not in words else markdown(words), ""]
     if found.weights:

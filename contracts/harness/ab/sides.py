@@ -90,14 +90,14 @@ class Side:
     """One side.
 
     Args:
-        told: what it is, for a reader.
+        label: what it is, for a reader.
         revision: what its runs check out; empty if they run in the working directory, which is in no repository.
         loose: files that git does not track, and does not ignore, which belong to it.
         python: what its interpreter says of itself.
     """
 
     name: str
-    told: str
+    label: str
     words: tuple[str, ...]
     revision: str = ""
     loose: tuple[str, ...] = ()
@@ -159,10 +159,10 @@ def _tried(found: Refusals, make: Callable[[], T]) -> T | None:
 def _made(asked: Asked, repository: Repository, top: Path | None) -> tuple[Callable[[], Side], Callable[[], Side]]:
     """What makes each side, without its interpreter."""
     env = launchers.without(os.environ)
-    tree = Side(name="", told="", words=asked.words, env=env)
+    tree = Side(name="", label="", words=asked.words, env=env)
 
     def here() -> Side:
-        return replace(tree, **_working_tree(repository)) if top is not None else replace(tree, told=str(Path.cwd()))
+        return replace(tree, **_working_tree(repository)) if top is not None else replace(tree, label=str(Path.cwd()))
 
     if asked.base:
         at = replace(repository, given=asked.head or "HEAD", field="head")
@@ -172,15 +172,15 @@ def _made(asked: Asked, repository: Repository, top: Path | None) -> tuple[Calla
         )
     if asked.layout:
         words = shlex.split(asked.reference) if asked.reference else command.on_one_rank(asked.words) or asked.words
-        return (lambda: replace(here(), name="one rank", told=shlex.join(words), words=tuple(words)),
-                lambda: replace(here(), name="this layout", told=shlex.join(asked.words)))  # fmt: skip
+        return (lambda: replace(here(), name="one rank", label=shlex.join(words), words=tuple(words)),
+                lambda: replace(here(), name="this layout", label=shlex.join(asked.words)))  # fmt: skip
     envs = (*asked.envs, "", "")
     return (lambda: _in(envs[0], replace(here(), name="A")), lambda: _in(envs[1], replace(here(), name="B")))
 
 
 def _revision(repository: Repository, revision: str) -> dict[str, Any]:
     commit = repository.git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}").strip()
-    return {"revision": commit, "told": f"{revision} = {_subject(repository, commit)}"}
+    return {"revision": commit, "label": f"{revision} = {_subject(repository, commit)}"}
 
 
 def _subject(repository: Repository, commit: str) -> str:
@@ -196,7 +196,7 @@ def _working_tree(repository: Repository) -> dict[str, Any]:
     count = len(edited) + len(loose)
     more = f", with {count} changed file{'s' if count > 1 else ''}" if count else ""
     told = f"the working tree of {_subject(repository, commit)}{more}"
-    return {"revision": kept or commit, "loose": loose, "told": told}
+    return {"revision": kept or commit, "loose": loose, "label": told}
 
 
 def _listed(repository: Repository, *words: str) -> tuple[str, ...]:
@@ -220,7 +220,7 @@ def _in(env: str, side: Side) -> Side:
         found.unless(own is not None, "env", env, f"has no {name}", "install it there, or write python -m …")
     found.raise_any()
     words = (own or name, *side.words[1:])
-    return replace(side, words=words, told=env, env={**side.env, "PATH": path})
+    return replace(side, words=words, label=env, env={**side.env, "PATH": path})
 
 
 def _probed(side: Side, lib: Path) -> Side:

@@ -185,7 +185,7 @@ class Trial:
         out = self.folder / name
         options = replace(self.options, out=out, keep=keep, lender=lender, perturb=perturb)
         words = command.observed(side.words, [*options.words()])
-        sys.stderr.write(f"rankproof: {name}: {side.told}\n")
+        sys.stderr.write(f"rankproof: {name}: {side.label}\n")
         ended = child_process.run(
             words, self._environment(side, tree), self.folder / f"{name}.log", secrets_here(side.env, words), self.stop,
             lambda _: None, folder,
@@ -208,7 +208,7 @@ class Trial:
         top = self.sides.top
         if top is None:
             return None, Path.cwd()
-        repository = Repository(path=str(top), given=side.told, field=side.name)
+        repository = Repository(path=str(top), given=side.label, field=side.name)
         tree = self.kept.enter_context(repository.worktree(side.revision))
         for each in side.loose:
             (tree / each).parent.mkdir(parents=True, exist_ok=True)
