@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from contracts.court.plain_text import markdown
-from contracts.court.telling import headline
+from contracts.court.wording import headline
 from contracts.harness.ab.sides import Sides
 from contracts.harness.ab.trial import JUDGED, Found, ignored
 from contracts.observe import diff

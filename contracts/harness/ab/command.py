@@ -13,7 +13,7 @@ _ONE = ("--standalone", "--nproc-per-node=1")
 
 
 def script_at(words: Sequence[str]) -> int | None:
-    """Where the script begins, with the -m of a module; None for a command that starts none by Python."""
+    """The place of the script in a command, with the -m of a module; None for a command that starts none by Python."""
     begun, at = False, 0
     while at < len(words):
         word = words[at]

@@ -222,8 +222,8 @@ class Trial:
         return tree, folder
 
     def _environment(self, side: Side, tree: Path | None) -> dict[str, str]:
-        """What belongs to the repository on the path of Python, as of an installation in editable mode, is the
-        checkout's."""
+        """The variables of a run: folders of the repository on the path of Python, such as those of an installation in
+        editable mode, are the checkout's."""
         paths = [Path(each) for each in side.env["PYTHONPATH"].split(os.pathsep)]
         top = self.sides.top
         if tree is None or top is None:
