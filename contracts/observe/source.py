@@ -1,4 +1,4 @@
-"""The code of a module, by file and line: the recorder writes each module's class, and a reader finds the line of a finding.
+"""The code of a module, by file and line: the recorder writes its class, and a reader finds the line of a finding.
 
 A line of the change is named if it stands in the class of the module that differs, or of one that calls it. Without
 one it is the line in which that module is called, or, of initial weights, made.
