@@ -49,7 +49,8 @@ class _Here(TorchFunctionMode):
             named["pin_memory"] = False
         if "device" in named:
             named["device"] = here(named["device"], number=True)
-        return func(*(here(each, number=name == "to" and at == 1) for at, each in enumerate(args)), **named)
+        place = {"to": 1, "_parse_to": 0}.get(name)  # of a tensor, of a module: there a number is a device
+        return func(*(here(each, number=at == place) for at, each in enumerate(args)), **named)
 
 
 def here(device: Any, *, number: bool = False) -> Any:

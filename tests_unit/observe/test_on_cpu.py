@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from click.testing import CliRunner  # noqa: E402
 
 from contracts.harness.cli import main  # noqa: E402
+from contracts.observe.trace import read  # noqa: E402
 from tests_unit._parties.running import environment  # noqa: E402
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
@@ -96,17 +97,18 @@ def _observed(folder: Path, name: str, ranks: int, *options: str) -> list[str]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_script_that_only_knows_cuda_computes_what_one_for_a_cpu_does(tmp_path: Path, ranks: int) -> None:
-    (tmp_path / "cpu.py").write_text(CPU, encoding="utf-8")
-    (tmp_path / "cuda.py").write_text(CUDA, encoding="utf-8")
-    said = _observed(tmp_path, "cpu", ranks)
+    (tmp_path / "for_cpu.py").write_text(CPU, encoding="utf-8")
+    (tmp_path / "for_cuda.py").write_text(CUDA, encoding="utf-8")
+    said = _observed(tmp_path, "for_cpu", ranks)
     assert len(said) == 3
-    assert _observed(tmp_path, "cuda", ranks, "--on-cpu", "cuda") == said
-    done = CliRunner().invoke(main, ["diff", *(str(tmp_path / f"{name}-{ranks}") for name in ("cpu", "cuda"))])
+    assert _observed(tmp_path, "for_cuda", ranks, "--on-cpu", "cuda") == said
+    done = CliRunner().invoke(main, ["diff", *(str(tmp_path / f"{name}-{ranks}") for name in ("for_cpu", "for_cuda"))])
     assert done.exit_code == 0, done.output
     assert "agrees  step 3: updated weights (4)" in done.output
-    done = CliRunner().invoke(main, ["judge", str(tmp_path / f"cuda-{ranks}"), "--report", str(tmp_path / "judged")])
+    traced = tmp_path / f"for_cuda-{ranks}"
+    done = CliRunner().invoke(main, ["judge", str(traced), "--report", str(tmp_path / "judged")])
     assert done.exit_code == 0, done.output
-    assert 'shimmed: "cuda" is the CPU' in (tmp_path / "judged/run.jsonl").read_text(encoding="utf-8")
+    assert read(traced).ranks[0].begin["shims"].startswith('shimmed: "cuda" is the CPU')
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="knows a process without CUDA")
