@@ -53,5 +53,5 @@ def _cause(run: Run, cause: Cause) -> list[str]:
     where = f" at {markdown(f'{at[0]}:{at[1]}')}" if at else ""
     return [
         f"- {markdown(items(cause, _ITEMS))}{where}: {markdown(cause.words)}",
-        f"  {markdown(rerun(run, first))}",
+        f"  <code>{markdown(rerun(run, first))}</code>",
     ]
