@@ -30,7 +30,7 @@ class Fate:
 
 
 def fates(rows: Iterable[Row], notes: Iterable[Mapping[str, str]], aside: Iterable[Mapping[str, str]]) -> list[Fate]:
-    """Every fix that was judged and is not set aside, newest first. Where a note has a fate, what was red is not the
+    """Every fix that was judged and is not set aside, newest first. If a note has a fate, what was red is not the
     fault of that fix."""
     said = {each["commit"]: each for each in notes}
     left_out = {each["commit"] for each in aside}

@@ -8,7 +8,7 @@
     python -m benchmarks.machines --device cuda      # the gpu tier, with what GPUs differ in
 
 Rows bring every two levels of two axes together. Each is a `rankproof check` of its own; its results are held against
-those of the first row that was judged the same way, which is the plain machine. Where everything takes long, under load
+those of the first row that was judged the same way, which is the plain machine. If everything takes long, under load
 and on four ranks with sums in another order, a row judges a share of the items, another share each time. Rows with sums
 in another order judge the contracts that ask for something which is computed in that order.
 

@@ -71,7 +71,7 @@ def digest(text: str) -> str:
 
 
 KEY_FILE = "RANKPROOF_RECORD_KEY_FILE"
-"""The variable that names a file whose bytes sign records. Where it is set, a record is read only if they signed it."""
+"""The variable that names a file whose bytes sign records. If it is set, a record is read only if they signed it."""
 
 
 def key() -> bytes:

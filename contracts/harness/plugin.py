@@ -191,7 +191,7 @@ def _of_one_code(result: Result, codes: set[str], own: str) -> Result:
 def result_of(report: pytest.TestReport, item: Item | None) -> Result | None:
     """The result that a report carries; None where it carries none.
 
-    With several ranks it is the result of the first to diverge. Where that rank could not report, because it died, hung
+    With several ranks it is the result of the first to diverge. If that rank could not report, because it died, hung
     or ran another test, the item is broken, in the words of the ranks plugin.
     """
     if report.when != "call" and not report.failed:

@@ -176,7 +176,7 @@ class _Watch:
 
 @contextmanager
 def stopping(child: int) -> Iterator[list[signal.Signals]]:
-    """Where this process is told to stop, stop the child instead; its guard ends all that comes from it."""
+    """If this process is told to stop, stop the child instead; its guard ends all that comes from it."""
     stopped: list[signal.Signals] = []
 
     def stop(number: int, _: object) -> None:

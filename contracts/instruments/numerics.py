@@ -31,7 +31,7 @@ def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
 
 
 def tensor(value: Array, dtype: torch.dtype | None = None, *, strided: bool = False) -> Tensor:
-    """A value as a tensor with memory of its own, converted to `dtype` if one is given. Where it is `strided`, its
+    """A value as a tensor with memory of its own, converted to `dtype` if one is given. If it is `strided`, its
     first axis is the fastest in memory instead of its last.
     """
     element = getattr(torch, value.dtype)
@@ -189,7 +189,7 @@ def gradient_differences(
 
 def backward_order(names: Iterable[str]) -> list[str]:
     """Names of a block's or a model's parameters (spec.blocks) in the order in which a backward pass reaches them: the
-    head, prediction depths, the last norm, layers from the last one, the embedding or the input. Where the names do
+    head, prediction depths, the last norm, layers from the last one, the embedding or the input. If the names do
     not tell, they stand by the alphabet.
     """
     named = list(names)

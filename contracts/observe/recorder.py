@@ -1134,7 +1134,7 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
             self.out = False
 
     def leave(self) -> None:
-        """Leave torch's stack. Where others lie above, it stays, and hears no more."""
+        """Leave torch's stack. If others lie above, it stays, and hears no more."""
         self.comes_back()
         if _get_current_dispatch_mode() is self:  # private; torch 2.5 - 2.13
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -1186,7 +1186,7 @@ def _tensors(given: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
 
 def _rows(tensors: Mapping[str, Tensor], later: bool) -> tuple[Tensor | None, Tensor | None, tuple[int, ...]]:
     """A number for each row of a batch, of its contents alone; one of its ids alone, since the first stage of a
-    pipeline may be given no more; and the leading sizes of a batched output. Where there are ids alone, both are one.
+    pipeline may be given no more; and the leading sizes of a batched output. If there are ids alone, both are one.
 
     A mask of (1 or rows, 1, length, length) beside tensors of that length counts for none: where there is one row,
     nobody can tell whether the mask is of that row or of all. An attention mask says where a row has padding, which

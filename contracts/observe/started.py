@@ -54,7 +54,7 @@ def observed(
 ) -> Iterator[list[str]]:
     """Observe what the script starts meanwhile; the list names it. `rank` makes a process of multiprocessing observed.
 
-    Where the script has a package `contracts` of its own, its processes could not import this one, and are let be.
+    If the script has a package `contracts` of its own, its processes could not import this one, and are let be.
     """
     found: list[str] = []
     popen, start = subprocess.Popen.__init__, BaseProcess.start

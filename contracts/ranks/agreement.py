@@ -149,7 +149,7 @@ class Agreement:
     def gather(self, mine: str, look: Callable[[tuple[int, ...]], None], name: str = "") -> list[str]:
         """The message of every rank in the next exchange, by rank. While waiting, calls `look` with the missing.
 
-        Where nobody says anything, which is most of the time, a rank asks the store twice.
+        If nobody says anything, which is most of the time, a rank asks the store twice.
 
         Raises: whatever `look` raises in order to give up.
         """

@@ -1,5 +1,5 @@
 """What each process counts for itself and torch pairs ranks by: the next group, sharded tensor or call of RPC takes its
-name from such a count. Where one rank has counted on, the next test that makes one waits for ever.
+name from such a count. If one rank has counted on, the next test that makes one waits for ever.
 
 All are private in torch, because nothing public has them. Seen in 2.11 to 2.13; `test_ranks_paired_counters.py` lists
 what the module state of torch.distributed holds, so that a new one is noticed.

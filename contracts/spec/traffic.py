@@ -82,7 +82,7 @@ class Rehearsing(Party, Protocol):
     """A dry run of a training step at its true size."""
 
     def rehearse(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
-        """A dry run of a step on one rank of the execution's world. Where the first step does what no other does
+        """A dry run of a step on one rank of the execution's world. If the first step does what no other does
         (weights are gathered ahead of the next one, a pipeline makes a trial pass), it is one after the first.
 
         The batch has `batch.total` sequences of the recipe's length, one document each. The answer needs no device and

@@ -1,4 +1,4 @@
-"""Where a file of a checkpoint was emptied, the load fails with "Ran out of input"; where integrity.json was cut off,
+"""If a file of a checkpoint was emptied, the load fails with "Ran out of input"; where integrity.json was cut off,
 with a JSONDecodeError. No path is named, and a job over thousands of files cannot say which one to restore.
 Exit code 0: the fault is there, with megatron-core 0.17 or later and psutil.
 """

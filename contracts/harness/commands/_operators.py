@@ -30,7 +30,7 @@ def operators(
 ) -> int:  # fmt: skip
     """Try some changes and print what became of them; the exit code.
 
-    Where it is `likely`, by the contracts that are about their files, without a record of who executes which line.
+    If it is `likely`, by the contracts that are about their files, without a record of who executes which line.
     """
     refused = Refusals()
     for each in only:

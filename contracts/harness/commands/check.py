@@ -348,7 +348,7 @@ def _show(folder: Path, form: Form, verbose: bool) -> None:
 
 @contextlib.contextmanager
 def _or_so_far(folder: Path, form: Form, verbose: bool) -> Iterator[None]:
-    """Where the run ends without a verdict, show what it found, and leave that in every form beside the record's part.
+    """If the run ends without a verdict, show what it found, and leave that in every form beside the record's part.
 
     Only a terminal is shown it: the exit code is another than that of the incomplete verdict, and a script takes the
     two for one.

@@ -124,7 +124,7 @@ def oracle_answer(call: BlockCall, *, by_score: bool = False, over: str = "seque
 
 
 def oracle_difference(call: BlockCall, words_of: Callable[[OracleAnswer], str], *, over: str = "sequence") -> str:
-    """How an answer differs from the oracle's, in words. Where a balance loss has two legal definitions, it must differ
+    """How an answer differs from the oracle's, in words. If a balance loss has two legal definitions, it must differ
     from both.
 
     Its source counts the experts with the largest scores without the bias (arXiv 2412.19437, eq. 18), and so do some

@@ -137,7 +137,7 @@ BESIDE_EP: dict[str, Lane] = {
 def on_rungs(lanes: Mapping[str, Lane]) -> dict[str, tuple[Recipe, Lane]]:
     """Lanes with NAM56R's letters, and after each the small transformers that it is asked on.
 
-    Where ranks share experts it has some. Where TP cuts experts, how rows come together is a stack's own choice.
+    If ranks share experts it has some. If TP cuts experts, how rows come together is a stack's own choice.
     """
     found = {}
     for name, lane in lanes.items():

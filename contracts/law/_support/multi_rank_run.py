@@ -46,7 +46,7 @@ def with_rungs(
     cases: Mapping[str, tuple[Recipe, Execution, *tuple[Any, ...]]], *needs: str
 ) -> dict[str, tuple[Any, ...]]:
     """Cases, and after each its leaner rungs, whose vocabulary every number of ranks here divides, and whose experts
-    four ranks cut into rows of whole 16 bytes: few stacks cut others, and grouped products take none. Where ranks share
+    four ranks cut into rows of whole 16 bytes: few stacks cut others, and grouped products take none. If ranks share
     experts, a rung has experts.
     """
     found: dict[str, tuple[Any, ...]] = {}

@@ -67,7 +67,7 @@ def mixing_keeps_the_mean_of_the_streams(
     H_res, because the columns of H_res sum to 1.
 
     If columns do not sum to 1, the residual of a deep model fades or grows with depth. Rows that sum to 1 are not
-    enough. Where logits lie far apart, exp overflows, or leaves a column of nothing but zeros.
+    enough. If logits lie far apart, exp overflows, or leaves a column of nothing but zeros.
     """
     import torch
 

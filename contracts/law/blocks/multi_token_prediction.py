@@ -50,7 +50,7 @@ def a_depth_joins_the_state_below_with_the_token_ahead(
     norm; of a stack that declares so, each of them after its norm.
 
     The check compares the logits of every depth and the gradient of every weight with the sum written out. All depths
-    share the embedding and the output projection, so those gradients are sums over depths. Where a document has no
+    share the embedding and the output projection, so those gradients are sums over depths. If a document has no
     token t + k, no label is predicted and no logits are compared.
     """
     weights = drawn_weights(stack, recipe)

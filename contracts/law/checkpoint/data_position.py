@@ -34,7 +34,7 @@ def a_resume_in_the_middle_of_an_epoch_goes_on_there(stack: Training, recipe: Re
     interrupted, to the end of that epoch and through the following epochs.
 
     It catches an offset that is skipped again in every later epoch, a later epoch that is shuffled like the first, and
-    the rest of an epoch that is dropped. None of them shows before the epoch ends. Where an epoch ends with a step, the
+    the rest of an epoch that is dropped. None of them shows before the epoch ends. If an epoch ends with a step, the
     next one is begun once, whether the save or the load counts it.
     """
     with folder() as at:

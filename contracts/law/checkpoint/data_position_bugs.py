@@ -88,7 +88,7 @@ def drops_the_rest(position, self):
 
 
 class CountsAnEpochTwice(Trainer):
-    """Where an epoch has just ended, a load continues with the next one, and so does whoever reads first."""
+    """If an epoch has just ended, a load continues with the next one, and so does whoever reads first."""
 
     def load(self, state: Mapping[str, Tensor], position: Position) -> None:
         super().load(state, position)

@@ -84,7 +84,7 @@ def ranks_resumed_twice_are_uninterrupted(
     and at each save the weights, optimizer state, buffers, each rank's random generators and its place in the data.
 
     Each rank draws its own random numbers. Generators that are saved only for rank 0, or by data-parallel rank where
-    two ranks share one, are the same on all ranks after the load, and so is dropout. Where ranks have whole weights and
+    two ranks share one, are the same on all ranks after the load, and so is dropout. If ranks have whole weights and
     each updates some of them, a load that fills in what a rank updates leaves the rest as it was initialised.
     """
     execution = in_a_layout_of(stack, execution)

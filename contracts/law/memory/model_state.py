@@ -262,7 +262,7 @@ ROUTED = {
 def routing_buffers_hold_every_token_sent(stack: Capacity, spread: Spread, low: float, high: float) -> None:
     """Routing buffers hold at least the rows that arrive at a rank's experts, and the router's float32 logits.
 
-    Where EP is carved out of data parallelism, a larger EP group means fewer experts per rank and more senders, so the
+    If EP is carved out of data parallelism, a larger EP group means fewer experts per rank and more senders, so the
     buffers do not shrink.
     """
     needs_layout(stack, spread.layout)

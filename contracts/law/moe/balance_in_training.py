@@ -55,7 +55,7 @@ def what_a_router_learns_does_not_depend_on_the_layout(
     """The balance loss, the z loss and their gradients equal one rank's, over data, tensor, context and expert parallel
     and their combinations, whatever the balance loss is over.
 
-    These losses outweigh the task loss here. Where a stack declares a balance loss over a microbatch, the one rank has
+    These losses outweigh the task loss here. If a stack declares a balance loss over a microbatch, the one rank has
     the microbatches of all of them. The loss that is reported is summed elsewhere than the one that is differentiated,
     and shows no gradient that is multiplied by TP, or is that of one rank's tokens.
     """

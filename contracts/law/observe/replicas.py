@@ -66,7 +66,7 @@ def _pairs(whole: Whole, begun: Mapping[tuple[str, int], str]) -> Iterator[tuple
 def _shards(merged: Merged) -> Iterator[tuple[tuple[str, int], str]]:
     """What a weight begins with on each rank, if ranks hold parts of it that nobody has named: it begins otherwise, DDP
     does not keep it equal, and forward passes exchange streams between the ranks, as tensor and expert parallelism do.
-    Where any tensor says which part it is, as a DTensor does, one that says nothing is a replica.
+    If any tensor says which part it is, as a DTensor does, one that says nothing is a replica.
     """
     within = {rank.rank: [set(map(int, group.split("-"))) for _, line in merged.lines("step", 1)
                           for group in line.get("within", ())] for rank in merged.trace.ranks}  # fmt: skip

@@ -37,7 +37,7 @@ def a_sharded_step_is_the_step_of_one_rank(stack: Training, recipe: Recipe, exec
 
     Adam divides by the gradient's own size, so a factor that is constant over a tensor shows neither in the loss nor,
     for a while, in the weights. The check therefore compares moments, and clips. The second step sees what the first
-    left. Where ranks have whole matrices and deal Muon's work out, each needs what the others moved.
+    left. If ranks have whole matrices and deal Muon's work out, each needs what the others moved.
     """
     for alone, many in one_rank_and_many(stack, recipe, execution, batches(2), "weights", "optimizer"):
         assert alone.clip_coef < 0.5, f"clipping does nothing here: {alone.clip_coef}"

@@ -129,7 +129,7 @@ def a_gradient_a_little_over_the_limit_is_clipped(stack: Training, recipe: Recip
     """If the gradient norm is 25 % over the limit, the moments equal the unclipped step's times the reported clip
     factor.
 
-    Where every norm in a test is many times the limit or below it, a clipping that begins at twice the limit is right.
+    If every norm in a test is many times the limit or below it, a clipping that begins at twice the limit is right.
     """
     rows = table(stack, recipe)
     weights, given = drawn_weights(rows), batches(1, recipe=recipe)

@@ -131,7 +131,7 @@ class ScalesByDataParallelAlone(_Scaled):
 @mutant(of="PAR-02g", case="cp2", says="hold different values of", bugs=("PG-04",))
 @broken(ParallelTrainer, "unreduced", "PAR-01g[cp2-dp2]: the gradient of")
 def reduces_over_data_parallel_alone(unreduced, self, name):
-    """Gradients are reduced over data-parallel ranks only. Where there are none, each context-parallel rank trains
+    """Gradients are reduced over data-parallel ranks only. If there are none, each context-parallel rank trains
     alone.
     """
     group = unreduced(self, name)

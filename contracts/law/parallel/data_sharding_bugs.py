@@ -54,7 +54,7 @@ def cuts_the_batch_by_the_world(own, self, rows):
 
 @broken(ParallelTrainer, "own", "PAR-06h[dp2]: on one rank")
 def reads_a_row_twice(own, self, rows):
-    """Where the batch does not divide, the second rank begins a row early: one sequence is read twice, one never."""
+    """If the batch does not divide, the second rank begins a row early: one sequence is read twice, one never."""
     mine = own(self, rows)
     first = rows.index(mine[0])
     return rows[max(0, first - 1) : max(0, first - 1) + len(mine)]

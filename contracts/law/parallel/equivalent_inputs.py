@@ -79,7 +79,7 @@ def a_run_leaves_torch_as_it_found_it(stack: Training, recipe: Recipe, precision
     """Whether a model was built, trained, or refused for a weight that it does not have: torch has the default dtype,
     the default device and the gradient mode that it had before.
 
-    A model is built under the dtype of its weights. Where that is not undone, also after an error, every tensor that
+    A model is built under the dtype of its weights. If that is not undone, also after an error, every tensor that
     the process makes later without naming a dtype has it: twice the memory, or statistics with three digits.
     """
     given = (batch("leaves nothing", recipe=recipe),)

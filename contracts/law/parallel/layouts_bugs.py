@@ -693,7 +693,7 @@ def leaves_gradients_of_streams_out_of_data_parallel(unreduced, self, name):
     "PAR-01a[borrowed-ep2-top-1]: the gradient of layers.",
 )
 def lone_gate_on_ranks_has_no_gradient(combine, self, given_SD, order_S, gates_NK, dropped_NK):
-    """Where a token has one expert, its gate is multiplied in by a path of its own on ranks, without a gradient."""
+    """If a token has one expert, its gate is multiplied in by a path of its own on ranks, without a gradient."""
     lone = self.moe.top_k == 1 and self.dispatcher is not None
     return combine(self, given_SD, order_S, gates_NK.detach() if lone else gates_NK, dropped_NK)
 

@@ -119,7 +119,7 @@ def what_ranks_hold_alike_is_summed_in_float32(
     """Under bfloat16 every gradient on tensor-, context-, expert- and pipeline-parallel ranks equals one rank's in
     float32, to the accuracy of bfloat16, and gradients of norms, which ranks hold alike, are float32 sums.
 
-    Under sequence parallel each rank has a part of a norm's gradient. Where the parts are added in the dtype of the
+    Under sequence parallel each rank has a part of a norm's gradient. If the parts are added in the dtype of the
     activations, because the reduction that float32 was asked for is another one, what is left has 8 bits: nearly every
     element is a number of bfloat16, and a float32 sum of parts hardly ever is.
     """

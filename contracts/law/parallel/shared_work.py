@@ -1,6 +1,6 @@
 """Ranks share the work: what each computes is its part of it, and not the whole over again.
 
-Numbers cannot show it. Where every rank computes every row, layer and head by itself, losses, gradients and weights are
+Numbers cannot show it. If every rank computes every row, layer and head by itself, losses, gradients and weights are
 those of one rank on all of them, and the only thing that parallelism was for is missing.
 """
 

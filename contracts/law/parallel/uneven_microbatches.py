@@ -63,7 +63,7 @@ def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, .
     weighted by what it holds: labels for the main loss, sequences for the balance loss, tokens for the router's z-loss.
 
     A mean of means over-weights short sequences. Padding to the longest microbatch counts tokens that nobody wrote.
-    Document bounds and positions cached from the first microbatch are wrong for shorter ones. Where a stack declares
+    Document bounds and positions cached from the first microbatch are wrong for shorter ones. If a stack declares
     the mean of microbatches' means, or a balance loss over a microbatch, each microbatch weighs the same in it.
     """
     import torch

@@ -286,7 +286,7 @@ def ranks_that_resume_have_the_lossscale_of(
     """Under float16 ranks that resume have the loss scale of the run that was saved, every one of them, and their next
     step is bit-identical.
 
-    A load that makes the state of an optimizer by a step of its own moves the scale that it has set. Where one rank
+    A load that makes the state of an optimizer by a step of its own moves the scale that it has set. If one rank
     begins with another scale than the rest, their gradients are added up by different measures.
     """
     weights = _weights(stack, recipe)

@@ -32,7 +32,7 @@ REDUCED: dict[str, tuple[Recipe, Execution, int, Shares]] = {
 """Worked out by hand: own-axis has ranks (dp, ep), borrowed carves ep out of neighbours."""
 COUNTS = 4096  # bytes allowed for losses and token counts
 ALIGNED = 64
-"""Elements. Where ranks share a bucket, a tensor may begin at a multiple of it, and the bucket end at a multiple of
+"""Elements. If ranks share a bucket, a tensor may begin at a multiple of it, and the bucket end at a multiple of
 twice as many for each rank (Megatron-Core: param_layout.py)."""
 
 

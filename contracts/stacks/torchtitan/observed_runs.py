@@ -21,7 +21,7 @@ RUNS = {
     "plain": _of("one_rank"),
     "recomputed": _of("recomputed"),
 }
-"""Where it is sharded it draws other weights, so that "spread" begins with those of one rank."""
+"""If it is sharded it draws other weights, so that "spread" begins with those of one rank."""
 
 
 def trace(run: str = "judged") -> str:

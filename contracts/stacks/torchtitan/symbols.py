@@ -72,7 +72,7 @@ def attention() -> Any:
 
 
 def of_rows(branch: nn.Module, x_BTD: Tensor, *, attends: bool) -> Tensor:
-    """A branch of a layer on rows of tokens. Where rows are folded, each has its own positions."""
+    """A branch of a layer on rows of tokens. If rows are folded, each has its own positions."""
     if not folded():
         y_BTD: Tensor = branch(x_BTD, None) if attends else branch(x_BTD)
         return y_BTD

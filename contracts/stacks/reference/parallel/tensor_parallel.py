@@ -67,7 +67,7 @@ GROUPED: Mapping[type[nn.Module], tuple[str, ...]] = {
     Mamba2: ("wb", "wc", "conv_b", "conv_c"),
     Mamba3: ("wb", "wc"),
 }
-"""Modules with a piece for each KV head or SSM group. Where ranks are more, every one holds all and uses one."""
+"""Modules with a piece for each KV head or SSM group. If ranks are more, every one holds all and uses one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,7 +143,7 @@ class RankReporter:
 
 
 def merge_backends(every: list[tuple[Backend, ...]]) -> tuple[Backend, ...]:
-    """The backends of all ranks, by part. Where ranks differ, the row says which had what."""
+    """The backends of all ranks, by part. If ranks differ, the row says which had what."""
     said: dict[str, dict[int, Backend]] = {}
     for rank, rows in enumerate(every):
         for row in rows:

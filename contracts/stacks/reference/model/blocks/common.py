@@ -21,7 +21,7 @@ class Packing(NamedTuple):
     """Where documents lie in packed sequences.
 
     `documents_BT` numbers them along each row; `positions_BT` counts tokens from the start of each. Both are int64.
-    `boundless` says that no row holds more than one document, which a block may use and need not. Where a rank has a
+    `boundless` says that no row holds more than one document, which a block may use and need not. If a rank has a
     run of each row, `first` is the place of its first token, and `row_BS` has the documents of all tokens. `padding_BT`
     marks positions that hold no token, for a router.
     """
