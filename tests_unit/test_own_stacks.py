@@ -152,3 +152,13 @@ def test_litgpt_is_judged_and_nothing_is_broken() -> None:
     assert "decays by 0.3 … 0.3, expected none" in done.stdout
     assert "broken" not in done.stdout
     assert "faults of the run" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("olmo_core") is None, reason="pip install ai2-olmo-core==3.0.0")
+def test_olmo_core_is_judged_and_nothing_is_broken() -> None:
+    assert len((EXAMPLES / "olmo_core/olmo_lane.py").read_text(encoding="utf-8").splitlines()) <= 600
+    done = rankproof("init", "--probe", "olmo_lane:Stack", cwd=EXAMPLES / "olmo_core")
+    assert "the rate of step 4 is 0.2, expected 1 (cosine)" in done.stdout, done.stdout
+    assert "broken" not in done.stdout
+    assert "faults of the run" not in done.stdout
