@@ -26,6 +26,7 @@ from contracts.stacks.kit.declining import declined
 from contracts.stacks.kit.links import Link, fitting, same, to_canonical, to_theirs
 from contracts.stacks.kit.runs import Run, gradients, gradients_of, packed, trained
 from contracts.stacks.kit.tables import built
+from contracts.stacks.kit.worlds import by_itself
 
 OF_A_MODEL = frozenset({"unpaired", "tied", "recompute", "bf16", "fp16"})
 """What a recipe says of a whole model; a single block is asked in the dtypes of its weights and its input."""
@@ -187,15 +188,16 @@ class Adapter(ABC):
                  if ours != "head.weight" or recipe.untied_embeddings]  # fmt: skip
         for number, letter in enumerate(patterns.parse(recipe.pattern, recipe.depth).letters):
             links += [each.within(self.layer(number), f"layers.{number}.") for each in self.links(letter, recipe)]
-        run = self.run(session, links)
-        try:
-            if execution.world == 1:  # a rank of several may hold a part
-                parameters = run.parameters()
-                moved = [name for name, each in parameters.items() if each.requires_grad]
-                fitting(links, [*parameters, *run.buffers()], moved)
-            yield run
-        finally:
-            run.close()
+        with by_itself() if execution.world == 1 else contextlib.nullcontext():
+            run = self.run(session, links)
+            try:
+                if execution.world == 1:  # a rank of several may hold a part
+                    parameters = run.parameters()
+                    moved = [name for name, each in parameters.items() if each.requires_grad]
+                    fitting(links, [*parameters, *run.buffers()], moved)
+                yield run
+            finally:
+                run.close()
 
     def _block(self, recipe: Recipe, layer: int, mode: Mode) -> tuple[str, list[Link]]:
         """The letter of a layer and its links, where the stack has models with such a block."""
@@ -214,4 +216,4 @@ def _by_token(said: Mapping[str, Tensor], rows: torch.Size) -> dict[str, Tensor]
     if unknown := said.keys() - ROUTED:
         raise ValueError(f"a branch says {', '.join(sorted(unknown))}; of its routing it can say {', '.join(ROUTED)}")
     flat = {name for name, each in said.items() if name != "counts" and each.dim() == 2}
-    return {name: each.detach().unflatten(0, rows) if name in flat else each for name, each in said.items()}
+    return {name: each.detach().reshape(*rows, -1) if name in flat else each for name, each in said.items()}

@@ -117,3 +117,18 @@ def of_one() -> Iterator[None]:
             yield
         finally:
             dist.destroy_process_group()
+
+
+@contextmanager
+def by_itself() -> Iterator[None]:
+    """This rank as a process of its own, with which runs of several ranks are compared: torch has no default group.
+
+    A stack that asks torch for its world would make a mesh of all ranks. torch has no public way out of a world;
+    `_update_default_pg` is in 2.1 to 2.13.
+    """
+    world = dist.group.WORLD if dist.is_initialized() else None
+    dist.distributed_c10d._update_default_pg(None)
+    try:
+        yield
+    finally:
+        dist.distributed_c10d._update_default_pg(world)
