@@ -138,9 +138,7 @@ def test_weights_cut_by_hand_are_judged_on_ranks(tmp_path: Path) -> None:
     assert "CONFORMANT: tp-trainer 1" in done.stdout, done.stdout
     assert "(2 holds)" in done.stdout
     done = rankproof(*asked, "PAR-01e[plain-tp2]", cwd=tmp_path / "alone")
-    assert "loss agrees, norm is 2.6302 and not 3.6072: the gradient of layers.3.norm.weight" in done.stdout, (
-        done.stdout
-    )
+    assert "and not 3.6072: the gradient of layers" in " ".join(done.stdout.split()), done.stdout
     assert "VIOLATED: tp-trainer 1" in done.stdout
 
 

@@ -83,10 +83,12 @@ def _needs_float64(id: str, case: str) -> bool:
 def test_the_reference_in_float32_holds_and_the_record_says_so(id: str) -> None:
     contract = LAW.contracts[id]
     cases = [case for case in contract.cases if not _needs_float64(id, case)]
+    dtypes = set()
     for case in (cases[0], contract.leanest(cases[-1])):
         result = judge(contract, case, _narrow(Reference))  # type: ignore[arg-type]  # made here
         assert (result.outcome, result.words) == ("holds", "")
-        assert result.dtype == "float32" or id not in QUICK
+        dtypes.add(result.dtype)
+    assert "float32" in dtypes or id not in QUICK
 
 
 @pytest.mark.parametrize("id", ASKED)

@@ -279,11 +279,13 @@ def train_module_of(session: Session) -> TransformerTrainModuleConfig:
     tp, data = execution.degrees.tp, execution.world // execution.degrees.tp
     kind = DataParallelType.hsdp if execution.replicas > 1 else DataParallelType.fsdp
     replicas = {"num_replicas": execution.replicas} if execution.replicas > 1 else {}
-    dp = TransformerDataParallelConfig(name=kind if execution.fsdp else DataParallelType.ddp, **replicas)
+    sharded = execution.fsdp or data == 1  # it wants a config of data parallelism beside tensor parallelism
+    dp = TransformerDataParallelConfig(name=kind if sharded else DataParallelType.ddp, **replicas)
     return TransformerTrainModuleConfig(
         rank_microbatch_size=recipe.seq_length, max_sequence_length=recipe.seq_length,
         optim=AdamWConfig(lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay,
                           group_overrides=spared),
         max_grad_norm=optim.clip or math.inf, scheduler=scheduler_of(recipe),
-        dp_config=dp if data > 1 else None, tp_config=TransformerTensorParallelConfig(degree=tp) if tp > 1 else None,
+        dp_config=dp if execution.world > 1 else None,
+        tp_config=TransformerTensorParallelConfig(degree=tp) if tp > 1 else None,
     )  # fmt: skip
