@@ -59,12 +59,15 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.observe.readers", "contracts.observe.recorder",
     "contracts.observe.routing", "contracts.observe.sketch",
     "contracts.stacks.reference.training.small_script", "contracts.stacks.rewritten",
-    "contracts.stacks.kit.adapter", "contracts.stacks.kit.checkpoints", "contracts.stacks.kit.links",
+    "contracts.stacks.cuda_on_cpu",
+    "contracts.stacks.kit.adapter", "contracts.stacks.kit.checkpoints", "contracts.stacks.kit.delta_rule",
+    "contracts.stacks.kit.links",
     "contracts.stacks.kit.runs", "contracts.stacks.kit.worlds",
     "contracts.stacks.megatron.block_base", "contracts.stacks.megatron.blocks",
     "contracts.stacks.megatron.built_model", "contracts.stacks.megatron.checkpoint",
     "contracts.stacks.megatron.distributed_optimizer",
     "contracts.stacks.megatron.fsdp",
+    "contracts.stacks.megatron.losses",
     "contracts.stacks.megatron.hybrid_model", "contracts.stacks.megatron.mamba_block",
     "contracts.stacks.megatron.mamba_kernels", "contracts.stacks.megatron.model",
     "contracts.stacks.megatron.numeric_answers", "contracts.stacks.megatron.optimizer",
@@ -184,7 +187,7 @@ def test_a_whole_check_loads_no_torch(tmp_path: Path) -> None:
 
 TELLING = (
     conventions.chosen, errors.shown, ladder.rung_of, ladder.rungs, ladder.stepped_down, needs.features,
-    tolerance.element_bytes, tolerance.within, violations.compared, violations.require_none,
+    tolerance.element_bytes, tolerance.here, tolerance.within, violations.compared, violations.require_none,
 )  # fmt: skip
 """What says how a thing is asked, called or reported, and computes nothing that is expected of a stack."""
 

@@ -20,11 +20,11 @@ from contracts.law._support.model_passes import (
 )
 from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.law._support.small_model import within
-from contracts.spec import tolerance
 from contracts.spec.blocks import BlockCall
 from contracts.spec.ladder import stepped_down
 from contracts.spec.recipe import Dsa, Mhc, Mode, Mtp, Recipe
 from contracts.spec.tolerance import FLOAT64
+from contracts.spec.tolerance import within as at_most
 from contracts.spec.training import Built, Training
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def a_model_is_its_blocks_in_a_row(stack: BuiltStack, recipe: Recipe, mode: Mode
     assert not words, words
     for name, want in losses.items():
         got = run.losses[name]
-        assert abs(got - want) <= tolerance.within(1e-12) * abs(want), (
+        assert abs(got - want) <= at_most(1e-12) * abs(want), (
             f"{name} loss is {got:.9g}, the blocks' add up to {want:.9g}"
         )
 
