@@ -468,8 +468,8 @@ def lines(comparison: Comparison, names: tuple[str, str], most: int = 10) -> Ite
         yield f"paired  {theirs} with {ours}" + (f", and {len(rest)} more parameters" if rest else "")
     for line in comparison.agreed:
         yield f"agrees  {line}"
-    for what, count in sorted(comparison.unseen.items()):
-        yield f"unseen  {count} × {what}"
+    for what, times in sorted(comparison.unseen.items()):
+        yield f"unseen  {times} × {what}"
     count = counted(comparison)
     if comparison.incomparable:
         yield f"NOT COMPARABLE: {comparison.incomparable}; {count}"
