@@ -1,25 +1,44 @@
-"""How much of a step this process computes: the multiply-adds of its matrix products, counted as they are dispatched.
+"""How much of a step this process computes: the multiply-adds of its matrix products, counted as they are dispatched,
+and the elements that its optimizer updates.
 
 Only what this process runs eagerly is seen: not a compiled graph, and not a stack in another process.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode  # as torch's own counter uses it, from 2.4 to 2.13
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+ROOTS = frozenset({"sqrt", "sqrt_", "_foreach_sqrt", "_foreach_sqrt_", "_fused_adam_", "_fused_adamw_"})
+"""What Adam asks of each element that it updates, once a step."""
+
+
+ON_CPUS = "_scaled_dot_product_flash_attention_for_cpu"
+BATCHED = frozenset({"bmm", "baddbmm"})
 
 
 @dataclass
 class Work:
-    """Floating-point operations of matrix products."""
+    """Floating-point operations of matrix products, by operator, and the elements that Adam updated."""
 
-    operations: int = 0
+    products: Counter[str] = field(default_factory=Counter)
+    updated: int = 0
+
+    @property
+    def operations(self) -> int:
+        return self.products.total()
+
+    @property
+    def scores(self) -> int:
+        """Those of two activations, as in attention: batches of matrices, and torch's own kernels."""
+        return sum(count for name, count in self.products.items() if name in BATCHED or "attention" in name)
 
 
 @contextmanager
@@ -39,7 +58,13 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # it comes back here with its local tensors
         out = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
+        packet = func._overloadpacket
+        name, formula = packet.__name__, flop_registry.get(packet)
         if formula is not None:
-            self.work.operations += int(formula(*args, **(kwargs or {}), out_val=out))
+            self.work.products[name] += int(formula(*args, **(kwargs or {}), out_val=out))
+        elif name.startswith(ON_CPUS):  # of which torch's counter knows nothing
+            count = sdpa_backward_flop_count if name.endswith("backward") else sdpa_flop_count
+            self.work.products[name] += int(count(*(each.shape for each in args[: 3 + name.endswith("backward")])))
+        elif name in ROOTS:
+            self.work.updated += sum(each.numel() for each in (args[0] if isinstance(args[0], list) else args[:1]))
         return out

@@ -18,38 +18,42 @@ from contracts.spec.training import Execution, Training
 HALVES = replace(GROUPED_EXPERTS, **IN_HALVES)  # type: ignore[arg-type]  # a pattern and a depth
 ROUTED = replace(GROUPED_EXPERTS, name="routed", pattern="AEE", depth=6)
 """Experts outweigh the rest, which own-axis expert-parallel ranks each compute."""
-HALF, QUARTER = 0.7, 0.45
-"""Of two ranks and of four: a part and what all of them compute, such as a router or a gate."""
-SHARED: dict[str, tuple[Recipe, Execution, int, float]] = {
-    "dp2": (*cell(GROUPED_EXPERTS, 2), HALF),
-    "fsdp2": (*cell(DENSE, 2, fsdp=True), HALF),
-    "hsdp-2x2": (*cell(GROUPED_EXPERTS, 4, fsdp=True, replicas=2), QUARTER),
-    "tp2": (*cell(DENSE, 2, tp=2), HALF),
-    "tp2-sp-etp1": (*cell(GROUPED_EXPERTS, 2, tp=2, etp=1, sp=True), HALF),
-    "tp2-sp-hybrid": (*cell(HYBRID_EXPERTS, 2, tp=2, sp=True), HALF),
-    "tp2-beside-dp2": (*cell(DENSE, 4, tp=2, sp=True), QUARTER),
-    "cp2": (*cell(DENSE, 2, cp=2), HALF),
-    "cp2-beside-tp2": (*cell(DENSE, 4, cp=2, tp=2, sp=True), QUARTER),
-    "cp2-hybrid": (*cell(HYBRID_EXPERTS, 2, cp=2), HALF),
-    "ep2": (*cell(ROUTED, 2, layout="own-axis", ep=2), HALF),
-    "borrowed-ep2": (*cell(GROUPED_EXPERTS, 2, ep=2), HALF),
-    "borrowed-ep4-fsdp": (*cell(GROUPED_EXPERTS, 4, ep=4, fsdp=True), QUARTER),
-    "pp2": (*cell(HALVES, 2, pp=2, microbatches=4), HALF),
-    "interleaved": (*cell(QUARTERS, 2, pp=2, microbatches=4, interleaved=True), HALF),
-    "pp2-beside-dp2": (*cell(HALVES, 4, pp=2, microbatches=2), QUARTER),
+HALF, QUARTER, WHOLE = 0.7, 0.45, 1.1
+"""Of two ranks and of four: a part and what all of them compute, such as a router or a gate; all, and other roots."""
+SHARED: dict[str, tuple[Recipe, Execution, int, float, float]] = {  # the last two: of a step, and of the update
+    "dp2": (*cell(GROUPED_EXPERTS, 2), HALF, WHOLE),
+    "fsdp2": (*cell(DENSE, 2, fsdp=True), HALF, HALF),
+    "hsdp-2x2": (*cell(GROUPED_EXPERTS, 4, fsdp=True, replicas=2), QUARTER, HALF),
+    "tp2": (*cell(DENSE, 2, tp=2), HALF, HALF),
+    "tp2-sp-etp1": (*cell(GROUPED_EXPERTS, 2, tp=2, etp=1, sp=True), HALF, WHOLE),
+    "tp2-sp-hybrid": (*cell(HYBRID_EXPERTS, 2, tp=2, sp=True), HALF, HALF),
+    "tp2-beside-dp2": (*cell(DENSE, 4, tp=2, sp=True), QUARTER, HALF),
+    "cp2": (*cell(DENSE, 2, cp=2), HALF, WHOLE),
+    "cp2-fsdp": (*cell(DENSE, 2, cp=2, fsdp=True), HALF, HALF),
+    "cp2-beside-tp2": (*cell(DENSE, 4, cp=2, tp=2, sp=True), QUARTER, HALF),
+    "cp2-hybrid": (*cell(HYBRID_EXPERTS, 2, cp=2), HALF, WHOLE),
+    "ep2": (*cell(ROUTED, 2, layout="own-axis", ep=2), HALF, HALF),
+    "borrowed-ep2": (*cell(GROUPED_EXPERTS, 2, ep=2), HALF, HALF),
+    "borrowed-ep4-fsdp": (*cell(GROUPED_EXPERTS, 4, ep=4, fsdp=True), QUARTER, QUARTER),
+    "pp2": (*cell(HALVES, 2, pp=2, microbatches=4), HALF, HALF),
+    "interleaved": (*cell(QUARTERS, 2, pp=2, microbatches=4, interleaved=True), HALF, HALF),
+    "pp2-beside-dp2": (*cell(HALVES, 4, pp=2, microbatches=2), QUARTER, HALF),
 }
 
 
 @contract("PAR-16", asks=("built", "train"), cases=SHARED, tier="dist", source="F15; GATE-21")
 def every_rank_computes_its_share(
-    stack: Training, recipe: Recipe, execution: Execution, world: int, share: float
+    stack: Training, recipe: Recipe, execution: Execution, world: int, share: float, held: float
 ) -> None:
     """Under every parallel axis a rank computes its share of a step: of two ranks none computes more than 70 % of what
-    one rank by itself does, of four none more than 45 %, and each computes something.
+    one rank by itself does, of four none more than 45 %, and each computes something. If an axis cuts parameters, a
+    rank updates no more than its share of them.
 
-    The products of matrices are counted as each rank runs them. A context-parallel group that is never entered gives
-    every rank whole rows, and all numbers are right. So does a sampler without ranks, and a plan of tensor parallelism
-    whose names match no module.
+    The products of matrices are counted as each rank runs them, those of activations (the scores of attention, a scan)
+    by themselves as well, and the elements of which Adam takes a root. A context-parallel group that is never entered
+    gives every rank whole rows, and all numbers are right. So does a sampler without ranks, a plan of tensor
+    parallelism whose names match no module, or sharding that every rank undoes: what each rank holds whole is what runs
+    out of memory at full size.
     """
     asked = session(stack, recipe, execution, 1)
     with instruments.work.counted() as alone:
@@ -58,8 +62,16 @@ def every_rank_computes_its_share(
         stack.train(asked)
     if not alone.operations:
         raise NotOffered("its steps are not computed eagerly in this process, where products are counted", "adapter")
-    parts = [each / alone.operations for each in gathered(spread.operations)]
+    _require_shares("computes {} of what", spread.operations / alone.operations, world, share, least=0.05)
+    if alone.scores and (execution.degrees.ep == 1 or execution.layout == "borrowed"):
+        _require_shares("computes {} of the products of activations that", spread.scores / alone.scores, world, share)
+    if alone.updated:  # other rules take no root
+        _require_shares("updates {} of what", spread.updated / alone.updated, world, held)
+
+
+def _require_shares(does: str, mine: float, world: int, share: float, *, least: float = 0.0) -> None:
+    parts = gathered(mine)
     for rank, part in enumerate(parts):
-        words = f"rank {rank} of {world} computes {part:.0%} of what one rank by itself does"
+        words = f"rank {rank} of {world} {does.format(f'{part:.0%}')} one rank by itself does"
         assert part <= share, f"{words}, expected {share:.0%} at most (in all {sum(parts):.0%})"
-        assert part > 0.05, f"{words}, expected a share"
+        assert part >= least, f"{words}, expected a share"

@@ -1,9 +1,15 @@
 """Stacks that enter an axis only in their settings: every number is right, and no rank has less to do."""
 
+from dataclasses import replace
+
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
 from contracts.law._bugs.dead import EveryRankDoesAll
+from contracts.spec.training import Session, Trained
+from contracts.stacks.reference.model.blocks.attention import Causal
 from contracts.stacks.reference.parallel import parallel_trainer
+from contracts.stacks.reference.parallel.context_parallel import ContextParallel
+from contracts.stacks.reference.stack import Reference
 
 
 @mutant(of="PAR-16", case="dp2", says="rank 0 of 2 computes 100% of what one rank by itself does")
@@ -25,3 +31,20 @@ class EveryRankComputesTheWholeStep(EveryRankDoesAll):
 def matches_no_module(parallelize, model, execution, mesh, parts):
     """The plan of tensor parallelism names modules that the model does not have, and a plan may name what it likes."""
     return model
+
+
+@mutant(of="PAR-16", case="fsdp2", says="rank 0 of 2 updates 100% of what one rank by itself does")
+@mutant(of="PAR-16", case="cp2-fsdp", says="rank 0 of 2 updates 100% of what one rank by itself does")
+class EveryRankHoldsTheWholeModel(Reference):
+    """Sharding that is asked for is data parallelism: rows are divided, weights and moments are whole on each rank."""
+
+    def train(self, session: Session) -> Trained:
+        return super().train(replace(session, execution=replace(session.execution, fsdp=False, replicas=1)))
+
+
+@broken(Causal, "attend", "PAR-16[cp2]: of the products of activations that one rank by itself does, expected 70%")
+def attends_for_every_rank(attend, self, q_BTHd, k_BSHd, v_BSHv, visible_BTS):
+    """Under context parallel each rank gathers the queries too, attends over whole rows and keeps its part."""
+    if not isinstance(self.row, ContextParallel):
+        return attend(self, q_BTHd, k_BSHd, v_BSHv, visible_BTS)
+    return self.row.own(attend(self, self.row.every(q_BTHd), k_BSHd, v_BSHv, None))
