@@ -1,6 +1,9 @@
 """In which dtype ranks reduce gradients, and whether the loss scale is removed from them."""
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
@@ -18,6 +21,9 @@ from contracts.law._support.training_run import large_expert_weights
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT32_SCAN
 from contracts.spec.training import Execution, Session, Training
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HALF = replace(SPREAD, name="spread-half", dtype="bf16")
 MIXED: dict[str, tuple[Recipe, Execution, int]] = {
@@ -91,6 +97,7 @@ def mixed_precision_gradients_are_those_of_one_rank(
 
 
 DENSE_HALF = replace(DENSE, name="dense-half", dtype="bf16")
+DENSE_FP16 = replace(DENSE, name="dense-fp16", dtype="fp16")
 ALL_CHOSEN = replace(
     GROUPED_EXPERTS, name="all-chosen", dtype="bf16",
     moe=Moe(experts=4, top_k=4, expert_hidden=24, shared_hidden=0, aux_loss=0.0),
@@ -104,6 +111,11 @@ ALIKE: dict[str, tuple[Recipe, Execution, int]] = {
     "ep2": cell(ALL_CHOSEN, 2, layout="own-axis", ep=2),
     "borrowed-ep2": cell(ALL_CHOSEN, 2, ep=2),
     "pp2": cell(replace(DENSE_HALF, **IN_HALVES), 2, pp=2, microbatches=2),  # type: ignore[arg-type]  # a table of both
+    "interleaved": cell(replace(DENSE_HALF, pattern="A|E|A|E"), 2, pp=2, microbatches=2, interleaved=True),
+    "fp16-tp2-sp": cell(DENSE_FP16, 2, tp=2, sp=True),
+    "fp16-cp2": cell(DENSE_FP16, 2, cp=2, microbatches=2),
+    "fp16-fsdp2": cell(DENSE_FP16, 2, fsdp=True, microbatches=2),
+    "fp16-borrowed-ep2": cell(replace(ALL_CHOSEN, dtype="fp16"), 2, ep=2),
     "tp2-sp-beside-dp2": cell(DENSE_HALF, 4, tp=2, sp=True),
     "cp2-beside-tp2-sp": cell(DENSE_HALF, 4, cp=2, tp=2, sp=True),
 }
@@ -112,34 +124,49 @@ IN_HALF = 2e-1
 
 
 @contract("PAR-10b", asks=("built", "train"), cases=ALIKE, tier="dist", source="pytorch #190626; F01; F09",
-          needs={"": (), "ep2": ("experts",), "borrowed-ep2": ("experts",)})  # fmt: skip
+          needs={"": (), **dict.fromkeys(("ep2", "borrowed-ep2", "fp16-borrowed-ep2"), ("experts",))})  # fmt: skip
 def what_ranks_hold_alike_is_summed_in_float32(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """Under bfloat16 every gradient on tensor-, context-, expert- and pipeline-parallel ranks equals one rank's in
-    float32, to the accuracy of bfloat16, and gradients of norms, which ranks hold alike, are float32 sums.
+    """Under bfloat16 and float16 every gradient on tensor-, context-, expert- and pipeline-parallel ranks equals one
+    rank's in float32, to the accuracy of bfloat16, and gradients of norms, which ranks hold alike, are float32 sums.
 
     Under sequence parallel each rank has a part of a norm's gradient. If the parts are added in the dtype of the
-    activations, because the reduction that float32 was asked for is another one, what is left has 8 bits: nearly every
-    element is a number of bfloat16, and a float32 sum of parts hardly ever is.
+    activations, because the reduction that float32 was asked for is another one, what is left has 8 bits, or 11: nearly
+    every element is a number of that dtype, and a float32 sum of parts hardly ever is. Under float16 the output
+    projection is small, so that nothing overflows; a loss scale that an axis takes out twice, or never, shows.
     """
     numerics = instruments.numerics
     asked = session(stack, recipe, execution, 1, "gradients")
+    rows = stack.built(recipe, execution.mode).parameters
+    if recipe.dtype == "fp16":
+        quiet = {row.name for row in rows if row.role == "head"}
+        given = {name: each * (2**-6 if name in quiet else 1) for name, each in numerics.tensors(asked.weights).items()}
+        asked = replace(asked, weights=numerics.arrays(given))
     single = Execution(precision="float32", layout=asked.execution.layout)
     (one,) = on_one_rank(stack, replace(asked, recipe=replace(recipe, dtype="fp32"), execution=single)).steps
     (many,) = stack.train(asked).steps
     got, want = (numerics.tensors(step.gradients) for step in (many, one))
     held = exact = 0
-    for row in stack.built(recipe, execution.mode).parameters:
+    for row in rows:
         assert row.name in got, f"no gradient of {row.name} is reported"
         off = numerics.distances(got[row.name].double(), want[row.name].double())["L2"].relative
         assert off <= IN_HALF, f"the gradient of {row.name} is off by {off:.1e} of that on one rank, over {IN_HALF:.0e}"
         if row.role == "norm":
             held += got[row.name].numel()
-            exact += int((got[row.name] == got[row.name].bfloat16()).sum())
-    words = f"{exact} of {held} elements of the gradients of norms are numbers of bfloat16"
+            exact += _of_bits(got[row.name], 11 if recipe.dtype == "fp16" else 8)
+    half = "float16" if recipe.dtype == "fp16" else "bfloat16"
+    words = f"{exact} of {held} elements of the gradients of norms are numbers of {half}"
     if _have_parts(execution):
         assert exact < held / 2, f"{words}: the parts of {world} ranks were not added in float32"
+
+
+def _of_bits(grad: Tensor, bits: int) -> int:
+    """How many elements have a mantissa of so few bits, whatever power of two they were multiplied by."""
+    import torch
+
+    mantissa = torch.frexp(grad).mantissa * 2**bits
+    return int((mantissa == mantissa.round()).sum())
 
 
 def _have_parts(execution: Execution) -> bool:

@@ -24,6 +24,15 @@ def reduces_gradients_in_bfloat16(reduce, self):
             parameter.grad = narrow.to(parameter.dtype)
 
 
+@broken(
+    ParallelTrainer, "unscale", "PAR-10b[fp16-cp2]: of that on one rank", "PAR-10b[fp16-tp2-sp]: of that on one rank"
+)
+def takes_the_scale_out_of_reduced_gradients_alone(unscale, self):
+    """The loss scale is taken out by the hook that reduces over data-parallel ranks; on other axes it is left in."""
+    if len(self.mesh.place("rows")) > 1:
+        unscale(self)
+
+
 @mutant(of="PAR-10", case="dp2", says="of 2 reduces nothing")
 class ReducesNothingInHalf(EveryRankDoesAll):
     """Every rank computes the whole step: no gradient is reduced, in whatever dtype."""
