@@ -103,6 +103,7 @@ HALVES, QUARTERS = replace(L, **IN_HALVES), replace(G, **IN_QUARTERS)  # type: i
 STAGES: dict[str, Cell] = {
     "1f1b": cell(HALVES, 2, pp=2, microbatches=4),
     "interleaved": cell(QUARTERS, 2, pp=2, microbatches=4, interleaved=True),
+    "interleaved-beside-dp2": cell(QUARTERS, 4, pp=2, microbatches=2, interleaved=True),
     "beside-fsdp2": cell(HALVES, 4, pp=2, fsdp=True, microbatches=2),
     "hybrid-1f1b": cell(replace(H, pattern="AE|ME"), 2, pp=2, microbatches=4),
     "ahead-1f1b": cell(AHEAD, 2, pp=2, microbatches=4),

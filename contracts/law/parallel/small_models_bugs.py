@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from contracts.law._bugs.broken import broken
 from contracts.law.parallel import layouts_bugs as layouts
+from contracts.stacks.kit.roles import layer_of
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
@@ -68,3 +69,11 @@ def adds_the_second_pass_of_a_router(reduce, self):
         if self.execution.recompute and "router.weight" in name and each.grad is not None:
             each.grad *= 2
     reduce(self)
+
+
+@broken(PipelineTrainer, "unreduced", "PAR-08h[interleaved-beside-dp2]: the gradient of")
+def reduces_the_first_stage_of_a_rank(unreduced, self, name):
+    """Replicas add up the gradients of one stage a rank; where a rank holds two, those of the second stay apart."""
+    layer = layer_of(name)
+    second = layer is not None and layer >= self.recipe.depth // 2 and self.execution.schedule == "interleaved"
+    return None if second else unreduced(self, name)
