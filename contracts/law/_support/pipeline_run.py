@@ -23,7 +23,7 @@ BIASED = replace(
     moe=Moe(experts=14, top_k=3, expert_hidden=20, score="sigmoid", selection_bias=True, bias_rate=0.25, aux_loss=0.3),
 )
 AHEAD = replace(HALVES, mtp=Mtp(depth=2, loss_weight=0.4))
-TIED = replace(HALVES, untied_embeddings=False)
+TIED = replace(HALVES, untied_embeddings=False, norm_eps=1e-2)
 TIED_AHEAD_QUARTERS = replace(QUARTERS, untied_embeddings=False, mtp=Mtp(depth=1, loss_weight=0.4))
 PLAIN = replace(stepped_down(STAGED, "dense"), depth=4, pattern="AE|AE")
 """A plain transformer in two stages."""

@@ -35,7 +35,7 @@ LATENT = replace(SPREAD, name="context-mla", mla=SMALL_MLA.mla)
 SPARSE = replace(LATENT, name="context-dsa", dsa=Dsa(a_ranks=(0,), index_heads=5, index_head_dim=8, top_k=5))
 
 
-AHEAD = replace(SPREAD, name="context-mtp", mtp=Mtp(depth=2, loss_weight=0.4))
+AHEAD = replace(SPREAD, name="context-mtp", norm_eps=1e-2, mtp=Mtp(depth=2, loss_weight=0.4))
 
 
 TIED = replace(AHEAD, name="context-tied", untied_embeddings=False)

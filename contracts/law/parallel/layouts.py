@@ -35,7 +35,7 @@ MANY = replace(
     batch=replace(LETTERS.batch, total=4),
 )  # fmt: skip
 BIASED = replace(
-    MANY, name="layouts-biased",
+    MANY, name="layouts-biased", norm_eps=1e-2,
     moe=Moe(
         experts=16, top_k=3, expert_hidden=20, shared_hidden=28, score="sigmoid", selection_bias=True, bias_rate=0.25,
         aux_loss=0.3, z_loss=0.05,
@@ -44,7 +44,7 @@ BIASED = replace(
 TOP_1 = replace(BIASED, name="layouts-top-1", moe=replace(BIASED.moe or Moe(), top_k=1))
 """One expert a token. Its gate is its sigmoid, so that the router has a gradient of the loss."""
 LATENT = replace(MANY, name="layouts-mla", mla=SMALL_MLA.mla)
-SPARSE = replace(LATENT, name="layouts-dsa", dsa=Dsa(a_ranks=(0,), index_heads=5, index_head_dim=8, top_k=5))
+SPARSE = replace(LATENT, name="layouts-dsa", dsa=Dsa(a_ranks=(0,), index_heads=5, index_head_dim=8, top_k=7))
 AHEAD = replace(MANY, name="layouts-mtp", mtp=Mtp(depth=2, loss_weight=0.4))
 STREAMS = replace(MANY, name="layouts-mhc", mhc=Mhc(streams=3))
 TIED = replace(AHEAD, name="layouts-tied", untied_embeddings=False)

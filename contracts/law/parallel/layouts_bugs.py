@@ -44,6 +44,16 @@ def leaves_norm_gradients_of_sequence_parallel(between, self, module):
             each.summed = False
 
 
+@broken(ParallelTrainer, "build", "PAR-01a[ep2-idle]: lm is", "PAR-01g[cp2-prediction]: lm is")
+def makes_norms_with_their_default(build, self):
+    """Norms are replaced by those that know of ranks, which are given the size and not the epsilon of the recipe."""
+    model = build(self)
+    for each in model.modules():
+        if isinstance(each, RMSNorm):
+            each.eps = 1e-5
+    return model
+
+
 @broken(
     TensorParallel,
     "between",
