@@ -94,6 +94,7 @@ snapshots: $(READY)  ## write snapshots/, docs/schema/ and the generated pages a
 	$(BIN)/python -m contracts.harness.question_pages docs/questions.md
 	$(BIN)/python -m contracts.harness.convention_page docs/conventions.md
 	$(BIN)/python -m contracts.court.promises docs/promises.md
+	$(BIN)/python -m benchmarks.asked --cases snapshots/asked_of_numbers.md
 	$(BIN)/pytest -m unit -n 0 --snapshot-update \
 	  tests_unit/test_law_table.py tests_unit/test_snapshots.py tests_unit/test_cli.py tests_unit/memory/test_budget.py
 

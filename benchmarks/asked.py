@@ -4,8 +4,8 @@
     python -m benchmarks.asked --all                 # every contract; minutes
     python -m benchmarks.asked --cases snapshots/asked_of_numbers.md    # read off the cases, nothing is asked
 
-With `--cases` the fields are those of the recipes and executions of each case about numbers, on one rank and on
-several, and the pairs of features that no case has follow. What a check changes of them itself is not seen. Otherwise
+With `--cases` the fields come from the recipes and executions of each case about numbers, on one rank and on
+several, and the pairs of features that no case has follow. Changes that a check makes to them are not seen. Otherwise
 cases are asked of a stack that writes down what it is asked. It answers what is cheap as the reference
 does; to what would compute (a training run, a pass, a block) it gives numbers that mean nothing, so that a check goes
 on to its next question until it finds them wrong. What a check asks only of right numbers is not seen, so that a field
