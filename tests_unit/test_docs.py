@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,11 @@ def test_the_readme_s_contract_is_the_one_of_the_snapshot() -> None:
     assert said
     [row] = re.findall(rf"^\| {said[1]} \|.*$", _text("snapshots/contracts.md"), re.MULTILINE)
     assert f" | {said[2]} | " in row
+
+
+def test_make_help_has_a_time_for_each_tier() -> None:
+    done = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    tiers = re.findall(r"^## ([^:]+):", _text("Makefile"), re.MULTILINE)
+    assert len(tiers) == 3
+    for tier in tiers:
+        assert re.search(rf"^{re.escape(tier)}\s+[^\[]*\[[\d.]+ (h|min|s)\b", done.stdout, re.MULTILINE), tier
