@@ -53,6 +53,7 @@ from olmo_core.optim import (  # noqa: E402
 from olmo_core.train import Duration, TrainerConfig  # noqa: E402
 from olmo_core.train.callbacks import Callback  # noqa: E402
 from olmo_core.train.train_module import (  # noqa: E402
+    TransformerActivationCheckpointingConfig,
     TransformerDataParallelConfig,
     TransformerTensorParallelConfig,
     TransformerTrainModuleConfig,
@@ -66,8 +67,8 @@ class Stack(Adapter):
     conventions = MappingProxyType({"undecayed": "embeddings"})
     abilities = Abilities(
         has=frozenset((
-            "attention", "mlp", "gqa", "qk-norm", "swiglu", "tied", "float32", "adamw", "cosine", "linear", "constant",
-            "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "uneven-vocab",
+            "attention", "mlp", "gqa", "qk-norm", "swiglu", "tied", "float32", "recompute", "adamw", "cosine", "linear",
+            "constant", "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "uneven-vocab",
         )),
         lacks=tuple(lacks(feature, kind, reason) for kind, reason, features in (
             ("stack", "its norms and rotations compute in float32", "float64"),
@@ -83,7 +84,7 @@ class Stack(Adapter):
             ("device", "documents are masked by its flash backends", "packed"),
             ("device", "it compiles on CUDA only", "compile compiled-blocks"),
             ("device", "ring and Ulysses attention are its flash backends'", "cp"),
-            ("adapter", "not asked yet", "muon WSD bf16 fp8 recompute own-data validation pp interleaved etp "
+            ("adapter", "not asked yet", "muon WSD bf16 fp8 own-data validation pp interleaved etp "
              "etp-without-ep uneven-kv"),
         ) for feature in features.split()),
     )  # fmt: skip
@@ -173,6 +174,10 @@ class Training(Steps):
             save_folder=session.save or self.folder.name, work_dir=self.folder.name, device="cpu", save_overwrite=True,
             max_duration=Duration.steps(recipe.optim.steps), async_bookkeeping=False, callbacks={"read": self.read},
         ).build(self.module_, loader)  # fmt: skip
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        wrapped = "_checkpoint_wrapped_module."  # in the names of a block that is recomputed
+        return {name.replace(wrapped, ""): each for name, each in super().parameters().items()}
 
     def optimizers(self) -> Iterable[torch.optim.Optimizer]:
         return (self.module_.optim,)
@@ -276,6 +281,7 @@ def scheduler_of(recipe: Recipe) -> Scheduler:
 def train_module_of(session: Session) -> TransformerTrainModuleConfig:
     recipe, execution, optim = session.recipe, session.execution, session.recipe.optim
     spared = [OptimGroupOverride(params=[SPARED], opts={"weight_decay": 0.0})]
+    again = execution.recompute or recipe.recompute != "none"
     tp, data = execution.degrees.tp, execution.world // execution.degrees.tp
     kind = DataParallelType.hsdp if execution.replicas > 1 else DataParallelType.fsdp
     replicas = {"num_replicas": execution.replicas} if execution.replicas > 1 else {}
@@ -286,6 +292,7 @@ def train_module_of(session: Session) -> TransformerTrainModuleConfig:
         optim=AdamWConfig(lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay,
                           group_overrides=spared),
         max_grad_norm=optim.clip or math.inf, scheduler=scheduler_of(recipe),
+        ac_config=TransformerActivationCheckpointingConfig() if again else None,
         dp_config=dp if execution.world > 1 else None,
         tp_config=TransformerTensorParallelConfig(degree=tp) if tp > 1 else None,
     )  # fmt: skip
