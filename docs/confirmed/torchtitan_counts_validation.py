@@ -15,7 +15,8 @@ from torchtitan.models.moe import MoE, MoEArgs
 
 torch.manual_seed(0)
 moe = MoE(MoEArgs(4, 0, top_k=2, score_before_experts=False, use_grouped_mm=False, load_balance_coeff=1e-3), 16, 8)
-moe.init_weights(0.5, torch.device("cpu"))
+with torch.no_grad():
+    moe.init_weights(0.5, torch.device("cpu"))
 moe.eval()
 with torch.no_grad():
     moe(torch.randn(2, 8, 16))
