@@ -7,6 +7,7 @@ optimizer has stepped. A root module is one that is called while no other module
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fnmatch
 import functools
 import hashlib
@@ -66,6 +67,11 @@ class Recorder:
         lent: the weights with which the run begins, of another trace.
         stops: whether the script ends, without an error, when it begins the step after those.
     """
+
+    grouped = False
+    """Whether there was a process group. What holds one that the script has destroyed is never freed: the destructor of a
+    gloo group keeps the GIL and joins threads, and one of them may still wait for it, to free a tensor that this
+    recorder has seen (torch 2.11 to 2.13)."""
 
     def __init__(
         self, writer: Writer, steps: int, *, perturb: int | None = None, collectives: bool = True,
@@ -172,6 +178,8 @@ class Recorder:
         self.on = False
         for undo in reversed(self._undo):
             undo()
+        if self.grouped and not dist.is_initialized():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(dict(vars(self))))  # see `grouped`
         self._undo.clear()
         self.roots, self.optimizers, self.readers, self.routing = [], [], [], []
         self.phases, self.inside = {}, None
@@ -537,7 +545,8 @@ class Recorder:
         self.step, self.stepped, self.backward, self.microbatch = self.step + 1, False, 0, 0
         self.due, self.reduced, self.within = running, 0, set()
         if self.step == 1:
-            if dist.is_initialized():
+            self.grouped = dist.is_initialized()
+            if self.grouped:
                 self._add("world", step=1, rank=dist.get_rank(), size=dist.get_world_size())
             for training in self.early:
                 self._add("evaluation", step=1, after=False, training=training, before=True)

@@ -60,8 +60,8 @@ if __name__ == "__main__":
 """
 
 
-def _observed(tmp_path: Path, how: str) -> Path:
-    (tmp_path / "train.py").write_text(SCRIPT)
+def _observed(tmp_path: Path, how: str, script: str = SCRIPT) -> Path:
+    (tmp_path / "train.py").write_text(script)
     command = [sys.executable, "-P", "-m", "contracts.harness.cli", "observe", "--out", "trace", "train.py", how]
     environment = {**without(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -131,3 +131,10 @@ def test_a_process_observes_itself(tmp_path: Path) -> None:
     assert rank.begin["command"] == ["train.py"]
     assert (rank.end or {})["steps"] == 2
     assert _judged(tmp_path / "trace", tmp_path)[0] == 0
+
+
+def test_what_holds_a_destroyed_group_is_never_freed(tmp_path: Path) -> None:
+    """To free it could hang: gloo joins its threads under the GIL, for which they may wait."""
+    noted = "import weakref; end = weakref.finalize(net, open, 'freed', 'w'); end.atexit = False"
+    _observed(tmp_path, "fork", SCRIPT.replace("    optimizer = ", f"    {noted}\n    optimizer = "))
+    assert not (tmp_path / "freed").exists()
