@@ -226,6 +226,7 @@ class Law:
 
 
 LAW = Law()
+_AS_GIVEN = frozenset({"load_checkpoint", "trace"})
 
 
 def contract(
@@ -251,7 +252,8 @@ def contract(
     (`contracts.spec.abilities`), of all cases or case by case; `()` where any model will do. The rungs of a case are
     derived from its recipe. A contract whose other arguments depend on the recipe has its rungs written out, under
     names `case@rung`. `sheds` are the features, such as packed rows, that its cases have beside their recipes and its
-    rungs do without. A contract of one process is put in `float32` to a stack without float64 unless it says False.
+    rungs do without. A contract of one process is put in `float32` to a stack without float64 unless it says False:
+    files are asked to keep what they are given, and a script has the dtypes that it has.
     """
     asked = (asks,) if isinstance(asks, str) else asks
     written = {name: case if isinstance(case, tuple) else (case,) for name, case in cases.items()}
@@ -266,13 +268,15 @@ def contract(
     if not table:
         raise AssertionError(f"{id} has no case, so it could never fail")
 
+    narrows = tier == "unit" and not {*asked} & _AS_GIVEN
+
     def enter(check: _Check) -> _Check:
         if not check.__doc__:
             raise AssertionError(f"{id} has no docstring: it is the promise")
         entry = Contract(
             id=id, check=check, asks=asked, cases=table, source=source, tier=tier, layout=layout, slow=slow,
             leaner=_leaner(written, wanted, frozenset(sheds)), needs=wanted, sheds=frozenset(sheds),
-            conventions=conventions, float32=tier == "unit" if float32 is None else float32,
+            conventions=conventions, float32=narrows if float32 is None else float32,
         )  # fmt: skip
         if tier == "dist" and "world" not in inspect.signature(check).parameters:
             raise AssertionError(f"{id} is judged by several ranks; its parameter `world` must say by how many")

@@ -17,8 +17,10 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("name", ["max_seq_len", "max_context_length"])
-def test_the_length_of_a_table_of_rope_has_either_name(name: str) -> None:
+def test_the_length_of_a_table_of_rope_has_either_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from contracts.stacks.torchtitan import symbols
+
+    monkeypatch.setattr(symbols, "_since_july", lambda: True)
 
     class Rope:
         Config = dataclasses.make_dataclass("Config", [("dim", int), (name, int), ("theta", float)])
@@ -27,8 +29,10 @@ def test_the_length_of_a_table_of_rope_has_either_name(name: str) -> None:
     assert dataclasses.asdict(made) == {"dim": 8, name: 32, "theta": 10.0}
 
 
-def test_a_table_that_takes_neither_is_what_has_moved() -> None:
+def test_a_table_that_takes_neither_is_what_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     from contracts.stacks.torchtitan import symbols
+
+    monkeypatch.setattr(symbols, "_since_july", lambda: True)
 
     class Rope:
         Config = dataclasses.make_dataclass("Config", [("dim", int), ("theta", float)])
@@ -73,11 +77,14 @@ def test_the_size_of_a_batch_is_taken_in_rows_or_in_tokens(monkeypatch: pytest.M
     from contracts.stacks.torchtitan import symbols
 
     _configs(monkeypatch, TrainingConfig=["seq_len"], ParallelismConfig=["pipeline_parallel_microbatch_size"])
-    told = symbols.batch_sizes(rows=2, whole=4, total=8, length=16)
-    assert told == {"local_batch_size": 4, "global_batch_size": 8, "seq_len": 16}
+    monkeypatch.setattr(symbols, "_since_july", lambda: True)
+    told = symbols.batch_sizes(rows=2, whole=4, total=8, length=15, tp=2)
+    assert told == {"local_batch_size": 4, "global_batch_size": 8, "seq_len": 15}
+    monkeypatch.setattr(symbols, "_since_july", lambda: False)
+    assert symbols.batch_sizes(rows=2, whole=4, total=8, length=15, tp=2)["seq_len"] == 16
     assert symbols.microbatches(rows=2, number=4) == {"pipeline_parallel_microbatch_size": 2}
     _configs(monkeypatch, TrainingConfig=["max_context_length"], ParallelismConfig=["num_pp_microbatches"])
-    assert [*symbols.batch_sizes(rows=2, whole=4, total=8, length=16).values()] == [32, 128, 16]
+    assert [*symbols.batch_sizes(rows=2, whole=4, total=8, length=16, tp=1).values()] == [32, 128, 16]
     assert symbols.microbatches(rows=2, number=4) == {"num_pp_microbatches": 4}
 
 

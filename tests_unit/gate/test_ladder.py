@@ -38,14 +38,15 @@ RICH = Recipe(
 
 def test_each_rung_needs_less_than_the_one_above() -> None:
     found = rungs(RICH, frozenset())
-    assert [*found] == ["hybrid", "pairs", "dense"]
+    assert [*found] == ["hybrid", "pairs", "dense", "plain"]
     assert [rung_of(each) for each in found.values()] == [*found]
-    hybrid, pairs, dense = (features(each) for each in found.values())
+    hybrid, pairs, dense, plain = (features(each) for each in found.values())
     assert {"attention", "mamba", "experts", "softmax", "gqa"} <= hybrid
     assert not {"qk-norm"} & hybrid
     assert "qk-norm" in pairs
     assert "mamba" not in pairs
     assert "experts" not in dense
+    assert plain == dense - {"qk-norm"}
     for each in (hybrid, pairs, dense):
         assert not {"recurrent", "z-loss", "sigmoid", "mla", "prediction-heads", "hyper-connections"} & each
 
@@ -58,8 +59,8 @@ def test_each_rung_needs_less_than_the_one_above() -> None:
         (("recurrent",), []),
         (("z-loss",), ["hybrid", "pairs"]),
         (("sigmoid", "selection-bias"), ["hybrid", "pairs"]),
-        (("prediction-heads",), ["hybrid", "pairs", "dense"]),
-        (("checkpoint",), ["hybrid", "pairs", "dense"]),  # not a matter of the recipe
+        (("prediction-heads",), ["hybrid", "pairs", "dense", "plain"]),
+        (("checkpoint",), ["hybrid", "pairs", "dense", "plain"]),  # not a matter of the recipe
     ],
 )
 def test_a_rung_keeps_what_the_case_is_about(needs: tuple[str, ...], names: list[str]) -> None:
@@ -70,9 +71,9 @@ def test_a_rung_keeps_what_the_case_is_about(needs: tuple[str, ...], names: list
 
 
 def test_a_recipe_at_the_foot_has_a_rung_only_for_what_it_sheds() -> None:
-    dense = rungs(RICH, frozenset())["dense"]
-    assert rungs(dense, frozenset()) == {}
-    assert [*rungs(dense, frozenset(), sheds=frozenset({"packed"}))] == ["dense"]
+    plain = rungs(RICH, frozenset())["plain"]
+    assert rungs(plain, frozenset()) == {}
+    assert [*rungs(plain, frozenset(), sheds=frozenset({"packed"}))] == ["dense"]
     assert rungs(replace(RICH, pattern="AE|MR", depth=4), frozenset()) == {}
 
 

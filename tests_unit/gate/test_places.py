@@ -121,7 +121,7 @@ def _unknown(line: str) -> list[str]:
     if command is None:
         return [words[0]]
     known = {"-h", "--help"}.union(*([*each.opts, *each.secondary_opts] for each in command.params))
-    before = words[: words.index("-m") if "-m" in words else None]
+    before = words[: min((words.index(end) for end in ("-m", "--") if end in words), default=None)]
     return [each for each in before[1:] if each.startswith("--") and each.partition("=")[0].rstrip(".,;)") not in known]
 
 

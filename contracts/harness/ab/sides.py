@@ -237,7 +237,8 @@ def _probed(side: Side, lib: Path) -> Side:
     done = subprocess.run([python, "-P", "-c", _PROBE], env=env, capture_output=True, text=True, check=False)
     said = json.loads(done.stdout) if done.returncode == 0 else {"problem": (done.stderr.splitlines() or [""])[-1]}
     found.unless(not said["problem"], "env" if side.name in ("A", "B") else "command", python,
-                 f"cannot run rankproof: {said['problem']}", f"{python} -m pip install rankproof")  # fmt: skip
+                 f"cannot run rankproof: {said['problem']}",
+                 f"install rankproof into it, in its checkout: {python} -m pip install .")  # fmt: skip
     found.raise_any()
     own = str(Path(side.words[0]).absolute()) if "/" in side.words[0] and command.starts_python(side.words[0]) else ""
     return replace(side, words=(own or side.words[0], *side.words[1:]), env=env, python=said)

@@ -33,6 +33,7 @@ class Case:
         state: whether a state before the first token is given.
         decay: by which the drawn log decays, about -1, are multiplied.
         beta: what every beta is set to, in place of drawn ones.
+        length: of queries and keys, about.
     """
 
     lengths: Lengths = ((21,), (21,))
@@ -41,6 +42,7 @@ class Case:
     unit_keys: bool = False
     decay: float = 1.0
     beta: float | None = None
+    length: float = 1.0
     dtype: Element = "float64"
 
     @property
@@ -62,7 +64,7 @@ def drawn(case: Case) -> Inputs:
     import torch
 
     fixtures, rows, shape = instruments.fixtures, len(case.lengths), (len(case.lengths), case.tokens, HEADS)
-    found = {name: fixtures.normal(name, (*shape, KEYS), scale=KEYS**-0.5) for name in "qk"}
+    found = {name: fixtures.normal(name, (*shape, KEYS), scale=case.length * KEYS**-0.5) for name in "qk"}
     found["v"] = fixtures.normal("v", (*shape, VALUES))
     found["g"] = -case.decay * torch.nn.functional.softplus(fixtures.normal("g", shape))
     found["beta"] = torch.sigmoid(fixtures.normal("beta", shape))
@@ -120,7 +122,7 @@ DEFINED = {
     "chunks-of-eight": Case(chunk=8),
     "packed-with-state": Case(lengths=PACKED, state=True, chunk=8),
     "one-token": Case(lengths=((1,), (1,)), state=True),
-    "unit-keys": Case(unit_keys=True, state=True),
+    "unit-keys": Case(unit_keys=True, state=True, length=0.01),
     "sharp-decay": Case(decay=200.0, chunk=16, state=True),
     "nothing-fades": Case(decay=0.0, beta=1.0, chunk=8, state=True),
     "nothing-is-written": Case(beta=0.0, chunk=8, state=True),
