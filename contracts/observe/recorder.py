@@ -69,9 +69,9 @@ class Recorder:
     """
 
     grouped = False
-    """Whether there was a process group. What holds one that the script has destroyed is never freed: the destructor of
-    a gloo group keeps the GIL and joins threads, and one of them may still wait for it, to free a tensor that this
-    recorder has seen (torch 2.11 to 2.13)."""
+    """Whether there was a process group. Nothing that holds one is freed after the script has destroyed it: the
+    destructor of a gloo group keeps the GIL and joins threads, and one of them may still wait for it, to free a tensor
+    that this recorder has seen (torch 2.11 to 2.13)."""
 
     def __init__(
         self, writer: Writer, steps: int, *, perturb: int | None = None, collectives: bool = True,
