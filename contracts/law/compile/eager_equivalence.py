@@ -196,7 +196,7 @@ FEW = replace(SMALL, moe=replace(_experts(CAPPED), experts=3, top_k=2))
 COLD: dict[str, tuple[Recipe, Element]] = {"bfloat16": (GROUPED, "bfloat16"), "float32-capacity": (FEW, "float32")}
 
 
-@contract("COMP-02b", asks=("compile_cold", "block_weights"), cases=COLD, source="bringup", slow=True)
+@contract("COMP-02b", asks=("compile_cold", "block_weights"), cases=COLD, source="bringup", slow=True, float32=False)
 def the_token_choice_layer_compiles_from_cold(stack: Stack, recipe: Recipe, dtype: Element) -> None:
     """The real token-choice layer compiles under inductor, forward and backward, in an interpreter that has compiled
     nothing, and gives the eager output.
