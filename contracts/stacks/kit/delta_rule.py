@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -22,11 +22,16 @@ def answer(call: DeltaCall, rule: Callable[..., tuple[Tensor, Tensor]]) -> Delta
     """
     if call.documents is not None:
         raise NotOffered("its gated delta rule on a CPU takes one document a row", "device")
-    given = {name: each.requires_grad_(call.dy is not None) for name, each in numerics.tensors(call.tensors).items()}
-    y, state = rule(
+    return passed(call, lambda given: rule(
         *(given[name] for name in ("q", "k", "v", "g", "beta")), chunk_size=call.chunk or CHUNK,
         initial_state=given.get("state"), output_final_state=True, use_qk_l2norm_in_kernel=call.unit_keys,
-    )  # fmt: skip
+    ))  # fmt: skip
+
+
+def passed(call: DeltaCall, rule: Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]) -> DeltaRun:
+    """`rule` over the call's tensors, with its gradients if asked for: none by a tensor that it does not use."""
+    given = {name: each.requires_grad_(call.dy is not None) for name, each in numerics.tensors(call.tensors).items()}
+    y, state = rule(given)
     found: dict[str, Tensor] = {}
     if call.dy is not None:
         objective = (y * numerics.tensor(call.dy)).sum()

@@ -14,22 +14,13 @@ class DeltaRuleAnswers:
         import torch
 
         from contracts.instruments import numerics
+        from contracts.stacks.kit.delta_rule import passed
         from contracts.stacks.reference.kernels import delta_rule as kernel
 
-        learns = call.dy is not None
-        given = {name: each.requires_grad_(learns) for name, each in numerics.tensors(call.tensors).items()}
-        rows, tokens = given["g"].shape[:2]
-        documents = torch.zeros(rows, tokens, dtype=torch.int64)
-        y, state = kernel.gated_delta_rule(
-            **given,
-            documents=documents if call.documents is None else numerics.tensor(call.documents),
-            chunk=call.chunk or kernel.CHUNK,
-            unit_keys=call.unit_keys,
+        one = torch.zeros(call.tensors["g"].shape[:2], dtype=torch.int64)
+        documents = one if call.documents is None else numerics.tensor(call.documents)
+        chunk = call.chunk or kernel.CHUNK
+        return passed(
+            call,
+            lambda given: kernel.gated_delta_rule(**given, documents=documents, chunk=chunk, unit_keys=call.unit_keys),
         )
-        gradients = {}
-        if call.dy is not None:
-            objective = (y * numerics.tensor(call.dy)).sum()
-            if call.dstate is not None:
-                objective = objective + (state * numerics.tensor(call.dstate)).sum()
-            gradients = dict(zip(given, torch.autograd.grad(objective, list(given.values())), strict=True))
-        return DeltaRun(y=numerics.array(y), state=numerics.array(state), gradients=numerics.arrays(gradients))
