@@ -17,6 +17,7 @@ import math
 import os
 import re
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -180,6 +181,7 @@ class Recorder:
             undo()
         if self.grouped and not dist.is_initialized():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(dict(vars(self))))  # see `grouped`
+            time.sleep(0.2)  # without the GIL: such a thread ends the process if it waits until the interpreter ends
         self._undo.clear()
         self.roots, self.optimizers, self.readers, self.routing = [], [], [], []
         self.phases, self.inside = {}, None
