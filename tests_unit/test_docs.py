@@ -178,6 +178,21 @@ def test_every_row_about_a_package_is_read() -> None:
     assert sum(text.count("](confirmed/") for text in told.values()) == len(read)
 
 
+def test_every_fault_that_nobody_reported_has_its_report() -> None:
+    reports = {path.stem: path.read_text("utf-8") for path in (ROOT / "docs/confirmed/reports").glob("*.md")}
+    unreported = {
+        each.script: each for package in PACKAGES for each in bugs(package) if "](http" not in each.what + each.upstream
+    }
+    assert {script for script in reports if not script.startswith("olmo_core_")} == unreported.keys()
+    for script, report in reports.items():
+        title, seen, happens, expected, reproduce = report.split("\n\n")[:5]
+        assert title.startswith("# ")
+        assert script not in unreported or unreported[script].versions[0] in seen, f"{script}: {seen}"
+        assert happens.startswith("**What happens.** "), script
+        assert expected.startswith("**Expected.** "), script
+        assert f"](../{script}.py)" in reproduce
+
+
 README_ROW = re.compile(r"^\| ([\w-]+) (\d[^|]*) \| ([^|]+) \| \[\w+\]\(docs/confirmed/(\w+)\.py\) \|$", re.MULTILINE)
 PERCENT = re.compile(r"\d+(?= %| to \d+ %)")
 
