@@ -36,6 +36,9 @@ _TOLD: tuple[Kind, ...] = ("new", "worse", "lost", "unknown", "better")
 _JUDGED = ("holds", "violated")
 _NUMBER = r"[-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|inf|nan)"
 _ERROR = re.compile(rf"error (?P<error>{_NUMBER}) over (?P<tolerance>{_NUMBER})(?: \([^)]*\); (?P<got>{_NUMBER}) at )?")
+_RAISED = re.compile(r": [\w.]*(?:Error|Exception)\b:.*", re.DOTALL)
+_MEASURE = re.compile(r"(?:L2|largest) error ")
+_FOLDER = re.compile(r"\b(checkpoints|rankproof|titan)-[a-z0-9_]{8}\b")  # tempfile's names of the suite's own
 _ROUNDINGS = 10.0  # times the tolerance: what another order of additions can move, and more
 _PRINTED = 1e-5  # of a value: it is told with six digits
 _CAUSES, _ITEMS = 8, 6
@@ -64,10 +67,11 @@ class Pair:
     def _both(self) -> Kind:
         assert self.base is not None
         assert self.head is not None
-        alike = [[each for each in self.base.parts if _said(each) == _said(part)] for part in self.head.parts]
+        was, now = (_stated(side.parts) for side in (self.base, self.head))
+        alike = [[each for each in was if _said(each) == _said(part)] for part in now]
         if not all(alike):
             return "new"
-        further = (all(_further(each, part) for each in was) for was, part in zip(alike, self.head.parts, strict=True))
+        further = (all(_further(each, part) for each in found) for found, part in zip(alike, now, strict=True))
         return "worse" if any(further) else "both"
 
     @property
@@ -189,6 +193,14 @@ def _words(result: Result | None) -> str:
     if result is None:
         return "not planned"
     return result.outcome if not result.words else f"{result.outcome}: {' '.join(result.words.split())}"
+
+
+def _stated(parts: Iterable[Violation]) -> list[Violation]:
+    """What a check states, without the words of an exception that it quotes, the measure of an error and the names of
+    temporary folders: all can be others in the next run of one program."""
+    return [
+        replace(part, words=_FOLDER.sub(r"\1-#", _MEASURE.sub("error ", _RAISED.sub("", part.words)))) for part in parts
+    ]
 
 
 def _said(part: Violation) -> Violation:

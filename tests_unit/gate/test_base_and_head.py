@@ -23,6 +23,12 @@ EPSILON, TWO, EDGE = (
 )
 
 
+QUOTED, QUOTES = (
+    f"a file of step 4 was cut off, and the refusal does not name it: {raised}"
+    for raised in ("RuntimeError: Missing key: rng/0/torch.", "AttributeError: 'Chunk' has no 'sizes'\nin line 4")
+)
+
+
 def said(outcome: Outcome, *words: str) -> Result:
     parts = tuple(Violation(words=each) for each in words) if outcome == "violated" else ()
     return Result(id="BLK-03a", case="one", outcome=outcome, words="; ".join(words), violations=parts)
@@ -39,6 +45,22 @@ KIND = {
     "the same and nearer": (said("violated", FURTHER), said("violated", FAR), "both"),
     "no number any more": (said("violated", FAR), said("violated", FAR.replace("1.2e-5", "nan")), "worse"),
     "another count": (said("violated", "dp is 4, expected 2"), said("violated", "dp is 8, expected 2"), "worse"),
+    "the same, and other words of an exception": (said("violated", QUOTED), said("violated", QUOTES), "both"),
+    "another thing, and the words of an exception": (
+        said("violated", QUOTED),
+        said("violated", QUOTED.replace("cut off", "emptied")),
+        "new",
+    ),
+    "the same in another temporary folder": (
+        said("violated", "refused: load = '/dev/shm/checkpoints-3m4hxxs1/step-2'"),
+        said("violated", "refused: load = '/dev/shm/checkpoints-upaza7vw/step-2'"),
+        "both",
+    ),
+    "the same by another measure": (
+        said("violated", FAR),
+        said("violated", FAR.replace("L2", "largest")),
+        "both",
+    ),
     "one more of a kind": (
         said("violated", "layer 1 decays"),
         said("violated", "layer 1 decays", "layer 2 decays"),
