@@ -65,6 +65,9 @@ FEATURES: Mapping[str, str] = {
     # data and checkpoints
     "packed": "several documents in a row",
     "own-data": "batches that the stack reads itself",
+    "outer-rates": "a rate of their own for embedding and output projection",
+    "layer-rates": "rates of their own for some weights of the layers",
+    "bias-rates": "a rate for each selection bias",
     "windows": "microbatches that a caller cuts, of any size and length",
     "validation": "a loss over other batches between two steps",
     "checkpoint": "a run saved and resumed",

@@ -165,6 +165,8 @@ class Session:
         observe: what to return of each step besides losses; `at` narrows it to these steps (1-based, all if empty). A 0
             in `at` asks for the loaded state, before the first step.
         save: folder of checkpoints; `save_at` names the steps after which one is written.
+        rates: by name of a parameter or a selection bias, what its rate is multiplied by, floor included; 1 for
+            all others.
         keep: how many of the newest checkpoints to retain; None retains all.
         durable: folder to which another process copies the checkpoints of `save`. A checkpoint may be removed only when
             a newer one has been copied there completely. None: `save` itself is durable.
@@ -180,6 +182,7 @@ class Session:
     windows: tuple[tuple[Tokens, ...], ...] = ()
     weights: Arrays = field(default_factory=dict)
     buffers: Arrays = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
     observe: frozenset[Observed] = frozenset()
     at: frozenset[int] = frozenset()
     save: str | None = None

@@ -91,6 +91,7 @@ def run(
     declared: bool = False,
     buffers: Arrays | None = None,
     recompute: bool = False,
+    rates: Mapping[str, float] | None = None,
 ) -> Trained:
     """Steps over the given batches, in float64 unless the recipe's own precision is asked for."""
     precision: Precision = "declared" if declared else "float64"
@@ -103,6 +104,7 @@ def run(
             batches=given,
             weights=weights or {},
             buffers=buffers or {},
+            rates=rates or {},
             observe=frozenset(observe),
         )
     )

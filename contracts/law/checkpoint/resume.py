@@ -1,6 +1,7 @@
 """A resumed run is bit-identical to the run that was not interrupted, through two loads and two steps past the last."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 
 from contracts.contract import contract
@@ -39,7 +40,10 @@ ahead, latent projections."""
 
 ROWS = (((17,), 11), ((17,), 0), ((17,), 3), ((17,), 0), ((17,), 14))
 EVERYTHING: frozenset[Observed] = frozenset({"weights", "optimizer", "buffers", "rng"})
-RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between two loads
+APART = replace(DENSE, name="short-apart", optim=replace(DENSE.optim, schedule="constant"))
+OUTSIDE = {"embedding.weight": 0.25, "head.weight": 0.25}
+RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...], *tuple[Mapping[str, float], ...]]] = {
+    # steps between two loads, and rates of some weights
     "adamw": (SHORT, Execution(), (2, 2, 2)),
     "muon-accumulated": (MUON, Execution(microbatches=3), (1, 3, 2)),
     "mtp-without-clipping": (AHEAD, Execution(), (3, 1, 2)),
@@ -47,6 +51,7 @@ RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between 
     "dense": (DENSE, Execution(), (2, 2, 2)),
     "dense-half": (replace(DENSE, name="short-half", dtype="bf16"), Execution(), (2, 1, 2)),
     "dense-tied": (replace(DENSE, name="short-tied", untied_embeddings=False), Execution(), (2, 1, 2)),
+    "dense-two-rates": (APART, Execution(), (2, 1, 2), OUTSIDE),
     "scan": (replace(SHORT, name="short-scan", mamba=SCAN.mamba), Execution(), (2, 1, 2)),
     "scan-and-mlp": (replace(SHORT, name="short-scan-mlp", mamba=SCAN.mamba, moe=None), Execution(), (2, 1, 2)),
 }
@@ -57,6 +62,7 @@ HEADED = {
     "muon-accumulated": ("checkpoint", "microbatches", "uneven-microbatches"),
     "mtp-without-clipping": ("checkpoint", "prediction-heads"),
     "every-kind": ("checkpoint", "prediction-heads", "hyper-connections", "mla", "dsa"),
+    "dense-two-rates": ("checkpoint", "outer-rates"),
     **{name: (*needed, "checkpoint") for name, needed in OF_SCANS.items()},
 }
 """On leaner recipes the batches are given, so that a stack without the recipe's data is asked as well."""
@@ -64,28 +70,29 @@ HEADED = {
 
 @contract("CKPT-01a", asks="train", cases=RUNS, needs=HEADED, sheds=("own-data",), source=FAMILIES)
 def resumed_twice_is_uninterrupted(
-    stack: Training, recipe: Recipe, execution: Execution, parts: tuple[int, ...]
-) -> None:
+    stack: Training, recipe: Recipe, execution: Execution, parts: tuple[int, ...],
+    rates: Mapping[str, float] | None = None,
+) -> None:  # fmt: skip
     """A run that is saved and resumed twice is, at every step, bit-identical to the run that was not interrupted:
     weights, optimizer state, buffers, random generators, learning rate, place in the data, losses and gradient norm.
 
     The last run does not save: what is loaded does not depend on what will be saved. One load hides bugs that show only
     at the second: a state dict that is cached at the first load is saved again, stale. Equal weights after a load hide
-    what the next step uses: moments, their bias correction, the schedule.
+    what the next step uses: moments, their bias correction, the schedule, the rate of each group.
     """
     seed_generators(recipe.seed)
     given = given_batches(recipe, sum(parts))
-    asked = Session(recipe=recipe, steps=sum(parts), execution=execution, batches=given, observe=EVERYTHING)
+    asked = Session(recipe=recipe, steps=sum(parts), execution=execution, batches=given, observe=EVERYTHING,
+                    rates=rates or {})  # fmt: skip
     whole = stack.train(asked)
     seed_generators(recipe.seed)
     start = 0
     with folder() as at:
         for number, steps in enumerate(parts):
             end, last = start + steps, number == len(parts) - 1
-            session = Session(
-                recipe=recipe, steps=steps, execution=execution, batches=given[start:end], observe=EVERYTHING,
+            session = replace(
+                asked, steps=steps, batches=given[start:end], load=str(at) if number else None,
                 save=None if last else str(at), save_at=frozenset() if last else frozenset({end}),
-                load=str(at) if number else None,
             )  # fmt: skip
             run = stack.train(session)
             said = f"after {number} loads" if number else "before any load"

@@ -65,6 +65,18 @@ class LeavesItsCopiesStale(Trainer):
         self.copies = self.masters()
 
 
+@broken(
+    Trainer, "load", "CKPT-01a[dense-two-rates]: after 1 loads, step 3: weights: the state embedding.weight differs"
+)
+def matches_groups_by_decay(load, self, state, position):
+    """A load looks for the saved group by its decay: of two groups that differ in their rate, one gets the other's."""
+    load(self, state, position)
+    groups = [group for rule in self.optimizer.rules.values() for group in rule.param_groups]
+    last = {group["weight_decay"]: group["share"] for group in groups}
+    for group in groups:
+        group["share"] = last[group["weight_decay"]]
+
+
 @broken(Trainer, "put", "CKPT-01a[every-kind]: after 1 loads, step 2: losses is")
 def skips_tensors_of_newer_kinds(put, self, values, into, what):
     """A load that is not strict matches names by a list of known modules: maps of streams and indexers start anew."""

@@ -1,5 +1,6 @@
 """The router biases of transformers with experts, on one rank and on several."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from contracts import instruments
@@ -7,9 +8,10 @@ from contracts.contract import contract
 from contracts.law._support.small_models import one_rank_and_many, session
 from contracts.law._support.step_comparison import bias_differences
 from contracts.law._support.transformer_layouts import G, H, L, cells_named
+from contracts.spec.errors import Refused
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT32_TRANSFORMER
-from contracts.spec.training import Execution, Training
+from contracts.spec.training import Execution, Session, Step, Training
 
 BIASED = cells_named(
     "dp2", "hsdp-2x2", "tp2-sp", "ep2", "borrowed-ep2", "borrowed-ep2-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp"
@@ -30,6 +32,7 @@ def a_bias_of_a_transformer_moves_by_all_counts(
         assert not words, words
 
 
+FIRST, SECOND = "layers.1.mixer.router.bias", "layers.3.mixer.router.bias"
 KINDS = {"grouped": replace(G, moe=L.moe), "latent": L, "hybrid": replace(H, moe=L.moe)}
 NEEDS = {"": ("experts", "selection-bias"), "hybrid": ("experts", "selection-bias", "mamba")}
 
@@ -43,17 +46,50 @@ def every_router_bias_moves_in_every_kind_of_model(stack: Training, recipe: Reci
     change no choice, on one rank and on many alike. This check knows no counts, so that a stack that reports none can
     be asked.
     """
-    assert recipe.moe is not None
-    rate, numerics = recipe.moe.bias_rate, instruments.numerics
     asked = session(stack, recipe, Execution(precision="float32"), 3, "buffers")
+    _moves(asked, stack.train(asked).steps)
+
+
+APART: dict[str, tuple[Mapping[str, float]]] = {
+    "half-and-double": ({FIRST: 0.5, SECOND: 2.0},),
+    "the-first-rests": ({FIRST: 0.0},),
+    "the-second-rests": ({SECOND: 0.0},),
+}
+
+
+@contract("MOE-06l", asks=("built", "train"), cases=APART, needs=("experts", "selection-bias", "bias-rates"),
+          source="torchtitan #3686")  # fmt: skip
+def each_selection_bias_moves_by_its_own_rate(stack: Training, rates: Mapping[str, float]) -> None:
+    """If layers have rates of their own, each selection bias moves by its own. If one is 0, that bias rests and the
+    others move, or the run is refused.
+
+    What reads the rate of the first layer, or stops at the first layer without one, leaves every router of the model
+    without a balance, and trains on.
+    """
+    asked = replace(session(stack, KINDS["grouped"], Execution(precision="float32"), 3, "buffers"), rates=rates)
+    try:
+        steps = stack.train(asked).steps
+    except Refused:
+        if all(rates.values()):
+            raise
+        return
+    _moves(asked, steps)
+
+
+def _moves(asked: Session, steps: Iterable[Step]) -> None:
+    """In each step two experts of a layer move one or two of its rates apart, or not at all if its rate is 0."""
+    assert asked.recipe.moe is not None
+    rate, numerics = asked.recipe.moe.bias_rate, instruments.numerics
     before = numerics.tensors(asked.buffers)
-    for step in stack.train(asked).steps:
+    for step in steps:
         after = {name: each for name, each in numerics.tensors(step.buffers).items() if name.endswith("bias")}
         assert len(after) == 2, f"both layers with experts have a selection bias; found {sorted(after)}"
         for name, bias_E in after.items():
             moved_E = bias_E - before[name].to(bias_E.dtype) if name in before else bias_E
+            share = asked.rates.get(name, 1.0)
             apart = float(moved_E.max() - moved_E.min()) / rate
-            assert any(abs(apart - each) < 1e-3 for each in (1, 2)), (
-                f"{name}: in step {step.number} two experts moved {apart:.3g} rates apart, expected 1 or 2"
+            assert any(abs(apart - each * share) < 1e-3 for each in (1, 2)), (
+                f"{name}: in step {step.number} two experts moved {apart:.3g} rates apart, expected "
+                f"{' or '.join(f'{each:g}' for each in dict.fromkeys((share, 2 * share)))}"
             )
         before = after

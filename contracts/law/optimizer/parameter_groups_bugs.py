@@ -79,12 +79,6 @@ class LeaksARateToLaterParameters(Optimizer):
                 found.append({"params": [member.parameter], "weight_decay": self.decay(member), "share": share})
         return found
 
-    def step(self, lr: float) -> None:
-        for optimizer in self.rules.values():
-            for group in optimizer.param_groups:
-                group["lr"] = lr * group["share"]
-            optimizer.step()
-
 
 @broken(
     Optimizer, "rule", "OPT-02b[muon]: embedding.weight (61, 24) moved as by muon, expected adamw", bugs=("OPT-21",)

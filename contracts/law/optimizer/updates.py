@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,9 @@ def _with(recipe: Recipe, **changes: object) -> Recipe:
     return replace(recipe, optim=replace(recipe.optim, **changes))  # type: ignore[arg-type]  # fields by name
 
 
-STEPS = {
+OUTSIDE = {"embedding.weight": 0.25, "head.weight": 0.25}
+"""Rates of embedding and output projection, in shares of the schedule's."""
+STEPS: dict[str, tuple[Recipe] | tuple[Recipe, Mapping[str, float]]] = {
     "warming-up-and-clipped": (LETTERS,),
     "never-clipped": (_with(LETTERS, clip=1e6),),
     "gradients-as-small-as-epsilon": (_with(LETTERS, clip=1e-6),),
@@ -44,28 +47,34 @@ STEPS = {
     "dense": (DENSE,),
     "muon": (MUON,),
     "muon-never-clipped": (_with(MUON, clip=0.0, warmup=0),),
+    "two-rates": (DENSE, OUTSIDE),
+    "rates-in-layers": (DENSE, {"layers.1.mixer.w2.weight": 0.5, "layers.2.norm.weight": 2.0}),
 }
 """Four steps each: two of warm-up, two of decay. Rates, gradients and clip factors differ from step to step."""
+OF_RATES = {"two-rates": ("outer-rates",), "rates-in-layers": ("layer-rates",)}
 
 
 @contract(
     "OPT-04a", asks=("built", "train"), cases=STEPS, sheds=("packed",), source="F01 F09",
-    needs={"": (), "gradients-as-small-as-epsilon": ("float64",)}, conventions=PRODUCTS,
+    needs={"": (), "gradients-as-small-as-epsilon": ("float64",), **OF_RATES}, conventions=PRODUCTS,
 )  # fmt: skip
-def weights_after_each_step_are_those_of_the_rule(stack: Training, recipe: Recipe) -> None:
+def weights_after_each_step_are_those_of_the_rule(
+    stack: Training, recipe: Recipe, rates: Mapping[str, float] | None = None
+) -> None:
     """Each step moves the weights as AdamW or Muon does, given the step's gradients, clip factor and rate.
 
     Bias correction uses the number of steps; epsilon is added to the root and not under it; decay is decoupled and
-    follows the schedule; Muon has Nesterov momentum and a step of 0.2 · sqrt(max(out, in)). The check compares moves,
-    not weights, because a wrong step of a thousandth disappears in the weights.
+    follows the schedule; Muon has Nesterov momentum and a step of 0.2 · sqrt(max(out, in)). If a weight has a rate of
+    its own, all of that is by its share of the schedule's, and no other weight moves otherwise. The check compares
+    moves, not weights, because a wrong step of a thousandth disappears in the weights.
     """
     rows = table(stack, recipe)
     weights = drawn_weights(rows)
-    trained = run(stack, recipe, batches(4, recipe=recipe), "gradients", "weights", weights=weights)
+    trained = run(stack, recipe, batches(4, recipe=recipe), "gradients", "weights", weights=weights, rates=rates)
     moved = updates(weights, trained)
     for row in rows:
-        weight = instruments.numerics.tensor(weights[row.name])
-        wanted = _wanted(row, weight, trained, recipe.optim)
+        weight, share = instruments.numerics.tensor(weights[row.name]), (rates or {}).get(row.name, 1.0)
+        wanted = _wanted(row, weight, trained, recipe.optim, share)
         rounded = _wanted(row, weight, trained, recipe.optim, half=True) if row.optimizer == "muon" else wanted
         for step, (move, want, half) in enumerate(zip(moved, wanted, rounded, strict=True), start=1):
             what = f"the {row.optimizer} move of {row.name}"
@@ -76,11 +85,13 @@ def weights_after_each_step_are_those_of_the_rule(stack: Training, recipe: Recip
             assert not words, f"{words} (step {step})"
 
 
-def _wanted(row: Parameter, weight: Tensor, trained: Trained, optim: Optim, *, half: bool = False) -> list[Tensor]:
+def _wanted(
+    row: Parameter, weight: Tensor, trained: Trained, optim: Optim, share: float = 1.0, *, half: bool = False
+) -> list[Tensor]:
     """The moves of one parameter by the oracle of its rule; `half` is for Muon's products in bfloat16."""
     oracle = instruments.oracles.optimizers
     gradients = _clipped(trained, row.name)
-    rates = [step.lr for step in trained.steps]
+    rates = [step.lr * share for step in trained.steps]
     if row.optimizer == "muon":
         after = oracle.muon(weight, gradients, rates, decay=row.weight_decay, half=half)
     else:

@@ -22,6 +22,18 @@ def adds_a_larger_epsilon(groups, self, rule):
     return [{**group, "eps": 1e-4} for group in found] if rule == "adamw" else found
 
 
+@broken(
+    Optimizer,
+    "groups",
+    "OPT-04a[two-rates]: the adamw move of layers.0.mixer.wq.weight differs",
+    "OPT-04a[rates-in-layers]: the adamw move of layers.1.mixer.w2.weight differs",
+)
+def groups_by_decay_alone(groups, self, rule):
+    """Groups are told apart by their decay, and each has the rate of its first parameter."""
+    first = {group["weight_decay"]: group["share"] for group in reversed(groups(self, rule))}
+    return [{**group, "share": first[group["weight_decay"]]} for group in groups(self, rule)]
+
+
 @broken(Optimizer, "step", "OPT-04a[other-betas]: the adamw move of embedding.weight differs", bugs=("RSM-40",))
 def counts_synthetic_steps(step, self, lr):
     """State was initialised by synthetic steps whose number stays, so bias correction no longer happens."""

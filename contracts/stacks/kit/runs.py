@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from contracts.instruments import numerics, traffic
 from contracts.spec.array import Arrays
-from contracts.spec.errors import Refusals, refuse
+from contracts.spec.errors import NotOffered, Refusals, refuse
 from contracts.spec.training import Observed, Session, Step, Tokens, Trained
 from contracts.stacks.kit.links import Link, to_canonical, to_theirs
 from contracts.stacks.kit.tables import MOMENTS
@@ -129,6 +129,8 @@ class Run(Watched):
 
     number = 0
     """Of the last step that was taken."""
+    parts = False
+    """Whether it gives the parameters of `session.rates` rates of their own."""
 
     @abstractmethod
     def step(self, batch: Tokens) -> Step:
@@ -171,6 +173,8 @@ def trained(run: Run) -> Trained:
     if session.batches and len(session.batches) != session.steps:
         problem = f"must number the steps ({session.steps})"
         raise refuse("batches", len(session.batches), problem, "give one for each step")
+    if session.rates and not run.parts:
+        raise NotOffered("all its parameters have one rate", "adapter")
     if session.load is not None:
         run.load(session.load)
     run.put(session.weights, session.buffers)

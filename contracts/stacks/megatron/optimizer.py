@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,7 +39,23 @@ def wrapped(config: Any, chunk: Any, copies: int = 0, *, distributed: bool = Fal
     )
 
 
-def optimizer_of(plan: Plan, chunks: list[Any]) -> Any:
+OUTSIDE = frozenset({"embedding.weight", "head.weight"})
+
+
+def share_of(plan: Plan, rates: Mapping[str, float]) -> float:
+    """The share of the rate that embedding and output projection have, its --decoupled-lr.
+
+    Raises:
+        NotOffered: for a rate of other weights, or of one of the two.
+    """
+    both = OUTSIDE if plan.recipe.untied_embeddings else {"embedding.weight"}
+    if rates and ({*rates} != {*both} or len({*rates.values()}) > 1):
+        raise NotOffered("Megatron-Core: only embedding and output projection have a rate of their own", "stack")
+    return next(iter(rates.values()), 1.0)
+
+
+def optimizer_of(plan: Plan, chunks: list[Any], share: float = 1.0) -> Any:
+    """Its optimizer; `share` of the rate is what embedding and output projection have."""
     optim, module = plan.recipe.optim, mcore("optimizer")
     if optim.rule != "adamw":
         raise NotOffered("Megatron-Core's Muon is a package of its own that is not asked here")
@@ -47,6 +64,8 @@ def optimizer_of(plan: Plan, chunks: list[Any]) -> Any:
         adam_beta2=optim.beta2, adam_eps=1e-8, clip_grad=optim.clip, params_dtype=plan.dtype,
         bf16=plan.dtype is torch.bfloat16, fp16=plan.dtype is torch.float16, initial_loss_scale=LOSS_SCALE,
         use_distributed_optimizer=chunks[0].ddp_config.use_distributed_optimizer,
+        decoupled_lr=optim.lr * share if share != 1.0 else None,
+        decoupled_min_lr=optim.min_lr * share if share != 1.0 else None,
     )  # fmt: skip
     return module.get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
 

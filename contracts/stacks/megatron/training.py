@@ -38,7 +38,7 @@ from contracts.stacks.megatron.fsdp import (
 from contracts.stacks.megatron.hybrid_model import chunks_of
 from contracts.stacks.megatron.mamba_kernels import kernels
 from contracts.stacks.megatron.model import Plan, config_of, mask_of, planned
-from contracts.stacks.megatron.optimizer import gradient, inner, main, optimizer_of, rate_of, wrapped
+from contracts.stacks.megatron.optimizer import gradient, inner, main, optimizer_of, rate_of, share_of, wrapped
 from contracts.stacks.megatron.process_groups import parallel
 from contracts.stacks.megatron.rank_tensors import RankTensor, full_tensors, is_trained, rank_tensors_of
 from contracts.stacks.megatron.shims import mcore, older, on_the_host
@@ -58,7 +58,7 @@ class Prepared:
 class Trainer:
     """A model of Megatron-Core on this rank, with its optimizer and schedule."""
 
-    def __init__(self, plan: Plan, execution: Execution) -> None:
+    def __init__(self, plan: Plan, execution: Execution, rates: Mapping[str, float] | None = None) -> None:
         self.plan, self.execution = plan, execution
         self.recipe = plan.recipe
         self.table = plan.table()
@@ -76,7 +76,7 @@ class Trainer:
             self.config.no_sync_func = self.chunks[0].no_sync
         if plan.distributed:
             distributed_optimizer.overlapped(self.config, self.chunks)
-        self.optimizer = optimizer_of(plan, self.chunks)
+        self.optimizer = optimizer_of(plan, self.chunks, share_of(plan, rates or {}))
         self.pieces = Pieces(self.optimizer, [each.tensor for each in self.held]) if plan.distributed else None
         if self.config.fp16:
             self.config.grad_scale_func = self.optimizer.scale_loss
@@ -299,6 +299,7 @@ class Trainer:
         )
 
     def _lr(self) -> float:
+        """The rate of the schedule, of which the groups with a rate of their own have a part."""
         return float(max(group["lr"] for each in inner(self.optimizer) for group in each.param_groups))
 
     def _losses(self, lm: float) -> dict[str, float]:
@@ -412,8 +413,9 @@ def _offered(session: Session) -> None:
 
 @contextlib.contextmanager
 def _running(
-    recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = (), distributed: bool = False, dry: bool = False
-) -> Iterator[Trainer]:
+    recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = (), distributed: bool = False, dry: bool = False,
+    rates: Mapping[str, float] | None = None,
+) -> Iterator[Trainer]:  # fmt: skip
     """A trainer on the ranks of an execution, while a question is answered; `dry` where no other rank is here."""
     dtype = _dtype(recipe, execution)
     interleaved = execution.schedule == "interleaved"
@@ -448,7 +450,7 @@ def _running(
             copies=execution.replicas,
         ),
     ):
-        trainer = Trainer(plan, execution)
+        trainer = Trainer(plan, execution, rates)
         try:
             yield trainer
         finally:
@@ -486,7 +488,7 @@ def train(session: Session, *, distributed: bool = False) -> Trained:
         Refused: for what Megatron refuses, in its words.
     """
     _offered(session)
-    with _running(session.recipe, session.execution, session.batches, distributed) as trainer:
+    with _running(session.recipe, session.execution, session.batches, distributed, rates=session.rates) as trainer:
         if session.load is not None:
             checkpoint.load(trainer, session.load)
         trainer.put(numerics.tensors(session.weights) | numerics.tensors(session.buffers))

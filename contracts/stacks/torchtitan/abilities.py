@@ -16,6 +16,7 @@ ABILITIES = Abilities(
         "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw", "muon", "cosine", "linear",
         "constant", "WSD", "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep",
         "etp", "pp", "interleaved", "borrowed", "compile", "compiled-blocks", "recompute", "validation",
+        "outer-rates", "layer-rates", "bias-rates",
     )),
     lacks=(
         lacks("recurrent", "stack", "it has no M²RNN"),

@@ -7,7 +7,7 @@ import functools
 import importlib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from contracts.instruments import numerics
 from contracts.spec import needs
 from contracts.spec.abilities import Abilities
-from contracts.spec.errors import decline
+from contracts.spec.errors import NotOffered, decline
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session
 from contracts.stacks.kit import declining
@@ -84,7 +84,7 @@ def configuration(session: Session, folder: str) -> Any:
         tokenizer=NullTokenizer.Config(),
         dataloader=Rows.Config(),
         loss=CrossEntropyLoss.Config(),
-        optimizer=_optimizer(recipe),
+        optimizer=_optimizer(recipe, session.rates),
         lr_scheduler=_schedule(recipe),
         training=TrainingConfig(
             **symbols.batch_sizes(
@@ -123,7 +123,7 @@ def _spec(session: Session) -> Any:
     if is_half(recipe, session.execution):
         spread = functools.partial(_with_wide_gates, spread)
     return dataclasses.replace(
-        registered, flavor=recipe.name, model=config_of(recipe), state_dict_adapter=None,
+        registered, flavor=recipe.name, model=config_of(recipe, session.rates), state_dict_adapter=None,
         parallelize_fn=_by_itself if is_bare(session) else spread,
     )  # fmt: skip
 
@@ -150,17 +150,21 @@ def _with_wide_gates(spread: Callable[..., Any], model: Any, **told: Any) -> Any
     return spread(model, **told)
 
 
-def _optimizer(recipe: Recipe) -> Any:
-    """Under AdamW two parameter groups: first the parameters without decay, then the rest. Muon's come before them."""
+def _optimizer(recipe: Recipe, rates: Mapping[str, float]) -> Any:
+    """Under AdamW two parameter groups: first the parameters without decay, then the rest. Before them come Muon's, and
+    parameters with a rate of their own."""
     from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 
     optim = recipe.optim
     common = {"lr": optim.lr, "betas": (optim.beta1, optim.beta2), "eps": 1e-8}
-    decays = ((r"norm\.weight$", 0.0), (r".*", optim.weight_decay))
+    decays = ((r"norm\.weight$", 0.0, 1.0), (r".*", optim.weight_decay, 1.0))
     groups = [
-        ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs={**common, "weight_decay": decay})
-        for pattern, decay in decays
-    ]
+        ParamGroupConfig(
+            pattern=pattern, optimizer_name="AdamW",
+            optimizer_kwargs={**common, "lr": optim.lr * share, "weight_decay": decay},
+        )
+        for pattern, decay, share in (*_apart(recipe, rates), *decays)
+    ]  # fmt: skip
     if optim.rule == "adamw":
         return OptimizersContainer.Config(param_groups=groups, implementation="fused")
     names = weight_mapping.orthogonal(recipe)
@@ -173,6 +177,22 @@ def _optimizer(recipe: Recipe) -> Any:
         param_groups=[muon, *groups], implementation="fused",
         optimizer_factory_kwargs_by_name={"DistMuon": _layouts(names)},
     )  # fmt: skip
+
+
+def _apart(recipe: Recipe, rates: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
+    """Pattern, decay and share of the rate of each parameter that has a rate of its own.
+
+    Raises:
+        NotOffered: for one of several that are one tensor here.
+    """
+    for link in weight_mapping.links(recipe):
+        shares = {rates.get(name, 1.0) for name in link.ours}
+        if len(shares) > 1:
+            raise NotOffered(f"torchtitan: {', '.join(link.ours)} are one tensor, with one rate", "case")
+        (share,) = shares
+        if share != 1.0 and not link.theirs.endswith("expert_bias_E"):
+            decay = 0.0 if link.theirs.endswith("norm.weight") else recipe.optim.weight_decay
+            yield f"^{re.escape(link.theirs)}$", decay, share
 
 
 def _layouts(names: Sequence[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,9 @@ ONES = {"weight": nn.init.ones_}
 OF_EXPERTS = {name: partial(nn.init.trunc_normal_, std=0.02) for name in ("w1_EFD", "w2_EDF", "w3_EFD")}
 
 
-def config_of(recipe: Recipe) -> Any:
-    """The configuration of the model; a new one each time, because torchtitan modifies it."""
+def config_of(recipe: Recipe, rates: Mapping[str, float] | None = None) -> Any:
+    """The configuration of the model; a new one each time, because torchtitan modifies it. `rates` are what a layer's
+    rate of its selection bias is multiplied by."""
     from torchtitan.models.common import Embedding, Linear
     from torchtitan.models.common.nn_modules import RMSNorm
     from torchtitan.models.deepseek_v3 import DeepSeekV3Model
@@ -24,12 +26,13 @@ def config_of(recipe: Recipe) -> Any:
 
     model = Qwen3Model if recipe.mla is None else DeepSeekV3Model
     layers = _grouped(recipe) if recipe.mla is None else _latent(recipe)
-    for layer in layers:
+    for number, layer in enumerate(layers):
         layer.attention.inner_attention = symbols.attention().Config()
         if recipe.moe is None:
             layer.moe, layer.feed_forward = None, _mlp(recipe)
             continue
-        layer.moe.load_balance_coeff = recipe.moe.bias_rate if recipe.moe.selection_bias else None
+        share = (rates or {}).get(f"layers.{2 * number + 1}.mixer.router.bias", 1.0)
+        layer.moe.load_balance_coeff = share * recipe.moe.bias_rate or None if recipe.moe.selection_bias else None
         if not recipe.moe.shared_hidden:
             layer.moe.shared_experts = None
     config = model.Config(

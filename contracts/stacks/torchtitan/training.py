@@ -42,6 +42,7 @@ class Run(runs.Run):
     who = "torchtitan 0.3.0"
     abilities = ABILITIES
     links_of: Callable[[Recipe], Sequence[Link]] = staticmethod(weight_mapping.links)
+    parts = True
     bias = "expert_bias_E"
     """What the name of a selection bias ends with."""
 
@@ -69,7 +70,12 @@ class Run(runs.Run):
             shims.experts_keep_their_dtype()
         config = configuration(self.session, self.folder.name)
         config.debug.moe_force_load_balance = self.even
-        return (OneProcess if self.alone else OneRank)(config)
+        try:
+            return (OneProcess if self.alone else OneRank)(config)
+        except ValueError as error:
+            if not self.session.rates:
+                raise
+            raise refuse("rates", dict(self.session.rates), f"torchtitan: {error}", "give others") from error
 
     def parameters(self) -> Mapping[str, Tensor]:
         return self.held_parameters
@@ -109,7 +115,7 @@ class Run(runs.Run):
     def step(self, batch: Tokens) -> Step:
         trainer = self.trainer
         trainer.step += 1
-        lr = trainer.lr_schedulers.schedulers[0].get_last_lr()[0]
+        lr = trainer.lr_schedulers.schedulers[0].get_last_lr()[-1]  # the first groups may have rates of their own
         trainer.train_step(trainer.batch_generator([*self.rows(batch)]))
         loss, validation = self.loss(), None
         clip_coef = self.factor()

@@ -20,6 +20,9 @@ ABILITIES = Abilities(
         "compile", "validation", "checkpoint", "dp", "fsdp", "replicas", "ep", "etp", "borrowed",
     )),
     lacks=(
+        lacks("outer-rates", "stack", "its Trainer groups parameters by their decay"),
+        lacks("layer-rates", "stack", "its Trainer groups parameters by their decay"),
+        lacks("bias-rates", "stack", "its Trainer moves no selection bias"),
         lacks("recurrent", "stack", "no model has an M²RNN"),
         lacks("hyper-connections", "stack", "no model has them"),
         lacks("prediction-heads", "stack", "its models of multi-token prediction do not train the heads"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from contracts.spec.errors import Refusals, refuse
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Session, Step, Tokens, Trained
+from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.training import Built, Session, Step, Tokens, Trained
 from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a run is asked for, not when the stack is introduced
@@ -22,6 +22,8 @@ class TrainingAnswers(BuiltOfParts):
 
     def train(self, session: Session) -> Trained:
         _refuse_uncounted(session)
+        if session.rates:
+            _refuse_unknown(session.rates, self.built(session.recipe, session.execution.mode))
         from contracts.stacks.reference.training.exact_kernels import exact_kernels
 
         with exact_kernels(session.execution.device):
@@ -33,6 +35,9 @@ class TrainingAnswers(BuiltOfParts):
                 raise
             trainer.close()
         return trained
+
+    def built(self, recipe: Recipe, mode: Mode) -> Built:
+        raise NotImplementedError  # ModelAnswers'
 
     def samples(self, recipe: Recipe, step: int, rank: int, dp: int) -> tuple[int, ...]:
         from contracts.stacks.reference.data import Corpus, DataOrder
@@ -66,10 +71,20 @@ def _refuse_uncounted(session: Session) -> None:
     found.raise_any()
 
 
+def _refuse_unknown(rates: Iterable[str], whole: Built) -> None:
+    """Refuse rates of what is no parameter and no selection bias."""
+    known, found = {row.name for row in whole.parameters} | {*whole.buffers}, Refusals()
+    for name in sorted({*rates} - known):
+        found.add("rates", name, "is no weight and no selection bias", "use the names that built() gives")
+    found.raise_any()
+
+
 def _trained(trainer: Trainer, session: Session) -> Trained:
     """A session, from what it loads to its last step."""
     from contracts.instruments import numerics
 
+    if session.rates:
+        trainer.set_rates(session.rates)
     if session.load is not None:
         trainer.resume(session.load)
     if session.weights:

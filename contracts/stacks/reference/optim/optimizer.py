@@ -125,8 +125,8 @@ class Optimizer:
     adamw: type[torch.optim.AdamW] = torch.optim.AdamW
     muon: type[Muon] = Muon
 
-    def __init__(self, optim: Optim, members: Iterable[Member]) -> None:
-        self.optim = optim
+    def __init__(self, optim: Optim, members: Iterable[Member], rates: Mapping[str, float] | None = None) -> None:
+        self.optim, self.rates = optim, rates or {}
         self.members = tuple(members)
         self._refuse_repeats()
         adamw, muon = self.groups("adamw"), self.groups("muon")
@@ -154,12 +154,13 @@ class Optimizer:
         return self.optim.weight_decay if ROUTES[member.role].decays else 0.0
 
     def groups(self, rule: Rule) -> list[dict[str, Any]]:
-        """The parameter groups of a rule: one for each decay, in the order of the members."""
-        found: dict[float, list[nn.Parameter]] = {}
+        """The parameter groups of a rule: one for each decay and rate, in the order of the members."""
+        found: dict[tuple[float, float], list[nn.Parameter]] = {}
         for member in self.members:
             if self.rule(member) == rule:
-                found.setdefault(self.decay(member), []).append(member.parameter)
-        return [{"params": params, "weight_decay": decay} for decay, params in found.items()]
+                of_group = self.decay(member), self.rates.get(member.name, 1.0)
+                found.setdefault(of_group, []).append(member.parameter)
+        return [{"params": params, "weight_decay": decay, "share": share} for (decay, share), params in found.items()]
 
     def clip(self) -> tuple[float, float]:
         """The global norm of all gradients, and what they were multiplied by: min(1, clip / (norm + 1e-6)).
@@ -185,7 +186,7 @@ class Optimizer:
         """One optimizer step at a learning rate."""
         for rule in self.rules.values():
             for group in rule.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group["share"]
             rule.step()
 
     def zero(self) -> None:

@@ -76,6 +76,8 @@ class Trainer:
     corpus_class: type[Corpus] = Corpus
     data_order_class: type[DataOrder] = DataOrder
     rate: Callable[..., float] = staticmethod(schedule.learning_rate)
+    rates: Mapping[str, float] = {}
+    """What a rate is multiplied by, where it is not 1."""
 
     def __init__(self, recipe: Recipe, execution: Execution | None = None, parts: Parts = PARTS) -> None:
         self.recipe, self.execution, self.parts = recipe, execution or Execution(), parts
@@ -88,6 +90,11 @@ class Trainer:
         self.consumed = 0
         self.scale = FIRST_SCALE if recipe.dtype == "fp16" else 1.0
         self.finite = 0
+
+    def set_rates(self, rates: Mapping[str, float]) -> None:
+        """Give some parameters and selection biases a rate of their own, before the first step."""
+        self.rates = rates
+        self.optimizer = self.optimizer_class(self.recipe.optim, members(self.model), rates)
 
     def build(self) -> Model:
         """The model with its initial weights, in the precision of the execution."""
@@ -265,7 +272,8 @@ class Trainer:
         for name, bias_E in self.model.named_buffers():
             layer = layer_of(name)
             if name.endswith("router.bias") and layer is not None and self.recipe.moe is not None:
-                self.parts.moe.update_bias(bias_E, seen[f"layers.{layer}.counts"], self.recipe.moe.bias_rate)
+                rate = self.recipe.moe.bias_rate * self.rates.get(name, 1.0)
+                self.parts.moe.update_bias(bias_E, seen[f"layers.{layer}.counts"], rate)
 
     # the contents of a checkpoint
     def state(self) -> dict[str, Tensor]:

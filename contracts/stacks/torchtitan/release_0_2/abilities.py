@@ -8,7 +8,7 @@ from contracts.stacks.kit.declining import lacks
 from contracts.stacks.torchtitan.abilities import ABILITIES
 
 NOT_TRIED = ("bf16", "compile")
-GONE = frozenset({"float64", "muon", "pp", "interleaved", *NOT_TRIED})
+GONE = frozenset({"float64", "muon", "pp", "interleaved", "outer-rates", "layer-rates", "bias-rates", *NOT_TRIED})
 THERE = (
     frozenset({"ep-with-etp"}), frozenset({"tied", "pp"}), frozenset({"float64"}),
     frozenset({"experts", "tp"}), frozenset({"muon", "tp"}), frozenset({"muon", "pp"}), frozenset({"muon", "dp"}),
@@ -24,6 +24,9 @@ ABILITIES_0_2 = replace(
         lacks("muon", "stack", "its optimizers are Adam and AdamW"),
         lacks("pp", "stack", "its Qwen3 has no function for a pipeline"),
         lacks("interleaved", "stack", "its Qwen3 has no function for a pipeline"),
+        lacks("outer-rates", "stack", "its optimizers have one group of parameters"),
+        lacks("layer-rates", "stack", "its optimizers have one group of parameters"),
+        lacks("bias-rates", "stack", "its arguments of experts are those of all layers"),
         lacks("dp", "stack", "its DDP takes what a reduction returns, and torch's fake backend returns nothing",
               asked=frozenset({"rehearse"})),
         *(lacks(each, "adapter", "not tried on this version") for each in NOT_TRIED),
