@@ -44,6 +44,7 @@ FEATURES: Mapping[str, str] = {
     "balance-loss": "an auxiliary loss that balances experts",
     "z-loss": "an auxiliary loss on the router's logits",
     "capacity": "experts that drop tokens beyond their capacity",
+    "capacity-by-gate": "full experts that keep the assignments with the greatest gates",
     # numbers
     "float64": "float64 all the way through",
     "float32": "float32 all the way through",

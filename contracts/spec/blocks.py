@@ -33,7 +33,8 @@ connection: `y = mixer(norm(x))`. Weights and gradients have the canonical names
                   2412.19437 eq. 18). P is the row's mean of the scores normalised over all experts, without the bias.
                   z: mean over tokens of logsumexp(logits)².
                   With capacity_factor an expert has ceil(factor · B·T · k / E) slots. Tokens take them in their order
-                  in (B, T). An assignment without a slot adds nothing and leaves the token's other gates unchanged
+                  in (B, T), or with drop_policy probs by their gates, the greatest of the call first. An assignment
+                  without a slot adds nothing and leaves the token's other gates unchanged
     E without MoE w1.weight (ffn, D), w2.weight (D, ffn), w3.weight (ffn, D) with swiglu.
                   relu2: w2 relu(w1 x)²; swiglu: w2 (silu(w1 x) · w3 x)
     M (Mamba-2)   wz.weight and wx.weight (h·p, D), wb.weight and wc.weight (g·n, D), wdt.weight (h, D),

@@ -58,6 +58,7 @@ def _of_router(moe: Moe) -> Iterator[str]:
         ("balance-loss", moe.aux_loss > 0),
         ("z-loss", moe.z_loss > 0),
         ("capacity", moe.capacity_factor is not None),
+        ("capacity-by-gate", moe.capacity_factor is not None and moe.drop_policy == "probs"),
     )
 
 

@@ -26,7 +26,8 @@ Schedule = Literal["cosine", "linear", "constant", "WSD"]
 class Moe:
     """Token-choice experts on the E blocks. `shared_hidden` 0 means no shared expert.
 
-    `capacity_factor` is the number of an expert's token slots divided by its fair share; None drops no token.
+    `capacity_factor` is the number of an expert's token slots divided by its fair share; None drops no token. A full
+    expert keeps the first assignments in token order (`position`), or those with the greatest gates (`probs`).
     `route_scale` multiplies the gates; `bias_rate` is the step size of the selection bias.
     """
 
@@ -41,6 +42,7 @@ class Moe:
     route_scale: float = 1.0
     bias_rate: float = 1e-3
     capacity_factor: float | None = None
+    drop_policy: Literal["position", "probs"] = "position"
 
 
 @dataclass(frozen=True, kw_only=True)

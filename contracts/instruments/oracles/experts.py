@@ -45,18 +45,19 @@ def block(
     logits_BTE = normed_BTD @ weights["mixer.router.weight"].T
     bias_E = weights.get("mixer.router.bias", torch.zeros(moe.experts, dtype=x_BTD.dtype))
     taken, slots = [0] * moe.experts, _slots(moe, batch * length)
-    rows, chosen, weighed_by, gates, dropped = [], [], [], [x_BTD.new_zeros(0)], []
-    for logits_E, x_D in zip(logits_BTE.flatten(0, 1), normed_BTD.flatten(0, 1), strict=True):
+    rows, chosen, weighed_by, gates, dropped = [], [], [], [], []
+    for logits_E in logits_BTE.flatten(0, 1):
         experts = _choose(moe, logits_E, bias_E)
-        lost = [taken[expert] >= slots for expert in experts]
+        dropped.append([taken[expert] >= slots for expert in experts])
         for expert in experts:
             taken[expert] += 1
-        weighed = _gates(moe, logits_E, experts)
-        rows.append(_token(recipe, weights, x_D, [(*each,) for each in zip(experts, weighed, lost, strict=True)]))
         chosen.append(experts)
         weighed_by.append(_choose(moe, logits_E, torch.zeros_like(bias_E)) if by_score else experts)
-        gates.append(weighed)
-        dropped.append(lost)
+        gates.append(_gates(moe, logits_E, experts))
+    if moe.drop_policy == "probs":
+        dropped = _faintest(chosen, gates, slots)
+    for x_D, *slot in zip(normed_BTD.flatten(0, 1), chosen, gates, dropped, strict=True):
+        rows.append(_token(recipe, weights, x_D, [(*each,) for each in zip(*slot, strict=True)]))
     shape = (batch, length, moe.top_k)
     experts_BTK = torch.tensor(chosen, dtype=torch.int64).reshape(shape)
     balanced = torch.tensor(weighed_by, dtype=torch.int64).reshape(shape), logits_BTE
@@ -64,12 +65,25 @@ def block(
     return Routed(
         y_BTD=torch.stack(rows).reshape(x_BTD.shape) if rows else torch.zeros_like(x_BTD),
         experts_BTK=experts_BTK,
-        gates_BTK=torch.cat(gates).reshape(shape),
+        gates_BTK=torch.cat([x_BTD.new_zeros(0), *gates]).reshape(shape),
         dropped_BTK=torch.tensor(dropped, dtype=torch.bool).reshape(shape),
         counts_E=torch.tensor(taken, dtype=torch.int64),
         aux=balance_loss(moe, judged_BTE, counted_BTK),
         z=z_loss(logits_BTE),
     )
+
+
+def _faintest(chosen: list[list[int]], gates: list[Tensor], slots: float) -> list[list[bool]]:
+    """Which assignments have as many of their expert before them as it has slots, the greatest gate first."""
+    rivals: dict[int, list[float]] = {}
+    for experts, weighed in zip(chosen, gates, strict=True):
+        for expert, gate in zip(experts, weighed.tolist(), strict=True):
+            rivals.setdefault(expert, []).append(gate)
+    return [
+        [sum(other > gate for other in rivals[expert]) >= slots
+         for expert, gate in zip(experts, weighed.tolist(), strict=True)]
+        for experts, weighed in zip(chosen, gates, strict=True)
+    ]  # fmt: skip
 
 
 def _token(recipe: Recipe, weights: Mapping[str, Tensor], x_D: Tensor, slots: list[tuple[int, Tensor, bool]]) -> Tensor:

@@ -1,7 +1,8 @@
 """Expert capacity: which assignments find no slot, what becomes of them, and what lies in slots that nobody takes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import log
 
 from contracts import instruments
 from contracts.contract import contract
@@ -17,13 +18,15 @@ from contracts.law._support.expert_calls import (
     gates_of,
     routed_call,
 )
-from contracts.spec.blocks import Blocks
+from contracts.spec.blocks import BlockRun, Blocks
 from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import BFLOAT16, FLOAT64, within
 
 Lost = Mapping[tuple[int, int], set[int]]
 """(sequence, token) → the experts that had no slot for it."""
+Gates = Sequence[Sequence[Mapping[int, float]]]
+"""For each sequence and token, its experts and their gates."""
 
 # The eight tokens of MIXED ask 24 times for twelve experts: the fair share is 2. 11 is asked by tokens 0, 1, 4, 6;
 # 10 by 1, 3, 6; 0 by 0, 2, 4; 1 by 0, 5, 7; 2, 3, 5 and 9 twice; 4, 7, 8 once; 6 never.
@@ -53,22 +56,68 @@ def a_full_expert_drops_the_declared_tokens(stack: Blocks, factor: float | None,
     balanced one.
     """
     run = stack.run_block(routed_call(replace(ROUTED, capacity_factor=factor), routes, "float64"))
+    gates = [[dict(zip(wanted, gates_of(ROUTED), strict=True)) for wanted in row] for row in routes]
+    _are_dropped(run, gates, lost)
+    counts = instruments.numerics.tensor(run.seen["counts"]).tolist()
+    for expert, count in enumerate(counts):
+        number = sum(expert in wanted for row in routes for wanted in row)
+        assert count == number, f"expert {expert} was asked {number} times, counts says {count}"
+
+
+def _are_dropped(run: BlockRun, gates: Gates, lost: Lost) -> None:
+    """What is lost is reported and adds nothing; what is kept adds the token's label times the gate."""
     experts, dropped, y = (expert_calls.rows(each) for each in (run.seen["experts"], run.seen["dropped"], run.y))
-    asked = [0] * 12
-    for b, row in enumerate(routes):
+    for b, row in enumerate(gates):
         for t, wanted in enumerate(row):
             gone = {int(expert) for expert, out in zip(experts[b][t], dropped[b][t], strict=True) if out}
             want = lost.get((b, t), set())
-            assert gone == want, f"token ({b}, {t}) of experts {wanted} loses {sorted(gone)}, expected {sorted(want)}"
+            asked = (*wanted,)
+            assert gone == want, f"token ({b}, {t}) of experts {asked} loses {sorted(gone)}, expected {sorted(want)}"
             label = 1 + b * len(row) + t
-            for expert, gate in zip(wanted, gates_of(ROUTED), strict=True):
-                asked[expert] += 1
+            for expert, gate in wanted.items():
                 value, due = y[b][t][expert], 0.0 if expert in want else gate * label
                 words = f"expert {expert} gave token ({b}, {t}) {value:.6g}, expected gate x label {due:.6g}"
                 assert abs(value - due) <= within(1e-12) * label, words
-    counts = instruments.numerics.tensor(run.seen["counts"]).tolist()
-    for expert, number in enumerate(asked):
-        assert counts[expert] == number, f"expert {expert} was asked {number} times, counts says {counts[expert]}"
+
+
+# Expert 0 is asked with the gates 0.2, 0.75, 0.4, 0.9 and 0.5; 1 with 0.8, 0.1, 0.5 and 0.7; 3 with 0.6 and 0.3.
+GRADED: Gates = (
+    ({0: 0.2, 1: 0.8}, {0: 0.75, 2: 0.25}, {0: 0.4, 3: 0.6}), ({0: 0.9, 1: 0.1}, {0: 0.5, 1: 0.5}, {1: 0.7, 3: 0.3}),
+)  # fmt: skip
+LOUD = (9.0, 0.0, 0.0, 3.0, 0.0, 0.0)
+"""What is added to a token's logits: it changes no gate."""
+BY_GATE: Mapping[str, tuple[Moe, float, Lost]] = {  # router, factor, who loses what
+    "one-slot": (ROUTED, 0.3, {
+        (0, 0): {0}, (0, 1): {0}, (0, 2): {0}, (1, 0): {1}, (1, 1): {0, 1}, (1, 2): {1, 3},
+    }),
+    "two-slots": (ROUTED, 0.6, {(0, 0): {0}, (0, 2): {0}, (1, 0): {1}, (1, 1): {0, 1}}),
+    "three-slots-sigmoid": (replace(ROUTED, score="sigmoid"), 1.0, {(0, 0): {0}, (0, 2): {0}, (1, 0): {1}}),
+    "enough-slots": (ROUTED, 2.0, {}),
+}  # fmt: skip
+
+
+@contract(
+    "MOE-08e", asks="run_block", cases=BY_GATE, needs=dict.fromkeys(BY_GATE, ("capacity", "capacity-by-gate")),
+    source="Megatron-Core, --moe-token-drop-policy probs; DeepSpeed",
+)  # fmt: skip
+def a_full_expert_keeps_the_greatest_gates(stack: Blocks, moe: Moe, factor: float, lost: Lost) -> None:
+    """By gate, each expert keeps the ceil(factor · tokens · k / experts) assignments of the call with the greatest
+    gates, whatever their order and whatever their logits.
+
+    A gate is a share of a token's own experts. Dropped by raw logits, loud tokens keep all of theirs.
+    """
+    moe = replace(moe, experts=4, top_k=2, capacity_factor=factor, drop_policy="probs")
+    run = stack.run_block(expert_calls.labelled_call(moe, [*map(_graded, GRADED, (LOUD[:3], LOUD[3:]), (moe, moe))]))
+    _are_dropped(run, GRADED, lost)
+
+
+def _graded(row: Sequence[Mapping[int, float]], louder: Sequence[float], moe: Moe) -> list[list[float]]:
+    """Logits that give the tokens of a row these gates, and every other expert next to nothing."""
+    if moe.score == "sigmoid":  # the scores are the gates times a number of the token's own
+        scores = [{e: gate / (1 + more) for e, gate in each.items()} for each, more in zip(row, louder, strict=True)]
+        return [[log(each[e] / (1 - each[e])) if e in each else -30.0 for e in range(moe.experts)] for each in scores]
+    return [[20 + more + log(each[e]) if e in each else more - 20 for e in range(moe.experts)]
+            for each, more in zip(row, louder, strict=True)]  # fmt: skip
 
 
 FULL: dict[str, tuple[Moe, Activation, int, int]] = {
@@ -76,6 +125,8 @@ FULL: dict[str, tuple[Moe, Activation, int, int]] = {
     "sigmoid-swiglu": (replace(SIGMOID, capacity_factor=0.9), "swiglu", 3, 5),
     "without-shared": (replace(SIGMOID, capacity_factor=0.4, shared_hidden=0, top_k=4), "relu2", 2, 6),
     "nothing-lost": (replace(SOFTMAX, capacity_factor=12.0), "swiglu", 2, 5),
+    "softmax-by-gate": (replace(SOFTMAX, capacity_factor=0.6, drop_policy="probs"), "relu2", 2, 7),
+    "sigmoid-by-gate": (replace(SIGMOID, capacity_factor=0.7, drop_policy="probs"), "swiglu", 3, 5),
 }
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.moe import Experts, MoE
+from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Router, Routing
 from contracts.stacks.reference.stack import Reference
 
 
@@ -96,6 +96,68 @@ def loses_the_order_when_it_drops(routed, self, x_BTD, routing, dropped_BTK):
     kept = (~dropped_BTK).to(routing.gates_BTK.dtype)
     routing = routing._replace(gates_BTK=(routing.gates_BTK * kept).sort(-1, descending=True).values)
     return routed(self, x_BTD, routing, dropped_BTK)
+
+
+@broken(
+    MoE, "drop_faintest", "MOE-08e[one-slot]: token (0, 0) of experts (0, 1) loses [], expected [0]",
+    "MOE-08b[softmax-by-gate]: y differs",
+)  # fmt: skip
+def keeps_the_first_of_all(drop_faintest, self, routing):
+    """The policy is read and stored; slots are given in token order all the same."""
+    return self.drop(routing.experts_BTK)
+
+
+@broken(MoE, "drop_faintest", "MOE-08e[one-slot]: token (0, 0) of experts (0, 1) loses [1], expected [0]")
+def keeps_the_faintest(drop_faintest, self, routing):
+    """The sort is ascending: what counts most is dropped."""
+    return drop_faintest(self, routing._replace(gates_BTK=-routing.gates_BTK))
+
+
+@broken(MoE, "drop_faintest", "MOE-08e[three-slots-sigmoid]: token (0, 2) of experts (0, 3) loses [], expected [0]")
+def counts_slots_by_row(drop_faintest, self, routing):
+    """The greatest of each sequence are kept, and each sequence has slots of its own."""
+    rows = [routing._replace(experts_BTK=e[None], gates_BTK=g[None]) for e, g in zip(*routing[:2], strict=True)]
+    return torch.cat([drop_faintest(self, row) for row in rows])
+
+
+class _ByScore(Router):
+    def forward(self, x_BTD: Tensor) -> Routing:
+        self.raw = self.scores(self.logits(x_BTD)).detach()
+        return super().forward(x_BTD)
+
+
+class _Loud(MoE):
+    def drop_faintest(self, routing: Routing) -> Tensor:
+        raw_BTK = self.router.raw.gather(-1, routing.experts_BTK)  # type: ignore[operator]  # torch types it so
+        return super().drop_faintest(routing._replace(gates_BTK=raw_BTK))
+
+
+@broken(
+    Reference, "parts", "MOE-08e[two-slots]: token (0, 0) of experts (0, 1) loses [], expected [0]",
+    "MOE-08e[three-slots-sigmoid]: token (0, 2) of experts (0, 3) loses [], expected [0]",
+)  # fmt: skip
+def keeps_the_loudest(parts, self):
+    """Assignments are ranked by logits and sigmoids before they are normalised: tokens with large ones keep all."""
+    return replace(parts(self), moe=_Loud, router=_ByScore)
+
+
+@broken(MoE, "drop_faintest", "MOE-08e[one-slot]: token (0, 1) of experts (0, 2) loses [2], expected [0]")
+def keeps_one_of_all_experts(drop_faintest, self, routing):
+    """One ranking over all experts: as many assignments are kept as there are slots, whoever has them."""
+    gates_S = routing.gates_BTK.flatten()
+    kept = self.capacity(len(gates_S) // self.moe.top_k) * self.moe.experts
+    place_S = gates_S.argsort(descending=True).argsort()
+    return (place_S >= kept).view_as(routing.gates_BTK)
+
+
+@broken(MoE, "drop_faintest", "MOE-08b[sigmoid-by-gate]: y differs")
+def renormalises_what_is_left(drop_faintest, self, routing):
+    """Over-correction: gates of what was dropped go to the token's other experts."""
+    dropped = drop_faintest(self, routing)
+    kept = routing.gates_BTK * ~dropped
+    total = routing.gates_BTK.sum(-1, keepdim=True)
+    routing.gates_BTK.mul_((total / kept.sum(-1, keepdim=True).clamp_min(1e-9)).detach())
+    return dropped
 
 
 @broken(MoE, "combine", "MOE-08b[softmax]: gradient of mixer.router.weight differs")

@@ -45,6 +45,7 @@ STREAMS = replace(SPREAD, name="context-mhc", mhc=Mhc(streams=3))
 
 
 CAPPED = replace(SPREAD, name="context-capped", moe=replace(SPREAD.moe or Moe(), capacity_factor=0.7))
+RANKED = replace(CAPPED, moe=replace(CAPPED.moe or Moe(), drop_policy="probs"))
 
 
 MUON = replace(SPREAD, name="context-muon", optim=replace(SPREAD.optim, rule="muon"))
@@ -72,6 +73,7 @@ CELLS: dict[str, Cell] = {
     "cp2-prediction": cell(AHEAD, borrowed(2, cp=2)),
     "cp2-streams": cell(STREAMS, borrowed(2, cp=2)),
     "cp2-capacity": cell(CAPPED, borrowed(2, cp=2)),
+    "cp2-capacity-by-gate": cell(RANKED, borrowed(2, cp=2)),
     "cp2-capacity-ep2": cell(CAPPED, borrowed(2, cp=2, ep=2)),
     "cp2-ep2": cell(BIASED, borrowed(2, cp=2, ep=2)),
     "cp2-recomputed": cell(AHEAD, replace(borrowed(2, cp=2), recompute=True, microbatches=2)),

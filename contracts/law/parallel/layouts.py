@@ -51,6 +51,7 @@ TIED = replace(AHEAD, name="layouts-tied", untied_embeddings=False)
 SWIGLU = replace(MANY, name="layouts-swiglu", activation="swiglu")
 MUON = replace(MANY, name="layouts-muon", optim=replace(MANY.optim, rule="muon"))
 CAPPED = replace(MANY, name="layouts-capacity", moe=replace(MANY.moe or Moe(), capacity_factor=0.7))
+RANKED = replace(CAPPED, moe=replace(CAPPED.moe or Moe(), drop_policy="probs"))
 FEW_GROUPS = replace(MANY, name="layouts-groups", replicate_kv=True, replicate_ssm_groups=True)
 """Two KV heads and two SSM groups, and four ranks."""
 ONE_GROUP = replace(
@@ -112,6 +113,7 @@ LAYOUTS: dict[str, Cell] = {
     "hsdp-2x2-tied": cell(TIED, own_axis(4, fsdp=True, replicas=2)),
     "ep2-idle": cell(BIASED, own_axis(2, ep=2)),
     "ep2-capacity": cell(CAPPED, own_axis(2, ep=2)),
+    "ep2-capacity-by-gate": cell(RANKED, own_axis(2, ep=2)),
     "ep2-tied": cell(TIED, own_axis(2, ep=2)),
     "ep2-sparse": cell(SPARSE, own_axis(2, ep=2)),
     "ep2-top-1": cell(TOP_1, own_axis(2, ep=2)),

@@ -290,12 +290,16 @@ def averages_what_is_divided_already(factor, self, name):
     return 1 / len(self.mesh.place("rows"))
 
 
-@broken(TokenDispatcher, "share", "PAR-01a[ep2-capacity]: on one rank")
+@broken(
+    TokenDispatcher, "share", "PAR-01a[ep2-capacity]: on one rank", "PAR-01a[ep2-capacity-by-gate]: on one rank"
+)  # fmt: skip
 def drops_by_shares(former, self, routed, x_BTD, routing, dropped_BTK):
     """Ranks that share their tokens count slots by the part of them that each sends: others are dropped."""
-    drop = routed.__self__.drop
-    shares = routing.experts_BTK.flatten(0, 1).tensor_split(dist.get_world_size(self.sharers))
-    dropped_NK = torch.cat([drop(share[None])[0] for share in shares])
+    moe, ranks = routed.__self__, dist.get_world_size(self.sharers)
+    parts = zip(*(each.flatten(0, 1).tensor_split(ranks) for each in routing[:2]), strict=True)
+    shares = [routing._replace(experts_BTK=experts[None], gates_BTK=gates[None]) for experts, gates in parts]
+    by_gate = moe.moe.drop_policy == "probs"
+    dropped_NK = torch.cat([(moe.drop_faintest(s) if by_gate else moe.drop(s.experts_BTK))[0] for s in shares])
     return former(self, routed, x_BTD, routing, dropped_NK.view_as(dropped_BTK))
 
 

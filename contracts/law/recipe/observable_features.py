@@ -83,6 +83,7 @@ _HYBRID = replace(WHOLE, depth=4)
 _LATENT = replace(SMALL_MLA, pattern="AE", depth=2)
 _IN_HALF = replace(_HYBRID, moe=replace(MOE, expert_hidden=16))  # what grouped products in 16 bits take
 _TWICE = replace(_HYBRID, moe=replace(MOE, shared_hidden=2 * MOE.expert_hidden))  # some build it of routed ones
+_CAPPED = replace(_HYBRID, moe=replace(MOE, capacity_factor=0.5))
 _CHOSEN = replace(_HYBRID, moe=replace(_SIGMOID, selection_bias=False))
 _AHEAD = replace(_HYBRID, mtp=Mtp(depth=1, loss_weight=0.1))
 _STREAMS = replace(_HYBRID, pattern="AAE", mhc=Mhc(streams=2))
@@ -102,6 +103,7 @@ FIELDS: Mapping[str, tuple[Recipe, Any, tuple[str, ...]]] = {  # a recipe in whi
     "moe.aux_loss": (_HYBRID, 0.5, ("experts", "balance-loss")), "moe.z_loss": (_HYBRID, 0.1, ("experts", "z-loss")),
     "moe.route_scale": (_CHOSEN, 2.5, (*_A_ROUTER, "route-scale")),
     "moe.capacity_factor": (_HYBRID, 0.5, ("experts", "capacity")),
+    "moe.drop_policy": (_CAPPED, "probs", ("experts", "capacity", "capacity-by-gate")),
     "mla": (_HYBRID, SMALL_MLA.mla, ("attention", "mla")), "mla.q_lora": (_LATENT, 10, ("mla",)),
     "mla.kv_lora": (_LATENT, 12, ("mla",)), "mla.qk_head": (_LATENT, 8, ("mla",)),
     "mla.qk_rope": (_LATENT, 6, ("mla",)), "mla.v_head": (_LATENT, 6, ("mla",)),

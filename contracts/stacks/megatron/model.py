@@ -198,7 +198,7 @@ def _routed(plan: Plan, moe: Moe) -> dict[str, Any]:
         "moe_aux_loss_coeff": moe.aux_loss,
         "moe_z_loss_coeff": moe.z_loss or None,
         "moe_expert_capacity_factor": moe.capacity_factor,
-        "moe_token_drop_policy": "position" if moe.capacity_factor else "probs",
+        "moe_token_drop_policy": moe.drop_policy,
     }
 
 

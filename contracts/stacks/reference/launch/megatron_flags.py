@@ -115,10 +115,10 @@ def _moe(recipe: Recipe) -> Words:
     if moe.route_scale != 1.0:
         words += _flag("--moe-router-topk-scaling-factor", moe.route_scale)
     if moe.capacity_factor is not None:
-        # By position: a token that comes later displaces none before it. Megatron drops the smallest gates by itself.
+        # Megatron drops the smallest gates by itself; by position a later token displaces none before it.
         words += (
             *_flag("--moe-expert-capacity-factor", moe.capacity_factor),
-            *_flag("--moe-token-drop-policy", "position"),
+            *_flag("--moe-token-drop-policy", moe.drop_policy),
         )
     return words
 

@@ -9,8 +9,8 @@ the router nothing. The gate is then the expert's sigmoid, or its share of the s
 2101.03961, eq. 2), as Megatron-Core demands.
 
 With a capacity factor an expert has ceil(factor · tokens · k / experts) slots in a call. Tokens take them in token
-order, so a later token never displaces an earlier one. An assignment without a slot is dropped: it adds nothing, and
-the token's other gates do not change. Without a capacity factor nothing is dropped.
+order, so a later token never displaces an earlier one, or by gate, the greatest first. An assignment without a slot is
+dropped: it adds nothing, and the token's other gates do not change. Without a capacity factor nothing is dropped.
 
 B sequences · T tokens · N = B·T · K experts a token · S = N·K assignments · E experts · D hidden · F inner width
 """
@@ -229,7 +229,8 @@ class MoE(nn.Module):
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         self.router.token_BT = None if packing.padding_BT is None else ~packing.padding_BT
         routing = self.router(x_BTD)
-        dropped_BTK = self.drop(routing.experts_BTK)
+        by_gate = self.moe.capacity_factor is not None and self.moe.drop_policy == "probs"
+        dropped_BTK = self.drop_faintest(routing) if by_gate else self.drop(routing.experts_BTK)
         if self.dispatcher is None:
             y_BTD = self.routed(x_BTD, routing, dropped_BTK)
         else:
@@ -270,6 +271,22 @@ class MoE(nn.Module):
         taken_NE = asked_NE.cumsum(0)
         place_NK = taken_NE.gather(1, every_BSK.flatten(0, 1))  # 1 for the first token of an expert
         return self.row.own((place_NK > self.capacity(len(place_NK))).view(every_BSK.shape))
+
+    def drop_faintest(self, routing: Routing) -> Tensor:
+        """Which assignments have no slot, (B, T, K): those with the greatest gates are kept, of equal ones the first.
+
+        Padding asks for no slot.
+        """
+        every_BSK = self.row.every(routing.experts_BTK)
+        gates_NK = self.row.every(routing.gates_BTK.detach()).flatten(0, 1)
+        strength_NE = gates_NK.new_full((len(gates_NK), self.moe.experts), -torch.inf)
+        strength_NE.scatter_(1, every_BSK.flatten(0, 1), gates_NK)
+        if self.router.token_BT is not None:
+            padding_N1 = ~self.row.every(self.router.token_BT).flatten().unsqueeze(-1)
+            strength_NE.masked_fill_(padding_N1, -torch.inf)
+        place_NE = strength_NE.argsort(dim=0, descending=True, stable=True).argsort(dim=0)  # 0 for the greatest
+        place_NK = place_NE.gather(1, every_BSK.flatten(0, 1))
+        return self.row.own((place_NK >= self.capacity(len(place_NK))).view(every_BSK.shape))
 
     def capacity(self, tokens: int) -> int:
         """Slots of an expert in a call with this number of tokens."""
