@@ -34,6 +34,7 @@ FEATURES: Mapping[str, str] = {
     "prediction-heads": "multi-token prediction",
     "hyper-connections": "several residual streams",
     "tied": "one tensor for embedding and output projection",
+    "dropout": "dropout of what each layer adds to the residual stream",
     # routers
     "softmax": "gates by a softmax",
     "sigmoid": "gates by sigmoids",

@@ -42,6 +42,7 @@ def _of_model(recipe: Recipe) -> Iterator[str]:
         ("prediction-heads", recipe.mtp is not None),
         ("hyper-connections", recipe.mhc is not None),
         ("tied", not recipe.untied_embeddings),
+        ("dropout", recipe.dropout > 0),
         (recipe.dtype, recipe.dtype != "fp32"),
         ("fp8", recipe.fp8 is not None),
         ("recompute", recipe.recompute != "none"),

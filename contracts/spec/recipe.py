@@ -151,6 +151,8 @@ class Recipe:
     parallelism; the mode decides TP and SP. `author_spec` is the module and the name of the layer spec that keeps the
     custom mixers in author_dp mode. `hbm_gb` is the memory of the smallest card that the recipe was planned for, in the
     decimal gigabytes of its data sheet (141 for an H200). `family` is the preset family, which comparisons need.
+    `dropout` is the probability with which training drops an element of what a layer adds to the residual stream; the
+    elements that stay are divided by 1 - dropout.
     """
 
     name: str
@@ -168,6 +170,7 @@ class Recipe:
     untied_embeddings: bool = True
     activation: Literal["relu2", "swiglu"] = "relu2"
     norm_eps: float = 1e-5
+    dropout: float = 0.0
     moe: Moe | None = None
     mla: Mla | None = None
     mtp: Mtp | None = None
@@ -276,6 +279,8 @@ def _relations(recipe: Recipe, found: Refusals) -> None:
         f"must divide mamba.heads ({mamba.heads})",
         remedy,
     )
+    found.unless(0 <= recipe.dropout < 1, "dropout", recipe.dropout, "is no share that leaves something",
+                 "give a number from 0 to below 1")  # fmt: skip
     found.unless(recipe.batch.total % recipe.batch.micro == 0, "batch.micro", recipe.batch.micro,
                  f"must divide batch.total ({recipe.batch.total})", remedy)  # fmt: skip
     if recipe.moe is not None:

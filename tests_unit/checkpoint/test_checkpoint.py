@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from benchmarks._covering import covering
-from contracts.law.checkpoint.combined import AXES, ROWS
+from contracts.law.checkpoint.combined import AXES, DROPPED, ROWS
 from contracts.law.checkpoint.resume import SHORT
 from contracts.spec import codec
 from contracts.spec.errors import Refused
@@ -190,7 +190,7 @@ import torch
 from contracts.spec import codec
 from contracts.spec.training import Session
 from contracts.stacks.reference.stack import Reference
-torch.set_num_threads(1)
+torch.set_num_threads(int(sys.argv[1]))  # sums of two threads round otherwise than those of one
 session = codec.loads(Session, sys.stdin.read())
 print(codec.dumps(Reference().train(session).steps[-1]))
 """
@@ -204,13 +204,19 @@ def test_a_run_resumes_in_another_process(tmp_path: Path) -> None:
     Reference().train(replace(last, steps=3, save=str(tmp_path), save_at=frozenset({3})))
     words = codec.dumps(replace(last, steps=2, load=str(tmp_path)))
     said = subprocess.run(
-        [sys.executable, "-c", RESUMED], input=words, check=True, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", RESUMED, str(torch.get_num_threads())],
+        input=words,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert codec.loads(Step, said.stdout) == whole
 
 
 def test_the_rows_of_combined_runs_are_the_covering_array_of_their_axes() -> None:
     assert [row.split() for row in ROWS] == [[*row] for row in covering(AXES)]
+    assert [row.split() for row in DROPPED] == [[*row] for row in covering(AXES, strength=1)]
 
 
 def test_what_a_disk_wrote_is_synced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

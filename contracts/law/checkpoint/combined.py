@@ -57,6 +57,14 @@ ROWS = (
     "gqa dense bf16 adamw cosine tied swiglu whole rows AE kept",
 )
 """The covering array: `tests_unit/checkpoint` makes it anew from AXES."""
+DROPPED = (
+    "gqa dense fp32 adamw cosine alone swiglu whole rows AE kept",
+    "qk-norm softmax bf16 muon linear mtp relu2 accumulated packed AEMR recomputed",
+    "mla sigmoid fp16 adamw constant mhc swiglu whole own-data AE kept",
+    "dsa top-1 fp8 adamw WSD tied swiglu whole rows AE kept",
+    "gqa capacity fp32 adamw cosine alone swiglu whole rows AE kept",
+)
+"""With dropout, every level of an axis once."""
 
 PLAIN = replace(
     FP8, name="combined", dtype="fp32", fp8=None, moe=None, activation="swiglu", seq_length=16,
@@ -75,7 +83,7 @@ _EXPERTS = {
 _WHOLE: Rows = (((16,), 13), ((16,), 0), ((16,), 6), ((16,), 0))
 
 
-def _combined(row: str) -> tuple[Recipe, Execution, Given]:
+def _combined(row: str, dropout: float = 0.0) -> tuple[Recipe, Execution, Given]:
     level: dict[str, Any] = dict(zip(AXES, row.split(), strict=True))  # literals of the table
     attention, beside, precision = level["attention"], level["beside"], level["precision"]
     recipe = replace(
@@ -86,7 +94,7 @@ def _combined(row: str) -> tuple[Recipe, Execution, Given]:
         dtype="bf16" if precision == "fp8" else precision, fp8=Fp8(scaling="delayed") if precision == "fp8" else None,
         optim=replace(PLAIN.optim, rule=level["rule"], schedule=level["schedule"]),
         mtp=Mtp(depth=1) if beside == "mtp" else None, mhc=Mhc(streams=3) if beside == "mhc" else None,
-        untied_embeddings=beside != "tied",
+        untied_embeddings=beside != "tied", dropout=dropout,
     )  # fmt: skip
     execution = Execution(
         microbatches=2 if level["window"] == "accumulated" else 1, recompute=level["passes"] == "recomputed"
@@ -95,6 +103,7 @@ def _combined(row: str) -> tuple[Recipe, Execution, Given]:
 
 
 COMBINED = {row.replace(" ", "-"): _combined(row) for row in ROWS}
+COMBINED |= {f"dropout-{row.replace(' ', '-')}": _combined(row, 0.2) for row in DROPPED}
 
 
 def _needs() -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -2,7 +2,11 @@
 
 from collections.abc import Mapping
 
+import torch
+from torch.utils.checkpoint import checkpoint
+
 from contracts.law._bugs.broken import broken
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.training.trainer import Trainer
 
 Position = Mapping[str, int]
@@ -33,3 +37,26 @@ def makes_scales_anew_where_it_ties(load, self, state, position):
         for name, each in self.model.named_buffers():
             if name.endswith(".scale"):
                 each.fill_(1.0)
+
+
+_DROPS = "CKPT-01k[dropout-gqa-dense-fp32-adamw-cosine-alone-swiglu-whole-rows-AE-kept]: after "
+_DROPS_TWICE = "CKPT-01k[dropout-qk-norm-softmax-bf16-muon-linear-mtp-relu2-accumulated-packed-AEMR-recomputed]: after "
+
+
+@broken(Model, "run", _DROPS_TWICE + "0 loads, step 1: ", bugs=("ACK-01",))
+def recomputes_with_other_masks(run, self, layer, x, pack):
+    """The state of the generator is not kept for the recomputation, which drops other elements."""
+    if not (self.recompute and torch.is_grad_enabled()):
+        return run(self, layer, x, pack)
+    return checkpoint(layer, x, pack, use_reentrant=False, preserve_rng_state=False)
+
+
+@broken(Trainer, "restore_generators", _DROPS + "1 loads, step 2: losses is", bugs=("RSM-21",))
+def resumes_with_the_masks_of_the_start(restore_generators, self, states):
+    """The generators are not loaded: a run that resumes drops what the first step dropped."""
+
+
+@broken(Model, "eval", _DROPS + "0 loads, step 1: ")
+def validates_with_dropout(eval, self):
+    """A validation leaves the model in training mode: it drops, and draws from the generator of the run."""
+    return self

@@ -39,6 +39,7 @@ KEPT: dict[str, tuple[Recipe, bool]] = {  # recipe, and whether the stack reads 
     "selection-bias": (BIASED, False),
     "recomputed": (replace(LETTERS, recompute="full"), False),
     "bf16": (replace(LETTERS, dtype="bf16"), False),
+    "dropout": (replace(LETTERS, dropout=0.2), False),
     "own-data": (LETTERS, True),
     "fp8-delayed": (with_scaling(replace(FP8, pattern="AE", depth=2, optim=LETTERS.optim), "delayed"), False),
 }
@@ -47,6 +48,7 @@ KEEPS = {
     "selection-bias": ("validation", "experts", "sigmoid", "selection-bias"),
     "recomputed": ("validation", "recompute"),
     "bf16": ("validation", "bf16"),
+    "dropout": ("validation", "dropout"),
     "own-data": ("validation", "own-data"),
     "fp8-delayed": ("validation", "fp8"),
 }

@@ -233,7 +233,7 @@ TRAVELLED = {
                  "fp8": Fp8(scaling="mxfp8"), "degrees": Degrees(pp=2)},
     "sparse": {"mla": Mla(), "dsa": Dsa(a_ranks=(12, 0, 3), index_heads=4)},
     "numbers": {"optim": Optim(lr=1e-7, min_lr=0.0, beta2=0.9999999), "batch": Batch(micro=2, total=48)},
-    "lists": {"modes": ("nemo_native",), "author_spec": ("a.module", "name with blanks")},
+    "lists": {"dropout": 0.15, "modes": ("nemo_native",), "author_spec": ("a.module", "name with blanks")},
 }  # fmt: skip
 
 

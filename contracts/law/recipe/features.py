@@ -118,7 +118,7 @@ ALTERNATIVES: dict[str, object] = {  # field → a legal value that neither reci
     "pattern": "AEMRAEMEAEMR", "depth": 30, "hidden": 1536, "ffn_hidden": 3072, "heads": 24, "kv_groups": 6,
     "seq_length": 1024, "vocab": 50_304, "rope_theta": 10_000, "qk_norm": False, "untied_embeddings": False,
     "activation": "swiglu", "norm_eps": 1e-6, "dtype": "fp16", "author_spec": ("another_spec", "hybrid_stack_spec"),
-    "seed": 4321, "recompute": "full",
+    "dropout": 0.1, "seed": 4321, "recompute": "full",
     "moe": None, "moe.experts": 16, "moe.top_k": 2, "moe.expert_hidden": 192, "moe.shared_hidden": 0,
     "moe.score": "sigmoid", "moe.selection_bias": True, "moe.aux_loss": 0.0, "moe.z_loss": 1e-3,
     "moe.route_scale": 2.5, "moe.bias_rate": 1e-2, "moe.capacity_factor": 1.25, "moe.drop_policy": "probs",

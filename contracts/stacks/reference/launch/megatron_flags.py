@@ -53,9 +53,9 @@ def _model(recipe: Recipe) -> Words:
         *_flag("--norm-epsilon", recipe.norm_eps),
         "--squared-relu" if recipe.activation == "relu2" else "--swiglu",
         "--disable-bias-linear",
-        # Megatron drops 10 % where nothing is said; a recipe has no dropout.
+        # Megatron drops 10 % if nothing is said. A recipe has no dropout of attention weights.
         *_flag("--attention-dropout", 0.0),
-        *_flag("--hidden-dropout", 0.0),
+        *_flag("--hidden-dropout", recipe.dropout),
     )
     if recipe.untied_embeddings:
         words += ("--untie-embeddings-and-output-weights",)

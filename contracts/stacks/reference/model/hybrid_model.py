@@ -69,7 +69,7 @@ class Vocabulary:
 
 
 class Layer(nn.Module):
-    """A residual layer: x + mixer(norm(x)), or its form over several streams where there are hyper-connections."""
+    """A residual layer: x + dropout(mixer(norm(x))), or its form over the streams of hyper-connections."""
 
     def __init__(
         self, recipe: Recipe, parts: PartsInterface, mixer: nn.Module, streams: HyperConnections | None = None
@@ -78,6 +78,7 @@ class Layer(nn.Module):
         self.norm = parts.norm(recipe.hidden, recipe.norm_eps)
         self.mixer = mixer
         self.streams = streams
+        self.dropout = recipe.dropout
 
     def forward(self, x: Tensor, packing: Packing) -> Output:
         """The residual stream after the layer: (B, T, D), or (B, T, N, D) where there are several."""
@@ -94,7 +95,10 @@ class Layer(nn.Module):
     def branch(self, x_BTD: Tensor, packing: Packing) -> Output:
         """What the mixer adds; the state it ends in is nobody's."""
         out: Output = self.mixer(self.norm(x_BTD), packing, {})
-        return Output(out.y_BTD, out.losses, {}, out.seen)
+        return Output(self.drop(out.y_BTD), out.losses, {}, out.seen)
+
+    def drop(self, y_BTD: Tensor) -> Tensor:
+        return F.dropout(y_BTD, self.dropout, self.training)
 
 
 class Model(nn.Module):

@@ -273,6 +273,12 @@ class ParallelTrainer(Trainer):
     def own_generators(self) -> str:
         return f"{GENERATORS}{dist.get_rank()}/"
 
+    def stream(self) -> str:
+        """Ranks of tp without SP hold the same residual stream, and so do those of ep on an axis of its own."""
+        alike = {"ep"} if self.execution.degrees.sp else {"ep", "tp"}
+        at = self.mesh.grids.dense.coordinates(dist.get_rank())
+        return "".join(f"{axis}{place}" for axis, place in at.items() if axis not in alike)
+
     def close(self) -> None:
         """Every rank is through with its groups before one takes them down."""
         dist.barrier()

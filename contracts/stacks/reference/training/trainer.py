@@ -90,6 +90,8 @@ class Trainer:
         self.consumed = 0
         self.scale = FIRST_SCALE if recipe.dtype == "fp16" else 1.0
         self.finite = 0
+        if recipe.dropout:
+            rng_state.seed_rank_stream(recipe.seed, 0, self.stream())
 
     def set_rates(self, rates: Mapping[str, float]) -> None:
         """Give some parameters and selection biases a rate of their own, before the first step."""
@@ -346,11 +348,15 @@ class Trainer:
         """The prefix of the names of this rank's generators."""
         return f"{GENERATORS}0/"
 
+    def stream(self) -> str:
+        """Whose random numbers this rank draws: ranks that hold the same activations drop the same elements of them."""
+        return ""
+
     def resume(self, folder: str) -> None:
         """Resume from the latest checkpoint of a folder, whatever the layout of the ranks that saved it.
 
         On the same layout the random generators continue. On another layout no saved generator fits, so each rank gets
-        a new stream, derived from seed, step and rank.
+        a new one, derived from seed, step and `stream`.
 
         Raises:
             Refused: when there is no checkpoint, or it has another recipe.
@@ -368,7 +374,7 @@ class Trainer:
         if same:
             self.restore_generators(_under(self.own_generators, target))  # last: building and loading may draw
         else:
-            rng_state.seed_rank_stream(self.recipe.seed, self.number, self.own_generators)
+            rng_state.seed_rank_stream(self.recipe.seed, self.number, self.stream())
 
     def refuse_own(self, names: Iterable[str]) -> None:
         """Refuse state that other ranks saved each for itself, and that no layout can share."""

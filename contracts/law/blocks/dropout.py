@@ -1,0 +1,84 @@
+"""Dropout of what layers add to the residual stream: how much is dropped, and where else the same elements are."""
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.contract import contract
+from contracts.law._support.dropped import DROPPED, ROUTED, equal_masks
+from contracts.law._support.model_passes import needs_canonical_names, one_pass, tensor
+from contracts.law._support.training_run import seed_generators
+from contracts.spec.array import Arrays
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution, Tokens, Training
+
+ADDED = 1e-3  # what each layer adds to an element of a stream of ones
+WIDE = replace(DROPPED, hidden=64, heads=4, kv_groups=2)
+SHARES = {"two-fifths": replace(WIDE, dropout=0.4), "three-fifths": replace(WIDE, dropout=0.6)}
+"""Shares at which practically every token has an element that both layers drop; the others are measured by it."""
+
+
+@contract("BLK-11a", asks=("initial", "run_model"), cases=SHARES, source="torch.nn.Dropout; F13")
+def dropout_drops_its_share_and_scales_the_rest(stack: Training, recipe: Recipe) -> None:
+    """In training each element of what a layer adds is dropped by itself, with the probability of the recipe, and
+    otherwise divided by one minus it. Two layers drop independently of each other.
+
+    Weights are chosen so that each layer adds the same number to each element of a stream of ones. A stack that leaves
+    the factor out trains another model than the one it evaluates, and one that draws a mask once a pass drops in every
+    layer the same elements.
+    """
+    import torch
+
+    numerics = instruments.numerics
+    rows, length = 8, recipe.seq_length
+    needs_canonical_names(stack, stack.initial(recipe, "nemo_native"))
+    ids_BT = numerics.array(torch.zeros(rows, length, dtype=torch.int64))
+    seed_generators(7)
+    run = one_pass(stack, recipe, _constant(stack.initial(recipe, "nemo_native")), Tokens(tokens=ids_BT, labels=ids_BT))
+    stream = tensor(run.logits).double().flatten(0, 1)
+    times = (stream / stream.amin(1, keepdim=True) - 1) / ADDED
+    factor, drops = 1 / (1 - recipe.dropout), recipe.dropout
+    level = (times / factor).round()
+    off = (times - level * factor).abs()
+    assert float(off.max()) < 0.03, (
+        f"what a layer adds to an element is multiplied by {float(times[off > 0.03].min()):.3f}, "
+        f"expected 0 or {factor:.3f}"
+    )
+    for layers, share in enumerate(((drops**2), 2 * drops * (1 - drops), (1 - drops) ** 2)):
+        found, sigma = float((level == layers).double().mean()), (share * (1 - share) / level.numel()) ** 0.5
+        assert abs(found - share) < 6 * sigma, (
+            f"{found:.1%} of the elements are kept by {layers} of two layers, expected {share:.1%} ± {6 * sigma:.1%}"
+        )
+
+
+def _constant(shapes: Arrays) -> Arrays:
+    """Weights with which a layer adds ADDED to each element of a stream of ones, and logits are the stream itself."""
+    import torch
+
+    made = {}
+    for name, each in shapes.items():
+        made[name] = torch.ones(each.shape, dtype=torch.float64)
+        if name.endswith("w1.weight"):
+            made[name] /= each.shape[1]
+        if name.endswith("w2.weight"):
+            made[name] *= ADDED / each.shape[1]
+        if name == "head.weight":
+            made[name] = torch.eye(*each.shape, dtype=torch.float64)
+    return instruments.numerics.arrays(made)
+
+
+MASKED: dict[str, tuple[Recipe, Execution]] = {
+    "microbatches": (DROPPED, Execution(precision="float64", microbatches=2)),
+    "experts": (ROUTED, Execution(precision="float64", microbatches=4)),
+}
+
+
+@contract("BLK-11b", asks=("built", "train"), cases=MASKED, source="F13; DAT-09; ACK-03")
+def every_token_has_a_mask_of_its_own(stack: Training, recipe: Recipe, execution: Execution) -> None:
+    """No two tokens of a step get the same dropout mask, in whatever row, position or microbatch they are, and no token
+    gets the mask of the step before.
+
+    A generator that begins anew with each microbatch or step, or a mask that is drawn once for a row, drops the same
+    elements again and again, and the loss looks as it should.
+    """
+    words = equal_masks(stack, recipe, execution)
+    assert not words, f"{words}: the same elements were dropped"

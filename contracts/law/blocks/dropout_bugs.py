@@ -1,0 +1,65 @@
+"""Layers that drop too much, too little, or the same elements over and over."""
+
+import torch
+import torch.nn.functional as F
+
+from contracts.law._bugs.broken import broken
+from contracts.stacks.reference.model.hybrid_model import Layer
+from contracts.stacks.reference.training.trainer import Trainer
+
+
+@broken(
+    Layer, "drop", "BLK-11a[two-fifths]: what a layer adds to an element is multiplied by 1.000, expected 0 or 1.667"
+)
+def leaves_the_factor_out(drop, self, y_BTD):
+    """Elements are dropped by a mask, and those that stay are not divided by 1 - p."""
+    return drop(self, y_BTD) * (1 - self.dropout)
+
+
+@broken(
+    Layer, "drop", "BLK-11a[two-fifths]: what a layer adds to an element is multiplied by 2.500, expected 0 or 1.667"
+)
+def takes_the_share_for_what_stays(drop, self, y_BTD):
+    """The probability of the recipe is read as the share that stays."""
+    return F.dropout(y_BTD, 1 - self.dropout)
+
+
+@broken(Layer, "drop", "BLK-11a[two-fifths]: 100.0% of the elements are kept by 0 of two layers, expected 16.0%")
+def drops_whole_tokens(drop, self, y_BTD):
+    """The mask is drawn for each token and holds for all its elements."""
+    return y_BTD * F.dropout(torch.ones_like(y_BTD[..., :1]), self.dropout)
+
+
+@broken(Layer, "drop", "BLK-11b[microbatches]: token 0 of step 1 and token 1 of step 1 have the same gradient")
+def drops_the_same_in_a_whole_row(drop, self, y_BTD):
+    """The mask is drawn for a row and holds for all its tokens, as in recurrent networks."""
+    return y_BTD * F.dropout(torch.ones_like(y_BTD[:, :1]), self.dropout)
+
+
+@broken(Layer, "drop", "BLK-11a[two-fifths]: 39.", bugs=("ACK-01",))
+def drops_the_same_in_every_layer(drop, self, y_BTD):
+    """The generator is set back after each layer, so that two layers drop the same elements."""
+    state = torch.get_rng_state()
+    y_BTD = drop(self, y_BTD)
+    torch.set_rng_state(state)
+    return y_BTD
+
+
+@broken(Layer, "drop", "BLK-11b[microbatches]: token 0 of step 1 and token 1 of step 1 have the same gradient")
+def never_drops(drop, self, y_BTD):
+    """The recipe's dropout reaches no layer."""
+    return y_BTD
+
+
+@broken(Trainer, "accumulate", "BLK-11b[microbatches]: token 0 of step 1 and token 16 of step 1", bugs=("DAT-09",))
+def seeds_every_microbatch(accumulate, self, micro, counts):
+    """The generator is seeded before each microbatch, so that all drop the same."""
+    torch.manual_seed(self.recipe.seed)
+    return accumulate(self, micro, counts)
+
+
+@broken(Trainer, "step_over", "BLK-11b[experts]: token 0 of step 1 and token 0 of step 2 have the same gradient")
+def seeds_every_step(step_over, self, *given):
+    """The generator is seeded before each step, for the sake of reproducible steps."""
+    torch.manual_seed(self.recipe.seed)
+    return step_over(self, *given)
