@@ -8,6 +8,7 @@ import datetime
 import itertools
 import json
 import re
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from contracts.court import deviations, profiles, record
 from contracts.harness import detection, kill_matrix, telemetry
 from contracts.harness.operators import trials
 from contracts.harness.selftest import Matrix
+from contracts.instruments import safetensors_files
 from contracts.law._support.recorded_runs import RECEIPT
 from contracts.observe import trace
 from contracts.observe.merged import Merged
@@ -183,6 +185,20 @@ _PROOF = {
         unguarded=())),
 }  # fmt: skip
 _TRIAL = codec.dumps(trials.Trial(content="c", change="lost-clone@a.py:3:0", fate="crashed"))
+
+
+def _export(text: str) -> object:
+    """A file of safetensors with this header, over 24 bytes of elements."""
+    header = text.encode("utf-8", "surrogatepass")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
+        return safetensors_files.read(Path(folder))
+
+
+_HEADER = json.dumps({
+    "a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
+    "b": {"dtype": "F64", "shape": [], "data_offsets": [16, 24]},
+})  # fmt: skip
 _ALARMS = codec.dumps(
     detection.Alarms(content="c", seed=1, cases=12, held=1, judged=2, red=({"item": "x"},), stack="s")
 )
@@ -240,6 +256,7 @@ def _readers(folder: Path) -> Mapping[str, Reader]:
             example=f"{_ALARMS}\n",
             json=True,
         ),
+        "safetensors": Reader(read=_export, example=_HEADER, errors=(ValueError,), json=True),
         "journal": Reader(read=_of(folder / "journal.jsonl", read_journal), example=_JOURNAL, errors=(), json=True),
         "spans": Reader(read=lambda text: codec.loads(Clock, text), example=_sample("spans.json"), json=True),
         "map": Reader(read=_of(folder / "map.toml", read_map), example=_sample("map.toml")),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from contracts.instruments import graphs as graphs
     from contracts.instruments import numerics as numerics
     from contracts.instruments import oracles as oracles
+    from contracts.instruments import safetensors_files as safetensors_files
     from contracts.instruments import traffic as traffic
     from contracts.instruments import work as work
 

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 from contracts.spec.array import Arrays, Element
 from contracts.spec.installation import Disks, StorageMap
 from contracts.spec.party import Party
+from contracts.spec.recipe import Recipe
 
 Ending = Literal["done", "died", "refused", "hung"]
 Naming = Literal["stacked", "per_expert"]
@@ -168,5 +169,11 @@ class Checkpointing(Party, Protocol):
         back from its files.
 
         `tensors` may have several dtypes. Whole numbers keep theirs.
+        """
+        ...
+
+    def export_model(self, folder: str, recipe: Recipe, weights: Arrays, files: int) -> str:
+        """Write the weights of a recipe's model as safetensors, under the names that others know, in about `files`
+        files with an index if `files` exceeds 1; returns the folder that has them, `folder` or one below it.
         """
         ...

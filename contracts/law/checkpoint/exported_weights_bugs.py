@@ -1,8 +1,11 @@
 """Exports in another dtype than the one that was asked for."""
 
+import json
+
 import torch
 
 from contracts.law._bugs.broken import broken
+from contracts.stacks.reference.checkpoint import weight_names
 from contracts.stacks.reference.checkpoint.weight_names import WeightNames
 
 
@@ -22,3 +25,50 @@ def converts_counters(exported, self, tensors, dtype):
 def rounds_twice(exported, self, tensors, dtype):
     """Goes through the dtype in which the model computes."""
     return exported(self, exported(self, tensors, torch.bfloat16), dtype)
+
+
+@broken(
+    WeightNames,
+    "index",
+    "CKPT-06g[tied-in-three]: the index names head.weight in model-00001-of-00003.safetensors",
+)
+def names_a_tied_projection(index, self, parts, places):
+    """The index is that of the untied model."""
+    return index(self, parts, {"head.weight": min(places.values()), **places})
+
+
+@broken(WeightNames, "index", "CKPT-06g[experts-in-three]: of model-00003-of-00003.safetensors is not in the index")
+def forgets_the_last_file(index, self, parts, places):
+    """The index is written before the last file is."""
+    return index(self, parts, {name: file for name, file in places.items() if file != max(places.values())})
+
+
+@broken(WeightNames, "index", "CKPT-06g[plain-in-three]: the index says that all have")
+def adds_up_the_first_file(index, self, parts, places):
+    """Each file says its own size, and the index the first one's."""
+    return index(self, parts[:1], places)
+
+
+@broken(WeightNames, "dealt", "CKPT-06g[plain-in-three]: embedding.weight stands in two files")
+def writes_the_embedding_with_each_stage(dealt, self, tensors, files):
+    """First and last stage have the embedding, and both write it."""
+    parts = dealt(self, tensors, files)
+    return [*parts[:-1], parts[-1] | {"embedding.weight": tensors["embedding.weight"]}]
+
+
+@broken(WeightNames, "dealt", "CKPT-06g[tied-in-one]: and they are others")
+def leaves_out_the_last_norm(dealt, self, tensors, files):
+    """The table of names knows what lies inside of layers."""
+    return dealt(self, {name: each for name, each in tensors.items() if name != "norm.weight"}, files)
+
+
+@broken(weight_names, "_safetensors", "CKPT-06g[tied-in-three]: model-00001-of-00003.safetensors: KeyError: ''")
+def makes_room_for_a_tied_projection(safetensors, tensors):
+    """The header has a row for each name of the untied model, and nothing fills it."""
+    content = safetensors(tensors)
+    if "embedding.weight" not in tensors:
+        return content
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length]) | {"head.weight": {"dtype": "", "shape": [], "data_offsets": [0, 0]}}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]

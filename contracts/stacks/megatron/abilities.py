@@ -70,7 +70,7 @@ ABILITIES = Abilities(
         without("retire_checkpoints", "stack",
                 "its --save-retain-interval keeps every n-th checkpoint and no newest; it knows no copy of one"),
         without("rename_weights", "stack", "its checkpoints have the names of its model, and it renames none"),
-        without("export_weights", "adapter", "its converters of checkpoints were not tried"),
+        without("export_weights export_model", "adapter", "its converters of checkpoints were not tried"),
     ),
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""

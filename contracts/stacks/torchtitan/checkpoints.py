@@ -7,6 +7,7 @@ optimizers stand, counters as bytes where the data loader stands, the step in th
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import tempfile
@@ -31,10 +32,16 @@ from contracts.instruments import numerics
 from contracts.spec.array import Arrays, Element
 from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot, WriteFault, Written
 from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution
 from contracts.stacks.forked_ranks import join_process_group
 from contracts.stacks.kit import worlds
 from contracts.stacks.kit.checkpoints import changed, endings, module_with, under
-from contracts.stacks.torchtitan import shims, symbols
+from contracts.stacks.kit.runs import put
+from contracts.stacks.torchtitan import shims, symbols, weight_mapping
+from contracts.stacks.torchtitan.abilities import ABILITIES
+from contracts.stacks.torchtitan.configuration import declined
+from contracts.stacks.torchtitan.model import config_of
 
 ERRORS = (CheckpointException, OSError, RuntimeError, ValueError)
 """What it raises where it does not save or load."""
@@ -213,6 +220,35 @@ def export_weights(tensors: Arrays, dtype: Element) -> Arrays:
         load(found, storage_reader=reader)
         kept.manager.close()
     return numerics.arrays(found)
+
+
+def export_model(folder: str, recipe: Recipe, weights: Arrays, files: int) -> str:
+    """What its manager saves after the last step of a run for Hugging Face, by the state-dict adapter of the model. It
+    takes the file of each name from the index of the model's assets, and such an index has the output projection,
+    whether or not it is tied."""
+    declined(recipe, Execution(), "export_model", "torchtitan 0.3.0", ABILITIES)
+    name, ours = ("qwen3" if recipe.mla is None else "deepseek_v3"), weight_mapping.links(recipe)
+    registered = importlib.import_module(f"torchtitan.models.{name}").model_registry("debugmodel").state_dict_adapter
+    with shims.quiet(), worlds.of_one():
+        config = config_of(recipe)
+        model = config.build()
+        model.to_empty(device="cpu")
+        put("weights", weights, dict(model.named_parameters()), ours)
+        held = [*registered(config, None).to_hf(model.state_dict()), "lm_head.weight"]
+        assets = Path(folder, "assets")
+        assets.mkdir()
+        places = {each: f"model-{at % files + 1:05d}-of-{files:05d}.safetensors" for at, each in enumerate(held)}
+        if files > 1:
+            (assets / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}), encoding="utf-8")
+        kind, kept = symbols.checkpoint_manager(), {"folder": folder, "keep_latest_k": 0}
+        manager = kind(
+            kind.Config(enable=True, last_save_model_only=True, last_save_in_hf=True, **kept),
+            dataloader=Held(), model_parts=[model], optimizers=Held(), lr_schedulers=Held(),
+            states={"train_state": Held(step=1)}, sd_adapter=registered(config, str(assets)),
+        )  # fmt: skip
+        manager.save(1, last_step=True)
+        manager.close()
+    return str(Path(folder, "step-1"))
 
 
 def retire_checkpoints(folder: str, keep: int, durable: frozenset[int], fault: WriteFault | None) -> Written:

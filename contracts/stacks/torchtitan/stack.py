@@ -19,7 +19,7 @@ OLDER = ("built", "rehearse", "run_model", "train")
 """What the other trainer of 0.2.2 is asked."""
 CHECKPOINTS = (
     "write_checkpoint", "write_on_ranks", "write_in_background", "latest_checkpoint", "load_checkpoint",
-    "retire_checkpoints", "export_weights",
+    "retire_checkpoints", "export_weights", "export_model",
 )  # fmt: skip
 
 

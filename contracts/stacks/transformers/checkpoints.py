@@ -18,11 +18,13 @@ from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from contracts.instruments import numerics
+from contracts.spec.array import Arrays
 from contracts.spec.checkpointing import Loaded, Snapshot, WriteFault, Written
+from contracts.spec.recipe import Recipe
 from contracts.stacks.kit.checkpoints import changed, module_with
 from contracts.stacks.transformers import releases, shims
 from contracts.stacks.transformers.configuration import decline
-from contracts.stacks.transformers.training import alone
+from contracts.stacks.transformers.training import Model, alone
 
 ERRORS = (
     OSError,
@@ -136,6 +138,16 @@ def retire_checkpoints(folder: str, keep: int, durable: frozenset[int], fault: W
         <= durable,
     }})  # fmt: skip
     return changed(lambda: _rotated(folder, keep), fault, ERRORS)
+
+
+def export_model(folder: str, recipe: Recipe, weights: Arrays, files: int) -> str:
+    """What its `save_pretrained` writes, with files of about as many bytes."""
+    model = Model(recipe, "run_model")
+    model.put(weights, {})
+    size = sum(len(each.data) for each in weights.values())
+    with shims.quiet():
+        model.module.save_pretrained(folder, max_shard_size=-(-size // files) if files > 1 else 2 * size)
+    return folder
 
 
 def _rotated(folder: str, keep: int) -> None:

@@ -22,7 +22,7 @@ SHARED = (
 )
 
 
-CHECKPOINTS = ("write_checkpoint", "latest_checkpoint", "load_checkpoint", "retire_checkpoints")
+CHECKPOINTS = ("write_checkpoint", "latest_checkpoint", "load_checkpoint", "retire_checkpoints", "export_model")
 
 
 class Transformers(Package):

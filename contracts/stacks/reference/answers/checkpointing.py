@@ -8,6 +8,7 @@ import resource
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.instruments import accelerator
@@ -16,6 +17,7 @@ from contracts.spec.array import Arrays, Element
 from contracts.spec.checkpointing import Loaded, Naming, Overtaken, Snapshot, WriteFault, Written
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.installation import Disks, StorageMap
+from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.answers.base import BuiltOfParts
 from contracts.stacks.reference.answers.without_cuda import without_cuda
 
@@ -37,7 +39,7 @@ class CheckpointAnswers(BuiltOfParts):
         {
             "write_checkpoint", "write_on_ranks", "write_in_background", "write_in_background_on_ranks",
             "latest_checkpoint", "load_checkpoint", "retire_checkpoints", "checkpoint_folder", "rename_weights",
-            "export_weights",
+            "export_weights", "export_model",
         }
     )  # fmt: skip
 
@@ -127,6 +129,13 @@ class CheckpointAnswers(BuiltOfParts):
             kept.save(State(step=1, tensors=given, position={}, recipe=""))
             kept.load(into, recipe="", step=1)
         return numerics.arrays(into)
+
+    def export_model(self, folder: str, recipe: Recipe, weights: Arrays, files: int) -> str:
+        from contracts.instruments import numerics
+
+        names = self.parts().weight_names()
+        names.written(Path(folder), names.rename(numerics.tensors(weights), "per_expert"), files)
+        return folder
 
     def checkpoint_folder(self, save: str | None, run: str, storage: StorageMap, disks: Disks) -> str:
         findings = [each for each in volumes.storage_findings(storage, disks) if each.field == "durable"]
