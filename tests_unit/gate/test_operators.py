@@ -167,6 +167,17 @@ def test_a_violation_counts_more_than_an_error_and_a_hang_is_one(
     assert trials._fate(given, planned)["fate"] == fate
 
 
+def test_ranks_import_the_change(tmp_path: Path) -> None:
+    change = next(each for each in changes.of_file("parallel/fsdp.py"))
+    trials.shadow(tmp_path / "changed", change)
+    code = "from rankproof import suite; suite.load_alone(); import contracts; print(contracts.__file__)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "changed")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(tmp_path / "changed/contracts/__init__.py"), done.stderr
+
+
 def test_what_ranks_say_of_a_change_counts_where_they_say_nothing_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     change = next(each for each in changes.of_file("parallel/fsdp.py"))
     reach = Reach(content="", seconds={}, lines={})

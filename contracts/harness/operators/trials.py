@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -69,9 +70,13 @@ class Trial:
 
 
 def shadow(folder: Path, change: Change, mark: Path | None = None) -> None:
-    """Lay the package into a new folder with one change made; what runs it makes a file of `mark`."""
+    """Lay the packages into a new folder with one change made; what runs it makes a file of `mark`.
+
+    `rankproof` is copied: it takes for its own only the `contracts` beside its own files.
+    """
     folder.mkdir()
     real, place = Path(contracts.__file__).parent, folder / "contracts"
+    shutil.copytree(real.with_name("rankproof"), folder / "rankproof")
     for part in ("stacks", "reference", *Path(change.file).parts):
         place.mkdir()
         for each in real.iterdir():
@@ -176,9 +181,12 @@ def _fate(rows: Sequence[dict[str, Any]], planned: int) -> dict[str, Any]:
 
 @functools.cache
 def _hold_unchanged(ranks: int, profile: str) -> None:
-    """Refuse ranks on which the cases that say that a change is wrong do not hold without any change."""
+    """Refuse ranks on which the cases that say that a change is wrong do not hold where nothing is changed."""
+    some = next(drawn(0))
     with tempfile.TemporaryDirectory() as place:
-        found = _by_ranks(Path(place), ranks, profile)
+        unchanged = Path(place).resolve() / "unchanged"
+        shadow(unchanged, replace(some, now=some.was))
+        found = _by_ranks(unchanged, ranks, profile)
     if found["fate"] != "survived":
         why = f"{found.get('by') or profile} does not hold on the unchanged reference: {found['words']}"
         raise refuse("--ranks", ranks, why, f"see what `rankproof check --ranks {ranks} --profile '{profile}'` says")
