@@ -67,6 +67,8 @@ FEATURES: Mapping[str, str] = {
     # data and checkpoints
     "packed": "several documents in a row",
     "own-data": "batches that the stack reads itself",
+    "frozen": "parameters that a run does not train",
+    "refrozen": "a resumed run that freezes others than the saved one",
     "outer-rates": "a rate of their own for embedding and output projection",
     "layer-rates": "rates of their own for some weights of the layers",
     "bias-rates": "a rate for each selection bias",

@@ -165,6 +165,9 @@ class Session:
         observe: what to return of each step besides losses; `at` narrows it to these steps (1-based, all if empty). A 0
             in `at` asks for the loaded state, before the first step.
         save: folder of checkpoints; `save_at` names the steps after which one is written.
+        frozen: names of parameters that the run does not train. They keep their values and have no gradient and no
+            optimizer state; the norm, the clipping and decay are of the others. A checkpoint has their values. A run
+            that loads it may freeze others: what was frozen begins as in a first step, what is frozen loses its state.
         rates: by name of a parameter or a selection bias, what its rate is multiplied by, floor included; 1 for
             all others.
         keep: how many of the newest checkpoints to retain; None retains all.
@@ -182,6 +185,7 @@ class Session:
     windows: tuple[tuple[Tokens, ...], ...] = ()
     weights: Arrays = field(default_factory=dict)
     buffers: Arrays = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
     rates: Mapping[str, float] = field(default_factory=dict)
     observe: frozenset[Observed] = frozenset()
     at: frozenset[int] = frozenset()

@@ -92,6 +92,7 @@ def run(
     buffers: Arrays | None = None,
     recompute: bool = False,
     rates: Mapping[str, float] | None = None,
+    frozen: frozenset[str] = frozenset(),
 ) -> Trained:
     """Steps over the given batches, in float64 unless the recipe's own precision is asked for."""
     precision: Precision = "declared" if declared else "float64"
@@ -105,6 +106,7 @@ def run(
             weights=weights or {},
             buffers=buffers or {},
             rates=rates or {},
+            frozen=frozen,
             observe=frozenset(observe),
         )
     )

@@ -7,11 +7,13 @@ model are made of those of its blocks: `within` puts a prefix before both names.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from contracts.spec.errors import NotOffered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,20 @@ class Link:
     def within(self, theirs: str, ours: str) -> Link:
         """The link of a part, with the names of the whole."""
         return replace(self, theirs=f"{theirs}{self.theirs}", ours=tuple(f"{ours}{name}" for name in self.ours))
+
+
+def freeze(ours: Collection[str], parameters: Mapping[str, Tensor], links: Iterable[Link]) -> None:
+    """Let parameters of a stack require no gradient, given by canonical names, as its users do.
+
+    Raises:
+        NotOffered: for one of those that are a single tensor there.
+    """
+    for link in links:
+        frozen = {*link.ours} & {*ours}
+        if frozen and len(frozen) < len(link.ours):
+            raise NotOffered(f"{link.theirs} is trained as a whole", "stack")
+        if frozen and link.theirs in parameters:
+            parameters[link.theirs].requires_grad_(False)
 
 
 def same(theirs: str, ours: str) -> Link:

@@ -175,6 +175,8 @@ def trained(run: Run) -> Trained:
         raise refuse("batches", len(session.batches), problem, "give one for each step")
     if session.rates and not run.parts:
         raise NotOffered("all its parameters have one rate", "adapter")
+    if session.frozen:
+        raise NotOffered("it trains every parameter", "adapter")
     if session.load is not None:
         run.load(session.load)
     run.put(session.weights, session.buffers)

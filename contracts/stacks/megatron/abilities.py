@@ -24,6 +24,8 @@ ABILITIES = Abilities(
         "author-dp", "ep-without-fsdp", "etp-without-ep",
     )),
     lacks=(
+        lacks("frozen", "adapter", "it was not asked to freeze anything"),
+        lacks("refrozen", "adapter", "it was not asked to freeze anything"),
         lacks("recurrent", "stack", "it has no M2RNN"),
         lacks("hyper-connections", "stack", "it has none in a version that was tried"),
         lacks("own-axis", "stack", "it carves experts out of the dense ranks", asked=frozenset()),

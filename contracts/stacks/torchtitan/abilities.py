@@ -19,6 +19,8 @@ ABILITIES = Abilities(
         "outer-rates", "layer-rates", "bias-rates",
     )),
     lacks=(
+        lacks("frozen", "adapter", "it was not asked to freeze anything"),
+        lacks("refrozen", "adapter", "it was not asked to freeze anything"),
         lacks("recurrent", "stack", "it has no M²RNN"),
         lacks("mamba", "stack", "it has no Mamba"),
         lacks("narrow-scan", "stack", "it has no Mamba"),

@@ -26,7 +26,7 @@ from contracts.spec.errors import refuse
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Built, Execution, Pass, Session, Step, Tokens, Trained
 from contracts.stacks.kit import runs, tables
-from contracts.stacks.kit.links import fitting, to_canonical
+from contracts.stacks.kit.links import fitting, freeze, to_canonical
 from contracts.stacks.kit.versions import fitted
 from contracts.stacks.transformers import releases, shims, weight_mapping
 from contracts.stacks.transformers.abilities import NO_OPTIMIZER, OLDER
@@ -376,6 +376,7 @@ def train(session: Session) -> Trained:
             model.put(session.weights, session.buffers)
         if session.execution.world > 1 and _cut(session.execution):
             model.spread(session.execution)
+        freeze(session.frozen, model.parameters(), model.links)
         trainer = Observed(session, model, microbatches(session, start), start + session.steps, kept)
         with shims.widened() if wide else contextlib.nullcontext():
             trainer.train(resume_from_checkpoint=folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,8 @@ class TrainingAnswers(BuiltOfParts):
 
     def train(self, session: Session) -> Trained:
         _refuse_uncounted(session)
-        if session.rates:
-            _refuse_unknown(session.rates, self.built(session.recipe, session.execution.mode))
+        if session.rates or session.frozen:
+            _refuse_unknown(session, self.built(session.recipe, session.execution.mode))
         from contracts.stacks.reference.training.exact_kernels import exact_kernels
 
         with exact_kernels(session.execution.device):
@@ -71,11 +71,16 @@ def _refuse_uncounted(session: Session) -> None:
     found.raise_any()
 
 
-def _refuse_unknown(rates: Iterable[str], whole: Built) -> None:
-    """Refuse rates of what is no parameter and no selection bias."""
-    known, found = {row.name for row in whole.parameters} | {*whole.buffers}, Refusals()
-    for name in sorted({*rates} - known):
+def _refuse_unknown(session: Session, whole: Built) -> None:
+    """Refuse rates of what is no parameter and no selection bias, and freezing what is none or all that is trained."""
+    trained = {row.name for row in whole.parameters if row.optimizer is not None}
+    known, found = {row.name for row in whole.parameters}, Refusals()
+    for name in sorted({*session.rates} - known - {*whole.buffers}):
         found.add("rates", name, "is no weight and no selection bias", "use the names that built() gives")
+    for name in sorted(session.frozen - known):
+        found.add("frozen", name, "is no weight", "use the names that built() gives")
+    left = bool(trained - session.frozen)
+    found.unless(left, "frozen", len(session.frozen), "leaves nothing to train", "freeze fewer")
     found.raise_any()
 
 
@@ -83,8 +88,8 @@ def _trained(trainer: Trainer, session: Session) -> Trained:
     """A session, from what it loads to its last step."""
     from contracts.instruments import numerics
 
-    if session.rates:
-        trainer.set_rates(session.rates)
+    if session.rates or session.frozen:
+        trainer.choose(session.rates, session.frozen)
     if session.load is not None:
         trainer.resume(session.load)
     if session.weights:

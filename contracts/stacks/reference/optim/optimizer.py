@@ -7,7 +7,7 @@ own: torch.optim.Muon rounds to bfloat16 inside, whatever dtype it is given, and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,8 @@ class Optimizer:
 
     adamw: type[torch.optim.AdamW] = torch.optim.AdamW
     muon: type[Muon] = Muon
+    new: Collection[str] = ()
+    """Of whom a state that is loaded may have nothing: they were frozen."""
 
     def __init__(self, optim: Optim, members: Iterable[Member], rates: Mapping[str, float] | None = None) -> None:
         self.optim, self.rates = optim, rates or {}
@@ -225,7 +227,8 @@ class Optimizer:
         found = Refusals()
         for member in self.members:
             held = left.pop(member.name, {})
-            found.unless(bool(held) or not state, "optimizer state", member.name, "has no entry", remedy)
+            there = bool(held) or not state or member.name in self.new
+            found.unless(there, "optimizer state", member.name, "has no entry", remedy)
             self.rules[self.rule(member)].state[member.parameter] = held
         found.unless(not left, "optimizer state", sorted(left), "belongs to no parameter", remedy)
         found.raise_any()

@@ -59,14 +59,19 @@ class PipelineTrainer(ParallelTrainer):
 
     optimizer_class: type[StagedOptimizer] = StagedOptimizer
     optimizer: StagedOptimizer
+    copies: Mapping[str, list[int]] = {}
     stage_class: type[Stage] = Stage
     pipeline_class: type[Pipeline] = Pipeline
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.copies = self.shared()
-        self.optimizer.stages, self.optimizer.lent = self.group, self.lent()
-        self.optimizer.device = self.execution.device
+        self.optimizer = self.optimizer_of_members()
+
+    def optimizer_of_members(self) -> StagedOptimizer:
+        made = cast(StagedOptimizer, super().optimizer_of_members())
+        made.stages, made.lent, made.device = self.group, self.lent(), self.execution.device
+        return made
 
     def refuse_unsupported(self) -> None:
         if self.recipe.dtype == "fp16":
@@ -151,6 +156,8 @@ class PipelineTrainer(ParallelTrainer):
     def reduce(self) -> None:
         super().reduce()
         for name, ranks in self.copies.items():
+            if name in self.frozen:
+                continue
             (peer,) = (rank for rank in ranks if rank != self.mesh.rank)
             self.add(self.model.get_parameter(name), peer)
 

@@ -24,6 +24,7 @@ from contracts.spec.training import Execution
 from contracts.stacks.kit.roles import layer_of
 from contracts.stacks.reference.checkpoint import rng_state
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State, recipe_digest
+from contracts.stacks.reference.checkpoint.manifest import Manifest
 from contracts.stacks.reference.data import IGNORED, Corpus, DataOrder
 from contracts.stacks.reference.model.blocks import fp8
 from contracts.stacks.reference.model.blocks.common import packing
@@ -36,7 +37,7 @@ from contracts.stacks.reference.optim.optimizer import Optimizer, members
 from contracts.stacks.reference.parallel.placements import local_part, placed_copy, placed_zeros
 
 GENERATORS, OWN = "rng/", "own/"  # prefixes of tensors in a checkpoint that belong to one rank
-LAYOUT = "layout."  # prefix of the counters that describe the ranks
+LAYOUT, FROZEN = "layout.", "frozen."  # prefixes of the counters that describe the ranks, and what was not trained
 FIRST_SCALE, GROWS_AFTER = 2.0**16, 2000  # torch.amp.GradScaler's
 Value = TypeVar("Value")
 
@@ -78,12 +79,13 @@ class Trainer:
     rate: Callable[..., float] = staticmethod(schedule.learning_rate)
     rates: Mapping[str, float] = {}
     """What a rate is multiplied by, where it is not 1."""
+    frozen: frozenset[str] = frozenset()
 
     def __init__(self, recipe: Recipe, execution: Execution | None = None, parts: Parts = PARTS) -> None:
         self.recipe, self.execution, self.parts = recipe, execution or Execution(), parts
         self.refuse_unsupported()
         self.model = self.build()
-        self.optimizer = self.optimizer_class(recipe.optim, members(self.model))
+        self.optimizer = self.optimizer_of_members()
         self.corpus = self.opened()
         self.data_order = self.data_order_class(len(self.corpus), recipe.seed)
         self.number = 0
@@ -93,10 +95,16 @@ class Trainer:
         if recipe.dropout:
             rng_state.seed_rank_stream(recipe.seed, 0, self.stream())
 
-    def set_rates(self, rates: Mapping[str, float]) -> None:
-        """Give some parameters and selection biases a rate of their own, before the first step."""
-        self.rates = rates
-        self.optimizer = self.optimizer_class(self.recipe.optim, members(self.model), rates)
+    def optimizer_of_members(self) -> Optimizer:
+        return self.optimizer_class(self.recipe.optim, members(self.model), self.rates)
+
+    def choose(self, rates: Mapping[str, float], frozen: frozenset[str]) -> None:
+        """Give some parameters and selection biases a rate of their own, and freeze others, before the first step."""
+        self.rates, self.frozen = rates, frozen
+        for name, parameter in self.model.named_parameters():
+            if name in frozen:
+                parameter.requires_grad_(False)
+        self.optimizer = self.optimizer_of_members()
 
     def build(self) -> Model:
         """The model with its initial weights, in the precision of the execution."""
@@ -288,7 +296,7 @@ class Trainer:
         found = {"step": self.number, "consumed": self.consumed, "seed": self.recipe.seed}
         if self.recipe.dtype == "fp16":
             found |= {"loss_scale": int(self.scale), "finite": self.finite}
-        return found
+        return found | {f"{FROZEN}{name}": 1 for name in self.frozen}
 
     def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
         """Load what `state` and `position` returned.
@@ -301,7 +309,13 @@ class Trainer:
             raise refuse("seed", self.recipe.seed, f"the saved run has {position['seed']}", remedy)
         self.put(_under("weights/", state), dict(self.model.named_parameters()), "weights")
         self.put(_under("buffers/", state), dict(self.model.named_buffers()), "buffers")
-        self.optimizer.load({name: placed_copy(each) for name, each in _under("optimizer/", state).items()})
+        moments = {
+            name: placed_copy(each)
+            for name, each in _under("optimizer/", state).items()
+            if name.rpartition("/")[0] not in self.frozen
+        }
+        self.optimizer.new = _under(FROZEN, position)
+        self.optimizer.load(moments)
         self.number, self.consumed = position["step"], position["consumed"]
         self.scale, self.finite = float(position.get("loss_scale", self.scale)), position.get("finite", 0)
 
@@ -364,8 +378,9 @@ class Trainer:
         kept = self.kept(folder)
         saved = kept.opened()
         same = _under(LAYOUT, saved.position) == self.layout()
-        expected = {f"optimizer/{name}": each for name, each in self.optimizer.blank().items()}
-        target = {name: placed_copy(each) for name, each in (expected | dict(self.saved().tensors)).items()}
+        target = {
+            name: placed_copy(each) for name, each in (self.moments_in(saved) | dict(self.saved().tensors)).items()
+        }
         if not same:
             self.refuse_own(saved.tensors)
             target = {name: each for name, each in target.items() if not name.startswith(GENERATORS)}
@@ -375,6 +390,20 @@ class Trainer:
             self.restore_generators(_under(self.own_generators, target))  # last: building and loading may draw
         else:
             rng_state.seed_rank_stream(self.recipe.seed, self.number, self.stream())
+
+    def moments_in(self, saved: Manifest) -> dict[str, Tensor]:
+        """The optimizer state that a checkpoint has: of what was trained then, whether it is now or not."""
+        before = _under(FROZEN, saved.position)
+        found = {
+            f"optimizer/{name}": each
+            for name, each in self.optimizer.blank().items()
+            if name.rpartition("/")[0] not in before
+        }
+        for name in self.frozen:
+            for key, held in saved.tensors.items():
+                if key.rpartition("/")[0] == f"optimizer/{name}":
+                    found[key] = torch.zeros(held.shape, dtype=getattr(torch, held.dtype))
+        return found
 
     def refuse_own(self, names: Iterable[str]) -> None:
         """Refuse state that other ranks saved each for itself, and that no layout can share."""
