@@ -73,6 +73,7 @@ FEATURES: Mapping[str, str] = {
     "layer-rates": "rates of their own for some weights of the layers",
     "bias-rates": "a rate for each selection bias",
     "windows": "microbatches that a caller cuts, of any size and length",
+    "largest-loss": "the largest loss of a rank beside the mean",
     "validation": "a loss over other batches between two steps",
     "checkpoint": "a run saved and resumed",
     "checkpoint-of-a-recipe": "a checkpoint that is refused under another recipe",

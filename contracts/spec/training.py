@@ -48,7 +48,7 @@ Wrap = Literal[
     "tensor_parallel", "expert_parallel", "context_parallel", "activation_checkpoint", "compile", "fully_shard"
 ]
 """What a stack wraps around a model: sharding, recomputation, compilation."""
-Observed = Literal["gradients", "weights", "optimizer", "buffers", "rng"]
+Observed = Literal["gradients", "weights", "optimizer", "buffers", "rng", "largest"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +213,7 @@ class Step:
             keys are `name/entry`, for instance `layers.0.mixer.wq.weight/exp_avg`.
         rng: states of the random generators after the step, by name.
         seen: counters, for instance `dropped`, `layers.3.counts`; under fp16 `loss_scale`, the one of the next step.
+        largest: the largest of the ranks' mean losses, each over the labels of its rows, as a log has it.
         validation: the loss of the validation after the step, a mean over its labels that count.
     """
 
@@ -229,6 +230,7 @@ class Step:
     buffers: Arrays = field(default_factory=dict)
     rng: Arrays = field(default_factory=dict)
     seen: Arrays = field(default_factory=dict)
+    largest: Real | None = None
     validation: Real | None = None
 
 

@@ -46,6 +46,7 @@ ABILITIES = Abilities(
         lacks("muon", "adapter", "its Muon is a package of its own, which is not asked"),
         lacks("own-data", "adapter", "it reads data sets of its own and not the recipe's"),
         lacks("checkpoint-of-a-recipe", "stack", "of a checkpoint's arguments it compares layers, width and heads"),
+        lacks("largest-loss", "stack", "its training logs means over ranks"),
         lacks("layer-rates", "stack", "its --decoupled-lr is of embedding and output projection"),
         lacks("bias-rates", "stack", "its selection biases have one rate, --moe-router-bias-update-rate"),
         lacks("windows", "adapter", "it is given batches and cuts them itself"),

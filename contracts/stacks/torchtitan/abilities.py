@@ -16,7 +16,7 @@ ABILITIES = Abilities(
         "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw", "muon", "cosine", "linear",
         "constant", "WSD", "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep",
         "etp", "pp", "interleaved", "borrowed", "compile", "compiled-blocks", "recompute", "validation",
-        "outer-rates", "layer-rates", "bias-rates",
+        "outer-rates", "layer-rates", "bias-rates", "largest-loss",
     )),
     lacks=(
         lacks("frozen", "adapter", "it was not asked to freeze anything"),

@@ -59,13 +59,13 @@ class Logged:
         self.color, self.device_memory_monitor = NoColor(), self.Memory()
         self.num_flops_per_token, self.ntokens_since_last_log = 0, 0
         self.data_loading_times: list[float] = []
-        self.loss, self.norm, self.validation = float("nan"), float("nan"), float("nan")
+        self.loss = self.largest = self.norm = self.validation = float("nan")
 
     def should_log(self, step: int) -> bool:
         return True
 
     def log(self, step: int, loss: float, largest: float, norm: float, extra_metrics: Any = None) -> None:
-        self.loss, self.norm = float(loss), norm
+        self.loss, self.largest, self.norm = float(loss), float(largest), norm
 
     def log_validation(self, loss: float, step: int) -> None:
         self.validation = loss

@@ -128,6 +128,7 @@ class Run(runs.Run):
             tokens=trainer.tokens,
             lr=lr,
             grad_norm=trainer.metrics_processor.norm,
+            largest=trainer.metrics_processor.largest if self.session.execution.world > 1 else None,
             clip_coef=clip_coef,
             validation=validation,
         )

@@ -21,6 +21,7 @@ ABILITIES = Abilities(
     )),
     lacks=(
         lacks("outer-rates", "stack", "its Trainer groups parameters by their decay"),
+        lacks("largest-loss", "stack", "its Trainer logs a mean over ranks"),
         lacks("layer-rates", "stack", "its Trainer groups parameters by their decay"),
         lacks("bias-rates", "stack", "its Trainer moves no selection bias"),
         lacks("refrozen", "stack", "its Trainer loads optimizer state by the number of parameters"),

@@ -149,6 +149,7 @@ def _answer(trainer: Trainer, done: StepResult, seen: frozenset[str]) -> Step:
         tokens=done.tokens,
         lr=done.lr,
         grad_norm=done.grad_norm,
+        largest=trainer.largest(*done.own) if done.own is not None and "largest" in seen else None,
         clip_coef=done.clip_coef,
         samples=done.samples,
         gradients=numerics.arrays(done.gradients),

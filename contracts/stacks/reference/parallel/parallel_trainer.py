@@ -216,6 +216,11 @@ class ParallelTrainer(Trainer):
         labels = {name: each for name, each in values.items() if _of_labels(name)}
         return _totals(labels, self.mesh.group("dp_cp")) | _totals(routed, self.mesh.group("apart"))
 
+    def largest(self, total: Tensor, labels: Tensor, whole: Tensor) -> float | None:
+        mean = (total / labels.clamp(min=1)).double()
+        dist.all_reduce(mean, op=dist.ReduceOp.MAX)
+        return float(mean)
+
     def reduce(self) -> None:
         """Partial gradients become what their parameters are; without FSDP data-parallel ranks are summed here."""
         trained = {name: each for name, each in self.model.named_parameters() if each.grad is not None}

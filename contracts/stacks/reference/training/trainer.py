@@ -63,6 +63,8 @@ class StepResult:
     samples: tuple[int, ...] = ()
     gradients: dict[str, Tensor] = field(default_factory=dict)
     seen: dict[str, Tensor] = field(default_factory=dict)
+    own: tuple[Tensor, Tensor, Tensor] | None = None
+    """This rank's sum of losses and its labels, and the labels of all ranks."""
 
 
 class Trainer:
@@ -132,12 +134,14 @@ class Trainer:
     def step_over(self, window: Sequence[Batch], wanted: bool = False, samples: tuple[int, ...] = ()) -> StepResult:
         """One optimizer step over microbatches, which may differ in sequences and in length."""
         window = [self.on_device(micro) for micro in window]
-        counts = self.over_rows(self.total([self.count(micro) for micro in window]))
+        own = self.total([self.count(micro) for micro in window])
+        counts = self.over_rows(own)
         self.optimizer.zero()
         passes = self.passes(window, counts)
         self.reduce()
         self.unscale()
-        losses = self.model.objective(self.over_parts(self.total([each.sums for each in passes])), counts)
+        sums = self.total([each.sums for each in passes])
+        losses = self.model.objective(self.over_parts(sums), counts)
         gradients = self.gradients() if wanted else {}
         norm, coefficient = self.optimizer.clip()
         lr = self.rate(self.recipe.optim, self.number + 1)
@@ -159,6 +163,7 @@ class Trainer:
             samples=samples,
             gradients=gradients,
             seen=seen,
+            own=(sums["lm"], own["lm"], counts["lm"]) if "lm" in sums else None,
         )
 
     def unscale(self) -> None:
@@ -214,6 +219,10 @@ class Trainer:
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """The sum, over all ranks with different tokens, of values over each rank's tokens."""
         return values
+
+    def largest(self, total: Tensor, labels: Tensor, whole: Tensor) -> float | None:
+        """The largest mean loss of a rank, from this one's sum and its labels, and those of all; None on one rank."""
+        return None
 
     def reduce(self) -> None:
         """Reduce the gradients of the window over ranks."""
