@@ -73,7 +73,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from contracts.spec.array import Array, Arrays, Shape
+from contracts.spec.array import Array, Arrays, Element, Shape
 from contracts.spec.kernel_selection import Kernel, Site, Wish
 from contracts.spec.party import Party
 from contracts.spec.recipe import Mode, Recipe
@@ -97,6 +97,7 @@ class BlockCall:
         chunk: tokens in a chunk of the scan; None leaves it to the stack.
         strided: whether the stack makes tensors of `x` and `dy` whose first axis is the fastest in memory, in place of
             row-major ones. Their elements, and so the answer, are the same.
+        router: the dtype of the router's product; None is float32 at least. The rest of a router is float32 either way.
         device: where the block runs, in torch's names: `cpu`, `cuda`. The tensors of the answer are on the host.
         kernels: the kernel asked for at each site (spec/kernel_selection.py); other sites have the stack's default.
     """
@@ -112,6 +113,7 @@ class BlockCall:
     state: Arrays = field(default_factory=dict)
     chunk: int | None = None
     strided: bool = False
+    router: Element | None = None
     device: str = "cpu"
     kernels: Mapping[Site, Wish] = field(default_factory=dict)
 

@@ -215,9 +215,11 @@ def a_second_call_counts_nothing_twice(stack: Blocks, moe: Moe) -> None:
 # 2, ten at 0: P = e² / (2e² + 10) each, f = 1/2, so 12 P. Two sigmoids of 2 beside ten of -2 have the same P, since one
 # sigmoid is e² times the other. The z loss is that of a sum of 2e² + 10.
 P_HALF, SUM = exp(2) / (2 * exp(2) + 10), 2 * exp(2) + 10
-IN_HALF: dict[str, tuple[str, Moe, list[list[list[float]]], float]] = {
+IN_HALF: dict[str, tuple[Any, ...]] = {
     "softmax": ("aux", TWO, [_onto((3, 11), 2.0)], 12 * P_HALF),
     "sigmoids": ("aux", TWO_SIGMOIDS, [_onto((0, 7), 2.0, -2.0)], 12 * P_HALF),
+    "softmax-of-half-logits": ("aux", TWO, [_onto((3, 11), 2.0)], 12 * P_HALF, "bfloat16"),
+    "sigmoids-of-half-logits": ("aux", TWO_SIGMOIDS, [_onto((0, 7), 2.0, -2.0)], 12 * P_HALF, "bfloat16"),
     "z": ("z", TWO, [_onto((3, 11), 2.0)], log(SUM) ** 2),
     "z-of-sigmoids": ("z", replace(TWO_SIGMOIDS, z_loss=1e-3), [_onto((0, 7), 2.0)], log(SUM) ** 2),
 }
@@ -225,21 +227,23 @@ IN_HALF: dict[str, tuple[str, Moe, list[list[list[float]]], float]] = {
 
 @contract("MOE-05h", asks="run_block", cases=IN_HALF, source="Megatron-LM#2765; " + PAPERS)
 def the_losses_are_float32_under_bfloat16(
-    stack: Blocks, loss: str, moe: Moe, logits: list[list[list[float]]], want: float
+    stack: Blocks, loss: str, moe: Moe, logits: list[list[list[float]]], want: float, router: Element | None = None
 ) -> None:
     """Under bfloat16 activations, the balance loss and the z loss are computed in float32 from float32 scores.
 
     Activations, router weights and logits here are exact in bfloat16, so the losses must be those of float64 within
-    float32. A sigmoid or a softmax in bfloat16 is off by a thousandth, and ties between experts appear that are none.
+    float32, also where the router's product is in bfloat16. A sigmoid or a softmax in bfloat16 is off by a thousandth,
+    and ties between experts appear that are none.
     """
-    got = _loss(stack, loss, moe, logits, None, "bfloat16")
+    got = _loss(stack, loss, moe, logits, None, "bfloat16", router)
     assert abs(got - want) <= 2e-6 * want, f"under bfloat16 the {loss} loss is {got:.9g}, expected {want:.9g}"
 
 
 def _loss(
     stack: Blocks, name: str, moe: Moe, logits: list[list[list[float]]], bias: Sequence[float] | None,
-    dtype: Element = "float64",
+    dtype: Element = "float64", router: Element | None = None,
 ) -> float:  # fmt: skip
-    found = stack.run_block(expert_calls.labelled_call(moe, logits, bias=bias, dtype=dtype)).losses
+    call = expert_calls.labelled_call(moe, logits, bias=bias, dtype=dtype)
+    found = stack.run_block(replace(call, router=router)).losses
     assert name in found, f"the losses are {', '.join(sorted(found)) or 'none'}; {name} is missing"
     return float(instruments.numerics.tensor(found[name]))

@@ -223,6 +223,18 @@ def balances_by_half_scores(probabilities, self, logits_BTE):
     return probabilities(self, logits_BTE).bfloat16().to(logits_BTE.dtype)
 
 
+@broken(
+    Router,
+    "probabilities",
+    "MOE-05h[sigmoids-of-half-logits]: under bfloat16 the aux loss is",
+    "MOE-05h[softmax-of-half-logits]: under bfloat16 the aux loss is",
+)
+def balances_in_the_dtype_of_logits(probabilities, self, logits_BTE):
+    """Scores are cast where logits are not float32, and those are where the router's product is not."""
+    scores_BTE = probabilities(self, logits_BTE)
+    return scores_BTE if self.product is None else scores_BTE.to(self.product).to(scores_BTE.dtype)
+
+
 @broken(Router, "z_loss", "MOE-05h[z]: under bfloat16 the z loss is", bugs=("AUX-17",))
 def takes_z_of_half_logits(z_loss, self, logits_BTE):
     """The balance loss is float32 again; the z loss still takes the logarithm in the activations' dtype."""

@@ -120,8 +120,8 @@ class Adapter(ABC):
         x_BTD, weights = numerics.tensor(call.x, strided=call.strided), numerics.tensors(call.weights)
         if call.device != "cpu" or call.kernels:
             raise NotOffered(f"{self.name}: it is asked on a CPU, with its own operations", "device")
-        if call.padding is not None or call.state or call.chunk is not None:
-            raise NotOffered(f"{self.name}: its blocks are asked without padding, state and chunks")
+        if call.padding is not None or call.state or call.chunk is not None or call.router is not None:
+            raise NotOffered(f"{self.name}: its blocks are asked without padding, state, chunks and a router's dtype")
         if any(each.dtype != x_BTD.dtype for each in weights.values()):
             raise NotOffered(f"{self.name}: weights and activations have one dtype")
         module = self.block(letter, call.recipe).to(x_BTD.dtype)

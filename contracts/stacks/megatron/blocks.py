@@ -73,7 +73,9 @@ def run_block(call: BlockCall) -> BlockRun:
     if call.recipe.fp8 is not None:
         raise NotOffered("Megatron-Core: FP8 is Transformer Engine's, and that runs on GPUs", "device")
     dtype = numerics.tensor(call.x).dtype
-    plan = plan_of(call.recipe, call.layer, dtype)
+    if call.router not in (None, call.x.dtype):
+        raise NotOffered("Megatron-Core: a router's product is in float32, in float64 or as the activations", "stack")
+    plan = replace(plan_of(call.recipe, call.layer, dtype), narrow=call.router is not None)
     with _hosted(plan, call.mode):
         block = _block(plan)
         block.load(numerics.tensors(call.weights))

@@ -34,6 +34,7 @@ class Plan:
     Args:
         letters: of all layers. paired: whether a Megatron layer holds an A and the following E.
         chunks: model chunks on one rank; more than one in an interleaved pipeline.
+        narrow: whether the product of a router has the dtype of its activations, as without --moe-router-dtype.
         distributed: whether the optimizer is.
     """
 
@@ -46,6 +47,7 @@ class Plan:
     dispatcher: Dispatcher = "alltoall"
     per_token: bool = True
     recompute: bool = False
+    narrow: bool = False
     distributed: bool = False
 
     @property
@@ -193,7 +195,7 @@ def _routed(plan: Plan, moe: Moe) -> dict[str, Any]:
         "moe_router_enable_expert_bias": moe.selection_bias,
         "moe_router_bias_update_rate": moe.bias_rate,
         "moe_router_topk_scaling_factor": moe.route_scale if moe.route_scale != 1.0 else None,
-        "moe_router_dtype": "fp64" if plan.dtype is torch.float64 else "fp32",
+        "moe_router_dtype": None if plan.narrow else "fp64" if plan.dtype is torch.float64 else "fp32",
         "moe_router_load_balancing_type": "seq_aux_loss" if moe.aux_loss else "none",
         "moe_aux_loss_coeff": moe.aux_loss,
         "moe_z_loss_coeff": moe.z_loss or None,

@@ -123,6 +123,7 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
         "stack": {
             "its mixed precision is bfloat16, not float16": x_BTD.dtype is torch.float16,
             "its layers are given no padding": call.padding is not None,
+            "its gate is put in float32 here": call.router is not None,
         },
         "device": {
             "it is asked on a CPU here, with its own operations": call.device != "cpu" or bool(call.kernels),

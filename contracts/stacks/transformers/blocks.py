@@ -78,7 +78,10 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
     """
     scan = letter == "M"
     decline({
-        "adapter": {"it is asked on a CPU, with its own operations": call.device != "cpu" or bool(call.kernels)},
+        "adapter": {
+            "it is asked on a CPU, with its own operations": call.device != "cpu" or bool(call.kernels),
+            "a router's product is asked as its model has it": call.router is not None,
+        },
         "stack": {
             "its layers are given no padding; its balance loss is, over all layers": call.padding is not None,
             "its decoding step, one token after a state, has no gradient": scan and x_BTD.shape[1] == 1

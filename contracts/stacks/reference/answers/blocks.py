@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from contracts.spec.array import Element, Shape
 from contracts.spec.blocks import BlockCall, BlockRun
@@ -55,6 +55,8 @@ class BlockAnswers(BuiltOfParts):
 
 def build_block(call: BlockCall, parts: Parts) -> nn.ModuleDict:
     """A block with the call's weights, in their dtype, on the call's device."""
+    import torch
+
     from contracts.instruments import numerics
 
     branch = _branch(call.recipe, call.layer, call.mode, parts)
@@ -63,6 +65,8 @@ def build_block(call: BlockCall, parts: Parts) -> nn.ModuleDict:
     branch.load_state_dict(held, strict=True, assign=True)
     branch.requires_grad_(call.dy is not None)
     mixer = branch["mixer"]
+    if call.router is not None and hasattr(mixer, "router"):
+        cast(Any, mixer).router.product = getattr(torch, call.router)
     if call.chunk is not None and hasattr(mixer, "chunk"):
         setattr(mixer, "chunk", call.chunk)  # noqa: B010  # nn.Module types its attributes as tensors
     return branch

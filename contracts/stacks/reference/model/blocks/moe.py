@@ -49,6 +49,8 @@ class Router(nn.Module):
     summed: bool = True
     sequence: Callable[[Tensor], Tensor] | None = None
     """The mean over the ranks that share a sequence, if there are several."""
+    product: torch.dtype | None = None
+    """The dtype of the product, if it is not float32 at least."""
     token_BT: Tensor | None = None
     """Which positions hold a token, if not all."""
 
@@ -88,9 +90,10 @@ class Router(nn.Module):
         return self.count(experts_BTK[token_BT][None]), losses
 
     def logits(self, x_BTD: Tensor) -> Tensor:
-        """In float32 at least, because bfloat16 logits would choose other experts."""
+        """In float32 at least, because bfloat16 logits would choose other experts, whatever their product is in."""
         wide = torch.promote_types(x_BTD.dtype, torch.float32)
-        return F.linear(x_BTD.to(wide), local(self.weight, self.summed).to(wide))
+        product = self.product or wide
+        return F.linear(x_BTD.to(product), local(self.weight, self.summed).to(product)).to(wide)
 
     def scores(self, logits_BTE: Tensor) -> Tensor:
         """The scores by which experts are chosen: for softmax the logits, whose order it keeps."""
