@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from contracts.spec.array import Array
 from contracts.spec.kernel_selection import Kernel
 from contracts.spec.party import Party
 from contracts.spec.receipt import Provenance, Receipt
@@ -125,6 +126,12 @@ class World(Party, Protocol):
 
     def live_mesh(self, degrees: Degrees, world: int, layout: Layout, contribution: int) -> LiveMesh:
         """Build the process groups of a mesh, sum `contribution` over each group of this rank, destroy the groups."""
+        ...
+
+    def reduced(self, degrees: Degrees, world: int, layout: Layout, tensor: Array, strided: bool) -> Array:
+        """The sum of a tensor of each rank over this rank's tensor-parallel ranks, by the function with which the
+        stack's layers sum. `strided` is whether its first axis is the fastest in memory, and not its last.
+        """
         ...
 
     def fabric_pass(self, message: int, rounds: int, timeout_s: float, upset: Upset) -> FabricPass:

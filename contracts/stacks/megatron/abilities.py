@@ -105,7 +105,7 @@ def of_version(version: str, *, distributed_optimizer: bool = False) -> Abilitie
         return found
     others = [lacks(feature, "stack", NOT_SHARDED) for feature in sorted(_FSDP)]
     elsewhere = without(
-        "topology group_calls gradient_reduction live_mesh read_argv read_pattern block_weights run_block "
+        "topology group_calls gradient_reduction live_mesh reduced read_argv read_pattern block_weights run_block "
         "run_delta_rule run_model "
         "trace write_checkpoint write_on_ranks latest_checkpoint load_checkpoint", "stack", ELSEWHERE,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from contracts.spec import pattern as patterns
-from contracts.spec.array import Arrays, Shape
+from contracts.spec.array import Array, Arrays, Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.checkpointing import Loaded, Snapshot, WriteFault, Written
 from contracts.spec.delta_rule import DeltaCall, DeltaRun
@@ -47,6 +47,7 @@ class NumericAnswers:
 
     labels: Mapping[str, str] = {
         "live_mesh": "unpatched, over the ranks that are here; gloo twins left out",
+        "reduced": shims.LABEL,
         "block_weights": shims.LABEL + LOCAL + mamba_kernels.LABEL,
         **dict.fromkeys(("built", "initial"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL),
         **dict.fromkeys(("run_block", "run_model"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE),
@@ -73,6 +74,12 @@ class NumericAnswers:
     def live_mesh(self, degrees: Degrees, world: int, layout: Layout, contribution: int) -> LiveMesh:
         _only_borrowed(layout)
         return process_groups.live_mesh(degrees, world, contribution)
+
+    def reduced(self, degrees: Degrees, world: int, layout: Layout, tensor: Array, strided: bool) -> Array:
+        if degrees.ep > 1:
+            _only_borrowed(layout)
+        with shims.on_the_host():
+            return process_groups.reduced(degrees, world, tensor, strided)
 
     def block_weights(self, recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
         return blocks.block_weights(recipe, layer, mode)

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from contracts.instruments import numerics
 from contracts.instruments.ranks import held_groups
+from contracts.spec.array import Array
 from contracts.spec.errors import refuse
 from contracts.spec.topology import Degrees, Group
 from contracts.spec.world import LiveMesh
@@ -32,6 +34,14 @@ def live_mesh(degrees: Degrees, world: int, contribution: int) -> LiveMesh:
         mcore("parallel_state").destroy_model_parallel()
         after = held_groups()
     return LiveMesh(groups=groups, sums=sums, calls=tuple(made), before=before, held=held, after=after)
+
+
+def reduced(degrees: Degrees, world: int, tensor: Array, strided: bool) -> Array:
+    """What its `reduce_from_tensor_model_parallel_region` returns, which its documentation names for layers of one's
+    own."""
+    given = numerics.tensor(tensor, strided=strided)
+    with parallel(degrees, world):
+        return numerics.array(mcore("tensor_parallel").reduce_from_tensor_model_parallel_region(given))
 
 
 def _total(group: Any, contribution: int) -> int:

@@ -78,6 +78,7 @@ ABILITIES = Abilities(
         without("messages", "stack", "its pipelines do not train"),
         without("sample", "stack", "it has no data of its own: a caller hands its Trainer a data set"),
         without("budget", "stack", "accelerate estimates a whole model of the hub by its size, and no rank's parts"),
+        without("reduced", "stack", "its layers sum by hooks over torch's collectives"),
         without("devices", "device", "accelerate takes cpu on every rank: a CPU is one device"),
         without("fabric_pass fabric_reasons", "stack", "it measures no fabric before a run"),
         without("run_receipts", "stack", "its Trainer logs and leaves its own state, no receipt"),

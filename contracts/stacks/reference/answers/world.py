@@ -10,6 +10,7 @@ from pathlib import Path
 
 from contracts.instruments import allreduce
 from contracts.instruments.ranks import backend_of, device, held_groups, here, torch_distributed
+from contracts.spec.array import Array
 from contracts.spec.receipt import Provenance
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, Layout, topology
@@ -22,7 +23,9 @@ from contracts.stacks.reference.training.run_facts import RankReporter
 class WorldAnswers:
     """The answers of `Reference` on this subject."""
 
-    QUESTIONS: frozenset[str] = frozenset({"live_mesh", "fabric_pass", "fabric_reasons", "devices", "run_receipts"})
+    QUESTIONS: frozenset[str] = frozenset(
+        {"live_mesh", "reduced", "fabric_pass", "fabric_reasons", "devices", "run_receipts"}
+    )
 
     mesh: type[ProcessMesh] = ProcessMesh
     ranks: type[RankReporter] = RankReporter
@@ -39,6 +42,15 @@ class WorldAnswers:
         return LiveMesh(
             groups=groups, sums=sums, calls=tuple(mesh.calls), before=before, held=held, after=held_groups()
         )
+
+    def reduced(self, degrees: Degrees, world: int, layout: Layout, tensor: Array, strided: bool) -> Array:
+        from contracts.instruments import numerics
+        from contracts.stacks.reference.parallel.collectives import all_reduce
+
+        mesh = self.mesh(topology(degrees, world, layout))
+        found = all_reduce(numerics.tensor(tensor, strided=strided), mesh.group("tp"))
+        mesh.close()
+        return numerics.array(found)
 
     def fabric_pass(self, message: int, rounds: int, timeout_s: float, upset: Upset) -> FabricPass:
         _, dist = torch_distributed()
