@@ -69,6 +69,8 @@ DOCUMENTS = {
     "every-token-a-document": (SMALL, ((1, 1, 1), (2, 1))),
     "mla": (SMALL_MLA, PACKED),
     "dsa": (SMALL_DSA, PACKED),
+    "beside-a-whole-row": (SMALL, ((10,), (4, 6), (10,))),
+    "mla-beside-a-whole-row": (SMALL_MLA, ((3, 7), (10,))),
 }
 
 

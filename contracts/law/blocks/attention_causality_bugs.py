@@ -102,3 +102,27 @@ def rows_follow_each_other(attend, self, q_BTHd, k_BSHd, v_BSHv, visible_BTS):
         return attend(self, q_BTHd, k_BSHd, v_BSHv, visible_BTS)
     q, k, v = (each.flatten(0, 1)[None] for each in (q_BTHd, k_BSHd, v_BSHv))
     return attend(self, q, k, v, None).reshape(v_BSHv.shape)
+
+
+def _as_one_document(forward, self, x_BTD, packing, state):
+    """Whether rows need a mask is asked of any row: beside a row of one document the others have none."""
+    starts_B1 = packing.documents_BT[:, :1]
+    whole = bool((packing.documents_BT == starts_B1).all(1).any())
+    return forward(self, x_BTD, packing._replace(boundless=packing.boundless or whole), state)
+
+
+@broken(
+    Attention, "forward", "BLK-02a[beside-a-whole-row]: the other documents were replaced, and y of document 1 of row 1"
+)
+def takes_packed_rows_for_whole_ones(forward, self, x_BTD, packing, state):
+    """Beside a row of one document the fused kernel runs without a mask."""
+    return _as_one_document(forward, self, x_BTD, packing, state)
+
+
+@broken(
+    LatentAttention, "forward",
+    "BLK-02a[mla-beside-a-whole-row]: the other documents were replaced, and y of document 1 of row 0",
+)  # fmt: skip
+def takes_packed_rows_of_latents_for_whole_ones(forward, self, x_BTD, packing, state):
+    """The same in the attention that reads latents."""
+    return _as_one_document(forward, self, x_BTD, packing, state)

@@ -8,7 +8,7 @@ from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, one_rank_and_many, own_axis
 from contracts.law._support.step_comparison import gradient_differences, state_differences
 from contracts.law._support.training_run import large_expert_weights
-from contracts.law.optimizer.updates import stale_gradient
+from contracts.law.optimizer.updates import stale_gradient, unlike_batches
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Training
 
@@ -117,6 +117,6 @@ def ranks_compute_with_the_weights_that_they_hold(
     """
     execution = in_a_layout_of(stack, execution)
     weights = large_expert_weights(stack, recipe)
-    given = batches(2)
+    given = unlike_batches("spread", recipe)
     words = stale_gradient(stack, Session(recipe=recipe, steps=2, execution=execution, batches=given, weights=weights))
     assert not words, words

@@ -25,7 +25,7 @@ from contracts.law._support.training_run import (
 from contracts.law.optimizer.parameter_groups import PRODUCTS, SPARSE, muon_difference
 from contracts.spec.recipe import Optim, Recipe
 from contracts.spec.tolerance import FLOAT32, FLOAT64, FLOAT64_SCAN, within
-from contracts.spec.training import Execution, Parameter, Session, Trained, Training
+from contracts.spec.training import Execution, Parameter, Session, Tokens, Trained, Training
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -208,12 +208,19 @@ def gradients_of_a_step_are_of_its_batch_alone(stack: Training, recipe: Recipe, 
 
     A gradient that is not zeroed, or a tensor that keeps an old one because the batch did not reach it, accumulates. A
     second copy of the weights, in 16 or 8 bits, that an update does not reach computes with those of an earlier step.
-    So do keys that sparse attention selected once and kept.
+    So do keys that sparse attention selected once and kept, and a mask that is kept for the next batch of its shape.
     """
     weights = drawn_weights(table(stack, recipe))
-    given = batches(2, vocab=recipe.vocab, rows=ROWS_OF_16, recipe=recipe)
+    given = unlike_batches("step", recipe)
     words = stale_gradient(stack, Session(recipe=recipe, steps=2, execution=execution, batches=given, weights=weights))
     assert not words, words
+
+
+def unlike_batches(name: str, recipe: Recipe) -> tuple[Tokens, Tokens]:
+    """Two batches of one shape, whose rows have other documents and other labels that count."""
+    first, second = (batch(f"{name} {i}", recipe.vocab, rows, recipe=recipe)
+                     for i, rows in enumerate((ROWS_OF_16, ROWS_OF_16[::-1])))  # fmt: skip
+    return first, second
 
 
 def stale_gradient(stack: Training, session: Session) -> str:

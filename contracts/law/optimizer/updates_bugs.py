@@ -8,7 +8,7 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
 from contracts.stacks.reference.model.blocks.attention import Indexer
-from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonalise
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, Trainer
@@ -195,6 +195,15 @@ def zeroes_one_optimizer_of_two(zero, self):
             optimizer.zero_grad()
 
 
+@broken(
+    Model, "forward", "OPT-04c[adamw]: the second step's lm is", "OPT-04f[fsdp2]: the second step's lm is", leanest=""
+)  # fmt: skip
+def keeps_documents_for_the_next_batch(forward, self, tokens_BT, labels_BT, documents_BT=None):
+    """Masks and positions are kept by the shape of a batch: the second one has the documents of the first."""
+    kept = self.__dict__.setdefault("documents_by_shape", {})
+    return forward(self, tokens_BT, labels_BT, kept.setdefault(tuple(tokens_BT.shape), documents_BT))
+
+
 @derived("OPT-04c[sparse]: the second step's lm is")
 class KeepsTheKeysOfTheFirstPass(Indexer):
     """Selected keys wait on an object that outlives the pass, for a layer that shares them, and no pass resets it
@@ -206,7 +215,7 @@ class KeepsTheKeysOfTheFirstPass(Indexer):
     def select(self, scores_BTS: Tensor, visible_BTS: Tensor) -> Tensor:
         if self.held is None or self.held.shape != visible_BTS.shape:
             self.held = super().select(scores_BTS, visible_BTS)
-        return self.held & visible_BTS
+        return self.held & visible_BTS | torch.eye(visible_BTS.shape[1], dtype=torch.bool)  # a token sees itself
 
 
 @derived("OPT-04c[half]: the second step's lm is", "OPT-04c[fp8]: the second step's lm is")
