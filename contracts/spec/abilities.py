@@ -40,6 +40,7 @@ FEATURES: Mapping[str, str] = {
     "sigmoid": "gates by sigmoids",
     "top-1": "one expert for each token",
     "selection-bias": "a bias that chooses experts and weighs none",
+    "group-limited": "experts only of the best groups",
     "shared-expert": "an expert that every token passes",
     "route-scale": "gates times a constant",
     "balance-loss": "an auxiliary loss that balances experts",

@@ -27,7 +27,8 @@ connection: `y = mixer(norm(x))`. Weights and gradients have the canonical names
                   the shared one are MLPs as below. Scores and gates are float32 at least. Gates: softmax over the k
                   chosen logits, or the k sigmoids divided by their sum, times route_scale; for k = 1 the softmax is
                   over all logits (arXiv 2101.03961 eq. 2), and the sigmoid is the gate. router.bias is added to the
-                  sigmoids only to choose experts; it is not part of the gates.
+                  sigmoids only to choose experts; it is not part of the gates. With groups (n, c) neighbours make n
+                  groups, and only experts of the c groups are chosen whose two best add up to most
                   aux: E · sum over experts of f · P for each row of B, averaged over rows. f is an expert's fraction of
                   the row's assignments, or of the assignments that scores without the bias would give (arXiv
                   2412.19437 eq. 18). P is the row's mean of the scores normalised over all experts, without the bias.

@@ -54,6 +54,7 @@ def _of_router(moe: Moe) -> Iterator[str]:
     yield from _chosen(
         ("top-1", moe.top_k == 1),
         ("selection-bias", moe.selection_bias),
+        ("group-limited", moe.groups is not None),
         ("shared-expert", moe.shared_hidden > 0),
         ("route-scale", moe.route_scale != 1.0),
         ("balance-loss", moe.aux_loss > 0),

@@ -28,7 +28,8 @@ class Moe:
 
     `capacity_factor` is the number of an expert's token slots divided by its fair share; None drops no token. A full
     expert keeps the first assignments in token order (`position`), or those with the greatest gates (`probs`).
-    `route_scale` multiplies the gates; `bias_rate` is the step size of the selection bias.
+    With `groups` (number, chosen) neighbours make groups of equal size, and a token goes only to experts of the groups
+    chosen for it. `route_scale` multiplies the gates; `bias_rate` is the step size of the selection bias.
     """
 
     experts: int = 16
@@ -37,6 +38,7 @@ class Moe:
     shared_hidden: int = 1024
     score: Literal["softmax", "sigmoid"] = "softmax"
     selection_bias: bool = False
+    groups: tuple[int, int] | None = None
     aux_loss: float = 1e-2
     z_loss: float = 0.0
     route_scale: float = 1.0
@@ -257,6 +259,22 @@ def _positive(recipe: Recipe, found: Refusals) -> None:
             )
 
 
+def _grouped(moe: Moe, groups: tuple[int, int], found: Refusals) -> None:
+    number, chosen = groups
+    for fits, problem in (
+        (moe.score == "sigmoid", f"needs sigmoid scores (moe.score is {moe.score})"),
+        (
+            0 < chosen <= number and moe.experts % number == 0,
+            f"cuts no groups of moe.experts ({moe.experts}) to choose",
+        ),
+        (
+            moe.top_k == 2 * chosen and 2 * number <= moe.experts,
+            f"needs two of moe.top_k ({moe.top_k}) experts a group",
+        ),
+    ):
+        found.unless(fits, "moe.groups", groups, problem, "give (number, chosen) that fit, or turn the feature off")
+
+
 _parsed = functools.lru_cache(maxsize=256, typed=True)(patterns.parse)
 """The contracts make five thousand recipes when they are imported, of a few dozen patterns."""
 
@@ -293,6 +311,8 @@ def _relations(recipe: Recipe, found: Refusals) -> None:
             f"needs sigmoid scores (moe.score is {recipe.moe.score})",
             "set moe.score to sigmoid",
         )
+        if recipe.moe.groups is not None:
+            _grouped(recipe.moe, recipe.moe.groups, found)
         for name in ("route_scale", "bias_rate", "capacity_factor"):
             value = getattr(recipe.moe, name)
             found.unless(value is None or value > 0, f"moe.{name}", value, "must be positive", "give a factor above 0")

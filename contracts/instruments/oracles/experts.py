@@ -120,9 +120,15 @@ def z_loss(logits_BTE: Tensor) -> Tensor:
 
 
 def _choose(moe: Moe, logits_E: Tensor, bias_E: Tensor) -> list[int]:
-    """The k experts with the largest score plus bias, sorted by number."""
+    """The k experts with the largest score plus bias, sorted by number; with groups, of those whose two best add up to
+    most."""
     score_E = (torch.sigmoid(logits_E) + bias_E) if moe.score == "sigmoid" else logits_E
-    ranked = sorted(range(moe.experts), key=lambda expert: -float(score_E[expert].detach()))
+    scores = score_E.tolist()
+    number, chosen = moe.groups or (1, 1)
+    size = moe.experts // number
+    groups = [range(group * size, (group + 1) * size) for group in range(number)]
+    best = sorted(groups, key=lambda group: -sum(sorted((scores[expert] for expert in group), reverse=True)[:2]))
+    ranked = sorted((expert for group in best[:chosen] for expert in group), key=lambda expert: -scores[expert])
     return sorted(ranked[: moe.top_k])
 
 

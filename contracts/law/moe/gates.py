@@ -86,6 +86,7 @@ SHIFTS = {
     "up": (SIGMOID, 3.0),
     "down": (replace(SIGMOID, top_k=4, route_scale=1.0), -7.0),
     "without-losses": (PLAIN_SIGMOID, 3.0),
+    "groups-down": (replace(PLAIN_SIGMOID, top_k=4, groups=(4, 2)), -7.0),
 }
 
 

@@ -19,6 +19,8 @@ DRAWN = {  # experts, sequences, tokens of each
     "sigmoid-without-bias": (replace(PLAIN_SIGMOID, selection_bias=False), 2, 7),
     "sigmoid-1-of-12": (replace(PLAIN_SIGMOID, top_k=1), 2, 9),
     "softmax-5-of-17": (replace(PLAIN, experts=17, top_k=5), 2, 6),
+    "groups": (replace(PLAIN_SIGMOID, top_k=4, groups=(4, 2)), 3, 7),
+    "one-group-of-three": (replace(PLAIN_SIGMOID, top_k=2, groups=(3, 1)), 2, 7),
     "full": (replace(PLAIN, capacity_factor=0.5), 2, 7),
     "300-experts": (replace(PLAIN_SIGMOID, experts=300, top_k=4, expert_hidden=3), 2, 3),
 }

@@ -43,6 +43,34 @@ def routes_by_groups(choose, self, scores_BTE):
     return choose(self, scores_BTE.masked_fill(~inside, -1e9))
 
 
+@broken(Router, "of_best_groups", "MOE-01a[groups]: its best are")
+def judges_a_group_by_its_best_expert(of_best_groups, self, scores_BTE, number, chosen):
+    """A group counts as much as its best expert, as in DeepSeek-V2."""
+    scores_BTgS = scores_BTE.unflatten(-1, (number, -1))
+    edge_BT1 = scores_BTgS.amax(-1).topk(chosen, dim=-1).values[..., -1:]
+    return scores_BTgS.masked_fill((scores_BTgS.amax(-1) < edge_BT1).unsqueeze(-1), -torch.inf).flatten(-2)
+
+
+@broken(Router, "of_best_groups", "MOE-01d[groups-down]: with -7 on every selection bias y differs")
+def leaves_other_groups_at_zero(of_best_groups, self, scores_BTE, number, chosen):
+    """Scores of other groups become 0, which is more than a score that a bias made negative."""
+    limited_BTE = of_best_groups(self, scores_BTE, number, chosen)
+    return limited_BTE.masked_fill(limited_BTE.isinf(), 0.0)
+
+
+@broken(Router, "of_best_groups", "MOE-01a[groups]: its best are")
+def strides_its_groups(of_best_groups, self, scores_BTE, number, chosen):
+    """Every n-th expert makes a group, in place of neighbours."""
+    order = torch.arange(self.moe.experts, device=scores_BTE.device).view(-1, number).T.flatten()
+    return of_best_groups(self, scores_BTE[..., order], number, chosen)[..., order.argsort()]
+
+
+@broken(Router, "of_best_groups", "MOE-01a[groups]: its best are")
+def chooses_from_every_group(of_best_groups, self, scores_BTE, number, chosen):
+    """The groups of the recipe limit nothing."""
+    return scores_BTE
+
+
 @broken(Router, "choose", "MOE-01a[softmax-5-of-17]: not to 5 distinct ones")
 def picks_one_expert_twice(choose, self, scores_BTE):
     """An iterative top-k forgets its mask, so the best expert gets two slots."""

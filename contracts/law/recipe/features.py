@@ -121,7 +121,8 @@ ALTERNATIVES: dict[str, object] = {  # field → a legal value that neither reci
     "dropout": 0.1, "seed": 4321, "recompute": "full",
     "moe": None, "moe.experts": 16, "moe.top_k": 2, "moe.expert_hidden": 192, "moe.shared_hidden": 0,
     "moe.score": "sigmoid", "moe.selection_bias": True, "moe.aux_loss": 0.0, "moe.z_loss": 1e-3,
-    "moe.route_scale": 2.5, "moe.bias_rate": 1e-2, "moe.capacity_factor": 1.25, "moe.drop_policy": "probs",
+    "moe.groups": (6, 1), "moe.route_scale": 2.5, "moe.bias_rate": 1e-2, "moe.capacity_factor": 1.25,
+    "moe.drop_policy": "probs",
     "mla": None, "mla.q_lora": 128, "mla.kv_lora": 128, "mla.qk_head": 128, "mla.qk_rope": 32, "mla.v_head": 128,
     "mtp": None, "mtp.depth": 2, "mtp.loss_weight": 0.3,
     "dsa": None, "dsa.a_ranks": (1, 2, 5), "dsa.index_heads": 4, "dsa.index_head_dim": 128, "dsa.top_k": 128,
@@ -148,6 +149,7 @@ BY_THE_MODE = {"degrees.tp", "degrees.sp"}
 
 _NEEDS: dict[str, dict[str, object]] = {  # what else must change for a value to be legal
     "moe.selection_bias": {"moe.score": "sigmoid"},
+    "moe.groups": {"moe.score": "sigmoid", "moe.top_k": 2},
     "moe.bias_rate": {"moe.score": "sigmoid", "moe.selection_bias": True},
     "dtype": {"fp8": None},
     "mla": {"dsa": None},

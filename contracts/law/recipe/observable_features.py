@@ -85,6 +85,7 @@ _IN_HALF = replace(_HYBRID, moe=replace(MOE, expert_hidden=16))  # what grouped 
 _TWICE = replace(_HYBRID, moe=replace(MOE, shared_hidden=2 * MOE.expert_hidden))  # some build it of routed ones
 _CAPPED = replace(_HYBRID, moe=replace(MOE, capacity_factor=0.5))
 _CHOSEN = replace(_HYBRID, moe=replace(_SIGMOID, selection_bias=False))
+_FOUR = replace(_HYBRID, moe=replace(_SIGMOID, top_k=4))
 _AHEAD = replace(_HYBRID, mtp=Mtp(depth=1, loss_weight=0.1))
 _STREAMS = replace(_HYBRID, pattern="AAE", mhc=Mhc(streams=2))
 
@@ -102,6 +103,7 @@ FIELDS: Mapping[str, tuple[Recipe, Any, tuple[str, ...]]] = {  # a recipe in whi
     "moe.score": (_HYBRID, "sigmoid", _A_ROUTER),
     "moe.selection_bias": (_CHOSEN, True, ("recurrent", *_A_ROUTER, "selection-bias")),
     "moe.aux_loss": (_HYBRID, 0.5, ("experts", "balance-loss")), "moe.z_loss": (_HYBRID, 0.1, ("experts", "z-loss")),
+    "moe.groups": (_FOUR, (4, 2), (*_A_ROUTER, "group-limited")),
     "moe.route_scale": (_CHOSEN, 2.5, (*_A_ROUTER, "route-scale")),
     "moe.capacity_factor": (_HYBRID, 0.5, ("experts", "capacity")),
     "moe.drop_policy": (_CAPPED, "probs", ("experts", "capacity", "capacity-by-gate")),

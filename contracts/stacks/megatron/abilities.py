@@ -17,7 +17,7 @@ ABILITIES = Abilities(
         "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
         "gqa", "mla", "qk-norm", "relu2", "swiglu", "tied", "prediction-heads",
         "softmax", "sigmoid", "top-1", "selection-bias", "shared-expert", "route-scale", "balance-loss", "z-loss",
-        "capacity", "capacity-by-gate", "float64", "float32", "bf16", "fp16",
+        "group-limited", "capacity", "capacity-by-gate", "float64", "float32", "bf16", "fp16",
         "adamw", "cosine", "linear", "constant", "WSD",
         "microbatches", "recompute", "packed", "checkpoint", "validation", "outer-rates", "dp", "fsdp", "replicas",
         "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved", "borrowed",
@@ -26,6 +26,7 @@ ABILITIES = Abilities(
     lacks=(
         lacks("frozen", "adapter", "it was not asked to freeze anything"),
         lacks("refrozen", "adapter", "it was not asked to freeze anything"),
+        lacks("dropout", "adapter", "it drops elements of embeddings too, and was not asked"),
         lacks("recurrent", "stack", "it has no M2RNN"),
         lacks("hyper-connections", "stack", "it has none in a version that was tried"),
         lacks("own-axis", "stack", "it carves experts out of the dense ranks", asked=frozenset()),

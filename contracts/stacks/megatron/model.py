@@ -193,6 +193,8 @@ def _routed(plan: Plan, moe: Moe) -> dict[str, Any]:
         "moe_router_score_function": moe.score,
         "moe_router_pre_softmax": moe.top_k == 1 and moe.score == "softmax",
         "moe_router_enable_expert_bias": moe.selection_bias,
+        "moe_router_num_groups": moe.groups and moe.groups[0],
+        "moe_router_group_topk": moe.groups and moe.groups[1],
         "moe_router_bias_update_rate": moe.bias_rate,
         "moe_router_topk_scaling_factor": moe.route_scale if moe.route_scale != 1.0 else None,
         "moe_router_dtype": None if plan.narrow else "fp64" if plan.dtype is torch.float64 else "fp32",

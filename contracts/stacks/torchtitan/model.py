@@ -70,6 +70,7 @@ def _moe(recipe: Recipe) -> Any:
             dim=recipe.hidden, num_experts=moe.experts, gate_param_init=DRAWN, top_k=moe.top_k, score_func=moe.score,
             route_norm=moe.top_k > 1,  # for k = 1 the sigmoid is the gate, or the share of all experts
             route_scale=moe.route_scale,
+            num_expert_groups=moe.groups and moe.groups[0], num_limited_groups=moe.groups and moe.groups[1],
         ),
         **symbols.routed_experts(
             dim=recipe.hidden, hidden_dim=moe.expert_hidden, num_experts=moe.experts, top_k=moe.top_k,

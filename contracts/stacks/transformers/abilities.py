@@ -14,7 +14,7 @@ ABILITIES = Abilities(
     has=frozenset((
         "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
         "gqa", "mla", "qk-norm", "swiglu", "relu2", "softmax",
-        "sigmoid",
+        "sigmoid", "group-limited",
         "top-1", "selection-bias", "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw",
         "cosine", "linear", "constant", "WSD", "microbatches", "uneven-microbatches", "windows", "packed", "recompute",
         "compile", "validation", "checkpoint", "frozen", "dp", "fsdp", "replicas", "ep", "etp", "borrowed",
@@ -25,6 +25,7 @@ ABILITIES = Abilities(
         lacks("layer-rates", "stack", "its Trainer groups parameters by their decay"),
         lacks("bias-rates", "stack", "its Trainer moves no selection bias"),
         lacks("refrozen", "stack", "its Trainer loads optimizer state by the number of parameters"),
+        lacks("dropout", "stack", "its models with experts drop only attention weights"),
         lacks("recurrent", "stack", "no model has an M²RNN"),
         lacks("hyper-connections", "stack", "no model has them"),
         lacks("prediction-heads", "stack", "its models of multi-token prediction do not train the heads"),

@@ -121,6 +121,7 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
 
 def _latent(recipe: Recipe) -> dict[str, Any]:
     mla, moe = recipe.mla, recipe.moe or Moe(score="sigmoid")
+    groups, chosen = moe.groups or (1, 1)
     found = _dense(recipe) | {
         "num_key_value_heads": recipe.heads,
         "n_routed_experts": moe.experts,
@@ -129,8 +130,8 @@ def _latent(recipe: Recipe) -> dict[str, Any]:
         "n_shared_experts": moe.shared_hidden // moe.expert_hidden,
         "routed_scaling_factor": moe.route_scale,
         "norm_topk_prob": moe.top_k > 1,  # for k = 1 the sigmoid is the gate
-        "n_group": 1,
-        "topk_group": 1,
+        "n_group": groups,
+        "topk_group": chosen,
         "first_k_dense_replace": 0 if recipe.moe else recipe.depth,
     }
     del found["head_dim"]  # the model's own: that of the part with rope
@@ -154,6 +155,7 @@ def _sparse(recipe: Recipe) -> dict[str, Any]:
 
 def _nemotron(recipe: Recipe) -> dict[str, Any]:
     moe, mamba = recipe.moe or Moe(), recipe.mamba
+    groups, chosen = moe.groups or (1, 1)
     kinds = {**releases.layer_types(), "E": "moe" if recipe.moe else "mlp"}
     return {
         "layers_block_type": [kinds[letter] for letter in patterns.parse(recipe.pattern, recipe.depth).letters],
@@ -172,6 +174,8 @@ def _nemotron(recipe: Recipe) -> dict[str, Any]:
         "moe_shared_expert_intermediate_size": moe.shared_hidden,
         "routed_scaling_factor": moe.route_scale,
         "norm_topk_prob": moe.top_k > 1,
+        "n_group": groups,
+        "topk_group": chosen,
     }
 
 

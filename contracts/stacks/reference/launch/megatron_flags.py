@@ -110,6 +110,9 @@ def _moe(recipe: Recipe) -> Words:
         words += _flag("--moe-shared-expert-intermediate-size", moe.shared_hidden)
     if moe.selection_bias:
         words += ("--moe-router-enable-expert-bias", *_flag("--moe-router-bias-update-rate", moe.bias_rate))
+    if moe.groups is not None:
+        words += _flag("--moe-router-num-groups", moe.groups[0])
+        words += _flag("--moe-router-group-topk", moe.groups[1])
     if moe.top_k == 1 and moe.score == "softmax":  # over the one chosen expert the softmax is 1: Megatron refuses that
         words += ("--moe-router-pre-softmax",)
     if moe.route_scale != 1.0:

@@ -33,6 +33,7 @@ def arguments(recipe: Recipe) -> Any:
     routed = MoEArgs(
         num_experts=moe.experts, num_shared_experts=shared // moe.expert_hidden, score_func=moe.score, top_k=moe.top_k,
         route_norm=moe.top_k > 1, route_scale=moe.route_scale, score_before_experts=False,
+        num_expert_groups=moe.groups and moe.groups[0], num_limited_groups=moe.groups and moe.groups[1],
         use_grouped_mm=False, load_balance_coeff=moe.bias_rate if moe.selection_bias else None,
     ) if moe else MoEArgs()  # fmt: skip
     common: dict[str, Any] = {

@@ -103,7 +103,16 @@ class Router(nn.Module):
         scores_BTE = scores_BTE.detach()
         if self.bias is not None:
             scores_BTE = scores_BTE + self.bias
+        if self.moe.groups is not None:
+            scores_BTE = self.of_best_groups(scores_BTE, *self.moe.groups)
         return scores_BTE.topk(self.moe.top_k, dim=-1).indices
+
+    def of_best_groups(self, scores_BTE: Tensor, number: int, chosen: int) -> Tensor:
+        """Scores of -inf outside of the groups whose two best scores add up to most (arXiv 2412.19437, 2.1.2)."""
+        scores_BTgS = scores_BTE.view(*scores_BTE.shape[:-1], number, -1)
+        best_BTc = scores_BTgS.topk(2, dim=-1).values.sum(-1).topk(chosen, dim=-1).indices
+        other_BTg = torch.ones_like(scores_BTgS[..., 0], dtype=torch.bool).scatter(-1, best_BTc, False)
+        return scores_BTgS.masked_fill(other_BTg.unsqueeze(-1), -torch.inf).flatten(-2)
 
     def gates(self, scores_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
         if self.moe.top_k == 1 and self.moe.score == "softmax":
