@@ -73,6 +73,7 @@ FEATURES: Mapping[str, str] = {
     "outer-rates": "a rate of their own for embedding and output projection",
     "layer-rates": "rates of their own for some weights of the layers",
     "bias-rates": "a rate for each selection bias",
+    "changing-batches": "steps whose batches differ in sequences and in length",
     "windows": "microbatches that a caller cuts, of any size and length",
     "largest-loss": "the largest loss of a rank beside the mean",
     "validation": "a loss over other batches between two steps",

@@ -27,6 +27,7 @@ ABILITIES = Abilities(
         lacks("frozen", "adapter", "it was not asked to freeze anything"),
         lacks("refrozen", "adapter", "it was not asked to freeze anything"),
         lacks("dropout", "adapter", "it drops elements of embeddings too, and was not asked"),
+        lacks("changing-batches", "adapter", "it gives its trainer batches of one size"),
         lacks("recurrent", "stack", "it has no M2RNN"),
         lacks("hyper-connections", "stack", "it has none in a version that was tried"),
         lacks("own-axis", "stack", "it carves experts out of the dense ranks", asked=frozenset()),

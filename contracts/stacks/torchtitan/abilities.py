@@ -21,6 +21,7 @@ ABILITIES = Abilities(
     lacks=(
         lacks("frozen", "adapter", "it was not asked to freeze anything"),
         lacks("refrozen", "adapter", "it was not asked to freeze anything"),
+        lacks("changing-batches", "adapter", "it gives its trainer batches of one size"),
         lacks("recurrent", "stack", "it has no M²RNN"),
         lacks("dropout", "stack", "it drops nothing"),
         lacks("mamba", "stack", "it has no Mamba"),

@@ -17,7 +17,8 @@ ABILITIES = Abilities(
         "sigmoid", "group-limited",
         "top-1", "selection-bias", "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw",
         "cosine", "linear", "constant", "WSD", "microbatches", "uneven-microbatches", "windows", "packed", "recompute",
-        "compile", "validation", "checkpoint", "frozen", "dp", "fsdp", "replicas", "ep", "etp", "borrowed",
+        "compile", "validation", "checkpoint", "frozen", "changing-batches",
+        "dp", "fsdp", "replicas", "ep", "etp", "borrowed",
     )),
     lacks=(
         lacks("outer-rates", "stack", "its Trainer groups parameters by their decay"),
