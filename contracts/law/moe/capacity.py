@@ -98,7 +98,7 @@ BY_GATE: Mapping[str, tuple[Moe, float, Lost]] = {  # router, factor, who loses 
 
 @contract(
     "MOE-08e", asks="run_block", cases=BY_GATE, needs=dict.fromkeys(BY_GATE, ("capacity", "capacity-by-gate")),
-    source="Megatron-Core, --moe-token-drop-policy probs; DeepSpeed",
+    source="Megatron-Core",
 )  # fmt: skip
 def a_full_expert_keeps_the_greatest_gates(stack: Blocks, moe: Moe, factor: float, lost: Lost) -> None:
     """By gate, each expert keeps the ceil(factor · tokens · k / experts) assignments of the call with the greatest

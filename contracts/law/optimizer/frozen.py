@@ -69,7 +69,7 @@ PARTS: dict[str, tuple[Recipe, str, bool]] = {  # a pattern of the names that ar
         "": ("frozen",), "embedding-recomputed": ("frozen", "recompute"), "tied": ("frozen", "tied"),
         "routers": ("frozen", "experts", "balance-loss"), "experts": ("frozen", "experts"),
     },
-    source="F09 F18; pytorch: a reentrant checkpoint needs an input that requires a gradient",
+    source="F09 F18",
 )  # fmt: skip
 def what_is_frozen_stays_and_nothing_else_changes(
     stack: Training, recipe: Recipe, pattern: str, recompute: bool
@@ -199,7 +199,7 @@ CELLS: dict[str, tuple[Recipe, Execution, str, int]] = {
 }
 
 
-@contract("OPT-10c", asks=("built", "train"), cases=CELLS, source="F03 F18; FSDP's flat parameters", tier="dist")
+@contract("OPT-10c", asks=("built", "train"), cases=CELLS, source="F03 F18", tier="dist")
 def ranks_freeze_what_one_rank_freezes(
     stack: Training, recipe: Recipe, execution: Execution, pattern: str, world: int
 ) -> None:
