@@ -31,18 +31,21 @@ class Fate:
 
 def fates(rows: Iterable[Row], notes: Iterable[Mapping[str, str]], aside: Iterable[Mapping[str, str]]) -> list[Fate]:
     """Every fix that was judged and is not set aside, newest first. If a note has a fate, what was red is not the
-    fault of that fix."""
-    said = {each["commit"]: each for each in notes}
+    fault of that fix; a note with a suite is about what that one judged."""
+    said = [(each["commit"], each.get("suite", ""), each) for each in notes]
+
+    def note(row: Row) -> Mapping[str, str]:
+        return next((each for commit, suite, each in said if commit == row.commit and suite in ("", row.suite)), {})
+
     left_out = {each["commit"] for each in aside}
     by_commit: dict[str, list[Row]] = {}
     for row in rows:
         if row.commit not in left_out:
-            fate = said.get(row.commit, {}).get("fate", row.fate)
+            fate = note(row).get("fate", row.fate)
             by_commit.setdefault(row.commit, []).append(
                 row if fate == row.fate else replace(row, fate=fate, red_s=None)
             )
-    ends = ((commit, (each[0], each[-1])) for commit, each in by_commit.items())
-    found = [Fate(first=a, last=b, note=said.get(c, {}).get("why", "")) for c, (a, b) in ends]
+    found = [Fate(first=each[0], last=each[-1], note=note(each[-1]).get("why", "")) for each in by_commit.values()]
     return sorted(found, key=lambda each: (each.last.stack, each.last.day), reverse=True)
 
 

@@ -97,6 +97,9 @@ def test_a_fix_that_was_judged_twice_shows_both_and_one_set_aside_neither() -> N
     assert "old" not in text.replace("told", "")
     rules["note"][0]["fate"] = "blind"
     assert "| blind | blind | told \\[now] | 61 |  |" in page(marks, rules, [row, other, again], [month])
+    rules["note"][0]["suite"] = "of the first"
+    rows = [replace(row, suite="of the first", fate="named"), other, again]
+    assert "| blind | named | PAT-01: violated: 3\\|4 | 61 | 12 s |" in page(marks, rules, rows, [month])
 
 
 def test_a_fault_is_named_by_a_violation_and_not_by_what_is_no_longer_offered() -> None:

@@ -33,7 +33,7 @@ def rounds_twice(exported, self, tensors, dtype):
     "CKPT-06g[tied-in-three]: the index names head.weight in model-00001-of-00003.safetensors",
 )
 def names_a_tied_projection(index, self, parts, places):
-    """The index is that of the untied model."""
+    """The index of the untied model is written."""
     return index(self, parts, {"head.weight": min(places.values()), **places})
 
 

@@ -111,7 +111,7 @@ def moves_biases_in_half(move_biases, self, seen):
     "MOE-06l[the-first-rests]: layers.3.mixer.router.bias: in step 1 two experts moved 0 rates apart, expected 1 or 2",
 )
 def takes_the_rate_of_the_first_layer(move_biases, self, seen):
-    """The hook reads the rate of the first layer with experts, and takes it for that of all."""
+    """The hook reads the rate of the first layer with experts, and takes it for all layers."""
     named = sorted(name for name, _ in self.model.named_buffers() if name.endswith("router.bias"))
     own, first = self.rates, self.rates.get(named[0], 1.0) if named else 1.0
     self.rates = dict.fromkeys(named, first)

@@ -80,7 +80,7 @@ class Trainer:
     data_order_class: type[DataOrder] = DataOrder
     rate: Callable[..., float] = staticmethod(schedule.learning_rate)
     rates: Mapping[str, float] = {}
-    """What a rate is multiplied by, where it is not 1."""
+    """The factors of rates, if they are not 1."""
     frozen: frozenset[str] = frozenset()
 
     def __init__(self, recipe: Recipe, execution: Execution | None = None, parts: Parts = PARTS) -> None:

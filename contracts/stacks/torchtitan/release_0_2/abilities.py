@@ -26,7 +26,7 @@ ABILITIES_0_2 = replace(
         lacks("interleaved", "stack", "its Qwen3 has no function for a pipeline"),
         lacks("outer-rates", "stack", "its optimizers have one group of parameters"),
         lacks("layer-rates", "stack", "its optimizers have one group of parameters"),
-        lacks("bias-rates", "stack", "its arguments of experts are those of all layers"),
+        lacks("bias-rates", "stack", "its arguments of experts hold for all layers"),
         lacks("dp", "stack", "its DDP takes what a reduction returns, and torch's fake backend returns nothing",
               asked=frozenset({"rehearse"})),
         *(lacks(each, "adapter", "not tried on this version") for each in NOT_TRIED),
