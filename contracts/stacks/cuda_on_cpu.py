@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +26,11 @@ LABEL = (
 _CPU = torch.device("cpu")
 _ZERO = (
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "current_device",
+    "power_draw", "temperature", "utilization", "memory_usage", "clock_rate",
 )  # fmt: skip
 _NOTHING = (
     "set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated", "manual_seed",
-    "manual_seed_all", "init", "ipc_collect", "set_stream",
+    "manual_seed_all", "init", "ipc_collect", "set_stream", "reset_accumulated_memory_stats",
 )  # fmt: skip
 _REDUCED = {"all_reduce": 0, "reduce_scatter_tensor": 1}
 _ARGUMENTS = {
@@ -57,8 +59,8 @@ def here(device: Any, *, number: bool = False) -> Any:
     """The CPU, for a device of CUDA; anything else as it is. `number`: whether an int is a device."""
     if isinstance(device, str) and device.partition(":")[0] == "cuda":
         return "cpu"
-    if isinstance(device, torch.device) and device.type == "cuda":
-        return _CPU
+    if isinstance(device, torch.device) and device.type in ("cuda", "cpu"):
+        return _CPU  # also for cpu:0, which torch.load refuses: torch.device("cuda", 0) is that here
     return _CPU if number and isinstance(device, int) and not isinstance(device, bool) else device
 
 
@@ -122,7 +124,7 @@ def _replaced() -> Iterator[tuple[Any, str, Any]]:
     for name, put in (
         ("get_device_name", lambda *_: "cpu"), ("get_device_properties", lambda *_: properties),
         ("get_device_capability", lambda *_: (0, 0)), ("mem_get_info", lambda *_: (1, 1)),
-        ("memory_stats", lambda *_: {}), ("is_bf16_supported", lambda *_, **__: True),
+        ("memory_stats", lambda *_: Counter()), ("is_bf16_supported", lambda *_, **__: True),
         ("get_rng_state", lambda *_: torch.get_rng_state()),
         ("set_rng_state", lambda state, *_: torch.set_rng_state(state)),
         ("get_rng_state_all", lambda: [torch.get_rng_state()]),
@@ -134,6 +136,8 @@ def _replaced() -> Iterator[tuple[Any, str, Any]]:
     for name in ("range_push", "range_pop", "mark"):
         yield torch.cuda.nvtx, name, lambda *_: None
     yield torch.nn.Module, "cuda", lambda module, *_: module
+    fork = torch.random.fork_rng
+    yield torch.random, "fork_rng", lambda _=None, enabled=True, **__: fork((), enabled)  # the CPU's state always is
     yield torch, "load", _named("map_location", torch.load)
     yield torch, "set_default_device", _first(torch.set_default_device)
     for owner in (torch.autocast, torch.amp.GradScaler):
@@ -152,7 +156,7 @@ def _named(name: str, before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first(before: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda device, *given, **named: before(here(device), *given, **named)
+    return lambda *given, **named: before(*map(here, given), **{name: here(each) for name, each in named.items()})
 
 
 def _second(before: Callable[..., Any]) -> Callable[..., Any]:

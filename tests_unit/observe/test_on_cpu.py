@@ -47,6 +47,7 @@ for step in range(3):
     optimizer.zero_grad()
 """
 CUDA = """\
+import io
 import os
 import torch
 import torch.distributed as dist
@@ -59,13 +60,19 @@ device = torch.device("cuda", local)
 torch.cuda.set_device(device)
 if world > 1:
     dist.init_process_group("nccl", device_id=device)
-    mesh = dist.init_device_mesh("cuda", (world,))
+    mesh = dist.init_device_mesh(device_type="cuda", mesh_shape=(world,))
 torch.manual_seed(0)
+with torch.random.fork_rng(devices=[torch.cuda.current_device()]):
+    torch.rand(3)
 with torch.device("cuda"):
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).cuda().to(f"cuda:{local}")
 model = nn.parallel.DistributedDataParallel(model, device_ids=[local]) if world > 1 else model.to(local)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 rows = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(1)).pin_memory()
+assert not torch.cuda.power_draw() + torch.cuda.memory_stats(device)["num_ooms"]
+torch.save(rows, kept := io.BytesIO())
+kept.seek(0)
+rows = torch.load(kept, map_location=device)
 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 for step in range(3):
     begin.record()
