@@ -226,7 +226,9 @@ class Merged:
             seen.add(_consumed(line))
 
 
-_OF_A_PASS = frozenset({"input", "forward", "drawn", "loss", "labels", "routed", "statistics", "clip", "told"})
+_OF_A_PASS = frozenset(
+    {"input", "forward", "drawn", "loss", "labels", "routed", "handed", "told-dropped", "statistics", "clip", "told"}
+)
 
 
 def _kept(lines: Sequence[Line]) -> Iterator[Line]:

@@ -111,6 +111,7 @@ class Recorder:
         self.reduced = 0  # elements that an optimizer's `step` has reduced over ranks in this step
         self.within: set[str] = set()  # groups that a forward pass has sent numbers over
         self.routing: list[tuple[str, Any, str]] = []
+        self.dispatch = routing.Dispatch()
         self.counted: dict[str, list[float]] = {}  # behind the last backward pass
         self.recounts = False
         self.looked_at = 0  # the step whose evaluation was looked at
@@ -127,8 +128,7 @@ class Recorder:
         self.phases: dict[Any, phases.Phase] = {}
         self.moved: list[Callable[[], bool]] = []  # whether weights have moved since their update
         self.waiting: list[Callable[[], None]] = []  # lines in their order, from the first that a device has to fill
-        self.filled = 0  # how many of them can be written
-        self.writing = False
+        self.filled, self.writing = 0, False  # how many of them can be written
         self.read: list[Callable[[], None]] = []  # what is done as soon as a device was read
         self._undo: list[Callable[[], None]] = []
 
@@ -314,6 +314,8 @@ class Recorder:
             return
         with _Apart(self):
             self._routed(module, arguments, result)
+            if id(module) in self.dispatch.beside:
+                self._handed(module, arguments)
             if self.rows is not None:
                 self._module_ends(module, result)
             if outermost:
@@ -492,10 +494,22 @@ class Recorder:
             return None
         if any(isinstance(each, Tensor) and each.dtype == torch.bool for each in arguments):
             return self._miss("routers that are given a mask of tokens")
+        name = self._whose(module)
+        self.dispatch.chose(name, choice.shape[1], self.modules)
         return self._add(
-            "routed", step=self.step, microbatch=self.microbatch, name=self._whose(module), tokens=len(choice),
+            "routed", step=self.step, microbatch=self.microbatch, name=name, tokens=len(choice),
             counts=choice.sum(0).tolist(), twice=int((choice > 1).sum()),
         )  # fmt: skip
+
+    def _handed(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        router, rows = self.dispatch.handed(id(module), arguments)
+        if rows is not None:
+            self._add("handed", step=self.step, microbatch=self.microbatch, name=router, rows=rows)
+
+    def told_dropped(self, assignments: int) -> None:
+        if self.on and self.running and self.dispatch.routers:
+            self._add("told-dropped", step=self.step, microbatch=self.microbatch, name=self.dispatch.routers[-1],
+                      assignments=int(assignments))  # fmt: skip
 
     def _whose(self, module: nn.Module) -> str:
         """The name of a module; by those of its parameters where a reader numbers the layers of stages."""
@@ -670,7 +684,7 @@ class Recorder:
             "root", number=number, type=type(root).__name__, replicas=list(_replicas(root)),
             data=list(reader.data() if reader else _data(root)), apart=sorted(_apart_of(root)),
             reduces=_reduces(root),
-            same=list(reader.same() if reader else _same(root)),
+            same=list(reader.same() if reader else _same(root)), sharded=list(_sharded(root)),
             trainable=[name for each in root.parameters() if each.requires_grad for name in names[id(each)]],
             frozen=[name for each in root.parameters() if not each.requires_grad for name in names[id(each)]],
             compiled=any(_compiled(each) for each in root.modules()), later=later,
@@ -1408,12 +1422,25 @@ def _reduces(root: nn.Module) -> str:
 
 
 def _data(root: nn.Module) -> tuple[int, ...]:
-    """The ranks that share a batch between them, where DDP or FSDP2 says so."""
+    """The ranks that share a batch between them, where DDP or FSDP2 says so: of one axis, or, if it replicates what it
+    shards (HSDP), of two, the first of which another axis of the model (TP) would cut."""
     if isinstance(root, FSDPModule):
         for each in root.parameters():
-            if isinstance(each, DTensor) and each.device_mesh.ndim == 1:
-                return tuple(each.device_mesh.mesh.reshape(-1).tolist())
+            axes = each.device_mesh.ndim if isinstance(each, DTensor) else 0
+            if axes == 1 or (axes == 2 and each.placements[0].is_replicate()):  # type: ignore[attr-defined]
+                return tuple(each.device_mesh.mesh.reshape(-1).tolist())  # type: ignore[attr-defined]
     return _replicas(root)
+
+
+def _sharded(root: nn.Module) -> tuple[int, ...]:
+    """The ranks of the only mesh, of one axis, over which a model is sharded that no FSDP shards."""
+    held = [each for each in root.parameters() if isinstance(each, DTensor)]
+    meshes = {each.device_mesh for each in held}
+    if len(meshes) != 1 or all(each.placements[0].is_replicate() for each in held):
+        return ()
+    mesh = meshes.pop()
+    mine = mesh.ndim == 1 and not any(isinstance(each, FSDPModule) for each in root.modules())
+    return tuple(mesh.mesh.tolist()) if mine else ()
 
 
 def _same(root: nn.Module) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ A router is a module that returns a choice beside its scores: numbers of experts
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,6 +39,37 @@ def chosen(result: Any) -> Tensor | None:
         if each.dtype in (torch.int64, torch.int32) and flat.min() >= 0 and each.shape[-1] < experts > flat.max():
             return flat.new_zeros(len(flat), experts).scatter_add_(1, flat, torch.ones_like(flat))
     return None
+
+
+class Dispatch:
+    """The routers that ran, the latest last, and the modules beside each that may be given its rows."""
+
+    def __init__(self) -> None:
+        self.routers: list[str] = []
+        self.beside: dict[int, tuple[str, int, bool]] = {}  # its router, among how many experts, and whether it is one
+
+    def chose(self, router: str, experts: int, modules: Mapping[int, str]) -> None:
+        if router not in self.routers:
+            owner = router.rpartition(".")[0]
+            lists = Counter(name.rpartition(".")[0] for name in modules.values() if name.rpartition(".")[2].isdecimal())
+            for number, name in modules.items():
+                holder = name.rpartition(".")[0]
+                listed = holder.rpartition(".")[0] == owner and lists[holder] > 1 and experts % lists[holder] == 0
+                if listed or (holder == owner and name != router):
+                    self.beside[number] = router, experts, listed
+        self.routers = [*(each for each in self.routers if each != router), router]
+
+    def handed(self, module: int, arguments: Any) -> tuple[str, int | None]:
+        """Whose rows a call is given, and how many: all, if it is one expert; else as many as the numbers beside them
+        add up to, one for each expert of this rank or of all."""
+        router, experts, one = self.beside[module]
+        tensors = [each.to_local() if isinstance(each, DTensor) else each for each in arguments
+                   if isinstance(each, Tensor)]  # fmt: skip
+        floats = [each for each in tensors if each.is_floating_point() and each.dim() > 1]
+        rows = floats[0].numel() // max(1, floats[0].shape[-1]) if floats else 0
+        counts = [int(each.sum()) for each in tensors if each.dim() == 1 and len(each) and experts % len(each) == 0
+                  and each.dtype in (torch.int64, torch.int32)]  # fmt: skip
+        return router, rows if one else next((each for each in counts if 0 <= each <= rows), None)
 
 
 def kept(root: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

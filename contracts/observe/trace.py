@@ -26,7 +26,7 @@ from typing import Any
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.redaction import redact, redact_words, secrets_here
 
-FORMAT, MINOR = "rankproof.trace/2", 1
+FORMAT, MINOR = "rankproof.trace/2", 2
 VERSION = f"{FORMAT}.{MINOR}"
 """A later minor version has further kinds of lines and means the same by the others; another format does not."""
 SKETCH_BYTES = 1024 * 8
@@ -50,6 +50,8 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "forward": _TENSOR | {"name": str, "call": int, "microbatch": int, "batched": bool},
     "drawn": {"step": int, "microbatch": int, "drawn": bool},
     "routed": {"step": int, "microbatch": int, "name": str, "tokens": int, "counts": [int], "twice": int},
+    "handed": {"step": int, "microbatch": int, "name": str, "rows": int},
+    "told-dropped": {"step": int, "microbatch": int, "name": str, "assignments": int},
     "counter": _COUNTS,
     "bias": _COUNTS,
     "counted": _COUNTS | {"again": bool},

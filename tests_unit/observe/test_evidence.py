@@ -9,8 +9,11 @@ torch = pytest.importorskip("torch")
 
 from click.testing import CliRunner  # noqa: E402
 
+from contracts.contract import LAW  # noqa: E402
 from contracts.harness.cli import main  # noqa: E402
+from contracts.law.observe.experts_bugs import DISPATCH, LIST  # noqa: E402
 from contracts.stacks.reference.answers.observing import observe  # noqa: E402
+from contracts.stacks.reference.stack import Reference  # noqa: E402
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
@@ -112,10 +115,28 @@ for step in range(2):
     opt.step()
     opt.zero_grad()
 """
+SEQUENCES = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Shard, parallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+joined, cut = parallel.ColwiseParallel(input_layouts=Shard(0)), parallel.RowwiseParallel(output_layouts=Shard(0))
+parallel.parallelize_module(net, dist.device_mesh.init_device_mesh("cpu", (2,)), {"0": joined, "2": cut})
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(2):
+    torch.manual_seed(2 * step + dist.get_rank())
+    net(torch.randn(4, 16)).square().mean().backward()
+    opt.step()
+    opt.zero_grad()
+"""
 RUNS: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
     "reduces": (REDUCES, 2, ()), "some": (REDUCES, 2, ("some",)), "one": (HALVES, 1, ()), "halves": (HALVES, 2, ()),
     "copies": (HALVES, 2, ("copies",)), "forgets": (HALVES, 2, ("forgets",)),
-    "declared": (DECLARED, 2, ()),
+    "declared": (DECLARED, 2, ()), "sequences": (SEQUENCES, 2, ()),
 }  # fmt: skip
 
 
@@ -138,7 +159,7 @@ def _diff(one: Path, other: Path) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-@pytest.mark.parametrize("run", ["reduces", "halves"])
+@pytest.mark.parametrize("run", ["reduces", "halves", "sequences"])
 def test_a_healthy_run_violates_nothing_and_is_equal_to_itself(traces: Path, tmp_path: Path, run: str) -> None:
     code, said = _judged(traces / run, tmp_path)
     assert code == 0, said
@@ -176,3 +197,11 @@ def test_ranks_that_hold_the_same_shard_are_named(traces: Path) -> None:
     code, said = _diff(traces / "one", traces / "copies")
     assert code == 1
     assert "initial weights: up.weight: 2 ranks hold 1 different parts of shape (16, 16) of (32, 16)" in said
+
+
+@pytest.mark.parametrize("dispatch", [DISPATCH, LIST], ids=["grouped", "list"])
+def test_a_dispatch_that_loses_no_row_is_healthy(dispatch: Mapping[str, str]) -> None:
+    class Dispatches(Reference):
+        edits = dispatch
+
+    LAW.contracts["OBS-18"].check(Dispatches())

@@ -113,6 +113,8 @@ def _of_two(line: Line, rank: int) -> Iterable[Line]:
     if line["e"] == "drawn":
         line["drawn"] = True
     yield line
+    if line["e"] == "routed":
+        yield line | {"e": "handed", "rows": sum(line["counts"])}
     if line["e"] == "step":
         yield {"e": "collectives", "step": line["step"], "group": "0-1", "said": ["all_reduce(sum) 9 float32"]}
 
@@ -151,7 +153,8 @@ SUBJECTS: dict[str, tuple[tuple[str, ...], ...]] = {  # contract → what is tak
     "OBS-13": (("evaluation", "modes"), ("weight", "evaluated", "modes")),
     "OBS-14": (("routed",), ("counted", "bias"), ("counter", "bias")),
     "OBS-15": (("gradient", "updated", "moment", "loss"),), "OBS-16": (("root",), ("group",), ("gradient",)),
-    "OBS-17": (("world", "root", "collectives"),), "OBS-20": (("root",), ("collectives",)),
+    "OBS-17": (("world", "root", "collectives"),), "OBS-18": (("routed",), ("handed",)),
+    "OBS-20": (("root",), ("collectives",)),
 }  # fmt: skip
 LIKE = {"OBS-01": "one-rank", "OBS-09": "whole", "OBS-11": "plain"}
 

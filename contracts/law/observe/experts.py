@@ -1,6 +1,7 @@
-"""Where tokens were routed, what counted them and what that does to the choice (OBS-14)."""
+"""Where tokens were routed, what counted them, what that does to the choice (OBS-14), and what arrives (OBS-18)."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from contracts.contract import contract
@@ -97,6 +98,31 @@ def _deltas(merged: Merged, name: str, step: int) -> list[float]:
     )
     moved = [its - was for its, was in zip(new, old, strict=False)]
     return moved if any(moved) else []
+
+
+@contract("OBS-18", asks="trace", cases=RUN, source="F11", slow=True)
+def each_assignment_reaches_an_expert_or_is_reported_as_dropped(stack: Observing) -> None:
+    """Of the assignments that a router makes in a step, on all ranks, each reaches an expert, or the script reports
+    that it was dropped (`observe.dropped(n)`).
+
+    A dispatch that loses rows leaves their tokens without an expert, and the loss finite.
+    """
+    none_of(_lost(observed(stack)), "no module beside a router is given rows for each expert")
+
+
+def _lost(merged: Merged) -> Iterator[str]:
+    for step in range(1, merged.steps + 1):
+        sums: dict[str, Counter[str]] = {"routed": Counter(), "handed": Counter(), "told-dropped": Counter()}
+        for kind, counted in sums.items():
+            for _, line in merged.lines(kind, step):
+                counted[line["name"]] += sum(line.get("counts", ())) + line.get("rows", 0) + line.get("assignments", 0)
+        for name in sums["routed"].keys() & sums["handed"].keys():
+            chosen, rows, told = (counted[name] for counted in sums.values())
+            wrong = chosen - rows > told or 0 < chosen - rows < told  # expert tensor parallelism hands rows to several
+            yield (
+                f"step {step}: {chosen - rows} of {chosen} assignments of {name} reach no expert, and {told} are "
+                "reported as dropped" if wrong else ""
+            )  # fmt: skip
 
 
 def _routed(merged: Merged, buffer: str, step: int, experts: int, rank: int | None = None) -> Sequence[int]:

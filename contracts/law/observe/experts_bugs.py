@@ -1,4 +1,4 @@
-"""Scripts that count assignments of experts twice or on one rank, or balance another load."""
+"""Scripts that count assignments of experts twice or on one rank, balance another load, or lose rows."""
 
 from contracts.contract import mutant
 from contracts.stacks.reference.stack import Reference
@@ -52,3 +52,54 @@ class ChoosesOneExpertTwice(Reference):
     """The second choice is the first one again."""
 
     edits = {".topk(2).indices": ".topk(1).indices.expand(-1, -1, 2)"}
+
+
+DISPATCH = {
+    "class Experts(nn.Module):": """class Grouped(nn.Linear):
+    def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        every = super().forward(rows).unflatten(-1, (8, 16))
+        return every[torch.arange(len(rows)), torch.arange(8).repeat_interleave(counts)]
+
+
+class Experts(nn.Module):""",
+    "nn.Linear(16, 8 * 16)": "Grouped(16, 8 * 16)",
+    "        every = self.experts(x).unflatten(-1, (8, 16))\n": """        order = chosen.flatten().argsort(stable=True)
+        counts = chosen.flatten()[order].bincount(minlength=8)
+        rows, every = x.flatten(0, 1), self.experts(x.flatten(0, 1)[order // 2], counts)
+        every = every * scores.flatten()[order, None]
+""",
+    "weighted: torch.Tensor = scores[..., None] * every.gather(-2, chosen[..., None].expand(-1, -1, -1, 16))":
+        "weighted: torch.Tensor = torch.zeros_like(rows).index_add(0, order // 2, every)",
+    "return weighted.sum(-2)": "return weighted.view_as(x)",
+}  # fmt: skip
+"""Rows are sorted by their experts, and each is computed by its own one."""
+LIST = DISPATCH | {
+    "nn.Linear(16, 8 * 16)": "nn.ModuleList(nn.Linear(16, 16) for _ in range(8))",
+    "        every = self.experts(x).unflatten(-1, (8, 16))\n": """        order = chosen.flatten().argsort(stable=True)
+        counts = chosen.flatten()[order].bincount(minlength=8)
+        rows = x.flatten(0, 1)
+        parts = zip(self.experts, rows[order // 2].split(counts.tolist()))
+        every = torch.cat([expert(part) for expert, part in parts]) * scores.flatten()[order, None]
+""",
+}  # fmt: skip
+"""The same with a module for each expert."""
+
+
+@mutant(of="OBS-18", case="one-run", says="step 1: 12 of 256 assignments of moe.router reach no expert, and 0 are")
+class LosesTheLastRows(Reference):
+    """The dispatch has room for fewer rows than there are."""
+
+    edits = {each: new.replace("argsort(stable=True)", "argsort(stable=True)[:-3]") for each, new in DISPATCH.items()}
+
+
+@mutant(of="OBS-18", case="one-run", says="assignments of moe.router reach no expert, and 4 are reported as dropped")
+class ReportsFewerThanItDrops(Reference):
+    """Each expert has room for so many rows, and one of those that are dropped in a pass is reported."""
+
+    edits = {each: new.replace("expert(part)", "expert(part[:6])").replace("        rows = x", """        kept = [
+            place for part in order.split(counts.tolist()) for place in part[:6].tolist()
+        ]
+        observe.dropped(1)
+        rows = x""").replace("scores.flatten()[order, None]", "scores.flatten()[kept, None]").replace(
+            "index_add(0, order // 2", "index_add(0, torch.tensor(kept) // 2")
+             for each, new in LIST.items()}  # fmt: skip

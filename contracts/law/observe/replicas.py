@@ -114,7 +114,7 @@ def data_parallel_ranks_consume_different_rows(stack: Observing, reference: str 
         return
     merged = observed(stack)
     epochs = any(line.get("epoch") for step in range(1, merged.steps + 1) for _, line in merged.lines("input", step))
-    sharing = any(len(line.get("same", ())) > 1 for _, line in merged.lines("root"))
+    sharing = any(len(each) > 1 for step in range(1, merged.steps + 1) for each in _sharing(merged, step).values())
     twice = list(_twice(merged))
     if len(merged.data_ranks) < 2 and not epochs and not sharing and not twice:
         raise NotOffered("nothing said which ranks share a batch, or where an epoch begins", "case")
@@ -162,9 +162,21 @@ def _of_a_resume(stack: Observing, reference: str, other: str) -> Iterator[str]:
             yield f"step {step}: {lost} of {count} rows that the whole run consumes there are lost"
 
 
+def _sharing(merged: Merged, step: int) -> dict[int, list[int]]:
+    """Rank → those that must consume its rows: the axis "tp" of its mesh; or, if that has no name, all over which its
+    tensors are sharded, unless collectives join other numbers than sums there (sequence parallelism, FSDP by hand)."""
+    joins = {line["group"] for _, line in merged.lines("collectives", step)
+             if not all(said.startswith(("all_reduce", "broadcast", "barrier")) for said in line["said"])}  # fmt: skip
+    found = {}
+    for rank, line in merged.lines("root"):
+        sharded = line.get("sharded", [])
+        found[rank.rank] = line.get("same") or ([] if "-".join(map(str, sharded)) in joins else sharded)
+    return found
+
+
 def _other_rows(merged: Merged) -> Iterator[str]:
-    same = {rank.rank: line.get("same", []) for rank, line in merged.lines("root")}
     for step in range(1, merged.steps + 1):
+        same = _sharing(merged, step)
         of: dict[tuple[tuple[int, ...], int], tuple[int, list[int]]] = {}
         for rank, line in merged.lines("input", step):
             if line["rows"] and len(same.get(rank.rank, ())) > 1:

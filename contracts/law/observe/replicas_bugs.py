@@ -104,6 +104,26 @@ class ReadsByTheRankOfTheWorld(Reference):
     }
 
 
+@mutant(of="OBS-06", case="one-run", says="step 1: ranks 0 and 1 share their layers, and consume other rows")
+class ReadsByTheRankOfAMeshWithoutNames(Reference):
+    """The same, and the mesh does not say what its only axis is for."""
+
+    edits = {each: new.replace(', mesh_dim_names=("tp",)', "") for each, new in ReadsByTheRankOfTheWorld.edits.items()}
+
+
+@mutant(of="OBS-06", case="one-run", says="step 1: ranks 0 and 1 consume the same 4 rows")
+class ReadsTheSameRowsUnderHSDP(Reference):
+    """FSDP with an axis of replicas, which public trainers make for one replica too; all ranks read the first rows."""
+
+    edits = {
+        WRAPPED: """    from torch.distributed.fsdp import fully_shard
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1, world), mesh_dim_names=("replicas", "shards"))
+    model = fully_shard(net, mesh=mesh)""",
+        "model.no_sync() if micro == 0 else contextlib.nullcontext()": "contextlib.nullcontext()",
+        "[rank::world]": "[::world]",
+    }
+
+
 @mutant(of="OBS-06", case="resumed", says="step 1: 16 of 16 rows were consumed before the resume")
 class BeginsTheEpochAgain(Reference):
     """Nobody skips after a resume what the epoch has given already."""
