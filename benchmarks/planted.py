@@ -101,7 +101,7 @@ def _run(home: Path, script: str, text: str, ranks: int, words: tuple[str, ...],
     return home / "trace"
 
 
-def _judged(trace: Path, like: str, healthy: Path) -> dict[str, str]:
+def judged(trace: Path, like: str, healthy: Path) -> dict[str, str]:
     party = Observed(read(trace), {} if like == "judged" else {like: healthy})
     found = {}
     for id, each in LAW.contracts.items():
@@ -140,7 +140,7 @@ def main() -> int:
             healthy = _run(home, plant.script, _edited(plant, plant.meant), *_healthy(plant), file)
             text = _edited(plant, (*plant.meant, *plant.edits))
             trace = _run(Path(folder, str(number)), plant.script, text, plant.ranks, plant.words, file)
-            found = _judged(trace, plant.like, healthy)
+            found = judged(trace, plant.like, healthy)
             if "OBS-16" in found:
                 raise SystemExit(f"{plant.bug} in {plant.script}: planted so, it is no silent bug: {found['OBS-16']}")
             firsts = [found[each] for each in PAIRS if each in found][:1]
