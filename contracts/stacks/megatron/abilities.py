@@ -15,7 +15,7 @@ VERSIONS = ("0.16.1", "0.17.1", "0.18.1", "0.19.2")
 ABILITIES = Abilities(
     has=frozenset((
         "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
-        "gqa", "mla", "qk-norm", "relu2", "swiglu", "tied", "prediction-heads",
+        "gqa", "mla", "qk-norm", "relu2", "swiglu", "tied", "dropout", "prediction-heads",
         "softmax", "sigmoid", "top-1", "selection-bias", "shared-expert", "route-scale", "balance-loss", "z-loss",
         "group-limited", "capacity", "capacity-by-gate", "float64", "float32", "bf16", "fp16",
         "adamw", "cosine", "linear", "constant", "WSD",
@@ -26,8 +26,11 @@ ABILITIES = Abilities(
     lacks=(
         lacks("frozen", "adapter", "it was not asked to freeze anything"),
         lacks("refrozen", "adapter", "it was not asked to freeze anything"),
-        lacks("dropout", "adapter", "it drops elements of embeddings too, and was not asked"),
         lacks("changing-batches", "adapter", "it gives its trainer batches of one size"),
+        lacks("dropout", "stack", "it drops elements of embeddings too", asked=frozenset({"run_model"})),
+        lacks("dropout checkpoint", "adapter", "its script saves the generators, and was not asked to drop"),
+        *(lacks(f"dropout {axis}", "adapter", "generators of ranks are CUDA's, which its script seeds")
+          for axis in ("dp", "tp", "ep", "pp")),
         lacks("recurrent", "stack", "it has no M2RNN"),
         lacks("hyper-connections", "stack", "it has none in a version that was tried"),
         lacks("own-axis", "stack", "it carves experts out of the dense ranks", asked=frozenset()),

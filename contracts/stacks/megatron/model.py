@@ -148,7 +148,7 @@ def _general(plan: Plan) -> dict[str, Any]:
         "add_bias_linear": False,
         "gated_linear_unit": recipe.activation == "swiglu",
         "activation_func": functional.silu if recipe.activation == "swiglu" else mcore("activations").squared_relu,
-        "hidden_dropout": 0.0,
+        "hidden_dropout": recipe.dropout,
         "attention_dropout": 0.0,
         "params_dtype": plan.dtype,
         "use_cpu_initialization": True,
