@@ -68,14 +68,15 @@ SLOTS: dict[str, tuple[Moe, tuple[int, ...]]] = {
     "half-a-share": (HALF, (3, 7, 5)),
     "softmax": (replace(SOFTMAX, capacity_factor=0.5, aux_loss=0.0, z_loss=0.0), (2, 7)),
     "a-row-of-padding": (HALF, (0, 7, 7)),
+    "by-gate": (replace(HALF, drop_policy="probs"), (3, 7, 5)),
 }
 
 
 @contract("MOE-09b", asks="run_block", cases=SLOTS, source="flaxformer: ignore_padding_tokens; F21",
           conventions=("padding-slots",))  # fmt: skip
 def padding_takes_no_slot(stack: Blocks, moe: Moe, lengths: tuple[int, ...]) -> None:
-    """If experts drop tokens, padding takes no slot: the first tokens of an expert keep theirs, in token order,
-    whatever stands between them.
+    """If experts drop tokens, padding takes no slot: the first tokens of an expert keep theirs, in token order, or
+    those with the greatest gates, whatever stands between them.
 
     The padding of a row comes before the tokens of the next one. If it takes slots, what a row is given depends on how
     much the rows before it are padded. A stack may declare that it does.
@@ -83,24 +84,26 @@ def padding_takes_no_slot(stack: Blocks, moe: Moe, lengths: tuple[int, ...]) -> 
     call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), len(lengths), LENGTH)
     run = stack.run_block(replace(call, dy=None, padding=_padding(lengths)))
     numerics = instruments.numerics
-    experts, dropped = (numerics.tensor(run.seen[each]).flatten(0, 1).tolist() for each in ("experts", "dropped"))
+    experts, gates, dropped = (
+        numerics.tensor(run.seen[each]).flatten(0, 1).tolist() for each in ("experts", "gates", "dropped")
+    )
     slots = math.ceil((moe.capacity_factor or 1.0) * len(lengths) * LENGTH * moe.top_k / moe.experts)
-    taken = [0] * moe.experts
-    lost = 0
-    for place, (chosen_K, dropped_K) in enumerate(zip(experts, dropped, strict=True)):
+    taken, lost = [0] * moe.experts, 0
+    asked = [
+        (0.0 if moe.drop_policy == "position" else -gate, place, expert, gone)
+        for place, token in enumerate(zip(experts, gates, dropped, strict=True))
+        for expert, gate, gone in zip(*token, strict=True)
+    ]
+    for _, place, expert, gone in sorted(asked):
         row, at = divmod(place, LENGTH)
         token = at < lengths[row]
         if not token and chosen(stack, "padding-slots") == "none":
             continue
-        for expert, gone in sorted(zip(chosen_K, dropped_K, strict=True)):
-            taken[expert] += 1
-            want = taken[expert] > slots
-            lost += want
-            if token:
-                assert gone == want, (
-                    f"token {at} of row {row} {'loses' if gone else 'keeps'} expert {expert}, the {taken[expert]}th of "
-                    f"{slots} slots"
-                )
+        taken[expert] += 1
+        want = taken[expert] > slots
+        lost += want
+        words = f"token {at} of row {row} {'loses' if gone else 'keeps'} expert {expert}"
+        assert gone == want or not token, f"{words}, the {taken[expert]}th of {slots} slots"
     assert lost, "no expert is full, and the case shows nothing"
 
 

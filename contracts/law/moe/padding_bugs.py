@@ -45,7 +45,7 @@ def weighs_rows_by_their_tokens(without_padding, self, logits_BTE, experts_BTK, 
     return counts, {**losses, "aux": torch.stack(parts).sum() / token_BT.sum()}
 
 
-@broken(MoE, "forward", "MOE-09b[a-row-of-padding]: loses expert")
+@broken(MoE, "forward", "MOE-09b[a-row-of-padding]: loses expert", "MOE-09b[by-gate]: loses expert")
 def gives_slots_to_padding(forward, self, x_BTD, packing, state):
     """A row of padding fills the experts before the first token of the next row."""
     return forward(self, x_BTD, packing._replace(padding_BT=None), state)

@@ -184,15 +184,17 @@ def _continues(row: Parameter, recipe: Recipe, saved: Arrays, step: Step, *, new
 
 
 HEADS = replace(SPREAD, name="spread-tied", pattern="AEMR", depth=4, untied_embeddings=False)
+MUON_SPREAD = replace(SPREAD, name="spread-muon", optim=MUON.optim)
 CELLS: dict[str, tuple[Recipe, Execution, str, int]] = {
     name: (recipe, execution, pattern, execution.world)
     for name, recipe, execution, pattern in (
         ("dp2", SPREAD, own_axis(2), r"^embedding"),
         ("tp2-sp", SPREAD, own_axis(2, tp=2, sp=True), r"^embedding|norm"),
-        ("fsdp2", SPREAD, own_axis(2, fsdp=True), r"wq|^layers\.1\."),
+        ("fsdp2", SPREAD, replace(own_axis(2, fsdp=True), microbatches=2), r"wq|^layers\.1\."),
         ("ep2", SPREAD, own_axis(2, ep=2), r"router\.weight"),
         ("borrowed-ep2-fsdp", SPREAD, borrowed(2, ep=2, fsdp=True), r"\.experts\.w1"),
         ("cp2", SPREAD, borrowed(2, cp=2), r"^layers\.[02]\."),
+        ("tp2-sp-fsdp2-muon", MUON_SPREAD, own_axis(4, tp=2, sp=True, fsdp=True), r"wo|^layers\.1\.|norm"),
         ("pp2-tied", HEADS, replace(own_axis(2, pp=2), microbatches=2), r"^layers\.2\."),
         ("pp2-frozen-ends", HEADS, replace(own_axis(2, pp=2), microbatches=2), r"^embedding"),
     )
