@@ -103,7 +103,7 @@ class Recorder:
         self.rows: Tensor | None = None  # a number for each row, where outputs can be told by rows
         self.tokens: tuple[int, ...] = ()
         self.calls: dict[str, int] = {}
-        self.optimizing, self.inside_backward = 0, False
+        self.optimizing, self.normed, self.inside_backward = 0, 0, False
         self.scheduled = False  # whether a schedule of pipelines runs the roots, their backward passes included
         self.rates: dict[int, float] = {}  # by parameter, as a scheduler set it last
         self.unseen: dict[str, int] = {}
@@ -149,6 +149,9 @@ class Recorder:
         self._replace(torch.autograd, "backward", self._backward)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
             self._replace(owner, "clip_grad_norm_", self._clip)
+            if hasattr(owner, "get_total_norm"):  # torch 2.6
+                self._replace(owner, "get_total_norm", self._total)
+                self._replace(owner, "clip_grads_with_norm_", self._clip_with)
         for each in _schedulers(torch.optim.lr_scheduler.LRScheduler):
             self._replace(each, "step", self._scheduled)
         self._replace(Optimizer, "zero_grad", self._zeroes)
@@ -764,19 +767,41 @@ class Recorder:
             listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             total = before(listed, max_norm, *arguments, **named)
             kind = arguments[0] if arguments else named.get("norm_type", 2.0)
-            if self.on and self.step and float(kind) == 2.0:
-                with _Apart(self):
-                    spread = isinstance(total, DTensor)
-                    partial = spread and not all(each.is_replicate() for each in total.placements)
-                    self._add(
-                        "clip", step=self.step, max=float(max_norm), partial=partial,
-                        first=not spread or placement.held(total).first,
-                        norm=self._number(_local(total)),
-                        names=[self.parameters.get(id(each), "") for each in listed if each.grad is not None],
-                    )  # fmt: skip
+            if float(kind) == 2.0:
+                self._clipped(listed, max_norm, total, given=False)
             return total
 
         return clip
+
+    def _total(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        def total(tensors: Any, norm_type: float = 2.0, *arguments: Any, **named: Any) -> Any:
+            self.normed = self.step if float(norm_type) == 2.0 else 0
+            return before(tensors, norm_type, *arguments, **named)
+
+        return total
+
+    def _clip_with(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        """A norm that is given may be of more gradients, as of all stages, and of another kind unless torch took it."""
+
+        def clip(parameters: Any, max_norm: float, total_norm: Any, *arguments: Any, **named: Any) -> None:
+            listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            before(listed, max_norm, total_norm, *arguments, **named)
+            if self.normed == self.step and isinstance(total_norm, Tensor):
+                self._clipped(listed, max_norm, total_norm, given=True)
+
+        return clip
+
+    def _clipped(self, listed: Sequence[Tensor], most: float, total: Tensor, *, given: bool) -> None:
+        if not (self.on and self.step):
+            return
+        with _Apart(self):
+            spread = isinstance(total, DTensor)
+            partial = spread and not all(each.is_replicate() for each in total.placements)  # type: ignore[attr-defined]
+            self._add(
+                "clip", step=self.step, max=float(most), partial=partial, given=given,
+                first=not spread or placement.held(total).first, norm=self._number(_local(total)),
+                names=[self.parameters.get(id(each), "") for each in listed if each.grad is not None],
+            )  # fmt: skip
 
     def _scheduled(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def step(scheduler: Any, *arguments: Any, **named: Any) -> Any:

@@ -11,11 +11,14 @@ from click.testing import CliRunner  # noqa: E402
 
 from contracts.contract import LAW  # noqa: E402
 from contracts.harness.cli import main  # noqa: E402
+from contracts.harness.families import read_checks  # noqa: E402
 from contracts.law.observe.experts_bugs import DISPATCH, LIST  # noqa: E402
+from contracts.law.observe.steps_bugs import ClipsByTheNormOfItsShards  # noqa: E402
 from contracts.stacks.reference.answers.observing import observe  # noqa: E402
 from contracts.stacks.reference.stack import Reference  # noqa: E402
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
+read_checks()
 
 REDUCES = """
 import sys
@@ -205,3 +208,14 @@ def test_a_dispatch_that_loses_no_row_is_healthy(dispatch: Mapping[str, str]) ->
         edits = dispatch
 
     LAW.contracts["OBS-18"].check(Dispatches())
+
+
+def test_the_norm_of_all_shards_is_one_to_clip_by() -> None:
+    of_shards, of_all = ", norm)", ", norm.full_tensor())"
+    right = {each: new.replace("each.grad.to_local()", "each.grad").replace(of_shards, of_all)
+             for each, new in ClipsByTheNormOfItsShards.edits.items()}  # fmt: skip
+
+    class Clips(Reference):
+        edits = right
+
+    LAW.contracts["OBS-04"].check(Clips())

@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from contracts.contract import contract
 from contracts.law.observe._trace import BITS, RUN, merged_of, none_of, observed
@@ -116,7 +116,7 @@ def data_parallel_ranks_consume_different_rows(stack: Observing, reference: str 
     epochs = any(line.get("epoch") for step in range(1, merged.steps + 1) for _, line in merged.lines("input", step))
     sharing = any(len(each) > 1 for step in range(1, merged.steps + 1) for each in _sharing(merged, step).values())
     twice = list(_twice(merged))
-    if len(merged.data_ranks) < 2 and not epochs and not sharing and not twice:
+    if len(_sharing_a_batch(merged)) < 2 and not epochs and not sharing and not twice:
         raise NotOffered("nothing said which ranks share a batch, or where an epoch begins", "case")
     nothing = "no two microbatches are of ranks that share a batch or their layers, or of one epoch"
     none_of([*_repeated(merged), *twice, *_other_rows(merged), *_again(merged)], nothing)
@@ -218,12 +218,32 @@ def _again(merged: Merged) -> Iterator[str]:
                 seen.setdefault((epoch, row), (rank.rank, batch, step))
 
 
+def _sharing_a_batch(merged: Merged) -> Collection[int]:
+    """The ranks that share a batch, as DDP or FSDP2 says; else all of them, if in each step they add up as many numbers
+    as there are gradients, and no forward pass sends any over them: by hand, or in the optimizer's `step`."""
+    every = [rank.rank for rank in merged.trace.ranks]
+    group = "-".join(map(str, every))
+    inside = any(group in line.get("within", ()) for step in range(1, merged.steps + 1)
+                 for _, line in merged.lines("step", step))  # fmt: skip
+    if merged.data_ranks or merged.staged or inside:
+        return merged.data_ranks
+    for step in range(1, merged.steps + 1):
+        said = [line["said"] for _, line in merged.lines("collectives", step) if line["group"] == group]
+        sums = (_SUM.match(each) for each in itertools.chain(*said[:1]))
+        summed = sum(math.prod(map(int, each[1].split("x"))) for each in sums if each)
+        gradients = sum(math.prod(each.shape) for each in merged.tensors("gradient", step).values())
+        if not 0 < gradients <= summed:
+            return ()
+    return every
+
+
 def _repeated(merged: Merged) -> Iterator[str]:
+    ranks = _sharing_a_batch(merged)
     for step in range(1, merged.steps + 1):
         of: dict[tuple[int, ...], int] = {}
         for rank, line in merged.lines("input", step):
             rows = tuple(sorted(line["rows"]))
-            if not rows or rank.rank not in merged.data_ranks:
+            if not rows or rank.rank not in ranks:
                 continue
             yield from [""] * any(each != rank.rank for each in of.values())
             first = of.setdefault(rows, rank.rank)

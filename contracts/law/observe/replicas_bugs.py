@@ -111,6 +111,20 @@ class ReadsByTheRankOfAMeshWithoutNames(Reference):
     edits = {each: new.replace(', mesh_dim_names=("tp",)', "") for each, new in ReadsByTheRankOfTheWorld.edits.items()}
 
 
+@mutant(of="OBS-06", case="one-run", says="step 1: ranks 0 and 1 consume the same 8 rows")
+class ReadsTheSameRowsWithoutAWrapper(Reference):
+    """The script adds gradients up itself, and its sampler does not know of ranks."""
+
+    edits = {
+        WRAPPED: "    model = net",
+        "model.no_sync() if micro == 0 else contextlib.nullcontext()": "contextlib.nullcontext()",
+        "[rank::world]": "",
+        "        net.moe.balance()": """        for each in model.parameters():
+            dist.all_reduce(each.grad)
+        net.moe.balance()""",
+    }
+
+
 @mutant(of="OBS-06", case="one-run", says="step 1: ranks 0 and 1 consume the same 4 rows")
 class ReadsTheSameRowsUnderHSDP(Reference):
     """FSDP with an axis of replicas, which public trainers make for one replica too; all ranks read the first rows."""

@@ -23,6 +23,19 @@ class ClipsOnOneRank(Reference):
     edits = {CLIP: f"        if rank == 0:\n    {CLIP}"}
 
 
+@mutant(of="OBS-04", case="one-run", says="step 1: rank 0 was given the gradient norm")
+class ClipsByTheNormOfItsShards(Reference):
+    """FSDP, and each rank takes the norm of what it holds for that of all."""
+
+    edits = {
+        "    model = DistributedDataParallel(net, broadcast_buffers=False)":
+            "    from torch.distributed.fsdp import fully_shard\n    model = fully_shard(net)",
+        "model.no_sync() if micro == 0 else contextlib.nullcontext()": "contextlib.nullcontext()",
+        CLIP: """        norm = nn.utils.get_total_norm([each.grad.to_local() for each in model.parameters()])
+        nn.utils.clip_grads_with_norm_(model.parameters(), 0.1, norm)""",
+    }  # fmt: skip
+
+
 @mutant(of="OBS-04", case="one-run", says="expected 1")
 class ScalesAfterClipping(Reference):
     """Undoes a loss scale after the clipping instead of in front of it."""
