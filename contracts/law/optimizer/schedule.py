@@ -39,6 +39,8 @@ RATES: dict[str, tuple[Schedule, int, int, float, float, tuple[float, ...]]] = {
     "warm-up-to-the-end": ("cosine", 4, 4, 1.0, 0.2, (0.0, 0.25, 0.5, 0.75, 1.0, 0.2)),
     "warm-up-longer-than-the-run": ("linear", 6, 3, 0.6, 0.1, (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.1)),
     "one-step": ("WSD", 0, 1, 1.0, 0.5, (1.0, 0.5, 0.5)),
+    "warm-up-below-the-floor": ("linear", 4, 8, 0.8, 0.5, (0.0, 0.2, 0.4, 0.6, 0.8, 0.725, 0.65, 0.575, 0.5, 0.5)),
+    "nothing-to-decay": ("cosine", 2, 6, 0.5, 0.5, (0.0, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5)),
 }
 _COUNTING = ("first-rate", "last-rate", "warm-up-from", "warm-up-without-decay")
 

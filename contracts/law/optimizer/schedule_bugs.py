@@ -77,6 +77,29 @@ class ClimbsWhereThereIsNoDecay(Trainer):
     rate = staticmethod(_unguarded)
 
 
+@derived(
+    "OPT-05b[warm-up-below-the-floor]: the rate of step 1 is 0.5, expected 0.2",
+    "OPT-05b[nothing-to-decay]: the rate of step 1 is 0.5, expected 0.25",
+)
+class RaisesTheWarmUpToTheFloor(Trainer):
+    """The floor of the decay holds in the warm-up too: the first steps are as long as the last ones."""
+
+    rate = staticmethod(lambda optim, step: max(optim.min_lr, learning_rate(optim, step)))
+
+
+@derived("OPT-05b[warm-up-below-the-floor]: the rate of step 1 is 0.575, expected 0.2")
+class BeginsTheWarmUpAtTheFloor(Trainer):
+    """Over-correction: the warm-up rises from min_lr to lr and not from 0."""
+
+    rate = staticmethod(
+        lambda optim, step: (
+            optim.min_lr + (optim.lr - optim.min_lr) * step / optim.warmup
+            if step <= optim.warmup
+            else learning_rate(optim, step)
+        )
+    )
+
+
 @derived("OPT-05b[constant]: the rate of step 6 is 0, expected 0.8")
 class StopsAtTheEnd(Trainer):
     """Beyond the planned steps the rate is 0, so a prolonged run learns nothing."""
