@@ -6,9 +6,11 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.dropped import DROPPED, ROUTED, equal_masks
 from contracts.law._support.model_passes import needs_canonical_names, one_pass, tensor
-from contracts.law._support.training_run import seed_generators
+from contracts.law._support.training_run import Rows, batches, drawn_weights, run, seed_generators, table
 from contracts.spec.array import Arrays
+from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Recipe
+from contracts.spec.tolerance import FLOAT64, within
 from contracts.spec.training import Execution, Tokens, Training
 
 ADDED = 1e-3  # what each layer adds to an element of a stream of ones
@@ -82,3 +84,36 @@ def every_token_has_a_mask_of_its_own(stack: Training, recipe: Recipe, execution
     """
     words = equal_masks(stack, recipe, execution)
     assert not words, f"{words}: the same elements were dropped"
+
+
+EIGHT: Rows = (((8,), 3), ((8,), 0), ((8,), 6), ((8,), 1))
+RECOMPUTED: dict[str, tuple[Recipe, int]] = {"dense": (DROPPED, 1), "experts-in-microbatches": (ROUTED, 2)}
+
+
+@contract("BLK-11d", asks=("built", "train"), cases=RECOMPUTED, source="F13; ACK-01")
+def a_recomputed_layer_drops_what_it_dropped(stack: Training, recipe: Recipe, microbatches: int) -> None:
+    """With dropout, two steps whose layers are recomputed in the backward pass have the losses and gradients of two
+    steps whose layers are not.
+
+    If the mask of the second forward pass is another, gradients are of no loss that was ever computed, and the loss
+    looks as it should. A recomputation that takes numbers from the generator gives the next step other masks.
+    """
+    numerics = instruments.numerics
+    weights = drawn_weights(table(stack, recipe))
+    given = batches(2, "dropped", recipe.vocab, EIGHT)
+    taken = []
+    for recompute in (False, False, True):
+        seed_generators(7)
+        taken.append(
+            run(
+                stack, recipe, given, "gradients", weights=weights, microbatches=microbatches, recompute=recompute
+            ).steps
+        )
+    plain, again, found = taken
+    if any(one.losses != two.losses for one, two in zip(plain, again, strict=True)):
+        raise NotOffered("its masks are others in each run", "case")
+    for got, want in zip(found, plain, strict=True):
+        lm, due = got.losses["lm"], want.losses["lm"]
+        words = f"lm is {lm:.9g}, otherwise {due:.9g}" if abs(lm - due) > within(1e-9) * due else ""
+        words = words or numerics.gradient_differences("the gradient of", got.gradients, want.gradients, FLOAT64)
+        assert not words, f"recomputed, {words} (step {got.number})"

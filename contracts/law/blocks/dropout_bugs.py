@@ -2,9 +2,10 @@
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.hybrid_model import Layer
+from contracts.stacks.reference.model.hybrid_model import Layer, Model
 from contracts.stacks.reference.training.trainer import Trainer
 
 
@@ -63,3 +64,24 @@ def seeds_every_step(step_over, self, *given):
     """The generator is seeded before each step, for the sake of reproducible steps."""
     torch.manual_seed(self.recipe.seed)
     return step_over(self, *given)
+
+
+@broken(
+    Model, "run", "BLK-11d[dense]: recomputed, the gradient of",
+    "BLK-11d[experts-in-microbatches]: recomputed, lm is", bugs=("ACK-01",),
+)  # fmt: skip
+def draws_other_masks_when_it_recomputes(run, self, layer, x, pack):
+    """The state of the generator is not kept for the second forward pass."""
+    if not self.recompute:
+        return run(self, layer, x, pack)
+    return checkpoint(layer, x, pack, use_reentrant=False, preserve_rng_state=False)
+
+
+@broken(Trainer, "accumulate", "BLK-11d[experts-in-microbatches]: recomputed, lm is", "BLK-11d[dense]: (step 2)")
+def leaves_the_generator_where_the_recomputation_was(accumulate, self, micro, counts):
+    """Over-correction: the state that was set for the second pass stays after it, and the next masks are old ones."""
+    before = torch.get_rng_state()
+    out = accumulate(self, micro, counts)
+    if self.model.recompute:
+        torch.set_rng_state(before)
+    return out
