@@ -3,8 +3,6 @@
 The law is judged without the development tools and without torch too: what needs one that is not here is left out.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from importlib.util import find_spec

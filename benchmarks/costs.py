@@ -12,8 +12,6 @@ is done again and again. What a sample did not run is counted as the mean of wha
 `--save FILE` keeps the items as JSON lines; `read FILE` prints their tables again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ The law is the set of all contracts and mutants.
 Ids are permanent. A contract may be split (`PAT-04a`); a retired id is never used again.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """`python -m rankproof`, and the command `rankproof`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

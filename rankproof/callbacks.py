@@ -5,8 +5,6 @@ first batch to its last.
 >>> Trainer(..., callbacks=[transformers_callback("runs/x")])  # doctest: +SKIP
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 from contextlib import ExitStack

@@ -3,8 +3,6 @@
 pytest loads this in every session of an environment that has rankproof, so it imports nothing but pytest.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Finds the package `contracts` of this distribution, which others may have too."""
 
-from __future__ import annotations
-
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location

@@ -4,8 +4,6 @@
 >>> to_tensorboard("reports/judged", SummaryWriter("runs"), step=100)  # doctest: +SKIP
 """
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

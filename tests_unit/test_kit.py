@@ -1,7 +1,5 @@
 """The kit of adapters: links lead there and back, an untried version says so and falls back, the example is short."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """Stacks that the kit was not written for: what they say of their routing, tied weights, weights cut by hand."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Symbols of torchtitan that moved: either form is found, and folded rows stay apart."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import sys

@@ -3,8 +3,6 @@
 Nothing that is made here is committed, and no page of docs/ is written for the site: links are turned on the way.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What is known of released packages: the first tables of their pages, and what `docs/deviations/` declares."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

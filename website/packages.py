@@ -1,7 +1,5 @@
 """Pages about released packages: the matrix of versions and families, a page for each bug, badges."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator

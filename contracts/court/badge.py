@@ -1,7 +1,5 @@
 """A badge as SVG, for a page that no server draws for."""
 
-from __future__ import annotations
-
 COLOURS = {"brightgreen": "#3a7d0a", "yellow": "#8a6d00", "red": "#b3261e"}  # white on them is legible
 
 

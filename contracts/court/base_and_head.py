@@ -5,8 +5,6 @@ declaration. What cannot be judged at the head, or could not at the base where t
 incomplete: an adapter that does not find its way proves nothing about the change.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

@@ -2,8 +2,6 @@
 fixed, lost and slower is shown; what is lost is red as well (`contracts.court.verdict`). One that was wanted and is not
 there leaves the verdict incomplete."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from contracts.court.promises import PROMISES

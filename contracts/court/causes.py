@@ -4,8 +4,6 @@ One wrong line of a stack violates dozens of items, and one failed import leaves
 few things that are wrong, so every report shows causes and lists the items of each.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

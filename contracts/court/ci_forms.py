@@ -1,8 +1,6 @@
 """The verdict in the formats of CI services: JUnit, GitHub's annotations and check runs, GitLab's code quality, SARIF
 2.1.0."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The first line is a mark, the same for every run of a stack by a profile on as m
 finds by it the one of the run before, and writes over it.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 from contracts.court.baseline import change

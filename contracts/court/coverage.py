@@ -1,7 +1,5 @@
 """How much of a plan a stack answers, by family, and why it does not answer the rest. Drawn only from a verdict."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A time limit for the code under test: an alarm in the main thread, and the supervisor's own where there is one."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

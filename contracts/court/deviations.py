@@ -20,8 +20,6 @@ file = "megatron.toml"       # beside this one
 cases = ["PAR-01e[tp2-sp]"]  # id and case, as that file has them
 """
 
-from __future__ import annotations
-
 import datetime
 import functools
 import re

@@ -4,8 +4,6 @@
 The gpu tier names its devices itself.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -1,7 +1,5 @@
 """Which contracts failed the self-test, and why. Such a contract is unfit: its cases are not run, all others are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from contracts.spec.records import Fate, Kill, Result

@@ -5,8 +5,6 @@ gradient was other than 0, no step was taken. A run that shows neither says noth
 case may compare it with one that must stand still.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -5,8 +5,6 @@ that swallows every exception. The supervisor runs in a process of its own and r
 that judges. The file is mapped into memory, so a stack that closes every descriptor does not silence it.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct

@@ -4,8 +4,6 @@
 and script stand in the page; its content security policy allows nothing else, so a stack's words cannot run.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -7,8 +7,6 @@ what it needs here, such as a package, raises Unreachable and is not run. Everyt
 check that returns without having asked a question is broken too: it judged nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -4,8 +4,6 @@ GitHub refuses a summary above 1,024 KiB as a whole, which would hide just the r
 never exceeds `LIMIT`; what is left out is counted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from contracts.court.baseline import change

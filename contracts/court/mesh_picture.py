@@ -1,7 +1,5 @@
 """Pictures of a case of several ranks: the mesh with the ranks on which it went wrong, and its pipeline schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args

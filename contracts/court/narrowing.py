@@ -1,7 +1,5 @@
 """A question with another dtype or device than the check gave it: float32 for float64, `cuda` for `cpu`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any

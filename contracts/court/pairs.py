@@ -5,8 +5,6 @@ recipe and its execution (`contracts.spec.needs`), so a new case counts by itsel
 as an argument is not seen: the counts are lower bounds.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

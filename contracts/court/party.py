@@ -11,8 +11,6 @@ check that asks twice compares the two answers. For other parties a check may `r
 run on one rank with which every layout is compared.
 """
 
-from __future__ import annotations
-
 import hashlib
 import traceback
 import weakref

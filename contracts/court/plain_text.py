@@ -7,8 +7,6 @@ form is drawn, so a form meets only clean text. What then remains is the format'
 HTML and XML, `markdown`, `terminal` and `annotation` the rest.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

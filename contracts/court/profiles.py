@@ -9,8 +9,6 @@ A case about a whole model can be asked on leaner recipes (`contracts.spec.ladde
 follows from the abilities that it declares; the choice is made here, before anything runs, and is part of the plan.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

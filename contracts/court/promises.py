@@ -5,8 +5,6 @@ is `promises.toml`; `docs/promises.md` is written from it by `python -m contract
 a test compares the two and looks up each test.
 """
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from collections.abc import Mapping

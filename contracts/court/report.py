@@ -4,8 +4,6 @@ People read causes: results that say the same are shown once, with their items; 
 HTML list every planned item, because counts by themselves cannot be audited, and so does the terminal with `verbose`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The repository in which a command runs: CI places its annotations by paths from there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

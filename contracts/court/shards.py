@@ -4,8 +4,6 @@ Every share plans the whole and judges a part, so that no share is conformant by
 missing in the merged record as well.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The record keeps the words. `docs/sources.md` is their reference, and a test holds the titles here against it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

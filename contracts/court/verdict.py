@@ -5,8 +5,6 @@ judge. A run that had something to judge and did not is incomplete: exit code 3,
 forgive.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """What every form of a report shows: the headline, the details of a result, the command that judges it again."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter

@@ -1,7 +1,5 @@
 """A stack that is being put under test question by question: what holds so far, and what to answer next."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace

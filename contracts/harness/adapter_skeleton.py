@@ -1,7 +1,5 @@
 """The skeleton of an adapter, written from the protocols that define the questions."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

@@ -1,8 +1,6 @@
 """Which items a change of the stack can touch, by the imports of the code that answers. It orders and never
 filters: imports in another process are not seen, and of those from strings only what an adapter names."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

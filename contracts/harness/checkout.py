@@ -1,8 +1,6 @@
 """The checkout whose code answers, `--at PATH` or `--at PATH@REV`: first wherever Python looks, here and in every
 process that is started from here, so that the questions about launches and topology go to it too."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,8 +1,6 @@
 """Runs a command as a child of the launcher: keeps its output without secrets, forwards signals, reports how it
 ended."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -4,8 +4,6 @@ run, test the suite itself.
 Exit codes: 0 conformant, 1 violated, 2 usage, 3 incomplete, 4 broken, 5 nothing ran.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

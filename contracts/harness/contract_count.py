@@ -5,8 +5,6 @@
 A tier that would judge nothing need not be started.
 """
 
-from __future__ import annotations
-
 import sys
 
 from contracts.contract import LAW, Law

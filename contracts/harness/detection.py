@@ -4,8 +4,6 @@ It is drawn from what self-tests left behind: kill matrices, the journal of chan
 stacks. It says nothing of what it was not given.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

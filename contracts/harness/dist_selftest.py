@@ -4,8 +4,6 @@ The ranks of its case judge each mutant, and the ranks outlive it: one that leav
 new group. Rank 0 writes the kill matrix. This is a pytest plugin; the tests are in `dist_selftest_suite`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

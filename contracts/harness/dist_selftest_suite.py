@@ -1,7 +1,5 @@
 """The tests of `dist_selftest`: one for each mutant, and one for each case of the reference."""
 
-from __future__ import annotations
-
 import pytest
 
 from contracts.harness.dist_selftest import Trial, put

@@ -3,8 +3,6 @@
 `python -m contracts.harness.environments STACK` prints the command that judges it and makes its environment if need be.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

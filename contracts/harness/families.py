@@ -6,8 +6,6 @@ mutants. Every file there belongs to the law, and there is no other list of them
 a file says which contracts it has, and judging PAT-01 imports only the files of PAT-01.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """How often Python looks for garbage while contracts are judged."""
 
-from __future__ import annotations
-
 import gc
 
 NEW_OBJECTS = 200_000

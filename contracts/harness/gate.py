@@ -3,8 +3,6 @@
 It does not import pytest; the plugin feeds it. So a loop can drive a run as well (`selftest`).
 """
 
-from __future__ import annotations
-
 import datetime
 import functools
 import importlib.util

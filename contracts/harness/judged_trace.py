@@ -1,7 +1,5 @@
 """A trace, judged: what every healthy training run keeps, with the record and the renderings of any verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -7,8 +7,6 @@ ignores it, so that no commit carries the proof of another one. Nothing here loa
 proof takes less than a second.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

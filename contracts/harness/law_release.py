@@ -10,8 +10,6 @@ and it is never edited: it holds the digest of the whole set. A verdict about a 
 was added later is judged and told; what a release names and the law has no more is told as well.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json

@@ -3,8 +3,6 @@
 It is generated and kept as a snapshot, so that a review sees a change of the contracts as a change of one table.
 """
 
-from __future__ import annotations
-
 from contracts.contract import Contract, Law, Untested
 
 

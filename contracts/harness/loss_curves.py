@@ -4,8 +4,6 @@ A party is watched while a check trains it. A later step is compared with the fi
 data; in most checks of several ranks the first is the step on one rank.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The contracts as tests of a project's own: what `parametrize_with_contracts` asks of pytest."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parties by name: the stack under test, and the assistants that answer what it does not answer itself."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import importlib

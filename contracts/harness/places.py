@@ -1,8 +1,6 @@
 """Where a contract stands: its check, its mutants, the functions of the reference that it guards, and the commands that
 judge it."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

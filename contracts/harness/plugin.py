@@ -6,8 +6,6 @@ torchrun every rank plans, judges, and draws the same verdict from the results t
 it.
 """
 
-from __future__ import annotations
-
 import datetime
 import gc
 import json

@@ -4,8 +4,6 @@ A wrong stack is conformant wherever checks have lost their power to fail: asser
 that somebody replaced. So each process that judges shows first that it catches a known bug, and again at the end.
 """
 
-from __future__ import annotations
-
 import array
 import functools
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A planned case as a test of pytest, and what a session's options say about judging it."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

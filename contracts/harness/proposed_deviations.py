@@ -4,8 +4,6 @@ Nobody writes `says` and `tensors` by hand: they are taken from what the check s
 several tensors differ alike, `*` for their names.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

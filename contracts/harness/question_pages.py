@@ -3,8 +3,6 @@
 `docs/questions.md` is written by `python -m contracts.harness.question_pages docs/questions.md`; a test compares them.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Iterator

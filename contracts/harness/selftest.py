@@ -4,8 +4,6 @@ The kill matrix shows that a green gate means something. The baseline, on the re
 empty: a mutant proves nothing where the contract does not hold to begin with.
 """
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import os

@@ -2,8 +2,6 @@
 and the `tests_*` folders of this repository import it, so that both judge alike. The plugin reads the tier of a test in
 the function's name."""
 
-from __future__ import annotations
-
 from contracts.harness.promise import Promise
 
 

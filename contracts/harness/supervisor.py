@@ -9,8 +9,6 @@ boundary of trust is. The caller confirms a verdict by the record as well.
 The supervisor also ends what the alarm of a case does not: it reads from `contracts.court.heartbeat` what is asked.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import select

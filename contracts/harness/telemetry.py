@@ -10,8 +10,6 @@ Rank 0 writes steps; every rank writes its own memory and place. A line of any o
 does not lose its receipt over one line, and the receipt says that lines were lost.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

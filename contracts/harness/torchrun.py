@@ -1,7 +1,5 @@
 """Starts pytest on several ranks of this machine, and waits for it."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

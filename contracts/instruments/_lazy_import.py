@@ -1,7 +1,5 @@
 """Lazy packages: a module is imported when its name is first used."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from types import ModuleType

@@ -4,8 +4,6 @@ torch asks NVML where a variable says so (`ask_nvml`), and CUDA otherwise. Autog
 themselves wherever there is a device, so that a fork that computes on the CPU says so first (`hide`).
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -10,8 +10,6 @@ slowest rank. The sums are checked too: a fabric that is fast and wrong is not f
 Exit code 0 when the floor is reached, 1 when it is not or a sum is wrong, 2 for wrong arguments.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Atomic writes: a reader finds the old text or the new text, never a part of either."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import uuid

@@ -1,7 +1,5 @@
 """Test inputs: functions of a seed and a name, equal on every machine, never symmetric or trivial, so no bug hides."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping
 

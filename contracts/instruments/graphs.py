@@ -4,8 +4,6 @@ A backend of our own counts each graph and passes it to the real backend. No tor
 recompilations; `graph_breaks` and `_attempt` read private ones, and name the versions that have them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

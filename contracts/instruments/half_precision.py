@@ -6,8 +6,6 @@ may never exceed an absolute cap, and one rounding of a stored value is always a
 masks. The worst token is a separate distance (`numerics.distances`), and non-finite elements are reported first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

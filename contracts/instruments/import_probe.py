@@ -5,8 +5,6 @@ absent dependency. And a failed import in this process would leave modules half 
 the package in two steps, in another process.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """The modules that an import loads, seen in a fresh interpreter."""
 
-from __future__ import annotations
-
 import subprocess
 
 from contracts.spec.interpreter import python

@@ -7,8 +7,6 @@ success hides it for the rest of the process. So each operation has a separate i
 Arguments: operation, dtype, and `sabotaged` or `as installed`. Prints an `Outcome` as one line of JSON.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ It has its own environment, `.venv-kernels` (`make kernels`), and runs in a sepa
 be switched on before the import, and parts of torch are replaced.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -8,8 +8,6 @@ are the package's own. The code that a compiler makes of them for a GPU is not t
 tensor is on a GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

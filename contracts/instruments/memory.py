@@ -1,7 +1,5 @@
 """Bytes of tensors on a device while code runs: counted by the allocator on CUDA, by torch's profiler on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Captures the node of this process as text, without judging it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

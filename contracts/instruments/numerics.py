@@ -1,7 +1,5 @@
 """Conversion between tensors and values, and comparison of tensors within a tolerance."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import re

@@ -6,8 +6,6 @@ checkout, or the digest of the list of installed files with their hashes; null i
 is no longer the one that was installed.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib

@@ -5,8 +5,6 @@ them too. So every message is a call of one of two functions, and a profile func
 arguments and its caller. Messages of other threads are not seen.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 import warnings

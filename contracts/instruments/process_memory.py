@@ -1,7 +1,5 @@
 """The resident memory of this process in bytes, as the kernel counts it: now, and the peak since its start."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from pathlib import Path

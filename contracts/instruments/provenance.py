@@ -3,8 +3,6 @@
 Nothing here imports a framework, and nothing here fails: what cannot be determined is recorded as unknown.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

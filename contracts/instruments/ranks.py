@@ -3,8 +3,6 @@
 Only this file reads the environment that torchrun gives a worker.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -8,8 +8,6 @@ It does not change integers, tensors without data (meta and fake ones), attentio
 code, and sums over ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 

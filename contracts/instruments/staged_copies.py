@@ -1,7 +1,5 @@
 """The copies on the host that the staged group hands to gloo: of which tensors, in which dtype and shape."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ and the elements that its optimizer updates.
 Only what this process runs eagerly is seen: not a compiled graph, and not a stack in another process.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

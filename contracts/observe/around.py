@@ -1,7 +1,5 @@
 """A root module whose `forward` a script calls by name: torch's hooks see only its parts, its frame is on the stack."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from types import FrameType

@@ -1,7 +1,5 @@
 """What a step consumes: batches of which epoch, and labels of which weight; and what an evaluation must not draw."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field

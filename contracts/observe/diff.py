@@ -5,8 +5,6 @@ were moved by one unit in the last place (`--repeat`); without such runs a floor
 magnitudes. No error is ever divided by a norm that may be zero.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Canonical names of parameters and modules: the same whatever wraps the model."""
 
-from __future__ import annotations
-
 WRAPPERS = frozenset(
     {
         "_fsdp_wrapped_module",  # FSDP1

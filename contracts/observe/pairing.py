@@ -4,8 +4,6 @@ Names that both runs have stay. Of the others a pair is what is the same without
 to it, or ends with it and has its shape, or has its shape, its norm when training begins and its place among those.
 """
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import math

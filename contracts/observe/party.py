@@ -1,7 +1,5 @@
 """A trace as the party that is judged: it answers one question, where the trace lies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

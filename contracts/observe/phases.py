@@ -3,8 +3,6 @@
 This is for plain tensors, each held whole or as one part; `Recorder._tensor` does any other one by one.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence

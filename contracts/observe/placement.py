@@ -4,8 +4,6 @@ Plain tensors, DTensors (whatever they are sharded by) and ranges of a flattened
 can place has no pieces; the trace then has only its norm, and counts it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ As `contracts.harness.power` does for checks. What makes every comparison equal,
 replaced or a maximum that swallows nan, would otherwise end `diff` with 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A step begins with the first forward pass of a root module under grad, and ends 
 optimizer has stepped. A root module is one that is called while no other module is running.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fnmatch

@@ -3,8 +3,6 @@
 A router is a module that returns a choice beside its scores: numbers of experts, [..., k], or a map, [tokens, experts].
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping

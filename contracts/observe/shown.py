@@ -1,7 +1,5 @@
 """What is in a trace, in lines for a reader."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A line of the change is named if it stands in the class of the module that diffe
 one it is the line in which that module is called, or, of initial weights, made.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import sys

@@ -4,8 +4,6 @@ A process of multiprocessing whose function is not the standard library's or a d
 command that runs the script again. A process that makes no step writes no trace.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

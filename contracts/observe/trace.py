@@ -7,8 +7,6 @@ float64 each, little-endian. `rank-00000.values` has whole tensors, where they w
 Reading needs torch only for the sketches.
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import functools

@@ -4,8 +4,6 @@ The exchange uses torchrun's key-value store and never the group under test, whi
 exchanges and phases in the same way: nothing that happens only on one rank changes a count.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import time

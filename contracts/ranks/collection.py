@@ -3,8 +3,6 @@
 After a restart, they run what the journal of earlier attempts does not hold yet.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json

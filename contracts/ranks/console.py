@@ -1,7 +1,5 @@
 """Who writes where: rank 0 to the console, the others to their logs."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """How ranks share too few cores."""
 
-from __future__ import annotations
-
 import os
 
 

@@ -1,7 +1,5 @@
 """What a rank was doing: its Python stack, and the last collective of each of its groups."""
 
-from __future__ import annotations
-
 import json
 import sys
 import traceback

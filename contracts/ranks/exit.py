@@ -1,7 +1,5 @@
 """The last steps out of a process that torchrun has started."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

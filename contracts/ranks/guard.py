@@ -6,8 +6,6 @@ the copy did, with two differences: a 0 counts only where the copy has said that
 is asked to stop, or its own parent is gone, the copy is stopped, and killed where it takes too long.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

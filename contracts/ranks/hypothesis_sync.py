@@ -1,7 +1,5 @@
 """hypothesis on several ranks: the ranks agree after every example, so that all of them draw and shrink in step."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

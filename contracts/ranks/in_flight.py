@@ -6,8 +6,6 @@ count holds messages as well, of which no two ranks have equally many: they are 
 counts for itself and torch pairs ranks by (`paired_counters`).
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading

@@ -3,8 +3,6 @@
 Every rank makes the same calls in the same order, because every decision follows from merged outcomes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

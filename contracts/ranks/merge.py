@@ -4,8 +4,6 @@ A test passes only if it passed on every rank. A rank that was aborted says noth
 the abort does.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

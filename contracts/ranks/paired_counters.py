@@ -5,8 +5,6 @@ All are private in torch, because nothing public has them. Seen in 2.11 to 2.13;
 what the module state of torch.distributed holds, so that a new one is noticed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

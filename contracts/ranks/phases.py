@@ -1,7 +1,5 @@
 """A test on several ranks: its phases under watch, the outcome that the ranks agree on, and what it leaves behind."""
 
-from __future__ import annotations
-
 import faulthandler
 import sys
 import time

@@ -1,7 +1,5 @@
 """The pytest plugin for many ranks: options, fixtures, and which classes have the hooks."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Generator

@@ -1,7 +1,5 @@
 """The place of this process among the ranks, read once from torchrun's environment."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

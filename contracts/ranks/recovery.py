@@ -3,8 +3,6 @@
 `--max-restarts` decides whether torchrun then starts the ranks again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json

@@ -1,7 +1,5 @@
 """Conversion between pytest's reports and posts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """One rank's session: its parts, its beginning, and its two ways to end."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json

@@ -3,8 +3,6 @@
 Standard library only. The process must not have started threads; a process that only imported torch has none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -4,8 +4,6 @@ harm to this process.
 A new interpreter would take seconds to import torch, for each rank of each case.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import tempfile
 import warnings

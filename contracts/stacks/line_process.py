@@ -1,7 +1,5 @@
 """A subprocess that answers line by line. Every wait is bounded in seconds and bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors

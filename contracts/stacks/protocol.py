@@ -7,8 +7,6 @@ library only, because the answering side may have nothing else.
 `python -m contracts.stacks.protocol FILE` writes the schema; the site has it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ is wrong: `python -m benchmarks.false_alarms` looks for such contracts. Recomput
 rewrite: it changes what a step holds and sends.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import replace

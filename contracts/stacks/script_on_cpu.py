@@ -1,7 +1,5 @@
 """A script of a stack that knows only accelerators, on this CPU over gloo, by the shims of its adapter."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Iterator

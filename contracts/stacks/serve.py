@@ -5,8 +5,6 @@
 Standard library only, so it runs in an environment that has this suite only on its `PYTHONPATH`.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Two sides of a training script by one command: equal is equal, and what differs is named with its line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

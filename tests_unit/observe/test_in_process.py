@@ -1,7 +1,5 @@
 """A process that observes itself, a Trainer that does so by a callback, and a verdict in a tracker."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

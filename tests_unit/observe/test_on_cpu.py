@@ -1,7 +1,5 @@
 """A script that only knows CUDA, on this CPU: it computes what the same script computes that was written for a CPU."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

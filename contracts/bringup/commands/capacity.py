@@ -1,7 +1,5 @@
 """`budget` and `kernels`: whether a recipe fits a card, line by line, and which kernels would be chosen, and why."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

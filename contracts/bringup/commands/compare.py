@@ -1,7 +1,5 @@
 """`compare`: two receipts side by side, if they may stand there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`emit`: the command and environment that start a recipe."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

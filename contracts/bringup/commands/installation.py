@@ -1,7 +1,5 @@
 """`stack` and `install-plan`: the running environment against a stack table, and a plan proved by pip's dry run."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import tomllib

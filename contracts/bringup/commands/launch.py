@@ -1,7 +1,5 @@
 """`launch`: starts a recipe after its preflight and leaves a receipt, however the run ends."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tempfile

@@ -4,8 +4,6 @@ Fabric, devices, memory and host settings always; the environment with a recipe;
 the file that says what they should be.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`storage`: where a run's state would lie on this host."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """`triage` and `goodput`: where to look first in a run's folder, and where its wall clock went."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import sys

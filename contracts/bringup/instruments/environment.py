@@ -4,8 +4,6 @@ The inspected interpreter itself runs a few lines, so that its own paths, user d
 those of the suite.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The file systems of this host along some paths: mounts, links, directories."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -5,8 +5,6 @@ get fake installations with the metadata that pip reported, and pip resolves aga
 builds a source distribution or a repository for its metadata, as always.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 It reports what is there; `spec.triage` draws conclusions.
 """
 
-from __future__ import annotations
-
 import datetime
 from dataclasses import dataclass
 from pathlib import Path

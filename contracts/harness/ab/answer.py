@@ -1,7 +1,5 @@
 """What came out, as text, as Markdown for one comment on a pull request, and as JSON."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex

@@ -1,7 +1,5 @@
 """The user's command: where its script stands, so that `observe` comes in front of it, and the same on one rank."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The two sides: commits, environments or layouts of one script. All that is wrong with the question is refused at
 once, before anything runs."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -5,8 +5,6 @@ those two is no change, and how far apart they are is what rounding does. If the
 again from those of the base, so that the answer also says what else differs.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """The option that says what carries the tensors of the ranks that `check` starts."""
 
-from __future__ import annotations
-
 import os
 
 import click

@@ -1,7 +1,5 @@
 """`check --at BASE..HEAD`: both sides judged by the same options, each in processes of its own, and the difference."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What a shell completes: stacks, recipes, and the profiles, ids and cases of the law."""
 
-from __future__ import annotations
-
 import click
 
 from contracts.contract import LAW

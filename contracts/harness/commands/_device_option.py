@@ -1,7 +1,5 @@
 """The option that says on which device a stack is asked to compute."""
 
-from __future__ import annotations
-
 import os
 
 import click

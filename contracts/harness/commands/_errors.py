@@ -1,7 +1,5 @@
 """Commands share this: how they end, where a stack may print, and how a verdict is shown."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The options that say on which lane a recipe runs, and the lane they say: shared by `emit` and `launch`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar

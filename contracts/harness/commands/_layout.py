@@ -1,7 +1,5 @@
 """The stack and the layout that a command plans with, as its options give them: for `budget` and `traffic`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `selftest --operators` does: draw changes of the reference, try them, and list what nobody noticed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

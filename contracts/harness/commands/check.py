@@ -1,7 +1,5 @@
 """`check` puts a stack under test."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import math

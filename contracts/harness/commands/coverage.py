@@ -1,7 +1,5 @@
 """`coverage` reports how much of a profile a stack answers, and why it does not answer the rest."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """`deviations` writes what a stack's owner would declare, from recorded runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

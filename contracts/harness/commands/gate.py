@@ -1,7 +1,5 @@
 """`gate` judges stacks one after the other, each in the interpreter that has it, after the suite's own mutants."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`init` begins an adapter for a stack, and shows how much of it is answered."""
 
-from __future__ import annotations
-
 import json
 import keyword
 import re

@@ -1,7 +1,5 @@
 """`list` and `explain`: the contracts as a person reads them."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """`observe`, `diff` and `judge`: record a training script, compare two recordings, judge one."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

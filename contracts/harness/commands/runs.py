@@ -1,7 +1,5 @@
 """`report` and `replay`: recorded runs, read and judged again."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import sys

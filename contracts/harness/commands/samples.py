@@ -1,7 +1,5 @@
 """`sample`: files for the commands that read one, to begin with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

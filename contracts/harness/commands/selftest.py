@@ -1,7 +1,5 @@
 """`selftest` puts the suite itself under test."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`traffic`: what one rank sends in a step of a recipe at full size, as a table; it needs no GPU and no ranks."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

@@ -2,8 +2,6 @@
 and the likeliest contracts of one process where nobody has recorded which case executes which line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 CELLS: Mapping[str, tuple[str, ...]] = {

@@ -5,8 +5,6 @@ makes the same change again as long as the file is the same. What is raised, ref
 into words is left alone: a change there is no bug of a training stack. So is what only a CUDA device executes.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import itertools

@@ -4,8 +4,6 @@ What forks has read the contracts and torch, and nothing of the reference: each 
 second instead of three.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

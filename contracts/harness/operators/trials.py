@@ -4,8 +4,6 @@ A change is made in a shadow of the package: links to its files, and one file th
 never written. What a check starts (a command, a fork, ranks) finds the shadow as well.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib

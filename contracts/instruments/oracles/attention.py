@@ -5,8 +5,6 @@
 Every function takes float64 tensors and the canonical weights of `spec/blocks.py`, and is differentiable.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 

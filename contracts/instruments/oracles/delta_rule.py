@@ -3,8 +3,6 @@
 B sequences · T tokens · H heads · n keys · p values
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

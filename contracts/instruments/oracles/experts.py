@@ -6,8 +6,6 @@ balance loss: arXiv 2412.19437, eq. 12-20. z loss: arXiv 2202.08906, eq. 5. Conv
 B sequences · T tokens · K experts a token · E experts · D hidden · F inner width
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -5,8 +5,6 @@ Formats: arXiv 2209.05433, table 1. Blocks: arXiv 2412.19437, section 3.3; OCP M
 S rows · I inputs · O outputs · B sequences · T tokens · K experts a token · E experts · D hidden · F inner width
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

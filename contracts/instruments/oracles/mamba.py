@@ -7,8 +7,6 @@ weights and the state. Every function works in the dtype of its inputs.
 B sequences · T tokens · D hidden · h heads · p head_dim · g groups · n state · S angles · c channels
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

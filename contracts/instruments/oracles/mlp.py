@@ -1,7 +1,5 @@
 """The dense MLP, one token at a time. relu²: arXiv 2109.08668; SwiGLU: 2002.05202."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -6,8 +6,6 @@ names of weights: spec/blocks.py.
 T tokens of one row · D hidden · N streams · V vocabulary
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

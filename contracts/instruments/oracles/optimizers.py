@@ -4,8 +4,6 @@ AdamW: arXiv 1711.05101, algorithm 2, in torch's form: decay precedes the step, 
 Muon: kellerjordan.github.io/posts/muon, with the scale of Moonlight, arXiv 2502.16982, eq. 4.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

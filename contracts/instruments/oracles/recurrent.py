@@ -5,8 +5,6 @@ contracts/spec/blocks.py names the weights and the state. Functions work in the 
 B sequences · T tokens · D hidden · h heads · p head_dim · g groups · n state
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

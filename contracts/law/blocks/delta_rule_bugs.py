@@ -3,8 +3,6 @@
 B sequences · L tokens of a chunk · H heads · n keys · p values
 """
 
-from __future__ import annotations
-
 import torch
 
 from contracts.law._bugs.broken import broken

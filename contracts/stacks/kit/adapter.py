@@ -1,7 +1,5 @@
 """A stack in plain PyTorch as a party, out of a few methods: names, one block, one run."""
 
-from __future__ import annotations
-
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Standard library only, and nothing is imported to find out: a package that raise
 The version is that of the code which an import finds, not of a distribution that is installed beside it.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib

@@ -4,8 +4,6 @@ What is written passes through calls of Python, which are replaced only in the f
 their files through Python too.
 """
 
-from __future__ import annotations
-
 import builtins
 import io
 import os

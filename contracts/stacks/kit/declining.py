@@ -1,7 +1,5 @@
 """What a stack's abilities do not have is declined in their words: a reason stands once, and the plan reads it too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from contracts.spec.abilities import Abilities, Absence

@@ -1,7 +1,5 @@
 """The gated delta rule of a package, by its function over whole sequences (spec/delta_rule.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -4,8 +4,6 @@ A stack whose trainer takes any process group has its dry run in torch's fake ba
 real there, and every other rank is taken to contribute what this one does.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The messages between pipeline stages, watched while a stack trains in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from contracts.instruments.ranks import held_groups

@@ -1,7 +1,5 @@
 """What stands where an adapter looked for a name and did not find it, in words."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import pkgutil

@@ -1,7 +1,5 @@
 """The role of each parameter of the model, read off its name."""
 
-from __future__ import annotations
-
 from contracts.spec.training import Role
 
 _STATE_SPACE = frozenset({"A_log", "D", "dt_bias"})

@@ -1,7 +1,5 @@
 """Runs of a stack's own trainer, seen as a session asks: what each step did, the state after it, what was loaded."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

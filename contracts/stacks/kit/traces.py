@@ -1,7 +1,5 @@
 """Observed runs of a stack's own training script: what an adapter answers to `trace`."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import os

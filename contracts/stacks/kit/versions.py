@@ -3,8 +3,6 @@
 Standard library only, like the `stack` module of every adapter: a package is imported when the first question comes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -3,8 +3,6 @@
 For stacks whose groups are torch's and live until the process ends, as those of a `DeviceMesh` do.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import sys

@@ -5,8 +5,6 @@ and the world, and the model configuration is built from them. Every reading run
 validation changes globals and the environment.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import enum

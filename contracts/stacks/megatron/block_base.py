@@ -1,7 +1,5 @@
 """Base of the Megatron-Core blocks: one layer on one rank, with weights under Megatron's names and ours."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """One block of Megatron-Core: the norm and the attention or the experts of one of its layers, on one rank."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

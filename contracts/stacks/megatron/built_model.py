@@ -1,7 +1,5 @@
 """The model and optimizer table of a recipe, read off the Megatron model that one rank builds."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ is the latest. Here each checkpoint is in a folder named by its step, as in that
 Megatron finds complete on every rank; its `metadata.json` is written last.
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 from pathlib import Path

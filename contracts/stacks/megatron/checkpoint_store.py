@@ -4,8 +4,6 @@ A state of the law is handed to `megatron.training.checkpointing` as a model han
 rows over ranks, and what is no tensor beside them. The training script ships with 0.17 and later.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -4,8 +4,6 @@ Gradients are reduced while the backward pass runs and weights gathered while th
 bucket, as its training script has it with `--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

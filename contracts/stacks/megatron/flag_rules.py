@@ -3,8 +3,6 @@
 Each relation was observed on the real validator of Megatron-Core 0.19.2.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -6,8 +6,6 @@ Of its validation only the relations of `flag_rules` are known. Each was observe
 replays the observations. Nothing else is known, and every reading says so.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Megatron-FSDP, which shards parameters over data-parallel ranks, and the full tensors of its shards."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ The specification that Megatron ships for it needs Transformer Engine. Here the 
 of `model`, and the Mamba layer has a separate norm before it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import partial

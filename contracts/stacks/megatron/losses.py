@@ -1,7 +1,5 @@
 """The losses of Megatron's routers and prediction heads: as they record them, and as its training reports them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist

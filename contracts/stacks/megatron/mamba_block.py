@@ -4,8 +4,6 @@ Output and gradients are of its training pass, which starts from an empty state 
 the last token comes from its inference, which keeps the state of a prompt: here the last document of each row.
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import fields
 from typing import Any

@@ -6,8 +6,6 @@ s to t, for all pairs at once and without a state. The signatures are those of m
     b rows · l tokens · h heads · p head_dim · g groups · n state · c channels · w taps
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

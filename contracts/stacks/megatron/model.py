@@ -5,8 +5,6 @@ layer without the other half, as in Megatron's hybrid model. Everything uses the
 Transformer Engine runs on GPUs only.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

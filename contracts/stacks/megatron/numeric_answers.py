@@ -1,7 +1,5 @@
 """Numeric answers of the Megatron-Core in this interpreter: blocks, training steps, live process groups."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Mapping
 

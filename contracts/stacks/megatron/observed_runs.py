@@ -1,7 +1,5 @@
 """Its GPT, its DDP, its optimizer and its schedule of a step in a loop like that of its QuickStart, observed."""
 
-from __future__ import annotations
-
 from contracts.stacks.kit.traces import Script, observed
 
 

@@ -1,7 +1,5 @@
 """Megatron's process groups on live ranks, over the existing default group or over one of this process alone."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """This rank's tensors of a model, named as in the full model, and full tensors gathered from all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

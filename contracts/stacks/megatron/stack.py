@@ -7,8 +7,6 @@ Questions about numbers are answered in process, by a suite that runs in that en
 `.venv-megatron-VERSION/bin/rankproof`.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

@@ -5,8 +5,6 @@ which forms groups of any size in one process and moves no data. Nothing here co
 rank generators, its `new_group` calls, and the results of its getters are three records of one run, and must agree.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import traceback

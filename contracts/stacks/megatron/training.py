@@ -1,7 +1,5 @@
 """Training with Megatron-Core: its model, schedules and optimizer, on the ranks of the current world."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -1,7 +1,5 @@
 """The loss of other batches between two steps: `evaluate` of Megatron's training script, which 0.17 and later ship."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -8,8 +8,6 @@ eh_proj       [token; hidden state] along its columns, ours the other way round
 MLA           elements 2i and 2i + 1 of the part with rope rotate together, ours i and i + d/2
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Megatron is imported once, at the first question that needs it. Each question is
 no globals for the next. `labels` says what was replaced to run on a CPU.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

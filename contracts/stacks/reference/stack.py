@@ -3,8 +3,6 @@
 It builds both parallel layouts; the seeds' `own-axis` is its own.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """What this adapter asks of torchtitan 0.3.0 on a CPU: the features that it has, and why not the others."""
 
-from __future__ import annotations
-
 from contracts.spec.abilities import Abilities
 from contracts.stacks.kit.declining import STEPS, lacks, without
 

@@ -4,8 +4,6 @@ The modules are torchtitan's own and get the tensors of the question. Under bflo
 and are rounded before use, as in the mixed precision of its `fully_shard`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace

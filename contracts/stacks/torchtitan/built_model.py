@@ -1,7 +1,5 @@
 """The model that torchtitan builds from a recipe, read off the model on the meta device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

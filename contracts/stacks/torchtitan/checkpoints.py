@@ -4,8 +4,6 @@ A state of the law is handed to it as a trainer hands over its own: parameters a
 optimizers stand, counters as bytes where the data loader stands, the step in the state of training.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

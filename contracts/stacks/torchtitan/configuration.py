@@ -1,7 +1,5 @@
 """A session as torchtitan's own configuration, and the sessions that it cannot run."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

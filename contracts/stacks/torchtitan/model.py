@@ -1,7 +1,5 @@
 """A recipe as a torchtitan configuration: DeepSeek-V3 for latent attention, otherwise Qwen3-MoE."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Its own train.py, observed."""
 
-from __future__ import annotations
-
 from contracts.stacks.kit.traces import Script, observed
 
 CPU = ("--on-cpu", "torchtitan")

@@ -1,7 +1,5 @@
 """torchtitan as a stack under test: what it answers, and what was changed for each answer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Main was tried as of b5bcd76 of 21 August 2026.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -8,8 +8,6 @@ With EP on, 0.3.0 does not shard experts by TP (expert TP 1); with EP off it sha
 has an axis for expert TP.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs torchtitan's trainer and returns its steps as values."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

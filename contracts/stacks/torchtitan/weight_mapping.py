@@ -4,8 +4,6 @@ Two layouts differ. `ComplexRoPE` rotates elements 2i and 2i + 1 together, the c
 projection has the shape (groups, heads of a group + key + value, head_dim, hidden); under Muon it is three matrices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from contracts.spec import pattern as patterns

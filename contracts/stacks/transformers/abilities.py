@@ -1,7 +1,5 @@
 """What this adapter asks of transformers on a CPU: the features that it has, and why not the others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.spec.abilities import Abilities

@@ -4,8 +4,6 @@ Modules are transformers' own and get the tensors of the question. With bfloat16
 over float32 parameters, as in its Trainer with `bf16=True`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Its own Trainer, observed."""
 
-from __future__ import annotations
-
 from contracts.stacks.kit.traces import Script, observed
 
 SCRIPT = "train_transformers.py"

@@ -1,7 +1,5 @@
 """The meshes that transformers builds from a `DistributedConfig`, on the ranks of a running world."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from contracts.spec.errors import refuse

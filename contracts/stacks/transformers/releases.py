@@ -1,7 +1,5 @@
 """What versions of transformers name or hold otherwise, looked up in the installed one. Nothing here computes."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """What is done to transformers so that it answers on a CPU: nothing is changed silently, the labels name each."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator

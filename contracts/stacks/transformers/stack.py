@@ -1,7 +1,5 @@
 """transformers as a stack under test: what it answers, and what was done for each answer."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

@@ -1,7 +1,5 @@
 """A process that allocates memory on a device as a rank does, and reports its allocator. Argument: the device."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

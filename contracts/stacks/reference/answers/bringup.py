@@ -1,7 +1,5 @@
 """What the reference answers about a launch, a node and the evidence of a run: `contracts/bringup` asks it."""
 
-from __future__ import annotations
-
 from contracts.stacks.reference.answers.capacity import CapacityAnswers
 from contracts.stacks.reference.answers.installation import InstallationAnswers
 from contracts.stacks.reference.answers.lifecycle import LifecycleAnswers

@@ -1,7 +1,5 @@
 """What the reference plans to hold in memory, and which kernels it may choose."""
 
-from __future__ import annotations
-
 from contracts.spec import cards, memory, parameters
 from contracts.spec import kernels as catalogue
 from contracts.spec.capacity import (

@@ -3,8 +3,6 @@
 Arguments: module and name of the stack, backend. Prints an `Outcome` as one line of JSON.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from dataclasses import replace

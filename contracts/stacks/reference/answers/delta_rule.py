@@ -1,7 +1,5 @@
 """The gated delta rule by itself (spec/delta_rule.py)."""
 
-from __future__ import annotations
-
 from contracts.spec.delta_rule import DeltaCall, DeltaRun
 
 

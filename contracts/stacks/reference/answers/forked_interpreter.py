@@ -4,8 +4,6 @@ reference, and has compiled nothing and trained nothing. The imports of a fresh 
 A question and its answer are a line of JSON each.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import gc

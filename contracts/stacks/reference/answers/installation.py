@@ -1,7 +1,5 @@
 """What the reference says of an installed stack, an install plan and a storage map."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from contracts.spec import install_plan, stack_table

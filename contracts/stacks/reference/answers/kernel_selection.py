@@ -5,8 +5,6 @@ names every closed guard, so that one reading is enough to fix them all. Guards 
 there.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import cast

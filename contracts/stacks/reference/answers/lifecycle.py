@@ -1,7 +1,5 @@
 """What the reference says of a run that is under way, stuck, failed or slow."""
 
-from __future__ import annotations
-
 from contracts.spec import allocator, triage
 from contracts.spec import goodput as clock
 from contracts.spec import manifest as manifests

@@ -1,7 +1,5 @@
 """What the reference answers about the messages of a run."""
 
-from __future__ import annotations
-
 from contracts.spec.messages import Messages
 from contracts.spec.training import Session, Trained
 from contracts.stacks.kit.messages import watched

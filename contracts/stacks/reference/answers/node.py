@@ -1,7 +1,5 @@
 """What the reference says of a node: fabric, NUMA, devices, and the map from ranks to them."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

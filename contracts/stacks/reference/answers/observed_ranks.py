@@ -5,8 +5,6 @@ imports once, and its forks are the ranks. A line on standard input has the word
 given, the folder for the trace, and how many ranks; the answer is a line with their exit codes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc

@@ -1,7 +1,5 @@
 """What the reference answers about a training run that is observed."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

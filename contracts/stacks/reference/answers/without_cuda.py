@@ -1,7 +1,5 @@
 """Answers that fork. In a process that has used CUDA a fork is of no use, so a process without a device gives them."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable

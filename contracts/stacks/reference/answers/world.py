@@ -1,7 +1,5 @@
 """What the reference answers inside a running world."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import asdict

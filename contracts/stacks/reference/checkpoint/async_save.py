@@ -1,7 +1,5 @@
 """Forked ranks that save asynchronously while training continues, and then load the last save."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping

@@ -10,8 +10,6 @@ whatever bears the name is complete; there is no pointer to it that could be sta
     kept.retire(keep=3)
 """
 
-from __future__ import annotations
-
 import hashlib
 import uuid
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 A rank that refuses alone leaves the others waiting in a collective. A rank that chooses alone loads another step.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Forked ranks that write one checkpoint together, with faults: a rank may crash or run out of space."""
 
-from __future__ import annotations
-
 import os
 import resource
 import time

@@ -6,8 +6,6 @@ whatever lies in the folder. A file here is a line of JSON that says to which sa
 little-endian, row-major; the manifest says what they are. What is read is digested before it is believed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import uuid

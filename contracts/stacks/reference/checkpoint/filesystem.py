@@ -4,8 +4,6 @@ Checkpoints change the disk through a `Disk` and through nothing else. So what h
 tried out (`CrashingDisk`), and a file system that is no POSIX one needs one class.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

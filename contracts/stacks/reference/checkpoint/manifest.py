@@ -4,8 +4,6 @@ JSON and not DCP's own `.metadata`, which is a pickle: to read one is to run wha
 of itself, so that a changed byte in it is seen before it is believed. Standard library only.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping

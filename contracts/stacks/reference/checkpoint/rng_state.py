@@ -3,8 +3,6 @@
 Each rank has its own: the names under which a world saves them carry the rank.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import random

@@ -1,7 +1,5 @@
 """Names of weights in files of others: experts in one tensor or one by one, with or without the prefix of a wrapper."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ wrote; between chunks only the state is handed on.
 B sequences · T tokens · L tokens of a chunk · H heads · n keys · p values
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 B sequences · T tokens · h heads · p head_dim · n state
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 S rows · I inputs · O outputs · E experts
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar

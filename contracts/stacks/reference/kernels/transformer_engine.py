@@ -6,8 +6,6 @@ Transformer Engine's, not ours. Asks for 2.x; looked up at the source of 2.12 an
 S rows · I inputs · O outputs · E experts
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The environment of a launch: what the lane sets, what it removes, what it refuses to inherit."""
 
-from __future__ import annotations
-
 import json
 
 from contracts.spec import pattern as patterns

@@ -1,7 +1,5 @@
 """Hosts by box and region. "The H200" names none: two boxes of one class have different software histories."""
 
-from __future__ import annotations
-
 import re
 
 from contracts.spec.errors import refuse

@@ -4,8 +4,6 @@
 the arguments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

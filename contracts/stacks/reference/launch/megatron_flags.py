@@ -4,8 +4,6 @@ Each feature owns one function and adds its flags nowhere else, so switching one
 What the launcher cannot express is refused here, before a node is asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from contracts.spec import pattern as patterns

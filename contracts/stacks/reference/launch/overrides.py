@@ -1,7 +1,5 @@
 """Single fields of a recipe, changed by text: `optim.lr=1e-4`. Used by the launch and by the trainer's command line."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import json

@@ -1,7 +1,5 @@
 """The environment that torchrun provides: the process group of a run, and the run's parallel execution in it."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Iterator

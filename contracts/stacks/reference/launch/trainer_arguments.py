@@ -3,8 +3,6 @@
 A recipe travels as the name of its preset and the fields that differ from it, so that a log line says what was run.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from dataclasses import dataclass

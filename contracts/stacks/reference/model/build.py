@@ -1,7 +1,5 @@
 """A model on this rank from a recipe: built, given its weights, and set to the precision asked for."""
 
-from __future__ import annotations
-
 import torch
 
 from contracts.instruments import numerics

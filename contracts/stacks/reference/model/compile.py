@@ -4,8 +4,6 @@ Every layer is a region of its own: a pattern of 52 layers has four kinds of the
 its layers. What stays outside is declared in `ALLOWED`, and counted by the suite.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal

@@ -8,8 +8,6 @@ Matrices: normal, 0.02, and 0.02 / sqrt(2 · depth) where they write to the resi
 uniform over ±1/sqrt(width), as torch.nn.Conv1d. A_log, dt_bias, D: as mamba-ssm draws them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Collection

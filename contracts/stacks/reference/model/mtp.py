@@ -11,8 +11,6 @@ vector there and counts in no loss.
 B sequences · T tokens · D hidden
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

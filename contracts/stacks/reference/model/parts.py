@@ -5,8 +5,6 @@ A stack of one's own, and every counterexample, is this table with one entry rep
     replace(PARTS, attention=Tiled)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import nn

@@ -4,8 +4,6 @@ The table (`parts.py`) names every block's class, and blocks build other blocks 
 interface and not the table itself, so that no import runs in a circle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

@@ -4,8 +4,6 @@ AdamW is torch's. Muon (K. Jordan, kellerjordan.github.io/posts/muon; scaled as 
 own: torch.optim.Muon rounds to bfloat16 inside, whatever dtype it is given, and takes no stack of experts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The learning rate of each optimizer step, as spec/training.py defines it."""
 
-from __future__ import annotations
-
 import math
 
 from contracts.spec.recipe import Optim

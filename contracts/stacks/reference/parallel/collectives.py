@@ -18,8 +18,6 @@ Their results are waited for at once: compiled code that gets an unfinished tens
 N rows · n rows of one rank
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -21,8 +21,6 @@ Every rank computes with its own tokens only, so the gradients of parameters are
 B sequences · T tokens here, S of the whole row · n ranks · h heads · p head_dim · n state · x any dims
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor

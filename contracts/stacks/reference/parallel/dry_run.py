@@ -7,8 +7,6 @@ which they otherwise exchange when the model is built.
 B sequences · T tokens · E experts · h heads · n state · p head_dim
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Collection
 from dataclasses import replace

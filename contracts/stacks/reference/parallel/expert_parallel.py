@@ -13,8 +13,6 @@ B sequences · T tokens · K experts a token · S rows, L of them without an exp
 etp · E experts, e local ones · D hidden
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

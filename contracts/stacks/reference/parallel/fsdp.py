@@ -5,8 +5,6 @@ divide, and an expert's gradient, which lives on another mesh, cannot be divided
 reduction that scales (PREMUL_SUM), so the plain sum is also asked for by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import nn

@@ -4,8 +4,6 @@
 them, with gradients and optimizer state. On ranks that share a processor a message costs a millisecond at any size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import product

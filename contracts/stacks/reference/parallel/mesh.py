@@ -4,8 +4,6 @@ Every rank of the default group makes every call, those for groups it is no memb
 group, whatever axes share it; the world keeps the group it has, and a rank alone needs none.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace

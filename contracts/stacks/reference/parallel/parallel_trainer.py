@@ -4,8 +4,6 @@ Losses are sums divided by counts of the whole batch over all ranks, so that gra
 averaged. What is asked of a run is answered with whole tensors, on every rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any

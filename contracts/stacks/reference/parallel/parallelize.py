@@ -8,8 +8,6 @@ compile                        each layer
 FSDP2, HSDP                    last, around all of it: what it gathers are the local shards of the others
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

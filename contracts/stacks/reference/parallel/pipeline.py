@@ -11,8 +11,6 @@ scaling. Auxiliary losses of experts, which are on every stage, enter the backwa
 B sequences · T tokens · D hidden
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ If two stages hold copies of a tensor, their gradients are summed before the nor
 on both stages, so the copies stay bit-identical. The norm counts the tensor once.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

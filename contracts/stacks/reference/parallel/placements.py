@@ -5,8 +5,6 @@ earlier one inferred (parallel/mesh.py). That takes a hundred times as long as t
 placements of another needs no inference.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor

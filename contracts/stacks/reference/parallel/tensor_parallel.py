@@ -12,8 +12,6 @@ local heads cannot take, and a block would have one form on one rank and another
 B sequences · T tokens · D hidden · V vocabulary, v of it on this rank · N tokens of the batch
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """How the reference compares two receipts: their class first, their figures only inside one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 
 from contracts.spec.receipt import Comparison, Difference, Part, Receipt

@@ -1,7 +1,5 @@
 """The figures of a run and the counts of a model, by the definitions of `contracts.spec.receipt`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ The schema under `docs/schema/` is written by
 `python -m contracts.stacks.reference.receipts.receipt docs/schema/receipt-1.json`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

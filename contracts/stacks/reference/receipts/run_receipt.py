@@ -1,7 +1,5 @@
 """The receipt that each rank writes beside its checkpoints when no launcher writes one."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import sys

@@ -1,7 +1,5 @@
 """Kernels that give equal bits from run to run, for answers that are compared."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Progress of a run on standard error: a progress bar on a terminal, a line every few steps elsewhere."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterator

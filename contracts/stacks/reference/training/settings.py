@@ -1,7 +1,5 @@
 """The settings of a training run, read from its command line and its environment."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass

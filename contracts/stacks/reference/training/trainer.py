@@ -7,8 +7,6 @@ both run this.
 B sequences · T tokens · E experts
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What this adapter asks of torchtitan 0.2.2 on a CPU, where it differs from 0.3.0."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contracts.stacks.kit.declining import lacks

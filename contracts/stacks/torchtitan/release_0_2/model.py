@@ -1,7 +1,5 @@
 """A recipe as the arguments of a model of torchtitan 0.2.2, and the names of its tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from contracts.spec import pattern as patterns

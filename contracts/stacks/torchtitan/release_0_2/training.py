@@ -1,7 +1,5 @@
 """Sessions on the trainer of torchtitan 0.2.2."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

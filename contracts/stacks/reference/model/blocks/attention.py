@@ -9,8 +9,6 @@ DeepSeek-V3.2, 2512.02556 section 2.1.
 Heads are counted off the tensors, so that a rank that holds some of them runs the same lines.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

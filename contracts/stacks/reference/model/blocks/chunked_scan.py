@@ -8,8 +8,6 @@ reads the sizes into Python, and a compiled block is compiled anew for each leng
 B sequences · T tokens · Q tokens of a chunk · h heads · p head_dim · n state
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

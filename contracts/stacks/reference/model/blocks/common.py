@@ -3,8 +3,6 @@
 B sequences · T tokens · D hidden
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

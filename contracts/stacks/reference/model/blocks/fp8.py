@@ -8,8 +8,6 @@ mxfp8 (OCP MX 1.0; the scale is rounded so that nothing saturates, arXiv 2506.08
 S rows · I inputs · O outputs · E matrices of one site (experts; else 1) · H steps of history
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 

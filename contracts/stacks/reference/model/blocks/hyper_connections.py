@@ -12,8 +12,6 @@ a layer unchanged; rows add up to 1 as far as 20 rounds bring them (3e-8 for log
 B sequences · T tokens · N streams · D hidden · M = N² + 2N maps
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ There is no form of it in chunks: tokens are taken one after another.
 B sequences · T tokens · D hidden · h heads · p head_dim · g groups · n state · I = h·p inner
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

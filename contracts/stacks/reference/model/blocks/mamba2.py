@@ -4,8 +4,6 @@ B sequences · T tokens · Q tokens of a chunk · D hidden · h heads · p head_
 c channels of a convolution
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -6,8 +6,6 @@ angles that depend on the data, B and C are normed and biased for each head, and
 B sequences · T tokens · D hidden · h heads · p head_dim · g groups · n state · S = n/4 angles · I = h·p inner
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

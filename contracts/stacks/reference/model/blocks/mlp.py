@@ -5,8 +5,6 @@
 relu²: arXiv 2109.08668 (Primer); SwiGLU: 2002.05202.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -15,8 +15,6 @@ dropped: it adds nothing, and the token's other gates do not change. Without a c
 B sequences · T tokens · N = B·T · K experts a token · S = N·K assignments · E experts · D hidden · F inner width
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, cast

@@ -6,8 +6,6 @@ behind. Everything else in a block is about one token and does not ask.
 B sequences · T tokens here, S of the whole row · Q tokens of a chunk · h heads · p head_dim · n state · x any dims
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan, running_sum
