@@ -29,3 +29,5 @@ def test_a_script_is_short_and_says_how_it_is_run(name: str) -> None:
     text = SCRIPTS[name].read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 40
     assert text.startswith('"""'), "its first line says what the fault is"
+    assert "rankproof" not in text, "it stands without the suite"
+    assert "contracts" not in text, "it stands without the suite"
