@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from contracts.spec.errors import NotOffered, Refused, Unreachable
+from contracts.spec.errors import NotOffered, Unreachable
 from contracts.spec.stack import Party
-from contracts.spec.topology import Degrees, Topology
-from contracts.spec.topology import topology as enumerated
 from contracts.stacks.launched import Launched
 from contracts.stacks.protocol import schema
 
@@ -70,26 +68,6 @@ def test_every_question_and_every_answer_matches_the_published_schema(command: M
     for line in record.read_text().splitlines():
         valid.validate(json.loads(line))
     assert not valid.is_valid({"protocol": "rankproof/1", "id": 1, "question": "blocks", "arguments": {"depth": 1}})
-
-
-def test_values_come_back_as_the_types_of_the_question(command: Make) -> None:
-    expected = enumerated(Degrees(tp=2), 4, "borrowed")
-    body = """
-    from contracts.spec import codec, topology
-    degrees = codec.decode(topology.Degrees, asked["arguments"]["degrees"])
-    say(answer=codec.encode(topology.topology(degrees, asked["arguments"]["world"], asked["arguments"]["layout"])))
-    """
-    stack = Launched(command(body), env={"PYTHONPATH": str(ROOT)})
-    answer = stack.topology(Degrees(tp=2), 4, "borrowed")
-    assert isinstance(answer, Topology)
-    assert answer == expected
-
-
-def test_a_refusal_keeps_all_its_reasons(command: Make) -> None:
-    reasons = [{"field": f, "value": "0", "problem": "must be at least 1", "remedy": "count"} for f in ("tp", "pp")]
-    with pytest.raises(Refused) as caught:
-        Launched(command(f"say(refused={reasons!r})")).blocks("A", 1)
-    assert caught.value.fields == ("tp", "pp")
 
 
 def test_not_offered_is_said_for_a_case_and_known_for_a_question(command: Make) -> None:

@@ -35,6 +35,11 @@ def needs(*modules: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}, of the extra dev")
 
 
+def printed(done: Done) -> str:
+    """All that a run printed, in one line."""
+    return " ".join((done.stdout + done.stderr).split())
+
+
 def environment(**changes: str) -> dict[str, str]:
     """What a run inherits: the suite importable from anywhere, and nothing of the pytest that runs this."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

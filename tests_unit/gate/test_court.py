@@ -16,7 +16,7 @@ from contracts.court import record, report
 from contracts.court.verdict import verdict
 from contracts.harness.gate import today
 from contracts.spec.records import EXIT_CODES, Word
-from tests_unit._parties.running import BAD, ROOT, Done, side_by_side
+from tests_unit._parties.running import BAD, ROOT, Done, printed, side_by_side
 
 USAGE = 2
 GARBAGE = shlex.join([sys.executable, str(ROOT / "tests_unit/_parties/garbage.py")])
@@ -114,15 +114,11 @@ def runs(folder: Path) -> dict[str, Done]:
     )  # fmt: skip
 
 
-def _said(done: Done) -> str:
-    return " ".join((done.stdout + done.stderr).split())
-
-
 @pytest.mark.parametrize("name", FAILS)
 def test_a_bad_stack_gets_the_verdict_it_deserves(name: str, runs: dict[str, Done]) -> None:
     expected, done = FAILS[name], runs[name]
-    assert done.returncode == expected.exit, f"exit code {done.returncode}; said: {_said(done)[-600:]}"
-    assert expected.says in _said(done)
+    assert done.returncode == expected.exit, f"exit code {done.returncode}; said: {printed(done)[-600:]}"
+    assert expected.says in printed(done)
 
 
 @pytest.mark.parametrize("name", FAILS)

@@ -13,7 +13,7 @@ from contracts.contract import LAW
 from contracts.court import profiles
 from contracts.court.judge import NO_TORCH
 from contracts.harness.families import read_checks
-from tests_unit._parties.running import ROOT, Done, side_by_side
+from tests_unit._parties.running import ROOT, printed, side_by_side
 
 read_checks()
 
@@ -50,9 +50,9 @@ def test_a_fault_in_a_numeric_case_that_no_mutant_names_is_found(tmp_path: Path)
     )
     assert done["sound"].returncode == 0, done["sound"].stdout
     assert "1 passed" in done["sound"].stdout
-    assert done["planted"].returncode == 1, _said(done["planted"])
-    assert f"{WHERE} is violated" in _said(done["planted"])
-    assert re.search(r"y (\w+ )*differs", _said(done["planted"]))
+    assert done["planted"].returncode == 1, printed(done["planted"])
+    assert f"{WHERE} is violated" in printed(done["planted"])
+    assert re.search(r"y (\w+ )*differs", printed(done["planted"]))
 
 
 def test_without_torch_the_numbers_are_skipped_with_that_reason(tmp_path: Path) -> None:
@@ -63,11 +63,7 @@ def test_without_torch_the_numbers_are_skipped_with_that_reason(tmp_path: Path) 
     )
     numbers, others = (len(LAW.contracts[id].cases) for id in ("BLK-03a", "PAT-01a"))
     for each in done.values():
-        assert each.returncode == 0, _said(each)
+        assert each.returncode == 0, printed(each)
         assert f"SKIPPED [{numbers}]" in each.stdout
-        assert NO_TORCH in _said(each)
+        assert NO_TORCH in printed(each)
         assert f"{others} passed, {numbers} skipped" in each.stdout
-
-
-def _said(done: Done) -> str:
-    return " ".join((done.stdout + done.stderr).split())

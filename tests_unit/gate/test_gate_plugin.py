@@ -19,7 +19,7 @@ from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES, Item
 from contracts.stacks.megatron.flag_table import FlagTable
 from contracts.stacks.reference.stack import Reference
-from tests_unit._parties.running import BAD, RANKPROOF, Done, environment, needs, side_by_side
+from tests_unit._parties.running import BAD, RANKPROOF, Done, environment, needs, printed, side_by_side
 
 read_checks()
 
@@ -124,10 +124,6 @@ def runs(folder: Path) -> dict[str, Done]:
     return side_by_side(RUNS, folder, _=PROJECT | declared)
 
 
-def _said(done: Done) -> str:
-    return " ".join((done.stdout + done.stderr).split())
-
-
 def _judged(folder: Path, name: str) -> tuple[str, set[tuple[str, str, str, str]]]:
     run, footer = record.load(folder / name / "out")
     return footer.word, {(each.id, each.case, each.outcome, each.words) for each in run.results}
@@ -183,7 +179,7 @@ def test_two_workers_find_what_one_process_finds(runs: dict[str, Done], folder: 
 
 @needs("xdist")
 def test_a_worker_that_dies_leaves_a_gap_and_no_verdict_of_conformance(runs: dict[str, Done], folder: Path) -> None:
-    assert runs["worker-dies"].returncode == INCOMPLETE, _said(runs["worker-dies"])[-600:]
+    assert runs["worker-dies"].returncode == INCOMPLETE, printed(runs["worker-dies"])[-600:]
     run, footer = record.load(folder / "worker-dies/out")
     missing = set(run.plan.items) - {result.item for result in run.results}
     assert (footer.word, missing) == ("incomplete", {Item(id="TOPO-02", case="pp4-tp2-ep3-on-72")})
@@ -209,7 +205,7 @@ def test_a_conformant_verdict_does_not_hide_a_failing_test_of_the_project(runs: 
 
 
 def test_a_violation_says_all_that_is_needed_where_it_fails(runs: dict[str, Done]) -> None:
-    said = _said(runs["violated"])
+    said = printed(runs["violated"])
     for words in ("TOPO-02[pp13-on-52] is violated", "got dp is 52, expected 4", "contract ", "#bringup", "topology by",
                   f"rerun rankproof check --stack {BAD}:ForgetsPipeline --profile 'TOPO-02[pp13-on-52]'",
                   "explain rankproof explain TOPO-02"):  # fmt: skip
@@ -217,7 +213,7 @@ def test_a_violation_says_all_that_is_needed_where_it_fails(runs: dict[str, Done
 
 
 def test_a_declared_deviation_is_an_expected_failure_with_its_owner(runs: dict[str, Done]) -> None:
-    assert runs["xfail"].returncode == CONFORMANT, _said(runs["xfail"])[-400:]
+    assert runs["xfail"].returncode == CONFORMANT, printed(runs["xfail"])[-400:]
     assert "1 xfailed" in runs["xfail"].stdout
     assert "declared by mesh until" in runs["xfail"].stdout
 
@@ -234,15 +230,15 @@ def test_bad_options_end_in_one_line_of_usage(name: str, words: str, runs: dict[
     done = runs[name]
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert words in done.stderr
-    assert "Traceback" not in _said(done)
+    assert "Traceback" not in printed(done)
 
 
 @pytest.mark.parametrize("name", DEVIATIONS)
 def test_every_branch_of_a_deviations_file_has_its_exit_code_and_words(name: str, runs: dict[str, Done]) -> None:
     _, _, code, words = DEVIATIONS[name]
     done = runs[f"deviations-{name}"]
-    assert done.returncode == code, _said(done)[-600:]
-    assert words in _said(done)
+    assert done.returncode == code, printed(done)[-600:]
+    assert words in printed(done)
 
 
 @pytest.mark.parametrize("name", FAULTY)

@@ -13,7 +13,7 @@ import pytest
 from contracts.court import record
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR
 from tests_unit._parties.hostile import DEEDS
-from tests_unit._parties.running import Done, side_by_side
+from tests_unit._parties.running import Done, printed, side_by_side
 
 HOSTILE = "tests_unit._parties.hostile"
 BROKEN, VIOLATED = EXIT_CODES["broken"], EXIT_CODES["violated"]
@@ -88,15 +88,11 @@ def done(folder: Path) -> Callable[[str], Done]:
     return of
 
 
-def _said(done: Done) -> str:
-    return " ".join((done.stdout + done.stderr).split())
-
-
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_gets_the_verdict_it_deserves(name: str, done: Callable[[str], Done], folder: Path) -> None:
     expected, run = ATTACKS[name], done(name)
-    assert run.returncode == expected.exit, f"exit code {run.returncode}; said: {_said(run)[-600:]}"
-    assert expected.says in _said(run)
+    assert run.returncode == expected.exit, f"exit code {run.returncode}; said: {printed(run)[-600:]}"
+    assert expected.says in printed(run)
     assert "Traceback" not in run.stdout + run.stderr
     assert (folder / name / "out/run.jsonl").exists() == expected.judged
 
@@ -129,7 +125,7 @@ def test_whatever_a_stack_does_to_its_judge_it_is_not_green(
     reports = side_by_side({f"{name}-report": ("report", folder / name / "out") for name in names}, folder)
     for name in names:
         with subtests.test(name):
-            assert runs[name].returncode in (VIOLATED, BROKEN, 128 + signal.SIGTERM), _said(runs[name])[-600:]
+            assert runs[name].returncode in (VIOLATED, BROKEN, 128 + signal.SIGTERM), printed(runs[name])[-600:]
             assert reports[f"{name}-report"].returncode in (VIOLATED, BROKEN, USAGE_ERROR, EXIT_CODES["incomplete"])
 
 
@@ -155,7 +151,7 @@ def test_an_isolated_stack_cannot_reach_the_judge(folder: Path) -> None:
         folder,
     )
     assert runs["patches"].returncode == VIOLATED
-    assert runs["right"].returncode == 0, _said(runs["right"])
+    assert runs["right"].returncode == 0, printed(runs["right"])
     assert "contracts.stacks.serve" in (folder / "right/out/run.jsonl").read_text(encoding="utf-8")
     assert runs["ours"].returncode == USAGE_ERROR
     assert "is a stack of the suite itself" in runs["ours"].stderr

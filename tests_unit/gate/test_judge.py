@@ -38,18 +38,6 @@ def test_a_check_that_asks_nothing_judged_nothing() -> None:
         assert (result.outcome, result.words) == ("broken", "the check asked no question, so it judged nothing")
 
 
-def test_a_check_that_leaves_by_itself_is_broken() -> None:
-    def skips(stack: Stack) -> None:
-        stack.blocks("AEME", 52)
-        pytest.skip("not here")
-
-    def leaves(stack: Stack) -> None:
-        raise SystemExit(0)
-
-    assert judge(_contract(skips), "only", Reference()).words == "the check raised Skipped: not here"
-    assert judge(_contract(leaves), "only", Reference()).outcome == "broken"
-
-
 def test_a_refusal_is_a_violation_only_if_the_stack_gave_it() -> None:
     def asks_for_a_legal_pattern(stack: Stack) -> None:
         stack.blocks("AXE", 52)
@@ -76,15 +64,6 @@ def test_a_refusal_for_countless_reasons_is_read_so_far() -> None:
     found = judge(_contract(asks_for_a_pattern), "only", Endless()).violations
     assert len(found) == MOST_REFUSALS + 1
     assert found[-1].words == "a legal input was refused for 500 reasons more"
-
-
-def test_what_a_check_needs_and_lacks_here_was_not_run() -> None:
-    def wants_a_package(stack: Stack) -> None:
-        stack.blocks("A", 1)
-        raise Unreachable("transformer-engine is not installed: pip install …")
-
-    result = judge(_contract(wants_a_package), "only", Reference())
-    assert (result.outcome, result.words) == ("not run", "transformer-engine is not installed: pip install …")
 
 
 def test_a_party_that_cannot_be_reached_is_broken_and_not_merely_not_run() -> None:
@@ -218,6 +197,7 @@ def _raises(error: BaseException) -> Callable[[Any], None]:
         (Broken("it is torn"), "broken", "it is torn"),
         (KeyError("x"), "broken", "the check raised KeyError: 'x'"),
         (SystemExit(3), "broken", "the check raised SystemExit: 3"),
+        (pytest.skip.Exception("not here"), "broken", "the check raised Skipped: not here"),
     ],
 )
 def test_how_a_check_ends_is_its_outcome(error: BaseException, outcome: Outcome, words: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from contracts.spec.records import EXIT_CODES
-from tests_unit._parties.running import BAD, RANKPROOF, Done, environment, side_by_side
+from tests_unit._parties.running import BAD, RANKPROOF, Done, environment, printed, side_by_side
 
 VIOLATED, INCOMPLETE, BROKEN = EXIT_CODES["violated"], EXIT_CODES["incomplete"], EXIT_CODES["broken"]
 USAGE = 2
@@ -102,10 +102,6 @@ def runs(folder: Path) -> dict[str, Done]:
     )
 
 
-def _said(done: Done) -> str:
-    return " ".join((done.stdout + done.stderr).split())
-
-
 def _in_a_shell(script: str, cwd: Path, **changes: str) -> Done:
     return subprocess.run(
         ["sh", "-c", script.replace("rankproof", str(RANKPROOF))],
@@ -115,7 +111,7 @@ def _in_a_shell(script: str, cwd: Path, **changes: str) -> Done:
 
 def test_a_conftest_that_forgives_exit_5_does_not_forgive_the_gate(runs: dict[str, Done]) -> None:
     done = runs["exit-5-forgiven-by-a-conftest"]
-    assert done.returncode == INCOMPLETE, _said(done)[-400:]
+    assert done.returncode == INCOMPLETE, printed(done)[-400:]
     assert "INCOMPLETE: reference" in done.stdout
 
 
@@ -128,7 +124,7 @@ def test_a_script_that_forgives_exit_5_does_not_forgive_the_gate(tmp_path: Path)
 
 def test_a_tier_that_is_missing_is_red(runs: dict[str, Done], folder: Path) -> None:
     done = runs["a-tier-missing"]
-    assert done.returncode == INCOMPLETE, _said(done)[-400:]
+    assert done.returncode == INCOMPLETE, printed(done)[-400:]
     plan = json.loads((folder / "a-tier-missing/out/run.jsonl").read_text().splitlines()[1])["plan"]
     assert {"TOPO-02", "PREC-04b"} <= {item["id"] for item in plan["items"]}
 
@@ -190,14 +186,14 @@ def test_the_machine_s_report_says_no_more_than_the_person_s(runs: dict[str, Don
 
 def test_a_check_that_returns_where_it_should_skip_is_broken(runs: dict[str, Done], folder: Path) -> None:
     done = runs["return-instead-of-skip"]
-    assert done.returncode == BROKEN, _said(done)[-400:]
+    assert done.returncode == BROKEN, printed(done)[-400:]
     assert "the check asked no question, so it judged nothing" in done.stdout
 
 
 def test_a_retry_does_not_launder_a_failure(runs: dict[str, Done]) -> None:
     assert runs["retried-never"].returncode == VIOLATED
     done = runs["retried"]
-    assert done.returncode == VIOLATED, _said(done)[-400:]
+    assert done.returncode == VIOLATED, printed(done)[-400:]
     assert f"fault (plan): {ONE} has 2 results" in done.stdout
 
 
@@ -212,7 +208,7 @@ def test_the_place_it_is_called_from_does_not_thin_the_plan(tmp_path: Path, runs
     assert "CONFORMANT: reference 0.1.0, profile TOPO-02 (18 holds)" in runs["addopts"].stdout
     check = f"rankproof check --with none --profile '{ONE}' --report out"
     done = _in_a_shell(check, tmp_path, PYTEST_ADDOPTS="-k nothing", PYTEST_PLUGINS="no.such.plugin")
-    assert done.returncode == 0, _said(done)
+    assert done.returncode == 0, printed(done)
 
 
 def test_an_older_green_record_is_not_read_as_this_run(tmp_path: Path) -> None:
