@@ -180,7 +180,7 @@ def _fits(kind: Any) -> Callable[[object], bool]:
         every = _every(arguments[1])
         return lambda value: (
             type(value) in _DICTS
-            and _only_texts(cast(dict[object, object], value))
+            and set(map(type, cast(dict[object, object], value))) <= {str}
             and every(cast(dict[object, object], value).values())
         )
     if dataclasses.is_dataclass(kind):
@@ -222,10 +222,6 @@ def _every(kind: Any) -> Callable[[Iterable[object]], bool]:
         return records
     fits = _fits(kind)
     return lambda values: all(map(fits, values))
-
-
-def _only_texts(values: Iterable[object]) -> bool:
-    return set(map(type, values)) <= {str}
 
 
 def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

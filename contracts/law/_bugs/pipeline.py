@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from contracts.stacks.reference.training.trainer import Batch
 
@@ -16,9 +15,5 @@ def joined(window: Sequence[Batch]) -> Batch:
 
 def cut(batch: Batch, parts: int) -> list[Batch]:
     """Split a batch into `parts` microbatches."""
-    held = [[None] * parts if each is None else _chunks(each, parts) for each in batch]
+    held = [[None] * parts if each is None else list(torch.tensor_split(each, parts)) for each in batch]
     return [Batch(*each) for each in zip(*held, strict=True)]
-
-
-def _chunks(tensor: Tensor, parts: int) -> list[Tensor]:
-    return list(torch.tensor_split(tensor, parts))

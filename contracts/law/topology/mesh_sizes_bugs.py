@@ -5,19 +5,14 @@ from dataclasses import replace
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
 from contracts.spec.errors import refuse
-from contracts.spec.topology import Topology
 from contracts.stacks.reference.stack import Reference
-
-
-def _with_size(answer: Topology, axis: str, size: int) -> Topology:
-    return replace(answer, sizes={**answer.sizes, axis: size})
 
 
 @broken(Reference, "topology", "TOPO-01[own-axis-pp3-tp2-ep4]: the world has 72")
 def counts_replicas_over_ep(topology, self, degrees, world, layout):
     """Reports ep · dp as the size of the dp axis, as borrowed stacks do, on a mesh where EP has its own axis."""
     answer = topology(self, degrees, world, layout)
-    return _with_size(answer, "dp", answer.dp * degrees.ep)
+    return replace(answer, sizes={**answer.sizes, "dp": answer.dp * degrees.ep})
 
 
 @broken(Reference, "topology", "TOPO-01[borrowed-tp2-ep4-etp1-on-4]: a legal input was refused", bugs=("PG-14",))

@@ -9,14 +9,10 @@ from contracts.stacks.reference.stack import Reference
 Parts = tuple[InstalledPart, ...]
 
 
-def _line_of(table, field):
-    return next(line.version for line in table.lines if line.component == field)
-
-
 @broken(Reference, "compare_stack", "INST-01[newer-driver]: found where all is well: INST-01 driver", bugs=("INS-08",))
 def compares_versions_as_text(compare_stack, self, table, installed):
     """Compares versions as strings: driver 590.105 sorts below 590.48, and a newer host is refused."""
-    floor = _line_of(table, "driver")
+    floor = next(line.version for line in table.lines if line.component == "driver")
     as_text = tuple(
         replace(part, version="0") if part.name == "driver" and (part.version or "") < floor else part
         for part in installed
