@@ -1,9 +1,6 @@
 """The codec: strict, lossless, and silent about nothing. Refusals carry field, value, problem and remedy at once."""
 
-import copy
-import json
 import math
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -13,15 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.spec import codec, presets
+from contracts.spec import codec
 from contracts.spec.errors import Refusal, Refusals, Refused, refuse, shown
 from contracts.spec.launch import Lane
-from contracts.spec.recipe import Recipe
 
 Answer = TypeVar("Answer")
 
 SETTINGS = settings(max_examples=150)
-HOSTILE = 10_000
 
 
 def answer_or_refusal(ask: Callable[..., Answer], *arguments: object, **named: object) -> Answer | Refused:
@@ -183,29 +178,6 @@ def test_a_refused_keeps_every_refusal_in_order() -> None:
 def test_a_refused_without_a_refusal_is_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="says nothing"):
         Refused([])
-
-
-def test_hostile_recipes_are_decoded_or_refused_and_nothing_else() -> None:
-    draw = random.Random(1904)
-    whole = [codec.dumps(recipe) for recipe in presets.PRESETS.values()]
-    spoils: list[Any] = [None, True, -1, 0, 1e308, 10**400, "", "A", [], [[]], {}, {"a": 1}, "\0", "x" * 500]
-    decoded = 0
-    for _ in range(HOSTILE):
-        text = draw.choice(whole)
-        if draw.random() < 0.5:
-            at = draw.randrange(len(text))
-            text = text[:at] + draw.choice(("", '"', "{", "}", "[", ",", "NaN", "1e999", "\\", "é")) + text[at + 1 :]
-        else:
-            data = json.loads(text)
-            for _ in range(draw.randint(1, 3)):
-                owner = draw.choice([data, *(value for value in data.values() if isinstance(value, dict) and value)])
-                owner[draw.choice([*owner, "odd"])] = copy.deepcopy(draw.choice(spoils))
-            text = json.dumps(data)
-        recipe = answer_or_refusal(codec.loads, Recipe, text)
-        if isinstance(recipe, Refused):
-            assert all(refusal.remedy for refusal in recipe.refusals)
-        decoded += isinstance(recipe, Recipe)
-    assert HOSTILE // 100 < decoded < HOSTILE, f"{decoded} of {HOSTILE} decoded: one side is hardly tried"
 
 
 def test_a_lane_keeps_its_own_rules_on_the_way_in() -> None:

@@ -1,4 +1,4 @@
-"""The reference's attention over drawn shapes: against its definition, by finite differences, and far out."""
+"""The reference's attention over drawn shapes, against its definition, and far out."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,6 @@ from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
 SETTINGS = settings(max_examples=12)
-PACKED: Lengths = ((2, 3), (1, 4))
 
 
 @st.composite
@@ -87,28 +86,6 @@ def test_sparse_attention_is_attention_over_min_of_k_and_what_is_visible(
     visible = [[t + 1 for length in row for t in range(length)] for row in lengths]
     counts = numerics.tensor(run.seen["selected"]).sum(-1).tolist()
     assert counts == [[min(top_k, count) for count in row] for row in visible]
-
-
-@pytest.mark.parametrize("recipe", [SMALL, SMALL_MLA, SMALL_DSA], ids=["gqa", "mla", "dsa"])
-@pytest.mark.parametrize("packed", [False, True], ids=["boundless", "packed"])
-def test_attention_has_the_gradients_of_finite_differences(recipe: Recipe, packed: bool) -> None:
-    recipe = replace(recipe, hidden=8, heads=2, kv_groups=1)
-    mixer = PARTS.mixer(recipe, A_LAYER, "nemo_native").double()
-    shapes = Reference().block_weights(recipe, A_LAYER, "nemo_native")
-    drawn = {name.removeprefix("mixer."): each for name, each in fixtures.weights(shapes).items()}
-    mixer.load_state_dict({name: each for name, each in drawn.items() if name in mixer.state_dict()})
-    names = [name for name, _ in mixer.named_parameters() if "indexer" not in name]
-    x_BTD = fixtures.normal("x", (2, 5, 8))
-    packs = packing(x_BTD, fixtures.documents(PACKED) if packed else None)
-
-    def through(x_BTD: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        held = dict(zip(names, weights, strict=True))
-        y_BTD: torch.Tensor = torch.func.functional_call(mixer, held, (x_BTD, packs, {})).y_BTD
-        return y_BTD
-
-    leaves = [x_BTD, *(mixer.get_parameter(name).detach() for name in names)]
-    leaves = [each.clone().requires_grad_() for each in leaves]
-    assert torch.autograd.gradcheck(through, leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("theta", [10, 10_000, 500_000])

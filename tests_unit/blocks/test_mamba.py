@@ -1,4 +1,4 @@
-"""The M blocks of the reference over drawn shapes, against their oracles and by finite differences."""
+"""The M blocks of the reference over drawn shapes, against their oracles."""
 
 import math
 import re
@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import contracts.stacks.reference
 from contracts.instruments import fixtures
@@ -58,28 +57,6 @@ def test_mamba_equals_its_recurrence_in_every_shape(block: str, data: st.DataObj
 
 def tiny(state: int) -> Recipe:
     return replace(SMALL, hidden=4, heads=1, kv_groups=1, mamba=Mamba(heads=4, head_dim=2, state=state, groups=2))
-
-
-@pytest.mark.parametrize(
-    ("kind", "length"), [(Mamba2, 1), (Mamba2, 2), (Mamba2, 7), (Mamba3, 7)], ids=["one", "two", "mamba2", "mamba3"]
-)
-def test_mamba_has_the_gradients_of_finite_differences(kind: type[Mamba2] | type[Mamba3], length: int) -> None:
-    """T of 1 and 2 is shorter than the convolution; T of 7 is three chunks, the last of one token."""
-    mixer = kind(tiny(4), PARTS).double()
-    mixer.chunk = 3
-    shapes = {name: tuple(each.shape) for name, each in mixer.named_parameters()}
-    documents = fixtures.documents(((length // 2, length - length // 2),)) if length > 1 else None
-    leaves = [
-        fixtures.normal("x", (1, length, 4)),
-        *(fixtures.normal(name, shape, scale=0.4) for name, shape in shapes.items()),
-    ]
-
-    def through(x_BTD: Tensor, *weights: Tensor) -> Tensor:
-        held = dict(zip(shapes, weights, strict=True))
-        found = torch.func.functional_call(mixer, held, (x_BTD, packing(x_BTD, documents), {}))
-        return found.y_BTD
-
-    assert torch.autograd.gradcheck(through, [each.requires_grad_() for each in leaves], fast_mode=True)
 
 
 def test_mamba3_with_its_step_at_the_end_and_no_turn_is_mamba2() -> None:

@@ -19,7 +19,6 @@ from contracts.law.recipe import observable_features
 from contracts.spec import presets
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import INERT, Dsa, Mhc, Mtp, Recipe
-from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
 from contracts.spec.training import Execution
 from contracts.stacks.reference.model.blocks.common import packing
 from contracts.stacks.reference.model.init import Initializer
@@ -72,19 +71,6 @@ def test_the_value_ahead_stays_within_row_and_document() -> None:
     assert shift_left(values, packed, 2, IGNORED).tolist() == [[12, -100, -100, -100, -100]]
     assert shift_left(values, packed, 5, IGNORED).tolist() == [[-100] * 5]
     assert shift_left(values, packed, 9, IGNORED).tolist() == [[-100] * 5]
-
-
-def test_a_batch_may_be_cut_into_microbatches() -> None:
-    recipe = replace(model_passes.EVERYTHING, moe=replace(model_passes.MOE, z_loss=0.01))
-    weights, tokens = model_passes.drawn_weights(STACK, recipe), model_passes.batch(recipe)
-    runs = [
-        STACK.run_model(recipe, Execution(precision="float64", microbatches=cut), weights, tokens, True)
-        for cut in (1, 3)
-    ]
-    assert numerics.difference("logits", runs[1].logits, runs[0].logits, FLOAT64) == ""
-    assert numerics.differences("the gradient of", runs[1].gradients, runs[0].gradients, FLOAT64_SCAN) == ""
-    assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-12)
-    assert runs[1].seen == runs[0].seen
 
 
 def test_weights_that_lack_a_name_are_refused_with_it() -> None:

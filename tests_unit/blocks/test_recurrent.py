@@ -1,19 +1,16 @@
-"""The R block of the reference over drawn shapes, against its oracle and by finite differences."""
+"""The R block of the reference over drawn shapes, against its oracle."""
 
 from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from contracts.instruments import fixtures
 from contracts.instruments.oracles import recurrent as oracle
 from contracts.law._support import scan_calls
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.scan_calls import ScanCase
 from contracts.spec.recipe import Mamba
-from contracts.stacks.reference.model.blocks.common import packing
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
@@ -39,25 +36,6 @@ def case(draw: st.DrawFn) -> ScanCase:
 @SETTINGS
 def test_m2rnn_equals_its_recurrence_in_every_shape(drawn: ScanCase) -> None:
     scan_calls.equals_its_definition(Reference(), drawn, oracle.m2rnn)
-
-
-def test_m2rnn_has_the_gradients_of_finite_differences() -> None:
-    recipe = replace(SMALL, hidden=4, heads=1, kv_groups=1, mamba=Mamba(heads=4, head_dim=2, state=3, groups=2))
-    mixer = M2RNN(recipe, PARTS).double()
-    shapes = {name: tuple(each.shape) for name, each in mixer.named_parameters()}
-    documents = fixtures.documents(((2, 4),))
-    leaves = [
-        fixtures.normal("x", (1, 6, 4)),
-        fixtures.normal("h", (1, 4, 3, 2)),
-        *(fixtures.normal(name, shape, scale=0.4) for name, shape in shapes.items()),
-    ]
-
-    def through(x_BTD: Tensor, h_Bhnp: Tensor, *weights: Tensor) -> Tensor:
-        held = dict(zip(shapes, weights, strict=True))
-        found = torch.func.functional_call(mixer, held, (x_BTD, packing(x_BTD, documents), {"h": h_Bhnp}))
-        return torch.cat([found.y_BTD.flatten(), found.state["h"].flatten()])
-
-    assert torch.autograd.gradcheck(through, [each.requires_grad_() for each in leaves], fast_mode=True)
 
 
 def test_the_recurrent_weight_begins_as_the_identity_of_each_head() -> None:

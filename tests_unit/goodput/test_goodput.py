@@ -1,103 +1,13 @@
-"""The partition of a wall clock, against a simulation that looks at every millisecond."""
+"""The partition of a wall clock by this suite's own rule, and as a command; GOOD judges what holds by any rule."""
 
 import json
 from pathlib import Path
-from random import Random
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from contracts.harness.cli import main
-from contracts.spec.goodput import KINDS, PARTS, Span, goodput
-
-SETTINGS = settings(max_examples=150)
-WALL = 60
-
-
-@st.composite
-def spans_at_random(draw: st.DrawFn) -> tuple[Span, ...]:
-    """Up to nine spans in 0 … WALL that may touch, nest, overlap, coincide, last no time or stay open."""
-    found = []
-    for _ in range(draw(st.integers(0, 9))):
-        start = draw(st.integers(0, WALL))
-        end = draw(st.one_of(st.none(), st.integers(start, WALL)))
-        found.append(Span(kind=draw(st.sampled_from(KINDS)), start=start, end=end, background=draw(st.booleans())))
-    return tuple(found)
-
-
-@st.composite
-def nested_spans(draw: st.DrawFn) -> tuple[tuple[Span, int], ...]:
-    """Spans with their depth, each strictly inside the one above it or beside its siblings."""
-    found: list[tuple[Span, int]] = []
-
-    def fill(start: int, end: int, depth: int) -> None:
-        now = start
-        while end - now >= 3 and draw(st.booleans()):
-            begins = draw(st.integers(now, end - 2))
-            ends = draw(st.integers(begins + 1, end))
-            found.append((Span(kind=draw(st.sampled_from(KINDS)), start=begins, end=ends), depth))
-            if depth < 4:
-                fill(begins + 1, ends, depth + 1)
-            now = ends
-
-    fill(0, WALL, 0)
-    return tuple(found)
-
-
-def covers(span: Span, ms: int) -> bool:
-    return span.start <= ms < (WALL if span.end is None else span.end)
-
-
-@SETTINGS
-@given(spans_at_random())
-def test_the_parts_add_up_whatever_overlaps(spans: tuple[Span, ...]) -> None:
-    found = goodput(spans, 0, WALL)
-    assert tuple(found.parts) == PARTS
-    assert sum(found.parts.values()) == found.wall == WALL
-    at = [{span.kind for span in spans if covers(span, ms)} for ms in range(WALL)]
-    assert found.parts["idle"] == sum(not kinds for kinds in at)
-    for kind in KINDS:
-        assert sum(kinds == {kind} for kinds in at) <= found.parts[kind] <= sum(kind in kinds for kinds in at)
-    assert 0 <= found.goodput <= 1
-
-
-@SETTINGS
-@given(nested_spans(), st.randoms(use_true_random=False))
-def test_the_innermost_span_owns_the_instant_in_whichever_order_they_come(
-    tree: tuple[tuple[Span, int], ...], random: Random
-) -> None:
-    expected = dict.fromkeys(PARTS, 0)
-    owners = []
-    for ms in range(WALL):
-        held = [(depth, span) for span, depth in tree if covers(span, ms)]
-        owners.append(max(held, key=lambda each: each[0])[1] if held else None)
-        expected[owners[-1].kind if owners[-1] else "idle"] += 1
-    shuffled = [span for span, _ in tree]
-    random.shuffle(shuffled)
-    found = goodput(shuffled, 0, WALL)
-    assert found.parts == expected
-    steps = sorted((span for span, _ in tree if span.kind == "step"), key=lambda span: (span.start, span.end))
-    calm = [
-        place for place, step in enumerate(steps)
-        if not any(o is not None and covers(step, ms) and o.kind in ("compile", "checkpoint", "eval")
-                   for ms, o in enumerate(owners))
-    ]  # fmt: skip
-    assert found.steady == tuple(calm)
-    assert found.steps == len(steps)
-
-
-@SETTINGS
-@given(spans_at_random())
-def test_background_spans_take_nothing_but_idle_time(spans: tuple[Span, ...]) -> None:
-    front = goodput(tuple(span for span in spans if not span.background), 0, WALL)
-    all_of_them = goodput(spans, 0, WALL)
-    assert all(all_of_them.parts[kind] >= front.parts[kind] for kind in KINDS)
-    if all(span.background for span in spans if span.kind == "checkpoint"):
-        others = ("compile", "data", "eval", "step")
-        background = {span.kind for span in spans if span.background}
-        assert all(all_of_them.parts[kind] == front.parts[kind] for kind in others if kind not in background)
+from contracts.spec.goodput import Span, goodput
 
 
 def test_of_two_that_overlap_the_first_keeps_what_it_has() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from contracts.instruments import fixtures, numerics
 from contracts.instruments.oracles import experts as oracle
@@ -16,7 +15,6 @@ from contracts.law._support import expert_calls
 from contracts.law._support.recipes import E_LAYER
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import EXACT, FLOAT64
-from contracts.stacks.reference.model.blocks.common import packing
 from contracts.stacks.reference.model.blocks.moe import MoE
 from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
@@ -55,24 +53,6 @@ def test_the_block_equals_its_oracle_over_drawn_shapes(recipe: Recipe, batch: in
     ):
         assert numerics.difference(name, numerics.tensor(run.seen[name]).gather(-1, order), expected, FLOAT64) == ""
     assert numerics.difference("counts", run.seen["counts"], want.routed.counts_E, EXACT) == ""
-
-
-@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-def test_gradients_are_those_of_finite_differences(score: str) -> None:
-    moe = replace(
-        expert_calls.SIGMOID if score == "sigmoid" else expert_calls.SOFTMAX, expert_hidden=3, shared_hidden=2
-    )
-    recipe = replace(expert_calls.with_moe(moe, "swiglu"), hidden=8)
-    block, x_BTD = _block(recipe), fixtures.normal("x", (2, 3, 8)).requires_grad_()
-
-    def outputs(x_BTD: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        names = [name for name, _ in block.named_parameters()]
-        held = dict(zip(names, weights, strict=True))
-        out = torch.func.functional_call(block, held, (x_BTD, packing(x_BTD), {}))
-        return (out.y_BTD, out.losses["aux"], out.losses["z"])
-
-    weights = [each.detach().requires_grad_() for each in block.parameters()]
-    assert torch.autograd.gradcheck(outputs, (x_BTD, *weights), fast_mode=True)
 
 
 def test_the_backend_is_chosen_by_dtype_and_widths() -> None:

@@ -1,8 +1,6 @@
 """Presets: one configuration has one identity, a wrong name is refused with its neighbours, a label never resolves."""
 
 import random
-from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -11,19 +9,10 @@ from hypothesis import strategies as st
 from contracts.spec import presets
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Recipe
-
-Answer = TypeVar("Answer")
+from tests_unit.test_codec import answer_or_refusal
 
 HOSTILE = 10_000
 SETTINGS = settings(max_examples=200)
-
-
-def answer_or_refusal(ask: Callable[..., Answer], *arguments: object, **named: object) -> Answer | Refused:
-    """What was answered, or the refusal. Any other exception is not caught and fails the test."""
-    try:
-        return ask(*arguments, **named)
-    except Refused as refused:
-        return refused
 
 
 @pytest.mark.parametrize("name", presets.names())
@@ -34,11 +23,6 @@ def test_a_listed_name_resolves_without_acknowledgement(name: str) -> None:
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_a_preset_is_stored_under_its_own_name(name: str) -> None:
     assert presets.PRESETS[name].name == name
-
-
-@pytest.mark.parametrize("name", presets.ALIASES)
-def test_an_alias_is_the_very_value_of_its_preset(name: str) -> None:
-    assert presets.resolve(name) is presets.PRESETS[presets.ALIASES[name]]
 
 
 def test_no_name_is_of_two_kinds() -> None:

@@ -1,18 +1,14 @@
 """What is decided about a pipeline before there is one, and what its checks make of messages."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from contracts.law._support.recipes import SMALL
 from contracts.law.traffic import pipeline_messages as checks
-from contracts.spec.errors import Refused
 from contracts.spec.messages import Message
-from contracts.spec.recipe import Mtp, Recipe
+from contracts.spec.recipe import Mtp
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
 from contracts.stacks.reference.model.build import build_model
@@ -23,34 +19,8 @@ from contracts.stacks.reference.parallel.pipeline import (
     Stage,
     joined,
     pieces,
-    refuse_microbatches,
     staged,
 )
-
-QUICK = settings(max_examples=40)
-
-
-@st.composite
-def _cut(draw: st.DrawFn) -> tuple[Recipe, Execution, tuple[str, ...]]:
-    pp, each = draw(st.integers(2, 5)), draw(st.integers(1, 3))
-    segments = draw(st.lists(st.text("AEMR", min_size=1, max_size=4), min_size=pp * each, max_size=pp * each))
-    recipe = replace(SMALL, pattern="|".join(segments), depth=sum(map(len, segments)))
-    schedule = "1f1b" if each == 1 else "interleaved"
-    execution = Execution(world=pp, degrees=Degrees(pp=pp), microbatches=pp, schedule=schedule)  # type: ignore[arg-type]
-    return recipe, execution, tuple(segments)
-
-
-@QUICK
-@given(_cut())
-def test_stages_partition_the_layers_in_the_order_of_the_model(
-    drawn: tuple[Recipe, Execution, tuple[str, ...]],
-) -> None:
-    recipe, execution, segments = drawn
-    plan = pieces(recipe, execution)
-    assert [layer for piece in plan for layer in piece.layers] == list(range(recipe.depth))
-    assert [len(piece.layers) for piece in plan] == [len(each) for each in segments]
-    assert [(piece.first, piece.last) for piece in plan] == [(at == 0, at == len(plan) - 1) for at in range(len(plan))]
-    assert all(one.layers.stop == other.layers.start for one, other in pairwise(plan))
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -69,21 +39,6 @@ def test_stages_have_every_parameter_and_share_the_embedding_where_it_is_read_tw
         found += names
     twice = ["embedding.weight"] if tied or ahead else []
     assert sorted(found) == sorted([*whole, *twice])
-
-
-@QUICK
-@given(st.integers(1, 12), st.integers(2, 5), st.sampled_from(["1f1b", "interleaved"]))
-def test_a_number_of_microbatches_is_refused_with_both_numbers_or_can_run(
-    microbatches: int, pp: int, schedule: str
-) -> None:
-    execution = Execution(world=pp, degrees=Degrees(pp=pp), microbatches=microbatches, schedule=schedule)  # type: ignore[arg-type]
-    runs = microbatches >= pp and (schedule == "1f1b" or microbatches % pp == 0)
-    if runs:
-        return refuse_microbatches(execution)
-    with pytest.raises(Refused) as refused:
-        refuse_microbatches(execution)
-    assert {str(microbatches), f"({pp})"} <= set(str(refused.value).replace(":", " ").split())
-    return None
 
 
 def test_what_goes_with_a_stream_gets_a_gradient_of_one() -> None:

@@ -90,14 +90,3 @@ def test_a_killed_run_continues_on_other_ranks_as_if_uninterrupted(tmp_path: Pat
     assert got.position["consumed"] == want.position["consumed"] == 4 * last
     assert _furthest(got, want) < (ADAM, "")
     assert _furthest(_held(folder, reached), want) > (100 * ADAM, ""), "the steps after the resume moved nothing"
-
-
-def test_a_run_on_ranks_of_one_row_continues_on_one_rank_as_if_uninterrupted(tmp_path: Path) -> None:
-    """Two ranks with half of each row, and shards of every parameter; then one, and one undisturbed."""
-    save = ("--save", str(tmp_path / "run"))
-    _run(2, *save, "--cp", "2", "--steps", "3")
-    _run(1, *save, "--steps", "5", "--resume")
-    _run(1, "--save", str(tmp_path / "alone"), "--steps", "5")
-    got, want = _held(tmp_path / "run" / "checkpoints", 5), _held(tmp_path / "alone" / "checkpoints", 5)
-    assert got.position["consumed"] == want.position["consumed"] == 4 * 5
-    assert _furthest(got, want) < (ADAM, "")

@@ -1,85 +1,17 @@
 """The recipe as a value: frozen, whole after JSON and after overrides, refused with every broken relation at once."""
 
 import dataclasses
-import random
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from contracts.law.recipe import features
 from contracts.spec import codec, presets
 from contracts.spec.divisibility import refusals_on
 from contracts.spec.errors import Refused
-from contracts.spec.recipe import INERT, Batch, Data, Dsa, Fp8, Mamba, Mla, Moe, Mtp, Optim, Recipe
+from contracts.spec.recipe import INERT, Batch, Dsa, Fp8, Mamba, Mla, Moe, Recipe
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference.launch import overrides
 
-Answer = TypeVar("Answer")
-
-SETTINGS = settings(max_examples=150)
-HOSTILE = 10_000
 NAM56R = presets.NAM56R
-
-text = st.text(max_size=12)
-path = st.none() | text
-rate = st.floats(1e-9, 10.0)
-changes = st.fixed_dictionaries(
-    {},
-    optional={
-        "name": text,
-        "pattern": st.text("AEMR", min_size=1, max_size=13),
-        "depth": st.integers(1, 60),
-        "vocab": st.integers(1, 10**6),
-        "norm_eps": rate,
-        "qk_norm": st.booleans(),
-        "moe": st.none() | st.builds(Moe, experts=st.integers(4, 20), aux_loss=rate, z_loss=rate),
-        "mla": st.none() | st.builds(Mla, q_lora=st.integers(1, 99)),
-        "mtp": st.none() | st.builds(Mtp, depth=st.integers(1, 4), loss_weight=rate),
-        "dsa": st.none() | st.builds(Dsa, a_ranks=st.lists(st.integers(0, 12), max_size=4, unique=True).map(tuple)),
-        "fp8": st.none() | st.builds(Fp8, scaling=st.sampled_from(("tensorwise", "mxfp8"))),
-        "optim": st.builds(Optim, lr=rate, schedule=st.sampled_from(("cosine", "constant")), warmup=st.integers(0, 9)),
-        "data": st.builds(Data, path=path, tokenizer=text),
-        "modes": st.sampled_from((("nemo_native",), ("author_dp", "nemo_native"))),
-        "author_spec": st.tuples(text, text),
-        "degrees": st.builds(Degrees, pp=st.integers(1, 4), ep=st.integers(1, 4)),
-        "seed": st.integers(0, 2**31),
-    },
-)
-
-
-def answer_or_refusal(ask: Callable[..., Answer], *arguments: object, **named: object) -> Answer | Refused:
-    """What was answered, or the refusal. Any other exception is not caught and fails the test."""
-    try:
-        return ask(*arguments, **named)
-    except Refused as refused:
-        return refused
-
-
-def derived(values: dict[str, Any]) -> Recipe | None:
-    """NAM56R with some fields replaced; None where they contradict each other."""
-    try:
-        return dataclasses.replace(NAM56R, **values)
-    except Refused:
-        return None
-
-
-@given(changes)
-@SETTINGS
-def test_json_loses_no_field(values: dict[str, Any]) -> None:
-    recipe = derived(values)
-    if recipe is not None:
-        assert codec.loads(Recipe, codec.dumps(recipe)) == recipe
-
-
-@given(changes)
-@SETTINGS
-def test_the_overrides_between_two_recipes_lead_from_one_to_the_other(values: dict[str, Any]) -> None:
-    recipe = derived(values)
-    if recipe is not None:
-        assert overrides.apply(NAM56R, overrides.difference(NAM56R, recipe)) == recipe
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
@@ -139,8 +71,7 @@ OVER = {  # degrees, dp → refused fields
 @pytest.mark.parametrize("case", OVER)
 def test_what_does_not_divide_is_refused_by_its_field(case: str) -> None:
     degrees, dp, fields = OVER[case]
-    refused = answer_or_refusal(refusals_on(NAM56R, degrees, dp).raise_any)
-    assert (refused.fields if isinstance(refused, Refused) else ()) == fields
+    assert tuple(each.field for each in refusals_on(NAM56R, degrees, dp)) == fields
 
 
 def test_declared_replication_is_for_multiples_of_the_groups() -> None:
@@ -179,19 +110,3 @@ def test_every_field_has_an_alternative_or_is_declared_inert() -> None:
         if dataclasses.is_dataclass(value):
             fields |= {f"{field.name}.{inner.name}" for inner in dataclasses.fields(value)}
     assert fields == {*features.ALTERNATIVES, *INERT, *features.BY_THE_MODE}
-
-
-@pytest.mark.slow
-def test_hostile_overrides_give_a_recipe_or_a_refusal_and_nothing_else() -> None:
-    draw = random.Random(7)
-    keys = [*overrides.keys(features.EVERYTHING), "", ".", "optim.", ".lr", "moe.experts.x", "__class__", "optim.lrr"]
-    values = ["", "null", "1", "0", "-1", "1e400", "1e-4", "NaN", "Infinity", "true", "[]", "[1]", "{}", "AEMR", "56"]
-    values += ['"x"', "[[[[", "9" * 40, "\0", "é", "\ud800", '{"a_ranks":[1]}', '{"experts":12}', "[" * 4000, "bf16"]
-    accepted = 0
-    for _ in range(HOSTILE):
-        asked = {draw.choice(keys): draw.choice(values) for _ in range(draw.choice((1, 1, 1, 2, 4)))}
-        recipe = answer_or_refusal(overrides.apply, NAM56R, asked)
-        if isinstance(recipe, Refused):
-            assert all(refusal.field and refusal.remedy for refusal in recipe.refusals)
-        accepted += isinstance(recipe, Recipe)
-    assert HOSTILE // 100 < accepted < HOSTILE, f"{accepted} of {HOSTILE} accepted: one side is hardly tried"

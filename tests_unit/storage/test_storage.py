@@ -1,22 +1,20 @@
-"""Mounts, links and caches: on this host's own file systems, on one made for the test, and on text that is none."""
+"""Mounts and links, on this host's own file systems and on one made for the test; STOR judges the map."""
 
 import json
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.bringup.commands.storage import check_storage
 from contracts.bringup.instruments.mounts import disks
 from contracts.spec.errors import Refused
-from contracts.spec.installation import Disks, StorageMap
-from contracts.spec.storage import cache_directories, mount_of, parse_mountinfo, resolved, storage_findings, within
+from contracts.spec.storage import mount_of, parse_mountinfo, resolved, within
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -92,58 +90,6 @@ def test_a_circle_of_links_is_no_directory(tmp_path: Path) -> None:
         resolved(str(tmp_path / "a/x"), host.links)
 
 
-MAP = StorageMap(durable="/v/durable", scratch="/v/scratch", receipts="/v/receipts", data="/v/data", data_volume="/v")
-TABLE = """\
-1 1 0:1 / / rw - rootfs rootfs rw
-28 1 259:2 / / rw,relatime shared:1 master:2 - ext4 /dev/root rw,discard
-40 28 259:5 / /v rw,relatime - xfs /dev/disk\\040one rw
-22 28 0:21 / /proc rw - proc proc rw
-"""
-GOOD = Disks(mountinfo=TABLE, directories=frozenset({"/v/durable", "/v/scratch", "/v/receipts", "/v/data"}))
-
-
-def test_the_map_that_is_mutated_below_is_a_good_one() -> None:
-    assert storage_findings(MAP, GOOD) == ()
-
-
-@pytest.mark.parametrize(
-    ("moved", "said"),
-    [
-        ({"scratch": "/v/durable"}, "/v/durable is scratch /v/durable"),
-        ({"receipts": "/v/scratch/r"}, "/v/scratch/r lies in scratch /v/scratch"),
-    ],
-)
-def test_places_that_are_one_or_lie_in_one_another_are_told_apart(moved: dict[str, str], said: str) -> None:
-    places = GOOD.directories | frozenset(moved.values())
-    found = storage_findings(replace(MAP, **moved), replace(GOOD, directories=places))
-    assert [said in each.problem for each in found if each.promise == "STOR-01"] == [True]
-
-
-@given(st.text(max_size=200))
-def test_no_text_passes_for_a_mount_table(text: str) -> None:
-    assert storage_findings(MAP, replace(GOOD, mountinfo=text))
-
-
-@given(st.integers(0, len(TABLE)), st.integers(0, 12), st.text("0123456789 -:/rwv\n", max_size=6))
-def test_a_damaged_mount_table_passes_only_where_the_volume_is_still_the_same(at: int, cut: int, put: str) -> None:
-    damaged = TABLE[:at] + put + TABLE[at + cut :]
-    if storage_findings(MAP, replace(GOOD, mountinfo=damaged)):
-        return
-    # Nothing found: then, read by eye, a line still puts a device that is not the root's at /v.
-    lines = [line.split() for line in damaged.splitlines()]
-    assert all(len(words) >= 9 and "-" in words for words in lines)
-    seen = {words[2] for words in lines if words[4] == "/v"}
-    roots = {words[2] for words in lines if words[4] == "/"}
-    assert seen - roots
-
-
-@given(st.sampled_from(range(len(TABLE.splitlines()))))
-def test_a_table_with_one_line_missing_is_no_pass_unless_the_line_says_nothing_of_the_places(gone: int) -> None:
-    lines = TABLE.splitlines(keepends=True)
-    found = storage_findings(MAP, replace(GOOD, mountinfo="".join(lines[:gone] + lines[gone + 1 :])))
-    assert bool(found) == (gone in (1, 2))
-
-
 PARTS = st.lists(st.sampled_from(["a", "ab", "b", "a b"]), max_size=4)
 
 
@@ -151,19 +97,6 @@ PARTS = st.lists(st.sampled_from(["a", "ab", "b", "a b"]), max_size=4)
 def test_a_path_is_within_another_by_its_components(inner: list[str], outer: list[str]) -> None:
     paths = ["/" + "/".join(parts) for parts in (inner, outer)]
     assert within(*paths) == (inner[: len(outer)] == outer)
-
-
-@given(st.text(max_size=30), st.text(max_size=30))
-def test_two_runs_never_share_a_cache(one: str, other: str) -> None:
-    assume(one != other)
-    places = []
-    for run in (one, other):
-        try:
-            places.append(cache_directories(MAP, run))
-        except Refused:
-            return
-    assert all(within(path, MAP.scratch) for caches in places for path in caches.values())
-    assert not any(within(mine, theirs) for mine in places[0].values() for theirs in places[1].values())
 
 
 def test_the_command_refuses_a_map_on_the_root_volume(tmp_path: Path) -> None:
