@@ -49,17 +49,6 @@ def test_each_case_counts_once_and_lacks_are_not_held_against_the_stack() -> Non
     assert families["MOE"]["coverage"] == 0
 
 
-def test_a_case_on_several_rungs_counts_by_its_best_and_a_violation_is_an_answer() -> None:
-    rungs = (
-        lacking("PAR-01", "a@letters", "stack"), ended("PAR-01", "a@pairs", "holds"),
-        ended("PAR-01", "b@letters", "holds"), violated("PAR-01", "b@pairs", DP),
-        lacking("PAR-01", "c@letters", "stack"), lacking("PAR-01", "c@pairs", "case"),
-    )  # fmt: skip
-    total = coverage(run(*rungs), verdict(run(*rungs), TODAY)).total
-    assert total.planned == 3
-    assert {name: count for name, count in total.counts.items() if count} == {"holds": 1, "violated": 1, "case": 1}
-
-
 def test_a_part_of_a_run_is_counted_by_itself_on_any_rung() -> None:
     came = run(ended("PAR-01", "a@pairs", "holds"), ended("PAR-01", "b", "broken"), ended("MOE-01", "g", "holds"))
     planned = replace(came.plan, items=(Item(id="PAR-01", case="a"), Item(id="MOE-01", case="g")))

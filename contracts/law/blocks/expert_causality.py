@@ -1,7 +1,6 @@
 """Which tokens a token's output depends on in a block with experts."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
@@ -13,10 +12,6 @@ from contracts.law._support.expert_calls import (
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import FLOAT64
-
-if TYPE_CHECKING:
-    pass
-
 
 PERTURBED = {
     "dropless": (PLAIN_SIGMOID, 0, 4),

@@ -4,7 +4,6 @@ Cases have 2 to 3 rows, 4 or 6 heads in 2 or 3 groups, and lengths that are no m
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
@@ -14,9 +13,6 @@ from contracts.law._support.scan_calls import PACKED, WHOLE, ScanCase, drawn_inp
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Mamba
 from contracts.spec.tolerance import FLOAT64
-
-if TYPE_CHECKING:
-    pass
 
 THREE_GROUPS = replace(SMALL, name="three-groups", mamba=Mamba(heads=6, head_dim=4, state=8, groups=3))
 

@@ -1,7 +1,6 @@
 """The parameter bytes of a built model, against the budget."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts.contract import contract
 from contracts.law._support.built_model import BOTH_MODES, PRESETS, BuiltStack, size_of
@@ -9,9 +8,6 @@ from contracts.law._support.recipes import SMALL
 from contracts.law._support.small_model import ROOMY, any_layout
 from contracts.spec.capacity import Spread
 from contracts.spec.topology import Degrees
-
-if TYPE_CHECKING:
-    pass
 
 
 @contract("MEM-01a", asks=("built", "preset", "budget"), cases=PRESETS, source="hub: memory budget anatomy")

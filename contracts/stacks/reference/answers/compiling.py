@@ -1,7 +1,5 @@
 """What the reference compiles, as a value (spec/compiling.py)."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os
@@ -11,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from contracts.spec import codec
 from contracts.spec.array import Arrays, Element
@@ -24,9 +22,6 @@ from contracts.stacks.line_process import Failed
 from contracts.stacks.reference.answers import forked_interpreter
 from contracts.stacks.reference.answers.base import BuiltOfParts
 from contracts.stacks.reference.answers.forked_interpreter import Asked, Done
-
-if TYPE_CHECKING:  # torch is loaded when something is compiled, not when the stack is introduced
-    pass
 
 COLD_S = 300.0  # inductor was seen to take 40 s for a block on two busy cores
 

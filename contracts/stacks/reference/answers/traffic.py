@@ -1,9 +1,6 @@
 """What the reference answers about a step at its true size."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Recipe
@@ -11,9 +8,6 @@ from contracts.spec.traffic import Rehearsal, Routing
 from contracts.spec.training import Execution
 from contracts.stacks.kit import dry_runs
 from contracts.stacks.reference.answers.base import BuiltOfParts
-
-if TYPE_CHECKING:
-    pass
 
 
 class DryRunAnswers(BuiltOfParts):
