@@ -143,15 +143,13 @@ def test_a_lying_introduction_is_found_at_once(command: Make, hello: dict[str, A
         Launched(command("", **hello))
 
 
-def test_a_command_that_claims_to_persist_and_does_not_is_unreachable(command: Make) -> None:
-    stack = Launched(command("sys.stdin.close(); sys.exit(4)", persistent=True))
-    with pytest.raises(Unreachable, match="ended with exit code 4 without an answer"):
-        stack.blocks("A", 1)
-
-
-def test_a_persistent_line_without_its_end_is_unreachable(command: Make) -> None:
-    stack = Launched(command("print('{\"protocol\":', end='')", persistent=True))
-    with pytest.raises(Unreachable, match="before its line was complete"):
+@pytest.mark.parametrize(("body", "words"), [
+    ("sys.stdin.close(); sys.exit(4)", "ended with exit code 4 without an answer"),
+    ("print('{\"protocol\":', end='')", "before its line was complete"),
+])  # fmt: skip
+def test_a_persistent_command_that_ends_before_its_answer_is_unreachable(command: Make, body: str, words: str) -> None:
+    stack = Launched(command(body, persistent=True))
+    with pytest.raises(Unreachable, match=words):
         stack.blocks("A", 1)
 
 

@@ -58,16 +58,9 @@ def latent(draw: st.DrawFn) -> Recipe:
     return replace(SMALL_MLA, mla=mla, heads=draw(st.sampled_from((1, 2, 3))), kv_groups=1)
 
 
-@given(recipe=grouped(), lengths=packs())
-@SETTINGS
-def test_grouped_query_attention_is_its_definition_in_every_shape(recipe: Recipe, lengths: Lengths) -> None:
-    call = call_of(Reference(), recipe, lengths)
-    assert not oracle_difference(call, Reference().run_block(call), FLOAT64)
-
-
-@given(recipe=latent(), lengths=packs())
-@SETTINGS
-def test_latent_attention_is_its_definition_in_every_shape(recipe: Recipe, lengths: Lengths) -> None:
+@given(recipe=grouped() | latent(), lengths=packs())
+@settings(max_examples=24)
+def test_dense_attention_equals_its_definition_in_every_shape(recipe: Recipe, lengths: Lengths) -> None:
     call = call_of(Reference(), recipe, lengths)
     assert not oracle_difference(call, Reference().run_block(call), FLOAT64)
 

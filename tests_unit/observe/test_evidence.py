@@ -169,23 +169,15 @@ def test_a_healthy_run_violates_nothing_and_is_equal_to_itself(traces: Path, tmp
     assert _diff(traces / run, traces / run)[0] == 0
 
 
-def test_a_gradient_that_the_optimizer_leaves_out_is_named(traces: Path, tmp_path: Path) -> None:
-    code, said = _judged(traces / "some", tmp_path)
+@pytest.mark.parametrize(("run", "tensor"), [
+    ("some", "the gradient of 0.weight"),  # which the optimizer leaves out
+    ("forgets", "the gradient of embed.weight"),  # the backward pass of a layer cut by columns adds nothing up
+    ("declared", "the weight 0.weight"),  # a replica beside declared shards
+])  # fmt: skip
+def test_a_tensor_of_which_ranks_hold_other_bits_is_named(traces: Path, tmp_path: Path, run: str, tensor: str) -> None:
+    code, said = _judged(traces / run, tmp_path)
     assert code == 1
-    assert "OBS-02[one-run] got step 1: the gradient of 0.weight has other bits on rank 1 than on rank 0" in said
-
-
-def test_a_gradient_of_a_replica_beside_shards_is_named(traces: Path, tmp_path: Path) -> None:
-    """The backward pass of a layer that is cut by columns adds nothing up."""
-    code, said = _judged(traces / "forgets", tmp_path)
-    assert code == 1
-    assert "OBS-02[one-run] got step 1: the gradient of embed.weight has other bits on rank 1 than on rank 0" in said
-
-
-def test_a_replica_beside_declared_shards_is_named(traces: Path, tmp_path: Path) -> None:
-    code, said = _judged(traces / "declared", tmp_path)
-    assert code == 1
-    assert "OBS-02[one-run] got step 1: the weight 0.weight has other bits on rank 1 than on rank 0" in said
+    assert f"OBS-02[one-run] got step 1: {tensor} has other bits on rank 1 than on rank 0" in said
 
 
 def test_shards_by_hand_are_those_of_the_whole(traces: Path) -> None:
