@@ -14,9 +14,10 @@ from contracts.law.blocks.loss_bugs import hands_over_bfloat16_logits
 from contracts.law.blocks.multi_token_prediction_bugs import reads_behind_the_norms
 from contracts.law.blocks.rope_bugs import angles_are_float32
 from contracts.law.moe.balance_losses_bugs import balances_the_batch
+from contracts.law.moe.capacity_bugs import counts_what_was_kept
 from contracts.law.moe.padding_bugs import gives_slots_to_padding
 from contracts.law.moe.routing_bugs import RoundsTheRoutersWeight
-from contracts.law.moe.selection_bias_bugs import centres_each_move, moves_by_what_was_kept
+from contracts.law.moe.selection_bias_bugs import centres_each_move
 from contracts.law.optimizer.parameter_groups_bugs import decays_norms
 from contracts.law.optimizer.schedule_bugs import StartsAtZero
 from contracts.law.optimizer.updates_bugs import orthogonalizes_in_bfloat16
@@ -82,7 +83,7 @@ KEPT = {
     "MOE-06a[large]": (centres_each_move, {"bias-moves": "centred"}),
     "MOE-06h[from-one]": (centres_each_move, {"bias-moves": "centred"}),
     "BLK-06t[bf16]": (hands_over_bfloat16_logits, {"logits-dtype": "activations"}),
-    "MOE-06a[full]": (moves_by_what_was_kept, {"capacity-counts": "kept"}),
+    "MOE-06a[full]": (counts_what_was_kept, {"capacity-counts": "kept"}),
     "MOE-05a[sequences-apart]": (balances_the_batch, {"balance-over": "microbatch"}),
     "MOE-09b[a-row-of-padding]": (gives_slots_to_padding, {"padding-slots": "as-others"}),
     "BLK-06p[two-depths]": (reads_behind_the_norms, {"prediction-input": "normed"}),

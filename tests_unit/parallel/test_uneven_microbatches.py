@@ -1,4 +1,4 @@
-"""Windows of drawn microbatches that are refused, and when loads of several ranks are those of one."""
+"""Windows of drawn microbatches that are refused, and when loads of several ranks equal one rank's."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a pattern that is refused reports; PAT judges those that are taken."""
+"""How a refused pattern is reported; PAT judges patterns that are accepted."""
 
 import pytest
 

@@ -7,25 +7,8 @@ from torch import Tensor
 
 from contracts.law._bugs.broken import broken, derived
 from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
-from contracts.stacks.reference.model.blocks.moe import MoE, Router
+from contracts.stacks.reference.model.blocks.moe import MoE
 from contracts.stacks.reference.stack import Reference
-
-
-@broken(MoE, "combine", "COMP-01g[even]: compiled y differs: ", "COMP-01f[even]: compiled y differs: ")
-def averages_compiled_experts(combine, self, given_SD, order_S, gates_NK, dropped_NK):
-    """The compiled combine ignores the gates and averages."""
-    if torch.compiler.is_compiling():
-        gates_NK = torch.ones_like(gates_NK) / gates_NK.shape[-1]
-    return combine(self, given_SD, order_S, gates_NK, dropped_NK)
-
-
-@broken(
-    Router, "gates", "COMP-01g[upper-half-idle]: mixer.router.weight", "COMP-01f[upper-half-idle]: mixer.router.weight"
-)
-def trains_no_compiled_router(gates, self, scores_BTE, experts_BTK):
-    """Gates lose their gradient under the compiler; outputs are right."""
-    gates_BTK = gates(self, scores_BTE, experts_BTK)
-    return gates_BTK.detach() if torch.compiler.is_compiling() else gates_BTK
 
 
 class _HalfAngles(Attention):
@@ -60,16 +43,3 @@ class CountsDispatchesInPython(MoE):
     def dispatch(self, x_ND: Tensor, order_S: Tensor, dropped_BTK: Tensor) -> Tensor:
         self.dispatched += 1
         return super().dispatch(x_ND, order_S, dropped_BTK)
-
-
-@broken(
-    MoE,
-    "dispatch",
-    "COMP-04g[ten-distributions]: an undeclared graph break",
-    "COMP-04f[ten-distributions]: an undeclared graph break",
-    bugs=("CMP-07",),
-)
-def prints_while_it_dispatches(dispatch, self, x_ND, order_S, dropped_BTK):
-    """A print for the log stands between dispatch and experts."""
-    print(end="")  # noqa: T201  # the fault
-    return dispatch(self, x_ND, order_S, dropped_BTK)

@@ -2,20 +2,10 @@
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.law._bugs.multi_rank import routed
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks.moe import Router
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.training.trainer import Trainer
-
-
-@broken(ParallelTrainer, "build", "MOE-05i[cp2]: aux is")
-def balances_the_tokens_of_a_rank(build, self):
-    """Load is counted in a rank's part of the sequence: each part is asked to be balanced by itself."""
-    model = build(self)
-    for moe in routed(model):
-        moe.router.sequence = None
-    return model
 
 
 @broken(

@@ -100,16 +100,6 @@ def divides_by_sequences_twice(balance_loss, self, probabilities_BTE, experts_BT
     return balance_loss(self, probabilities_BTE, experts_BTK) / len(experts_BTK)
 
 
-@broken(MoE, "forward", "MOE-05a[full]: expected 3")
-def balances_what_was_kept(forward, self, x_BTD, packing, state):
-    """The loss counts only assignments that were kept: the worse the balance, the more is dropped and the smaller the
-    loss.
-    """
-    out = forward(self, x_BTD, packing, state)
-    kept = (~out.seen["dropped"]).double().mean()
-    return out._replace(losses=out.losses | {"aux": out.losses["aux"] * kept})
-
-
 @broken(Router, "z_loss", "MOE-05b[sigmoids]: the z loss is")
 def takes_z_of_scores(z_loss, self, logits_BTE):
     """The z loss is taken of sigmoid scores instead of logits: no sigmoid is large, so it restrains no logit."""

@@ -69,7 +69,12 @@ def drops_in_silence(forward, self, x_BTD, packing, state):
     return out._replace(seen=out.seen | {"dropped": torch.zeros_like(out.seen["dropped"])})
 
 
-@broken(MoE, "forward", "MOE-08a[a-share]: counts says 2")
+@broken(
+    MoE,
+    "forward",
+    "MOE-08a[a-share]: counts says 2",
+    "MOE-06a[full]: asked 4 times where the mean is 4, moved by",
+)
 def counts_what_was_kept(forward, self, x_BTD, packing, state):
     """`counts` leaves dropped assignments out, so the rule that should lower a full expert's bias finds it balanced."""
     out = forward(self, x_BTD, packing, state)
@@ -168,7 +173,7 @@ def learns_from_dropped_gates(combine, self, given_SD, order_S, gates_NK, droppe
     return y_ND + (ghost_N - ghost_N.detach()).unsqueeze(-1)
 
 
-@broken(MoE, "forward", "MOE-08b[sigmoid-swiglu]: loss aux differs")
+@broken(MoE, "forward", "MOE-08b[sigmoid-swiglu]: loss aux differs", "MOE-05a[full]: expected 3")
 def balances_what_was_kept(forward, self, x_BTD, packing, state):
     """The balance loss shrinks as more is dropped: the worse the balance, the weaker the correction."""
     out = forward(self, x_BTD, packing, state)

@@ -7,7 +7,7 @@ from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
 # balance
-@broken(ParallelTrainer, "build", "MOE-05g[cp2]: aux is", bugs=("AUX-15",))
+@broken(ParallelTrainer, "build", "MOE-05g[cp2]: aux is", "MOE-05i[cp2]: aux is", bugs=("AUX-15",))
 def balances_each_run_by_itself(build, self):
     """f counts the tokens of one rank only, so the loss asks for balance within each part of a row."""
     model = build(self)

@@ -75,14 +75,6 @@ class DeclaresCentredMoves(Reference):
     conventions = {"bias-moves": "centred"}
 
 
-@broken(MoE, "forward", "MOE-06a[full]: asked 4 times where the mean is 4, moved by")
-def moves_by_what_was_kept(forward, self, x_BTD, packing, state):
-    """Loads are counted after dropping, where full experts all look alike."""
-    out = forward(self, x_BTD, packing, state)
-    kept = out.seen["experts"][~out.seen["dropped"]]
-    return out._replace(seen=out.seen | {"counts": torch.bincount(kept, minlength=self.moe.experts)})
-
-
 @broken(MoE, "update_bias", "MOE-06a[large]: moved by -0.001, expected -0.25")
 def ignores_the_rate(update_bias, bias_E, counts_E, rate):
     """The paper's rate is hard-coded."""

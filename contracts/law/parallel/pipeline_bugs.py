@@ -199,17 +199,9 @@ def stops_the_gradient_at_the_border(received, self, x):
     return x.detach() + 0 * x if self.piece.stage == 2 else x
 
 
-@broken(PipelineTrainer, "plan", "PAR-08a[interleaved]: lm is", bugs=("HYB-13",))
+@broken(PipelineTrainer, "plan", "PAR-08a[interleaved]: lm is", "PAR-08a[four-stages]: lm is", bugs=("HYB-13",))
 def counts_layers_rank_by_rank(former, self):
     """Layers of an interleaved stage are numbered as if the stages of a rank were consecutive."""
-    plan = former(self)
-    order = (0, 2, 1, 3)
-    return tuple(replace(piece, layers=plan[at].layers) for piece, at in zip(plan, order, strict=True))
-
-
-@broken(PipelineTrainer, "plan", "PAR-08a[four-stages]: lm is")
-def reverses_the_middle(former, self):
-    """Stages are numbered from the end, including the two between embedding and head."""
     plan = former(self)
     order = (0, 2, 1, 3)
     return tuple(replace(piece, layers=plan[at].layers) for piece, at in zip(plan, order, strict=True))

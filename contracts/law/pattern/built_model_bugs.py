@@ -53,13 +53,6 @@ def reports_a_bias(count_parameters, self, recipe):
     return replace(counted, total=counted.total + more, active=counted.active + more, families=families)
 
 
-@broken(Reference, "count_parameters", "PAT-12b[tiny-nam56r]: parameters are active")
-def reports_every_expert_as_active(count_parameters, self, recipe):
-    """All parameters are reported as active."""
-    counted = count_parameters(self, recipe)
-    return replace(counted, active=counted.total)
-
-
 @broken(Model, "__init__", "PAT-12b[nam56r_h200_mla_mtp1_bf16_v1]: parameters of head")
 def ties_though_untied(init, self, recipe, mode, parts):
     """Embedding and output projection are one tensor where the recipe wants two."""

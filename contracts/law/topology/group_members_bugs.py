@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.spec.errors import refuse
 from contracts.spec.topology import Degrees, Group, Layout, Mesh, Topology
 from contracts.stacks.reference.stack import Reference
 
@@ -99,20 +98,6 @@ def strides_experts_over_tp(topology, self, degrees, world, layout):
     answer = topology(self, degrees, world, layout)
     follows = topology(self, replace(degrees, etp=degrees.tp), world, layout)
     return _with(answer, "ep", *follows.groups["ep"])
-
-
-@broken(
-    Reference,
-    "topology",
-    "TOPO-05c[drawn-000-049]: is legal and was refused",
-    "TOPO-05g[drawn-000-049]: is legal and was refused",
-    bugs=("PG-14",),
-)
-def multiplies_ep_into_the_model(topology, self, degrees, world, layout):
-    """The validator requires tp · pp · ep to divide the world, although EP overlaps data parallelism."""
-    if world % (degrees.tp * degrees.pp * degrees.ep):
-        raise refuse("world", world, "must be a multiple of tp * pp * ep", "change a degree")
-    return topology(self, degrees, world, layout)
 
 
 @broken(

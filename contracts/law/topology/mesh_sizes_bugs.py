@@ -15,7 +15,14 @@ def counts_replicas_over_ep(topology, self, degrees, world, layout):
     return replace(answer, sizes={**answer.sizes, "dp": answer.dp * degrees.ep})
 
 
-@broken(Reference, "topology", "TOPO-01[borrowed-tp2-ep4-etp1-on-4]: a legal input was refused", bugs=("PG-14",))
+@broken(
+    Reference,
+    "topology",
+    "TOPO-01[borrowed-tp2-ep4-etp1-on-4]: a legal input was refused",
+    "TOPO-05c[drawn-000-049]: is legal and was refused",
+    "TOPO-05g[drawn-000-049]: is legal and was refused",
+    bugs=("PG-14",),
+)
 def multiplies_ep_into_the_model(topology, self, degrees, world, layout):
     """The validator requires tp · pp · ep to divide the world, although EP overlaps data parallelism."""
     if world % (degrees.tp * degrees.pp * degrees.ep):
