@@ -68,7 +68,6 @@ def ceiling(device: str, small: bool) -> Ceiling:
     target = torch.empty_like(source)
     copy = timed("copy", lambda: target.copy_(source), seconds=1.0)
     assert product.seconds is not None
-    assert copy.seconds is not None
     return Ceiling(flops=2 * side**3 / product.seconds, bytes=2 * source.numel() / copy.seconds)
 
 

@@ -128,7 +128,6 @@ def _sync(case: Case) -> bool:
 def _waited(case: Case) -> bool:
     before = [output.clone() for output in case.outputs]
     work = case.call(async_op=True)
-    assert work is not None
     dist.barrier()  # every rank has issued it by now, and may have what it waits for
     untouched = all(map(torch.equal, before, case.outputs))
     work.wait()
@@ -138,7 +137,6 @@ def _waited(case: Case) -> bool:
 
 def _polled(case: Case) -> bool:
     work = case.call(async_op=True)
-    assert work is not None
     while not work.is_completed():
         time.sleep(0.001)
     return True
@@ -146,7 +144,6 @@ def _polled(case: Case) -> bool:
 
 def _by_future(case: Case) -> bool:
     work = case.call(async_op=True)
-    assert work is not None
     work.get_future().wait()
     return True
 
@@ -284,7 +281,6 @@ def test_messages_arrive_by_their_tags_in_their_order(groups: Both) -> None:
     later = dist.irecv(came[2], group_src=source, tag=2, group=staged)
     dist.recv(came[0], group_src=source, tag=1, group=staged)
     dist.recv(came[1], group_src=source, tag=1, group=staged)
-    assert later is not None
     assert came[2].eq(0).all()
     later.get_future().wait()
     assert came[:, 7].tolist() == [10.0 + source, 11.0 + source, 20.0 + source]

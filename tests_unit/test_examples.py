@@ -172,7 +172,6 @@ def test_a_page_about_commits_prints_what_its_commands_print(name: str, history:
     for _, text in _blocks("history", ROOT / f"docs/{name}.md"):
         for part in text.removeprefix("$ ").split("\n$ "):
             command = re.match(r".*?(?:\n    .*?esac')?(?=\n|$)", part)
-            assert command is not None
             done = subprocess.run(["bash", "-c", command[0]], cwd=history, env=variables, capture_output=True,
                                   text=True, check=False, timeout=280)  # fmt: skip
             assert done.returncode in (0, 1), done.stdout + done.stderr

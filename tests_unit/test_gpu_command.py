@@ -114,7 +114,6 @@ def test_the_rehearsal_runs_the_same_commands_and_a_stop_ends_them(tmp_path: Pat
     assert wrong.returncode == 2
     assert "--only hot: the parts are moe, observe, receipt, cold," in wrong.stderr
     with subprocess.Popen([*words, "--only", "moe"], cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stderr is not None
         assert "== moe: python -m benchmarks" in running.stderr.readline()
         running.send_signal(signal.SIGTERM)
         running.send_signal(signal.SIGTERM)  # `timeout` says so twice

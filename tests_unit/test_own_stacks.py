@@ -34,7 +34,6 @@ class Experts(nn.Module):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         moe = recipe.moe
-        assert moe is not None
         self.norm, self.top_k = nn.RMSNorm(recipe.hidden, recipe.norm_eps), moe.top_k
         self.router = nn.Linear(recipe.hidden, moe.experts, bias=False)
         self.w1, self.w3 = (nn.Parameter(torch.empty(moe.experts, moe.expert_hidden, recipe.hidden)) for _ in range(2))

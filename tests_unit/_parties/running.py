@@ -91,7 +91,6 @@ def _forked(
     """A run in a fork of a server; what it prints, and its exit code, are in files of `out`."""
     server = _server(name)
     assert server.stdin is not None
-    assert server.stdout is not None
     job = {"cwd": str(cwd), "out": str(out), "words": [str(word) for word in words], "variables": dict(variables)}
     print(json.dumps(job), file=server.stdin, flush=True)
     ready, _, _ = select.select([server.stdout], [], [], limit_s)

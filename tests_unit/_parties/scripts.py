@@ -36,7 +36,6 @@ def forked(env: Mapping[str, str], *imported: str) -> Iterator[Run]:
             )  # fmt: skip
         server = servers[python]
         assert server.stdin is not None
-        assert server.stdout is not None
         print(script, file=server.stdin, flush=True)
         ready, _, _ = select.select([server.stdout], [], [], LIMIT_S)
         told = server.stdout.readline() if ready else ""

@@ -70,7 +70,6 @@ def test_dense_attention_equals_its_definition_in_every_shape(recipe: Recipe, le
 def test_sparse_attention_is_attention_over_min_of_k_and_what_is_visible(
     recipe: Recipe, lengths: Lengths, top_k: int, heads: int, more: int
 ) -> None:
-    assert recipe.mla is not None
     size = recipe.mla.qk_rope + more
     recipe = replace(recipe, dsa=Dsa(a_ranks=(0,), index_heads=heads, index_head_dim=size, top_k=top_k))
     call = call_of(Reference(), recipe, lengths)

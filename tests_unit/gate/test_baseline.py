@@ -65,7 +65,6 @@ def test_check_compares_and_the_record_carries_the_baseline(tmp_path: Path, capf
     again = ("--report", tmp_path / "second", "--baseline", tmp_path / "first")
     assert rankproof("check", *asked, *item, *again) == 0
     found, _ = record.load(tmp_path / "second")
-    assert found.baseline is not None
     assert [str(each) for each in found.baseline.judged] == ["TOPO-02[tp2-ep2-on-8]"]
     capfd.readouterr()
     assert rankproof("check", *asked, "--profile", "TOPO-02", *again) == 2
@@ -151,7 +150,6 @@ def test_new_fixed_lost_and_slower_items_are_in_every_form() -> None:
     compared = since(before, after)
     judged = verdict(compared, TODAY)
     found = change(compared, judged)
-    assert found is not None
     assert dict(found.told(9)) == {
         "new": "PAR-01[c], PAR-01[h]", "fixed": "PAR-01[b]", "lost": "PAR-01[g] (not offered now)",
         "slower": "PAR-01[a] 1 s → 2 s",
@@ -194,7 +192,6 @@ def became(*pairs: tuple[Outcome, float, Outcome, float]) -> tuple[Run, list[Ite
 def test_what_became_of_an_item_is_new_fixed_or_lost(was: Outcome, now: Outcome, told: str) -> None:
     compared, [item] = became((was, 0.0, now, 0.0))
     found = change(compared, verdict(compared, TODAY))
-    assert found is not None
     shown = f"{item} ({now} now)" if told == "lost" else str(item)
     assert found.told(3) == ([(told, shown)] if told else [])
 
@@ -204,7 +201,6 @@ def test_what_was_not_there_is_new_where_it_is_red_and_what_is_not_planned_is_lo
     gone = Item(id="PAR-01", case="c")
     compared = replace(after, baseline=Baseline(of="it", judged=(gone,), before={str(gone): Before(outcome="holds")}))
     found = change(compared, verdict(compared, TODAY))
-    assert found is not None
     assert found.told(3) == [("new", "PAR-01[a]"), ("lost", "PAR-01[c] (not planned now)")]
     assert found.headline == "Compared with it: 1 new, 0 fixed, 1 lost, 0 slower"
 
@@ -218,18 +214,15 @@ def test_slower_is_twice_as_long_and_a_second_longer(before: float, now: float, 
     for was, judged in (("holds", True), ("deviates", True), ("broken", False), ("not run", False)):
         compared, [item] = became((was, before, "holds", now))  # type: ignore[arg-type]  # from a table
         found = change(compared, verdict(compared, TODAY))
-        assert found is not None
         assert [each.item for each, _ in found.slower] == ([item] if slower and judged else [])
     compared, _ = became(("holds", before, "broken", now))
     found = change(compared, verdict(compared, TODAY))
-    assert found is not None
     assert found.slower == ()
 
 
 def test_the_slowest_items_are_shown_first_and_the_rest_counted() -> None:
     compared, _ = became(("holds", 1.0, "holds", 3.0), ("holds", 4.0, "holds", 12.346), ("holds", 0.5, "holds", 3.5))
     found = change(compared, verdict(compared, TODAY))
-    assert found is not None
     told = ["PAR-01[c1] 4 s → 12 s", "PAR-01[c2] 0.5 s → 3.5 s", "PAR-01[c0] 1 s → 3 s"]
     assert found.told(3) == found.told(4) == [("slower", ", ".join(told))]
     assert found.told(2) == [("slower", f"{told[0]}, {told[1]} and 1 more")]

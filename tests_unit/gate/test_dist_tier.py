@@ -162,7 +162,6 @@ def test_a_result_has_the_ranks_on_which_it_went_wrong(
 ) -> None:
     for result in (VIOLATED, HOLDS):
         found = result_of(_report(result, {"primary": first, "outcomes": outcomes}), ITEM)
-        assert found is not None
         assert found.ranks == ranks
 
 
@@ -184,7 +183,6 @@ def test_a_result_has_what_each_rank_found() -> None:
         "properties": {"0": said(*alike), "2": said(alike[0]), "3": said(*alike), "5": [("of-another", "plugin")]},
     }
     found = result_of(_report(VIOLATED, verdict), ITEM)
-    assert found is not None
     told = [(each.ranks, [part.words for part in each.violations]) for each in found.on_ranks]
     assert told == [((0, 3), [*alike]), ((2,), [alike[0]]), ((1,), [])]
     assert codec.loads(Result, codec.dumps(found)) == found

@@ -88,7 +88,6 @@ def test_the_mesh_shows_the_ranks_on_which_an_item_went_wrong() -> None:
     wrong = Result(id="TOPO-05d", case="borrowed-pp2-tp2-ep4-etp1-on-8", outcome="violated", words="late", rank=5,
                    ranks=(2, 5))  # fmt: skip
     drawn = mesh_picture([wrong])
-    assert drawn is not None
     assert drawn.columns == ("tp 0", "tp 1")
     assert [(name, [each.rank for each in squares]) for name, squares in drawn.rows] == [
         ("pp 0 dp 0", [0, 1]), ("pp 0 dp 1", [2, 3]), ("pp 1 dp 0", [4, 5]), ("pp 1 dp 1", [6, 7]),

@@ -38,7 +38,6 @@ class TellsNoLossWithoutWeight(Reference):
 
     def run_block(self, call: BlockCall) -> BlockRun:
         run, moe = super().run_block(call), call.recipe.moe
-        assert moe is not None
         weights = {"aux": moe.aux_loss, "z": moe.z_loss}
         return replace(run, losses={name: each for name, each in run.losses.items() if weights[name]})
 

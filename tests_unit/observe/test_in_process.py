@@ -108,7 +108,6 @@ def test_what_fails_inside_is_said_and_leaves_no_hook(tmp_path: Path) -> None:
         _train(fails=True)
     assert (len(hooks._global_forward_pre_hooks), torch.autograd.backward) == before
     end = read(tmp_path / "x").ranks[0].end
-    assert end is not None
     assert (end["steps"], end["error"].splitlines()[0]) == (2, "AssertionError: step 2 fails")
 
 

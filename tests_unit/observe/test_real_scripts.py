@@ -87,7 +87,6 @@ def test_a_lock_that_no_process_holds_is_found(tmp_path: Path) -> None:
     compiling = "import os, sys; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", compiling, str(tmp_path / "one/lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
-        assert running.stdout is not None
         running.stdout.readline()
         assert _left_locks(tmp_path) == []
         running.kill()

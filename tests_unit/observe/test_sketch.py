@@ -70,7 +70,6 @@ def test_ranges_of_the_flattened_tensor_add_up_to_the_whole(
     parts = []
     for start, end in itertools.pairwise(edges):
         held = flat_range(tensor.reshape(-1)[start:end], shape, start)
-        assert held.pieces is not None
         assert sum(piece.numel for piece in held.pieces) == end - start
         parts.append(_both(held.local, held.pieces))
     _add_up(parts, tensor)

@@ -161,7 +161,6 @@ def test_a_run_that_fails_leaves_a_receipt_that_says_so(tmp_path: Path) -> None:
     asked = train.read((*SHORT, "--steps", "3", "--save", str(tmp_path / "run")), {})
     train.train(replace(asked, steps=1), record)
     path = train.keep_receipt(asked, record, "failed", "RuntimeError: out of luck")
-    assert path is not None
     receipt = json.loads(path.read_text())
     assert (receipt["ending"], receipt["exit_code"], receipt["failure"]) == ("failed", 1, "RuntimeError: out of luck")
 
@@ -185,7 +184,6 @@ def test_a_rank_that_fails_speaks_for_itself_under_its_own_name(tmp_path: Path) 
     with pytest.raises(RuntimeError, match="out of luck"):
         train.train(asked, record, _Breaks(Place(rank=0, world=1, node=0, local_rank=3)))
     path = train.keep_receipt(asked, record, "failed", "RuntimeError: out of luck")
-    assert path is not None
     assert path.name == "receipt-00000001-00000001-rank00001.json"
     receipt = json.loads(path.read_text())
     assert receipt["places"] == [{"local_rank": 3, "device": None, "bus": None, "nic": None}]

@@ -46,7 +46,6 @@ def test_what_goes_with_a_stream_gets_a_gradient_of_one() -> None:
     weight = torch.randn(3, 4, dtype=torch.float64)
     (joined(x, part) * weight).sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
-    assert part.grad is not None
     assert torch.equal(x.grad, weight)
     assert float(part.grad) == 1.0
 

@@ -55,7 +55,6 @@ def test_one_process_is_one_process(alone: Mapping[str, str]) -> None:
 
 def test_what_torchrun_writes_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     place = rank_environment.from_environment(TWO)
-    assert place is not None
     assert (place.rank, place.size, place.local_rank, place.local_size, place.port) == (1, 2, 1, 2, 29511)
     for name, value in TWO.items():
         monkeypatch.setenv(name, value)
