@@ -127,7 +127,7 @@ class Run(Watched):
 
     number = 0
     """Of the last step that was taken."""
-    parts = False
+    own_rates = False
     """Whether it gives the parameters of `session.rates` rates of their own."""
 
     @abstractmethod
@@ -171,7 +171,7 @@ def trained(run: Run) -> Trained:
     if session.batches and len(session.batches) != session.steps:
         problem = f"must number the steps ({session.steps})"
         raise refuse("batches", len(session.batches), problem, "give one for each step")
-    if session.rates and not run.parts:
+    if session.rates and not run.own_rates:
         raise NotOffered("all its parameters have one rate", "adapter")
     if session.frozen:
         raise NotOffered("it trains every parameter", "adapter")

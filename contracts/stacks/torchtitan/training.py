@@ -40,7 +40,7 @@ class Run(runs.Run):
     who = "torchtitan 0.3.0"
     abilities = ABILITIES
     links_of: Callable[[Recipe], Sequence[Link]] = staticmethod(weight_mapping.links)
-    parts = True
+    own_rates = True
     bias = "expert_bias_E"
     """What the name of a selection bias ends with."""
 

@@ -24,7 +24,7 @@ class Run(training.Run):
     who = WHO
     abilities = ABILITIES_0_2
     links_of = staticmethod(links)
-    bias, parts = "expert_bias", False
+    bias, own_rates = "expert_bias", False
 
     def build_trainer(self) -> Any:
         from contracts.stacks.torchtitan.release_0_2.trainer import build_trainer
