@@ -285,7 +285,7 @@ def test_every_link_that_does_not_fit_is_named_before_anything_is_compared(monke
 
 @pytest.mark.slow
 @needs_torch
-def test_a_run_that_notes_no_gradients_and_an_optimizer_of_other_tensors_are_told(
+def test_a_run_without_gradients_rates_of_its_own_or_its_own_optimizer_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs/examples/toy_trainer")
@@ -302,6 +302,8 @@ def test_a_run_that_notes_no_gradients_and_an_optimizer_of_other_tensors_are_tol
     session = Session(recipe=recipe, steps=1, batches=(batch("noted", recipe=recipe),),
                       observe=frozenset({"gradients", "optimizer"}))  # fmt: skip
     stack = Stack()
+    with pytest.raises(NotOffered, match="all its parameters have one rate"):
+        stack.train(replace(session, rates={"embedding.weight": 0.5}))
     monkeypatch.setattr(Toy, "note", lambda *_: None)
     with pytest.raises(RuntimeError, match=r"no gradients were noted of step 1: call note\(1\) before it clips"):
         stack.train(session)
