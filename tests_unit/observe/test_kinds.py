@@ -138,3 +138,11 @@ def test_lazy_parameters_and_nested_inputs_are_no_end_of_observing(tmp_path: Pat
     recorder.close()
     assert not recorder.failed, recorder.failed
     assert (read(tmp_path / "trace").ranks[0].end or {})["steps"] == 2
+
+
+def test_an_identity_in_the_place_of_a_module_is_no_output_of_it(tmp_path: Path) -> None:
+    """A stage of a pipeline that has no norm may hold an Identity under its name."""
+    torch.manual_seed(0)
+    _observed(tmp_path / "trace", nn.Sequential(nn.Linear(4, 4), nn.Identity()))
+    lines = read(tmp_path / "trace").ranks[0].of("forward")
+    assert {line["name"] for line in lines} == {"0", "(root)"}
