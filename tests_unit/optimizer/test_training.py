@@ -216,6 +216,14 @@ def test_the_newest_checkpoints_stay_and_none_goes_before_its_copy_has_arrived(t
     assert Checkpoints(folder).steps() == (6, 7), "step 6 has arrived"
 
 
+def test_a_run_that_began_with_another_goes_on_with_its_own_checkpoints(tmp_path: Path) -> None:
+    _trains("--save", str(tmp_path / "base"), "--steps", "2")
+    tuned = ("--set", f"checkpoint.load={tmp_path / 'base'}", "--save", str(tmp_path / "run"), "--resume")
+    _trains(*tuned, "--steps", "3")
+    _trains(*tuned, "--steps", "4")
+    assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == (3, 4)
+
+
 def _trains(*words: str) -> None:
     taken = replace(provenance.take(folder=Path.cwd(), host=None, devices=0), loaded=())
     train.train(train.read((*SHORT, *words), {}), train.Record(started="2026-11-21T00:00:00+00:00", taken=taken))

@@ -12,8 +12,8 @@ Its words are those that a launch writes (`launch/trainer_arguments.py`) and sev
                     the schedule follows in any case
     --save DIR      checkpoints in DIR/checkpoints, every `checkpoint.interval` steps and after the last; a receipt in
                     DIR from every rank. Without it the recipe's checkpoint.save, and without that nothing is kept
-    --resume        continue after the latest checkpoint of DIR; begins anew where there is none. The recipe's
-                    checkpoint.load continues after that of another DIR, which must have one
+    --resume        continue after the latest checkpoint of DIR. If it has none, and without --resume, a run continues
+                    after that of the recipe's checkpoint.load, which must have one, or begins
     --keep N        of the checkpoints the newest N stay, once the last was written; all, if it is not given
     --durable DIR   where somebody copies DIR/checkpoints to: none goes that has no newer one there, whole. Without it
                     DIR itself is the place that lasts
@@ -91,10 +91,10 @@ def train(settings: Settings, record: Record, ranks: RankReporter | None = None)
 def _steps(settings: Settings, record: Record, ranks: RankReporter, trainer: Trainer) -> None:
     recipe, place = settings.asked.recipe, ranks.place
     folder = checkpoints(settings)
-    if recipe.checkpoint.load is not None:
-        trainer.resume(str(Path(recipe.checkpoint.load, FOLDER)))
-    elif settings.resume and folder is not None and _holds_one(trainer, folder):
+    if settings.resume and folder is not None and _holds_one(trainer, folder):
         trainer.resume(str(folder))
+    elif recipe.checkpoint.load is not None:
+        trainer.resume(str(Path(recipe.checkpoint.load, FOLDER)))
     listened = settings.telemetry if place.rank == 0 else None
     with show_progress(settings, trainer.number, place) as show:
         while trainer.number < settings.steps:

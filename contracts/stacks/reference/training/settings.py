@@ -50,8 +50,7 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
     asked = trainer_arguments.read(_with_mode(tuple(rest)))
     recipe = asked.recipe
     save = said.save or (Path(recipe.checkpoint.save) if recipe.checkpoint.save else None)
-    resume = said.resume or recipe.checkpoint.load is not None
-    if resume and save is None and recipe.checkpoint.load is None:
+    if said.resume and save is None and recipe.checkpoint.load is None:
         raise refuse("--resume", True, "needs the folder of a run", "give --save")
     if said.device not in DEVICES:
         raise refuse("--device", said.device, f"is none of {', '.join(DEVICES)}", "choose one of them")
@@ -62,7 +61,7 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
         argv=argv,
         steps=recipe.optim.steps if said.steps is None else said.steps,
         save=save,
-        resume=resume,
+        resume=said.resume,
         log_every=max(1, said.log_every),
         device=said.device,
         keep=said.keep,
