@@ -144,7 +144,7 @@ def main() -> int:
             if "OBS-16" in found:
                 raise SystemExit(f"{plant.bug} in {plant.script}: planted so, it is no silent bug: {found['OBS-16']}")
             firsts = [found[each] for each in PAIRS if each in found][:1]
-            firsts += [words for each, words in found.items() if each not in PAIRS][:1]
+            firsts += [found[each] for each in sorted(found, key="diff".__eq__) if each not in PAIRS][:1]
             named = next((each for each in firsts if re.search(plant.guilty, each.split("; ")[0])), "")
             rows.append((plant, found, bool(named)))
             said = (named or next(iter(firsts), "")).split("; ")[0].replace("|", "/")
