@@ -16,6 +16,14 @@ from contracts.spec.topology import (
 LAYOUTS: tuple[Layout, ...] = ("own-axis", "borrowed")
 
 
+@pytest.mark.parametrize("sizes", [(1,), (6,), (2, 4), (3, 1, 5), (4, 3, 2, 5)])
+def test_coordinates_are_a_bijection(sizes: tuple[int, ...]) -> None:
+    mesh = Mesh(axes=tuple("abcd"[: len(sizes)]), sizes=sizes)
+    places = [mesh.coordinates(rank) for rank in range(mesh.world)]
+    assert [mesh.rank(place) for place in places] == list(range(mesh.world))
+    assert len({tuple(place.items()) for place in places}) == mesh.world
+
+
 @pytest.mark.parametrize("rank", [-1, 8, 10**30])
 def test_a_rank_outside_the_mesh_has_no_coordinates(rank: int) -> None:
     with pytest.raises(Refused, match=r"must lie in 0 … 7"):
