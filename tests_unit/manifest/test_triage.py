@@ -1,4 +1,4 @@
-"""Diagnosis as a total function of the facts, and as a command over the folder of a run."""
+"""Diagnosis of facts that cannot be, and as a command over the folder of a run; MANI judges the others."""
 
 import json
 from dataclasses import replace
@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from contracts.harness.cli import main
 from contracts.law._support.recorded_runs import FACTS
@@ -16,8 +14,6 @@ from contracts.spec.manifest import Manifest, RunError, dumps
 from contracts.spec.receipt import Receipt
 from contracts.spec.triage import RunFacts, Symptom, triage
 from contracts.stacks.reference.stack import Reference
-
-SETTINGS = settings(max_examples=300)
 
 LAUNCHED = Manifest(
     run="nam56r-17", app_id="ap-5Qx", function_call_id="fc-01J", launched_at="2026-04-05T09:00:00Z", state="detached"
@@ -30,43 +26,6 @@ ERROR = replace(
     completed_at="2026-04-05T11:00:00Z",
     error=RunError(type="OutOfMemoryError", message="rank 3"),
 )
-
-names = st.sets(st.sampled_from(("receipt.json", "a", "b"))).map(lambda found: tuple(sorted(found)))
-seconds = st.sampled_from((0.0, 5.0, 599.0, 601.0, 1e9))
-facts_at_random = st.builds(
-    RunFacts,
-    state=st.sampled_from((None, "detached", "running", "ok", "error")),
-    silent_s=seconds,
-    patience_s=seconds,
-    startup_s=st.one_of(st.none(), seconds),
-    startup_budget_s=seconds,
-    steps=st.sampled_from((None, 0, 1, 340)),
-    receipt=st.booleans(),
-    logs=st.booleans(),
-    waiting_ranks=st.sampled_from(((), (0,), (0, 1, 2), (7,))),
-    local_tokens=st.sampled_from(((), (8,) * 8, (8, 0, 8, 8, 8, 8, 8, 0))),
-    declared=names,
-    present=names,
-    error=st.sampled_from((None, RunError(type="T", message="m"))),
-).map(lambda facts: facts if facts.state == "error" else replace(facts, error=None))
-
-
-@SETTINGS
-@given(facts_at_random)
-def test_any_facts_that_can_be_lead_somewhere(facts: RunFacts) -> None:
-    found = triage(facts)
-    assert found.why
-    assert bool(found.first_surface and found.fix) is (found.layer is not None)
-    assert found.symptom is None or found.layer is not None
-    if found.layer is None:
-        assert facts.state in ("detached", "running", "ok")
-
-
-@SETTINGS
-@given(facts_at_random)
-def test_more_silence_never_makes_a_run_healthier(facts: RunFacts) -> None:
-    if triage(facts).layer is not None:
-        assert triage(replace(facts, silent_s=facts.silent_s + 1e6)).layer is not None
 
 
 @pytest.mark.parametrize(("logs", "said"), [(True, "logs exist"), (False, "no logs either")])

@@ -20,7 +20,6 @@ from contracts.harness.families import read_checks
 from contracts.instruments import provenance
 from contracts.instruments.oracles import optimizers as oracle
 from contracts.instruments.ranks import Place
-from contracts.law._support.fp8_calls import FP8, with_scaling
 from contracts.law._support.recipes import SMALL
 from contracts.spec.errors import Refused
 from contracts.spec.launch import Lane
@@ -54,19 +53,6 @@ def test_a_parameter_that_is_given_twice_is_refused() -> None:
         Optimizer(Optim(), twice)
 
 
-def test_state_goes_back_by_name_and_never_by_order() -> None:
-    recipe = replace(SMALL, pattern="AE", depth=2, optim=replace(SMALL.optim, rule="muon"))
-    one, other = (Trainer(recipe, Execution(precision="float64")) for _ in range(2))
-    one.next()
-    shuffled = dict(sorted(one.optimizer.state().items(), reverse=True))
-    other.optimizer.load(shuffled)
-    assert all(torch.equal(each, other.optimizer.state()[name]) for name, each in one.optimizer.state().items())
-    with pytest.raises(Refused, match=r"head.weight.*has no entry"):
-        other.optimizer.load({name: each for name, each in shuffled.items() if not name.startswith("head.weight")})
-    with pytest.raises(Refused, match="belongs to no parameter"):
-        other.optimizer.load({**shuffled, "nobody/exp_avg": torch.zeros(1)})
-
-
 def test_the_text_that_ships_is_learnable_and_in_many_documents() -> None:
     corpus = Corpus(replace(SMALL, vocab=256, seq_length=128))
     assert len(corpus) > 300
@@ -90,17 +76,6 @@ def test_a_text_shorter_than_a_sequence_is_read_around(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"data\.path.*cannot be read"):
         Corpus(replace(SMALL, data=Data(path=str(tmp_path / "nothing"))))
-
-
-def test_a_validation_leaves_the_scales_of_delayed_fp8_as_they_were() -> None:
-    trainer = Trainer(replace(with_scaling(FP8, "delayed"), pattern="AE", depth=2, seq_length=16), Execution())
-    trainer.next()
-    before = {name: each.clone() for name, each in trainer.model.named_buffers()}
-    assert any(name.endswith("amax_history") for name in before)
-    trainer.validate([trainer.batch([0, 1])])
-    assert [name for name, each in trainer.model.named_buffers() if not torch.equal(each, before[name])] == []
-    trainer.model(*trainer.batch([0, 1]))
-    assert any(not torch.equal(each, before[name]) for name, each in trainer.model.named_buffers())
 
 
 # the command

@@ -1,44 +1,12 @@
-"""What is decided about a pipeline before there is one, and what its checks make of messages."""
+"""What goes with a stream, and what the checks of a pipeline make of messages."""
 
-from dataclasses import replace
-
-import pytest
 import torch
 
-from contracts.law._support.recipes import SMALL
 from contracts.law.traffic import pipeline_messages as checks
 from contracts.spec.messages import Message
-from contracts.spec.recipe import Mtp
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution
-from contracts.stacks.reference.model.build import build_model
-from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.parallel.pipeline import (
-    Chunks,
-    Piece,
-    Stage,
     joined,
-    pieces,
-    staged,
 )
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_stages_have_every_parameter_and_share_the_embedding_where_it_is_read_twice(tied: bool, ahead: int) -> None:
-    recipe = replace(
-        SMALL, pattern="AE|M|RA", depth=5, untied_embeddings=not tied, mtp=Mtp(depth=ahead) if ahead else None
-    )
-    execution = Execution(world=3, degrees=Degrees(pp=3), microbatches=3)
-    whole = {name: each.shape for name, each in build_model(recipe, Execution(), PARTS).named_parameters()}
-    found: list[str] = []
-    for piece in pieces(recipe, execution):
-        stage = build_model(recipe, Execution(), replace(PARTS, model=staged(PARTS.model, piece)))
-        names = {name: each.shape for name, each in Chunks([stage]).named_parameters()}
-        assert names.items() <= whole.items()
-        found += names
-    twice = ["embedding.weight"] if tied or ahead else []
-    assert sorted(found) == sorted([*whole, *twice])
 
 
 def test_what_goes_with_a_stream_gets_a_gradient_of_one() -> None:
@@ -48,16 +16,6 @@ def test_what_goes_with_a_stream_gets_a_gradient_of_one() -> None:
     assert x.grad is not None
     assert torch.equal(x.grad, weight)
     assert float(part.grad) == 1.0
-
-
-def test_the_first_stage_has_its_layers_under_their_numbers_and_no_output() -> None:
-    piece = Piece(stage=0, stages=2, layers=range(2))
-    stage = build_model(
-        replace(SMALL, pattern="AE|M", depth=3), Execution(), replace(PARTS, model=staged(PARTS.model, piece))
-    )
-    assert isinstance(stage, Stage)
-    assert list(stage.layers) == ["0", "1"]
-    assert stage.head is None
 
 
 def _message(sends: bool, peer: int, batch: int) -> Message:

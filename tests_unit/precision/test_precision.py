@@ -1,4 +1,4 @@
-"""Products in FP8 over drawn numbers and shapes, against their definition, torch's own casts and values by hand."""
+"""Products in FP8 over drawn shapes, against their definition, torch's own casts and values by hand."""
 
 from typing import Literal, get_args
 
@@ -41,13 +41,6 @@ def test_every_number_of_a_format_is_kept(form: Format) -> None:
     assert len(finite) == {"e4m3": 254, "e5m2": 248}[form]  # 256 less NaN, and the infinities of e5m2
     assert torch.equal(oracle.rounded(finite, form), finite)
     assert torch.equal(Fp8Matmul(Fp8()).cast(finite, form).double(), finite)
-
-
-@given(values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40), form=st.sampled_from(FORMATS))
-@SETTINGS
-def test_a_drawn_number_is_rounded_as_the_definition_rounds_it(values: list[float], form: Format) -> None:
-    drawn = torch.tensor(values, dtype=torch.float64)
-    assert torch.equal(Fp8Matmul(Fp8()).cast(drawn, form).double(), oracle.rounded(drawn, form))
 
 
 @given(

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
 from contracts.bringup.commands.storage import check_storage
 from contracts.bringup.instruments.mounts import disks
 from contracts.spec.errors import Refused
-from contracts.spec.storage import mount_of, parse_mountinfo, resolved, within
+from contracts.spec.storage import mount_of, parse_mountinfo, resolved
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -88,15 +86,6 @@ def test_a_circle_of_links_is_no_directory(tmp_path: Path) -> None:
     assert host.directories == frozenset()
     with pytest.raises(Refused, match="form a cycle"):
         resolved(str(tmp_path / "a/x"), host.links)
-
-
-PARTS = st.lists(st.sampled_from(["a", "ab", "b", "a b"]), max_size=4)
-
-
-@given(PARTS, PARTS)
-def test_a_path_is_within_another_by_its_components(inner: list[str], outer: list[str]) -> None:
-    paths = ["/" + "/".join(parts) for parts in (inner, outer)]
-    assert within(*paths) == (inner[: len(outer)] == outer)
 
 
 def test_the_command_refuses_a_map_on_the_root_volume(tmp_path: Path) -> None:
