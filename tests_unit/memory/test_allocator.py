@@ -35,6 +35,8 @@ def test_a_process_holds_what_is_missing_only_where_it_holds_enough_and_is_told_
     assert (occupied.word, occupied.why) == ("occupied", f"another process holds 30.00 GiB: {said.format(42)}")
     exhausted = oom_cause(replace(record, requested=43 * GIB))
     assert (exhausted.word, exhausted.why) == ("exhaustion", f"the bytes are not there: {said.format(43)}")
+    assert oom_cause(replace(record, requested=10 * GIB)).word == "cannot say", "all of it is free"
+    assert oom_cause(replace(record, requested=10 * GIB + 1)).word == "fragmentation"
 
 
 def test_the_rounding_of_an_allocator_is_no_fragmentation() -> None:
