@@ -205,7 +205,7 @@ CELLS: dict[str, tuple[Recipe, Execution, str, int]] = {
 def ranks_freeze_what_one_rank_freezes(
     stack: Training, recipe: Recipe, execution: Execution, pattern: str, world: int
 ) -> None:
-    """On each layout, two steps with frozen parameters are those of one rank: gradients, norm, weights and moments.
+    """On each layout, two steps with frozen parameters have one rank's gradients, norm, weights and moments.
 
     What is wrapped, cut or flattened together need not be trained together.
     """
