@@ -47,6 +47,7 @@ class WorldAnswers:
 
         mesh = self.mesh(topology(degrees, world, layout))
         found = all_reduce(numerics.tensor(tensor, strided=strided), mesh.group("tp"))
+        torch_distributed()[1].barrier()  # ranks of other groups may still be connecting them
         mesh.close()
         return numerics.array(found)
 
