@@ -45,9 +45,9 @@ def keeps_momentum_in_bfloat16(built, self, recipe, mode):
 
 # who moves what
 @broken(Optimizer, "__init__", "OPT-01b[adamw]: head.weight did not move")
-def leaves_out_the_head(init, self, optim, members):
+def leaves_out_the_head(init, self, optim, members, *rates):
     """The output projection is in no group: it keeps its initial weights, and the loss falls all the same."""
-    init(self, optim, [member for member in members if member.role != "head"])
+    init(self, optim, [member for member in members if member.role != "head"], *rates)
 
 
 @broken(
@@ -131,8 +131,8 @@ class _SparesNobody(Optimizer):
 
 
 class _OutsideLayers(Optimizer):
-    def __init__(self, optim: Optim, members: Iterable[Member]) -> None:
-        super().__init__(optim, [each for each in members if each.layer is None])
+    def __init__(self, optim: Optim, members: Iterable[Member], *rates: Any) -> None:
+        super().__init__(optim, [each for each in members if each.layer is None], *rates)
 
 
 class _Wrapped(Trainer):

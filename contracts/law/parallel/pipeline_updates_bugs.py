@@ -137,12 +137,13 @@ def joins_neighbours_only(joins, self):
 
 
 @broken(StagedOptimizer, "__init__", "PAR-08b[muon-shared]: embedding.weight", bugs=("OPT-34",))
-def routes_the_copy_to_muon(init, self, optim, members):
+def routes_the_copy_to_muon(init, self, optim, members, *rates):
     """The embedding is tagged on the first stage only: its copy beside the head is a matrix like any other."""
     held = tuple(members)
     tagged = any(member.layer == 0 for member in held)
     as_any_matrix = {} if tagged else {"role": "matrix", "layer": 0}
-    init(self, optim, (replace(each, **as_any_matrix) if each.name == "embedding.weight" else each for each in held))
+    routed = (replace(each, **as_any_matrix) if each.name == "embedding.weight" else each for each in held)
+    init(self, optim, routed, *rates)
 
 
 @broken(StagedOptimizer, "norm", "PAR-08b[ep-beside-a-stage-without-experts]: grad_norm is", bugs=("CLP-12",))
