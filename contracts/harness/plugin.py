@@ -6,6 +6,8 @@ torchrun every rank plans, judges, and draws the same verdict from the results t
 it.
 """
 
+from __future__ import annotations  # pytest 8.0 exports no TerminalReporter
+
 import datetime
 import gc
 import json
