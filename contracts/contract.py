@@ -206,11 +206,12 @@ class Law:
         return [mutant for mutant in self.mutants if mutant.of == contract_id]
 
     def unguarded(self) -> tuple[str, ...]:
-        """The contracts without a mutant, and those with rungs and without one on any leanest rung."""
+        """The contracts without a mutant, and those without one on any leanest rung, if a case has one."""
         tried = {(each.of, "@" in each.case) for each in self.tried()}
         return tuple(
             id for id, each in self.contracts.items()
-            if not {(id, False), (id, True)} & tried or (each.leaner and (id, True) not in tried)
+            if not {(id, False), (id, True)} & tried
+            or (any("@" in each.leanest(case) for case in each.cases) and (id, True) not in tried)
         )  # fmt: skip
 
     def tried(self) -> Iterator[Mutant]:
