@@ -2,9 +2,6 @@
 
 from collections.abc import Mapping
 
-import torch
-from torch.utils.checkpoint import checkpoint
-
 from contracts.law._bugs.broken import broken
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.training.trainer import Trainer
@@ -40,15 +37,6 @@ def makes_scales_anew_where_it_ties(load, self, state, position):
 
 
 _DROPS = "CKPT-01k[dropout-gqa-dense-fp32-adamw-cosine-alone-swiglu-whole-rows-AE-kept]: after "
-_DROPS_TWICE = "CKPT-01k[dropout-qk-norm-softmax-bf16-muon-linear-mtp-relu2-accumulated-packed-AEMR-recomputed]: after "
-
-
-@broken(Model, "run", _DROPS_TWICE + "0 loads, step 1: ", bugs=("ACK-01",))
-def recomputes_with_other_masks(run, self, layer, x, pack):
-    """The state of the generator is not kept for the recomputation, which drops other elements."""
-    if not (self.recompute and torch.is_grad_enabled()):
-        return run(self, layer, x, pack)
-    return checkpoint(layer, x, pack, use_reentrant=False, preserve_rng_state=False)
 
 
 @broken(Trainer, "restore_generators", _DROPS + "1 loads, step 2: losses is", bugs=("RSM-21",))

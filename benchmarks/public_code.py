@@ -1,8 +1,8 @@
 """Training scripts of public repositories, observed as they stand and with faults planted: who says what.
 
-    python -m benchmarks.wild --checkouts DIR [--work DIR] [--only LAYOUT,LAYOUT] [--python PYTHON]
+    python -m benchmarks.public_code --checkouts DIR [--work DIR] [--only LAYOUT,LAYOUT] [--python PYTHON]
 
-wild.toml has the repositories with their commits, the layouts that were run and the faults. Nothing is fetched:
+public_code.toml has the repositories with their commits, the layouts that were run and the faults. Nothing is fetched:
 DIR/NAME is a checkout of each repository that is to run, and PYTHON an interpreter with its packages and this suite.
 Each run has a copy of its own, with the few words changed that the layout needs, a fault another few, and the data that
 `prepare` writes. A healthy run must violate only what the layout expects (`known`: true findings in public code). A
@@ -102,8 +102,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="layouts, with commas")
     parser.add_argument("--python", default=sys.executable, help="an interpreter with the packages of the scripts")
     asked = parser.parse_args()
-    data = tomllib.loads(Path(__file__).with_name("wild.toml").read_text(encoding="utf-8"))
-    only, work = {*filter(None, asked.only.split(","))}, asked.work or Path(tempfile.mkdtemp(prefix="rankproof-wild-"))
+    data = tomllib.loads(Path(__file__).with_name("public_code.toml").read_text(encoding="utf-8"))
+    only, work = (
+        {*filter(None, asked.only.split(","))},
+        asked.work or Path(tempfile.mkdtemp(prefix="rankproof-public-code-")),
+    )
     false, counts = 0, [0, 0, 0]
     named = {each["name"]: each for each in data["layout"]}
     for given in data["layout"]:
