@@ -1,4 +1,4 @@
-"""A step that overflows in float16 is a step for all but the weights: the data goes on, and so does a resumed run."""
+"""A step that overflows in float16 is a step for all but the weights: the data continues, and so does a resumed run."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ def _weights(stack: Training, recipe: Recipe) -> Arrays:
 
 
 @contract("PREC-05n", asks=("built", "train"), cases={"dense": (OWN,)}, source=f"{SOURCE}; F05 F07")
-def data_goes_on_behind_a_step_that_overflows(stack: Training, recipe: Recipe) -> None:
+def the_data_continues_after_a_step_that_overflows(stack: Training, recipe: Recipe) -> None:
     """After a step that overflows the next one takes the next sequences, so that each occurs once an epoch, and a run
     that is resumed after it continues where the uninterrupted run does, with its loss scale.
 
