@@ -93,10 +93,11 @@ def run(
     recompute: bool = False,
     rates: Mapping[str, float] | None = None,
     frozen: frozenset[str] = frozenset(),
+    mode: Mode = "nemo_native",
 ) -> Trained:
     """Steps over the given batches, in float64 unless the recipe's own precision is asked for."""
     precision: Precision = "declared" if declared else "float64"
-    execution = Execution(microbatches=microbatches, precision=precision, recompute=recompute)
+    execution = Execution(mode=mode, microbatches=microbatches, precision=precision, recompute=recompute)
     return stack.train(
         Session(
             recipe=recipe,
@@ -123,9 +124,9 @@ def seed_generators(seed: int) -> None:
         importlib.import_module("numpy.random").seed(seed)
 
 
-def table(stack: Training, recipe: Recipe) -> tuple[Parameter, ...]:
+def table(stack: Training, recipe: Recipe, mode: Mode = "nemo_native") -> tuple[Parameter, ...]:
     """The rows of the optimizer's table."""
-    return stack.built(recipe, "nemo_native").parameters
+    return stack.built(recipe, mode).parameters
 
 
 def drawn_weights(rows: tuple[Parameter, ...]) -> Arrays:

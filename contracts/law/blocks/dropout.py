@@ -4,12 +4,22 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
-from contracts.law._support.dropout_masks import DROPPED, ROUTED, equal_masks
+from contracts.law._support.dropout_masks import DROPPED, LEAST, ROUTED, equal_masks
 from contracts.law._support.model_passes import needs_canonical_names, one_pass, tensor
-from contracts.law._support.training_run import Rows, batches, drawn_weights, run, seed_generators, table
-from contracts.spec.array import Arrays
+from contracts.law._support.training_run import (
+    AHEAD,
+    LETTERS,
+    Rows,
+    batch,
+    batches,
+    drawn_weights,
+    run,
+    seed_generators,
+    table,
+)
+from contracts.spec.array import Arrays, Shape
 from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Recipe
+from contracts.spec.recipe import Mhc, Mode, Recipe
 from contracts.spec.tolerance import FLOAT64, within
 from contracts.spec.training import Execution, Tokens, Training
 
@@ -83,6 +93,54 @@ def every_token_has_a_mask_of_its_own(stack: Training, recipe: Recipe, execution
     """
     words = equal_masks(stack, recipe, execution)
     assert not words, f"{words}: the same elements were dropped"
+
+
+OF_EACH = replace(LETTERS, name="letters-dropout", dropout=0.4)
+PLACES: dict[str, tuple[Recipe, str] | tuple[Recipe, str, Mode]] = {
+    "attention": (OF_EACH, "layers.0"),
+    "experts": (OF_EACH, "layers.1"),
+    "scan": (OF_EACH, "layers.2"),
+    "scan-author-dp": (OF_EACH, "layers.2", "author_dp"),
+    "recurrence": (OF_EACH, "layers.3"),
+    "streams": (replace(OF_EACH, mhc=Mhc(streams=2)), "layers.4"),
+    "beside-streams": (replace(OF_EACH, mhc=Mhc(streams=2)), "layers.5"),
+    "prediction-attention": (replace(OF_EACH, mtp=AHEAD.mtp), "mtp.0.attention"),
+    "prediction-mlp": (replace(OF_EACH, mtp=AHEAD.mtp), "mtp.1.mlp"),
+}
+"""A recipe, and the layer that by itself adds something."""
+WRITES = (".wo.weight", ".w2.weight", ".experts.w2")
+
+
+@contract("BLK-11e", asks=("initial", "run_model"), cases=PLACES, source="torch.nn.Dropout; F15")
+def every_layer_drops(stack: Training, recipe: Recipe, place: str, mode: Mode = "nemo_native") -> None:
+    """Dropout acts on what a layer adds, of whatever kind it is, between hyper-connections and in prediction heads: if
+    all other layers add nothing, it changes the logits of every token.
+
+    What a layer adds is dropped in as many places as there are ways to add it, and one that was forgotten trains as if
+    the recipe had no dropout.
+    """
+    given = instruments.fixtures.weights(
+        {name: Shape(dtype="float64", shape=each.shape) for name, each in stack.initial(recipe, mode).items()}
+    )
+    needs_canonical_names(stack, stack.initial(recipe, mode), f"{place}.norm.weight")
+    silent = {
+        name: each * 0 if name.endswith(WRITES) and not name.startswith(f"{place}.") else each
+        for name, each in given.items()
+    }
+    tokens = batch("dropout", rows=(((13,), 0),) * 4)
+    seed_generators(7)
+    dropped, plain = (
+        one_pass(stack, asked, instruments.numerics.arrays(silent), tokens, mode=mode)
+        for asked in (recipe, replace(recipe, dropout=0.0))
+    )
+    depth = int(place.split(".")[1]) if place.startswith("mtp.") else None
+    one, other = (
+        tensor(each.logits if depth is None else each.mtp_logits[depth]).double() for each in (dropped, plain)
+    )
+    alike = (one - other).abs().amax(-1) < LEAST * other.abs().amax()
+    alike[:, alike.shape[1] - 1 - (depth or 0) :] = False  # at the end a depth has no token ahead
+    where = tuple(alike.nonzero()[0].tolist()) if bool(alike.any()) else ()
+    assert not where, f"with dropout {recipe.dropout}, what {place} adds to token {where} is what it adds without"
 
 
 EIGHT: Rows = (((8,), 3), ((8,), 0), ((8,), 6), ((8,), 1))

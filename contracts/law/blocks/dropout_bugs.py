@@ -1,11 +1,15 @@
 """Layers that drop too much, too little, or the same elements over and over."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from contracts.law._bugs.broken import broken
+from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
+from contracts.stacks.reference.model.mtp import MtpModule
 from contracts.stacks.reference.training.trainer import Trainer
 
 
@@ -50,6 +54,25 @@ def drops_the_same_in_every_layer(drop, self, y_BTD):
 def never_drops(drop, self, y_BTD):
     """The recipe's dropout reaches no layer."""
     return y_BTD
+
+
+@broken(Layer, "drop", "BLK-11e[streams]: what layers.4 adds to token (0, 0) is what it adds without")
+def drops_nothing_between_streams(drop, self, y_BTD):
+    """Hyper-connections add a layer's output in a way of their own, which has no dropout."""
+    return drop(self, y_BTD) if self.streams is None else y_BTD
+
+
+@broken(Layer, "drop", "BLK-11e[scan-author-dp]: what layers.2 adds to token (0, 0) is what it adds without")
+def drops_in_the_first_mode(drop, self, y_BTD):
+    """The layer of a custom mixer is another class, whose output is added as it is."""
+    return y_BTD if isinstance(self.mixer, Mamba3) else drop(self, y_BTD)
+
+
+@broken(MtpModule, "__init__", "BLK-11e[prediction-mlp]: what mtp.1.mlp adds to token (0, 0)",
+        "BLK-11e[prediction-attention]: what mtp.0.attention adds to token (0, 0)")  # fmt: skip
+def predicts_without_dropout(init, self, recipe, parts):
+    """Prediction heads are built of a recipe of their own, which has no dropout."""
+    init(self, replace(recipe, dropout=0.0), parts)
 
 
 @broken(Trainer, "accumulate", "BLK-11b[microbatches]: token 0 of step 1 and token 16 of step 1", bugs=("DAT-09",))

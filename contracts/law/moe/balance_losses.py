@@ -22,6 +22,7 @@ LN3, LN5 = log(3), log(5)
 TWO = replace(SOFTMAX, top_k=2, shared_hidden=0)
 ONE = replace(SOFTMAX, top_k=1, shared_hidden=0)
 TWO_SIGMOIDS = replace(SIGMOID, top_k=2, shared_hidden=0)
+IN_A_GROUP = replace(TWO_SIGMOIDS, groups=(4, 1))
 ONE_SIGMOID = replace(TWO_SIGMOIDS, top_k=1)
 
 
@@ -57,6 +58,7 @@ AUX: dict[str, tuple[Any, ...]] = {
     "collapsed-k-1": (ONE, [_onto((11,), LN5)], None, 15 / 4),
     "collapsed-sigmoids": (TWO_SIGMOIDS, [_onto((0, 7), LN3, -LN3)], None, 9 / 4),
     "collapsed-sigmoids-k-1": (ONE_SIGMOID, [_onto((5,), LN3, -LN3)], None, 18 / 7),
+    "groups": (IN_A_GROUP, [_onto((0, 2), LN3, -LN3)], None, 9 / 4),  # P is over the experts of all groups
     # f and P are per sequence: over all six sequences together the load is even, and the loss would be 1.
     "sequences-apart": (TWO, [_onto((2 * n, 2 * n + 1), LN5)[:4] for n in range(6)], None, 3.0, 1.0),
     "one-of-three-balanced": (TWO, [_around(2, LN5), _onto((1, 2), LN5), _onto((0, 11), LN5)], None, 7 / 3, 61 / 45),
@@ -111,6 +113,7 @@ Z: dict[str, tuple[Moe, list[list[list[float]]], float]] = {
     "shifted": (SOFTMAX, [_onto((0, 4, 11), 3 + LN5, 3.0)] * 2, (3 + log(24)) ** 2),
     "faint": (TWO, [_onto((3, 11), LN5 - 7, -7.0)], (log(20) - 7) ** 2),
     "sigmoids": (TWO_SIGMOIDS, [_onto((0, 7), LN3, -LN3)], log(6 + 10 / 3) ** 2),
+    "groups": (IN_A_GROUP, [_onto((0, 2), LN3, -LN3)], log(6 + 10 / 3) ** 2),
     "mean-over-tokens": (TWO, [_onto((3, 11), LN5), _around(1, log(2))], (log(20) ** 2 + log(13) ** 2) / 2),
     "far-from-0": (ONE, [_onto((6,), 1000.0)], 1e6),
 }

@@ -48,6 +48,26 @@ def takes_softmax_for_sigmoids(probabilities, self, logits_BTE):
     return logits_BTE.softmax(-1)
 
 
+def _limited(self, logits_BTE):
+    """Logits of -inf outside of the groups that are chosen."""
+    return logits_BTE if self.moe.groups is None else self.of_best_groups(logits_BTE, *self.moe.groups)
+
+
+@broken(Router, "z_loss", "MOE-05b[groups]: the z loss is", "MOE-02b[groups]: gradient of mixer.router.weight differs")
+def squares_the_sum_of_chosen_groups(z_loss, self, logits_BTE):
+    """The z loss is of the logits that the mask of the groups has left."""
+    return z_loss(self, _limited(self, logits_BTE))
+
+
+@broken(
+    Router, "probabilities", "MOE-05a[groups]: the balance loss is 5.14285714, expected 2.25",
+    "MOE-02b[groups]: gradient of mixer.router.weight differs",
+)  # fmt: skip
+def shares_within_the_chosen_groups(probabilities, self, logits_BTE):
+    """P is normalised over the chosen groups: what lies in another group is never drawn upon."""
+    return probabilities(self, _limited(self, logits_BTE))
+
+
 @broken(Router, "balance_loss", "MOE-05a[collapsed-k-2]: the balance loss is 6, expected 3")
 def looks_at_chosen_probabilities_only(balance_loss, self, probabilities_BTE, experts_BTK):
     """P is taken from the gates: an expert that is never chosen has none, so nothing draws tokens to it."""

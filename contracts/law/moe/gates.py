@@ -33,6 +33,11 @@ GATES = {
     "softmax-far-from-0": (ROUTED, {10: 1000.0, 2: 1000 + log(3), 0: 1000.0}, 0.0, {}, {10: 0.2, 2: 0.6, 0: 0.2}),
     "sigmoid": (_UNBIASED, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 1 / 3, 7: 1 / 2, 10: 1 / 6}),
     "sigmoid-scaled": (PLAIN_SIGMOID, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 5 / 6, 7: 5 / 4, 10: 5 / 12}),
+    # Neighbours share two groups of three at most, whose two best add up to more than those of any other.
+    "groups-scaled": (
+        replace(PLAIN_SIGMOID, top_k=4, groups=(4, 2)),
+        {0: 0.0, 1: log(3), 2: -log(3), 3: 0.0}, -30.0, {}, {0: 5 / 8, 1: 15 / 16, 2: 5 / 16, 3: 5 / 8},
+    ),
     "sigmoid-faint": (_UNBIASED, {0: -20.0, 7: -20.0, 10: -20.0}, -40.0, {}, {0: 1 / 3, 7: 1 / 3, 10: 1 / 3}),
     "sigmoid-fainter": (_UNBIASED, {0: -60.0, 7: -60.0, 10: -60.0}, -80.0, {}, {0: 1 / 3, 7: 1 / 3, 10: 1 / 3}),
     "sigmoid-far-from-0": (_UNBIASED, {0: 1000.0, 7: 1000.0, 10: 1000.0}, -1000.0, {}, {0: 1 / 3, 7: 1 / 3, 10: 1 / 3}),

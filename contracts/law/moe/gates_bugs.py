@@ -57,6 +57,12 @@ def drops_the_scale(gates, self, scores_BTE, experts_BTK):
     return gates(self, scores_BTE, experts_BTK) / self.moe.route_scale
 
 
+@broken(Router, "gates", "MOE-01c[groups-scaled]: has gate 0.25", "MOE-02b[groups]: y differs")
+def drops_the_scale_beside_groups(gates, self, scores_BTE, experts_BTK):
+    """The function that limits a choice to groups has gates of its own, which nobody scales."""
+    return gates(self, scores_BTE, experts_BTK) / (self.moe.route_scale if self.moe.groups else 1.0)
+
+
 @broken(Router, "weigh", "MOE-01c[sigmoid-scaled]: has gate", "BLK-01h[latent]: the loss is")
 def scales_twice(weigh, self, chosen_BTK):
     """Over-correction: both the router and the combine apply route_scale."""

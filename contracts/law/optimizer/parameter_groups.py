@@ -24,7 +24,7 @@ from contracts.law._support.training_run import (
     updates,
 )
 from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Mhc, Moe, Recipe
+from contracts.spec.recipe import Mhc, Mode, Moe, Recipe
 from contracts.spec.tolerance import Tolerance, within
 from contracts.spec.training import Training
 
@@ -37,7 +37,7 @@ ORTHOGONAL = Tolerance(
 ROUNDED = 3.0
 """How much farther off a move may be than the suite's own in bfloat16. Small singular values grow 3.4-fold a step, and
 their rounding with them: 2e-2 to 2e-1 of a move, and another order of sums rounds otherwise."""
-TABLES = {
+TABLES: dict[str, tuple[Recipe] | tuple[Recipe, Mode]] = {
     "adamw": (LETTERS,),
     "muon": (MUON,),
     "muon-with-prediction-heads": (replace(AHEAD, optim=MUON.optim),),
@@ -45,6 +45,7 @@ TABLES = {
     "dense": (DENSE,),
     "recomputed": (replace(LETTERS, name="letters-recomputed", recompute="full"),),
     "streams-and-swiglu": (replace(MUON, mhc=Mhc(streams=2), activation="swiglu"),),
+    "author-dp": (replace(MUON, name="letters-author"), "author_dp"),
     **{name: (recipe,) for name, recipe in SCANS.items()},
 }
 
@@ -52,17 +53,17 @@ TABLES = {
 FEATURES = {
     "recomputed": ("recompute",),
     "muon": ("muon",), "muon-with-prediction-heads": ("muon", "prediction-heads"),
-    "streams-and-swiglu": ("muon", "hyper-connections"), **OF_SCANS,
+    "streams-and-swiglu": ("muon", "hyper-connections"), "author-dp": ("author-dp", "muon"), **OF_SCANS,
 }  # fmt: skip
 
 
 @contract("OPT-01a", asks=("built", "initial"), cases=TABLES, needs=FEATURES, source="F09")
-def the_table_has_each_parameter_once(stack: Training, recipe: Recipe) -> None:
+def the_table_has_each_parameter_once(stack: Training, recipe: Recipe, mode: Mode = "nemo_native") -> None:
     """The optimizer's table names every parameter of the model exactly once, with its shape, held in float32.
 
     A tied tensor is one parameter. Every trained parameter has a rule and float32 state; a buffer is in no table.
     """
-    built, whole = stack.built(recipe, "nemo_native"), stack.initial(recipe, "nemo_native")
+    built, whole = stack.built(recipe, mode), stack.initial(recipe, mode)
     names = [row.name for row in built.parameters]
     for name in names:
         assert names.count(name) == 1, f"{name} stands in the table {names.count(name)} times"
@@ -103,7 +104,7 @@ def muon_difference(stack: object, what: str, moved: Tensor, exact: Tensor, roun
     "OPT-01b", asks=("built", "train"), cases=TABLES, needs=FEATURES, sheds=("packed",),
     source="F09 F18", conventions=PRODUCTS,
 )  # fmt: skip
-def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe) -> None:
+def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe, mode: Mode = "nemo_native") -> None:
     """A gradient reaches every trainable parameter, and the first step moves each one by the rule that the table names
     and by no other.
 
@@ -111,9 +112,9 @@ def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe) ->
     tensor shows which rule moved it. A parameter in two groups moves twice; a forgotten one does not move.
     """
     recipe = replace(recipe, optim=replace(recipe.optim, weight_decay=0.0, warmup=0))
-    rows = table(stack, recipe)
+    rows = table(stack, recipe, mode)
     weights, given = drawn_weights(rows), (batch("table", recipe=recipe),)
-    trained = run(stack, recipe, given, "gradients", "weights", weights=weights)
+    trained = run(stack, recipe, given, "gradients", "weights", weights=weights, mode=mode)
     (step,), (moved,) = trained.steps, updates(weights, trained)
     gradients = instruments.numerics.tensors(step.gradients)
     for row in rows:
@@ -149,7 +150,7 @@ def _size(moved: Tensor, lr: float) -> str:
     "OPT-02a", asks=("built", "train"), cases=TABLES, sheds=("packed",),
     needs={**FEATURES, **dict.fromkeys(SCANS, ("mamba", "float64"))}, source="hub F09", conventions=("undecayed",),
 )  # fmt: skip
-def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
+def only_matrices_decay(stack: Training, recipe: Recipe, mode: Mode = "nemo_native") -> None:
     """Weight decay applies to matrices and experts, and not to norms, biases, A_log, D, dt_bias or anything else with
     one dimension.
 
@@ -158,12 +159,12 @@ def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
     only its embedding is spared, or nothing.
     """
     spared = chosen(stack, "undecayed")
-    rows = table(stack, recipe)
+    rows = table(stack, recipe, mode)
     weights, given = drawn_weights(rows), (batch("decay", recipe=recipe),)
     recipe = replace(recipe, optim=replace(recipe.optim, warmup=0))
     slack = within(1e-6, 2e-2)
     runs = [
-        run(stack, changed, given, "weights", weights=weights)
+        run(stack, changed, given, "weights", weights=weights, mode=mode)
         for changed in (recipe, replace(recipe, optim=replace(recipe.optim, weight_decay=0.0)))
     ]
     lr, moved = runs[0].steps[0].lr, [updates(weights, each)[0] for each in runs]

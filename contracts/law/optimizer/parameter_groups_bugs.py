@@ -180,6 +180,14 @@ def decays_state_space_vectors(decay, self, member):
     return self.optim.weight_decay if member.role == "ssm" else decay(self, member)
 
 
+@broken(
+    Optimizer, "decay", "OPT-02a[author-dp]: bias layers.2.mixer.b_bias (4, 16) decays by 0.3", leanest=""
+)  # fmt: skip
+def decays_what_has_two_dims(decay, self, member):
+    """Decay is for what has two dims or more, and the biases that Mamba-3 adds to B and C have two."""
+    return self.optim.weight_decay if member.parameter.dim() > 1 else decay(self, member)
+
+
 class _Inverted(Optimizer):
     def decay(self, member: Member) -> float:
         return self.optim.weight_decay - super().decay(member)

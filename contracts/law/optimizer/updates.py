@@ -49,9 +49,10 @@ STEPS: dict[str, tuple[Recipe] | tuple[Recipe, Mapping[str, float]]] = {
     "muon-never-clipped": (_with(MUON, clip=0.0, warmup=0),),
     "two-rates": (DENSE, OUTSIDE),
     "rates-in-layers": (DENSE, {"layers.1.mixer.w2.weight": 0.5, "layers.2.norm.weight": 2.0}),
+    "muon-rates": (_with(DENSE, rule="muon"), {"layers.1.mixer.w2.weight": 0.5, "layers.2.mixer.wq.weight": 2.0}),
 }
 """Four steps each: two of warm-up, two of decay. Rates, gradients and clip factors differ from step to step."""
-OF_RATES = {"two-rates": ("outer-rates",), "rates-in-layers": ("layer-rates",)}
+OF_RATES = {"two-rates": ("outer-rates",), "rates-in-layers": ("layer-rates",), "muon-rates": ("layer-rates", "muon")}
 
 
 @contract(

@@ -34,6 +34,14 @@ def groups_by_decay_alone(groups, self, rule):
     return [{**group, "share": first[group["weight_decay"]]} for group in groups(self, rule)]
 
 
+@broken(Optimizer, "step", "OPT-04a[muon-rates]: the muon move of layers.1.mixer.w2.weight")
+def knows_no_rate_of_muon(step, self, lr):
+    """Rates of their own are kept in the groups of AdamW, and Muon has one rate."""
+    for group in self.rules["muon"].param_groups if "muon" in self.rules else ():
+        group["share"] = 1.0
+    step(self, lr)
+
+
 @broken(Optimizer, "step", "OPT-04a[other-betas]: the adamw move of embedding.weight differs", bugs=("RSM-40",))
 def counts_synthetic_steps(step, self, lr):
     """State was initialised by synthetic steps whose number stays, so bias correction no longer happens."""
