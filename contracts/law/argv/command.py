@@ -107,8 +107,8 @@ DP = {  # recipe, lane → the data-parallel size of 8 GPUs, whatever the expert
 
 @contract("ARGV-01b", asks="launch", cases=DP, source="Megatron-Bridge#4656")
 def the_switches_that_follow_from_the_degrees(stack: Stack, recipe: Recipe, lane: Lane, dp: int) -> None:
-    """The argv asks for the distributed optimizer exactly when there is more than one data-parallel rank, and its
-    degrees leave that many.
+    """The parallel degrees in the argv leave the expected number of data-parallel ranks, and the argv asks for the
+    distributed optimizer exactly if that number exceeds 1.
 
     A switch whose value arrives as a positional argument is bound to another parameter when a signature changes. The
     run starts, and each rank keeps the whole optimizer state.
@@ -165,7 +165,7 @@ STATED: dict[str, tuple[Recipe, Lane, dict[str, float]]] = {
 
 @contract("ARGV-01c", asks="launch", cases=STATED, source="SkyRL #1646; Megatron-Bridge #1135; F15")
 def each_number_stands_behind_its_flag(stack: Stack, recipe: Recipe, lane: Lane, numbers: Mapping[str, float]) -> None:
-    """Each flag of the argv that carries a number carries the recipe's number that is for it, in the unit of the flag.
+    """Each flag of the argv with a number has the number of its own field of the recipe, in the unit of the flag.
 
     Two ranks of latents, two betas, two coefficients are as easily exchanged as they are equal in every preset. The
     launcher accepts either, and a change of the recipe changes the argv, as it should.

@@ -109,7 +109,7 @@ IDLE = {
 
 @contract("ARGV-08c", asks="launch", cases=IDLE, source="F15")
 def an_override_without_effect_is_refused(stack: Stack, lane: Lane, key: str, value: str) -> None:
-    """A stack refuses an override that a mode or lane overrules, or whose feature is off, instead of dropping it.
+    """A stack refuses an override that the mode or lane would replace, or whose feature is off, instead of dropping it.
 
     53 recipes of one repository carried pipeline settings that a sanity check discarded; none of them ever ran.
     """

@@ -244,8 +244,8 @@ TWICE = {"a-flag": ("--pp", ""), "an-override": ("--set", "seed=")}
 
 @contract("ARGV-02c", asks=("launch", "read_back"), cases=TWICE, source="ARG-07; F15", conventions=("repeated-flag",))
 def a_trainer_reads_no_word_twice(stack: Stack, flag: str, begins: str) -> None:
-    """An argv whose last words say again, with another number, what earlier ones say is refused by the stack's own
-    trainer, or the last count where the stack declares it.
+    """If an argv repeats a flag at its end with another number, the stack's own trainer refuses it and names the flag,
+    or uses the last number if the stack declares that.
 
     A launch script appends what a user gave to what it knows. Whoever reads the first of the two trains as if nothing
     had been given.

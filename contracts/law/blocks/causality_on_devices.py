@@ -26,8 +26,8 @@ def _in_both(device: str) -> dict[str, BlockCase]:
 @contract("BLK-01f", asks=("block_weights", "run_block"), cases=_in_both("cpu"), source="naming; F06")
 @contract("BLK-01g", asks=("block_weights", "run_block"), cases=_in_both("cuda"), source="naming; F06", tier="gpu")
 def a_token_reads_its_own_past_alone(stack: Blocks, asked: BlockCase) -> None:
-    """A token depends on itself and on no tokens but the earlier ones of its document: its gradient with respect to
-    every other token of the batch is exactly zero, and with respect to itself is not.
+    """A token depends on itself and on the earlier tokens of its document only: its gradient with respect to every
+    other token of the batch is exactly zero, and with respect to itself it is not.
 
     A test that perturbs tokens and compares rounded outputs misses any leak smaller than rounding.
     """

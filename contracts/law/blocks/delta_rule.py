@@ -133,7 +133,8 @@ DEFINED = {
 @contract("BLK-10a", asks="run_delta_rule", cases=DEFINED, source=PAPER)
 def the_delta_rule_is_its_recurrence(stack: DeltaRule, case: Case) -> None:
     """The gated delta rule has the output, the last state and every gradient of its recurrence, one token at a time:
-    those by q, k, v, the log decay, beta and the initial state, of a loss on the outputs and on the last state.
+    the gradients with respect to q, k, v, the log decay, beta and the initial state, of a loss on the outputs and on
+    the last state.
     """
     import torch
 
@@ -155,8 +156,8 @@ CHUNKS = {"plain": Case(), "packed": Case(lengths=PACKED, state=True)}
 
 @contract("BLK-10b", asks="run_delta_rule", cases=CHUNKS, source="arXiv 2412.06464 §3.3")
 def a_chunk_changes_nothing(stack: DeltaRule, case: Case) -> None:
-    """Output, last state and gradients of the gated delta rule equal those in chunks of one token, whether or not the
-    chunk divides the sequence.
+    """Output, last state and gradients of the gated delta rule do not depend on the chunk size: they equal those in
+    chunks of one token, whether or not the chunk divides the sequence.
     """
     numerics, inputs = instruments.numerics, drawn(case)
     one = run(stack, replace(case, chunk=1), inputs)
@@ -179,7 +180,9 @@ HALVES = {
 
 @contract("BLK-10c", asks="run_delta_rule", cases=HALVES, source=PAPER)
 def the_delta_rule_passes_its_state(stack: DeltaRule, case: Case, at: int) -> None:
-    """The gated delta rule over a sequence in two calls, the second from the state of the first, equals one call."""
+    """The gated delta rule over a sequence in two calls, the second from the state that the first returns, equals one
+    call.
+    """
     import torch
 
     numerics, inputs = instruments.numerics, drawn(case)
@@ -197,8 +200,8 @@ APART = {"packed": Case(lengths=PACKED, chunk=8), "packed-in-one-chunk": Case(le
 
 @contract("BLK-10d", asks="run_delta_rule", cases=APART, source="F06")
 def the_delta_rule_begins_anew_in_each_document(stack: DeltaRule, case: Case) -> None:
-    """In the gated delta rule a packed document has the output, the gradients and the last state that it has in a row
-    of its own.
+    """In the gated delta rule a packed document has the same output, gradients and last state as in a row of
+    its own.
     """
     import torch
 
@@ -277,8 +280,8 @@ KEPT = {"in-chunks": Case(unit_keys=True, decay=0.0, beta=1.0, chunk=8, state=Tr
 
 @contract("BLK-10g", asks="run_delta_rule", cases=KEPT, source="arXiv 2412.06464 §2.2: the delta rule overwrites")
 def what_was_written_last_is_read_back(stack: DeltaRule, case: Case) -> None:
-    """With beta 1, no decay and unit keys, a query that equals the key of its token reads the value of that token,
-    divided by the square root of the number of keys: what the key held before is gone.
+    """With beta 1, no decay and unit keys, a query that equals its token's key reads that token's value, divided by the
+    square root of the number of keys: the value that the key held before is gone.
     """
     numerics, inputs = instruments.numerics, drawn(case)
     q = inputs.tensors["k"] * 1e4  # so long that the 1e-6 under the root of its norm does not count

@@ -31,8 +31,8 @@ SHARES = {"two-fifths": replace(WIDE, dropout=0.4), "three-fifths": replace(WIDE
 
 @contract("BLK-11a", asks=("initial", "run_model"), cases=SHARES, source="torch.nn.Dropout; F13")
 def dropout_drops_its_share_and_scales_the_rest(stack: Training, recipe: Recipe) -> None:
-    """In training each element of what a layer adds is dropped by itself, with the probability of the recipe, and
-    otherwise divided by one minus it. Two layers drop independently of each other.
+    """In training, dropout zeroes each element of what a layer adds to the residual stream, independently and with the
+    recipe's probability p, and divides the others by 1 - p. Two layers drop independently of each other.
 
     Weights are chosen so that each layer adds the same number to each element of a stream of ones. A stack that leaves
     the factor out trains another model than the one it evaluates, and one that draws a mask once a pass drops in every
@@ -149,8 +149,7 @@ RECOMPUTED: dict[str, tuple[Recipe, int]] = {"dense": (DROPPED, 1), "experts-in-
 
 @contract("BLK-11d", asks=("built", "train"), cases=RECOMPUTED, source="F13; ACK-01")
 def a_recomputed_layer_drops_what_it_dropped(stack: Training, recipe: Recipe, microbatches: int) -> None:
-    """With dropout, two steps whose layers are recomputed in the backward pass have the losses and gradients of two
-    steps whose layers are not.
+    """With dropout, two steps with recomputation have the losses and gradients of two steps without.
 
     If the mask of the second forward pass is another, gradients are of no loss that was ever computed, and the loss
     looks as it should. A recomputation that takes numbers from the generator gives the next step other masks.

@@ -23,7 +23,7 @@ PERTURBED = {
 
 @contract("BLK-01b", asks="run_block", cases=PERTURBED, source="causality")
 def a_token_depends_on_no_later_one(stack: Blocks, moe: Moe, b: int, t: int) -> None:
-    """In E without dropping, a token's output depends only on that token; with full experts, it never depends on a
+    """In E without dropping, a token's output depends only on that token; if experts are full, it never depends on a
     later token.
 
     Routing that compares tokens (expert choice, slots for the largest gates) lets later tokens decide about earlier

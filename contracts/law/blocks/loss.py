@@ -136,8 +136,8 @@ MANY = {"a-token-above-two-to-the-sixteen": (2**16,), "above-two-to-the-eight": 
 
 @contract("BLK-06x", asks=("built", "initial", "run_model"), cases=MANY, source="F12; DSP-17; DAT-13")
 def a_large_vocabulary_keeps_its_tokens_apart(stack: Training, least: int) -> None:
-    """Tokens and labels that differ by 2^8, or by 2^16, are different ones: each token has the gradient of its own row
-    of the embedding, and `lm` is the cross entropy of each label's own logit.
+    """Tokens and labels that differ by 2^8 or by 2^16 are not confused: each token has the gradient of its own row of
+    the embedding, and `lm` is the cross entropy of each label's own logit.
 
     A loader, a kernel or a cache that holds tokens in 8 or 16 bits wraps around at the end of its range. Vocabularies
     of this decade have 128 000 to 256 000 tokens; those of tests have some dozens.

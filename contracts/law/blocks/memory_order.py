@@ -21,8 +21,8 @@ STRIDED = {
 
 @contract("BLK-09a", asks=("block_weights", "run_block"), cases=STRIDED, source="SP-06; F21")
 def a_block_reads_memory_in_any_order(stack: Blocks, asked: BlockCase) -> None:
-    """A block has the same output and gradients whether its input and its upstream gradient lie in memory row by row or
-    with their first axis fastest.
+    """A block has the same output and gradients whether its input and its upstream gradient are contiguous in memory or
+    transposed.
 
     Autograd hands over gradients with the strides that the operations after a block left: a transposition, a slice, an
     expansion. A backward pass written by hand that takes a pointer and a length reads the elements in another order.

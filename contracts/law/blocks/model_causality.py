@@ -78,8 +78,8 @@ PACKED_ROWS = {
 
 @contract("BLK-02e", asks=("initial", "run_model"), cases=SEPARATED, needs=PACKED_ROWS, source="F06")
 def packed_documents_are_documents_by_themselves(stack: Training, recipe: Recipe, mode: Mode) -> None:
-    """A document packed into a row has the logits of a run by itself, and the gradient of the batch is the mean of the
-    documents' gradients, weighted by their label counts.
+    """A document packed into a row has the logits that it has by itself, and the gradient of the batch is the mean of
+    the documents' gradients, weighted by their label counts.
 
     If one layer lets a document see its neighbour, the model trains on text that no user will ever write.
     """

@@ -46,8 +46,8 @@ def a_depth_joins_the_state_below_with_the_token_ahead(
     stack: Training, recipe: Recipe, letters: str, lengths: Lengths
 ) -> None:
     """Prediction depth k is projection [RMSNorm(h); RMSNorm(E[token t + k])], an attention, an MLP, a norm and the
-    model's own output projection, where h is the output of the depth below or the residual stream before the final
-    norm; of a stack that declares so, each of them after its norm.
+    model's own output projection. h is the residual stream before the final norm, or the output of the depth below; if
+    the stack declares so, h is taken after the norm.
 
     The check compares the logits of every depth and the gradient of every weight with the sum written out. All depths
     share the embedding and the output projection, so those gradients are sums over depths. If a document has no

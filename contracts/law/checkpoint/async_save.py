@@ -20,8 +20,8 @@ LATE: dict[str, tuple[tuple[int, ...], int, int]] = {  # steps that are saved, r
 def saves_of_ranks_in_the_background_are_of_their_calls(
     stack: Checkpointing, steps: tuple[int, ...], ranks: int, late: int
 ) -> None:
-    """An asynchronous save by several ranks holds the state that each rank had when it called the save, also if one
-    rank writes long after the others have continued. Saves become complete in the order of their calls, and a load that
+    """An asynchronous save by several ranks holds the state that each rank had when it called the save, even if one
+    rank writes long after the others have continued. Saves complete in the order of their calls, and a load that
     follows at once returns the last save, whole, on every rank.
 
     A rank that keeps references instead of copies writes shards of a later step beside the other ranks' shards of this

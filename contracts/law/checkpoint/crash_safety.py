@@ -25,8 +25,8 @@ BEFORE: dict[str, tuple[int, ...]] = {"first": (), "over-another": (2,)}
 
 @contract("CKPT-03a", asks=("write_checkpoint", "latest_checkpoint", "load_checkpoint"), cases=BEFORE, source=FAMILIES)
 def a_writer_may_die_at_any_boundary(stack: Checkpointing, *before: int) -> None:
-    """Wherever the writing process dies, the newest complete checkpoint, the previous one or the new one, is found and
-    loads whole. The step can then be saved again.
+    """If the writing process dies at any point, the newest complete checkpoint, the previous one or the new one, is
+    found and loads whole. The step can then be saved again.
 
     A pointer that is written before the data, or removed before it is written anew, leads to half a checkpoint or back
     to step 0.
@@ -62,8 +62,8 @@ ROOMS = {"nothing-fits": 0, "cut-early": 7, "cut-in-a-file": 150}
 
 @contract("CKPT-03b", asks=("write_checkpoint", "latest_checkpoint", "load_checkpoint"), cases=ROOMS, source=FAMILIES)
 def a_full_disk_takes_nothing_with_it(stack: Checkpointing, room: int) -> None:
-    """A save that finds no room reports it, leaves the previous checkpoint whole and the latest, and leaves no files of
-    its own behind. Once there is room again, the step can be saved.
+    """A save that runs out of disk space reports it, leaves the previous checkpoint whole and the latest, and leaves no
+    files of its own behind. Once there is space again, the step can be saved.
 
     A save that swallows the error passes for a success. Retention then removes the last checkpoint that was real.
     """
@@ -98,7 +98,7 @@ OVERTAKEN: dict[str, tuple[int, ...]] = {
 )
 def a_save_in_the_background_is_of_its_call(stack: Checkpointing, *steps: int) -> None:
     """An asynchronous save holds the state, the counters and the step of the moment of its call, however late it is
-    written. Saves become complete in the order of their calls, and a load waits for them.
+    written. Saves complete in the order of their calls, and a load waits for them.
 
     Optimizer steps continue while the copy is written. A checkpoint with half its weights from one step and half from
     another loads without complaint. A writer that reads the step number when its write ends records the next step's.
@@ -123,8 +123,8 @@ AGAIN: dict[str, tuple[int, ...]] = {"the-next-save": (), "behind-another": (4,)
 
 @contract("CKPT-03h", asks=("write_in_background", "load_checkpoint"), cases=AGAIN, source=FAMILIES)
 def a_save_in_the_background_fails_aloud(stack: Checkpointing, *between: int) -> None:
-    """Of two asynchronous saves of one step the second is what a load gives, or the load that waits for it says why it
-    is not.
+    """After two asynchronous saves of one step, a load returns the second, or the load that waits for it reports why it
+    does not.
 
     Nobody looks at a thread that has ended. A save that failed there is missed when the run is to be resumed.
     """

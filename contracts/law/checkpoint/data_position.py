@@ -65,9 +65,9 @@ CUTS: dict[str, tuple[tuple[int, int], ...]] = {  # steps of each part, and the 
 @contract("CKPT-01m", asks="train", cases=CUTS, needs=(*OWN, "microbatches", "uneven-microbatches"),
           conventions=WINDOW, source=f"{FAMILIES}; sd-scripts #2425, RWKV-LM #287")  # fmt: skip
 def a_resume_with_other_microbatches_goes_on_there(stack: Training, *parts: tuple[int, int]) -> None:
-    """A run that resumes with another number of microbatches a step takes the steps of the run that was not
-    interrupted: their numbers, learning rates, sequences and labels are the same, and so are their losses; or it is
-    refused. The loss of a stack that declares the mean of its microbatches' means is another one.
+    """A run that resumes with another number of microbatches per step takes the steps of the uninterrupted run, with
+    the same step numbers, learning rates, sequences, labels and losses; or it is refused. Losses are not compared if
+    the stack declares that it averages the microbatches' means.
 
     A place that is kept in microbatches is another one where a step has more of them: the run skips what it never read,
     reads again what it has read, or is at its end.

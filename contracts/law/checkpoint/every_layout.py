@@ -51,9 +51,8 @@ SAVES: dict[str, tuple[Execution, int]] = {name: (execution, 4) for name, execut
 
 @contract("CKPT-02i", asks="train", cases=SAVES, source=FAMILIES, tier="dist", slow=True)
 def every_layout_goes_on_from_this_one(stack: Training, saves: Execution, world: int) -> None:
-    """Nine other layouts load what one layout saved: weights, optimizer state and buffers arrive by name and
-    bit-identical. The next step on each equals the next step on the first layout: sequences, learning rate, losses and
-    every gradient.
+    """A checkpoint loads on nine other layouts: weights, optimizer state and buffers arrive by name and bit-identical.
+    The next step on each equals the next step on the first layout: sequences, learning rate, losses and every gradient.
 
     Equal weights after a load hide errors in what the next step uses. Three bugs are right on the layout that saved: a
     stage that finds its layers by their index on the rank, a shard of a shard that is reassembled in the wrong order,

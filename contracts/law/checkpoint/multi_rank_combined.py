@@ -58,9 +58,9 @@ NEEDS = {case: ("checkpoint", "validation", *sorted(features(recipe, execution))
 
 @contract("CKPT-01p", asks=("built", "train"), cases=COMBINED, needs=NEEDS, source="F07 F13; TST-13", tier="dist")
 def whatever_ranks_combine(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """On every axis of parallelism in half precision, a run that is validated after each step, saved and resumed twice,
-    and recomputed where the case says so, is bit-identical to the run that only takes the steps. A pipeline is not
-    validated.
+    """On every axis of parallelism in half precision, a run that is validated after each step (except with a pipeline),
+    saved and resumed twice, and recomputed where the case says so, is bit-identical to the run that only takes the
+    steps.
 
     A step on ranks leaves state in two dtypes, of two owners: weights that are updated and weights that are gathered, a
     loss scale that all follow, scales of FP8 that differ by rank. An event in between finds one of them.

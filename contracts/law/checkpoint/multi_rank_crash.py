@@ -30,8 +30,8 @@ DYING: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {  # ranks, tho
 def a_rank_may_die_at_any_boundary(
     stack: Checkpointing, ranks: int, dying: tuple[int, ...], boundaries: tuple[int, ...]
 ) -> None:
-    """Wherever one rank of several dies in a save, or all of them, the newest complete checkpoint, the previous one or
-    the new one, is found and loads whole. No rank waits for a dead one, and the ranks can save the step again.
+    """If one rank or all ranks die at any point of a save, the newest complete checkpoint, the previous one or the new
+    one, is found and loads whole. No rank waits for a dead one, and the ranks can save the step again.
 
     The rank that marks a checkpoint complete knows only about its own shards. The slowest rank writes its shards later.
     """
@@ -62,8 +62,8 @@ FULL = {"the-last-of-two": (2, 1, 150), "the-first-of-two": (2, 0, 150), "the-la
 
 @contract("CKPT-03f", asks=ASKS, cases=FULL, source=FAMILIES)
 def one_full_disk_takes_nothing_with_it(stack: Checkpointing, ranks: int, full: int, room: int) -> None:
-    """A save for which one rank finds no room is refused on every rank. The previous checkpoint stays whole and the
-    latest, no new files are left behind, and once there is room again the step can be saved.
+    """If one rank runs out of disk space in a save, every rank refuses it. The previous checkpoint stays whole and the
+    latest, no new files are left behind, and once there is space again the step can be saved.
 
     A rank that continues alone waits for the others in the next step's collective, or believes that the step was saved.
     """

@@ -33,8 +33,8 @@ LEFT: dict[str, tuple[Execution, int, Copied, tuple[int, ...]]] = {  # which of 
 def ranks_keep_the_last_copy_that_arrived(
     stack: Training, execution: Execution, world: int, copied: Copied, left: tuple[int, ...]
 ) -> None:
-    """Ranks that keep one checkpoint remove exactly those that have a newer durable copy, whole and of the same run.
-    All ranks can load what is left.
+    """If several ranks are to keep one checkpoint, they remove exactly those that have a newer durable copy, whole and
+    of the same run. All ranks can load those that are left.
 
     A copy that is still being uploaded already has its name and most of its files. A stack that counts names removes
     the only copy that had arrived.

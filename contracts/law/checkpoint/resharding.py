@@ -171,8 +171,8 @@ OTHERS: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
 def another_layout_loads_every_number_by_its_name(
     stack: Training, recipe: Recipe, world: int, saves: Execution, loads: tuple[Execution, ...]
 ) -> None:
-    """Another layout loads every weight, optimizer state entry and buffer that one layout saved, under its name, whole
-    and bit-identical, and resumes at the same place in the data.
+    """If a checkpoint is loaded on another layout, every weight, optimizer state entry and buffer arrives under its
+    name, whole and bit-identical, and the run resumes at the same place in the data.
 
     The number of ranks, and which rank holds which rows and experts, all change. A shard that is found by the number of
     the rank that wrote it, by the order of the files or by the order of the parameters is the wrong shard. Wrappers,
@@ -217,8 +217,8 @@ GOES_ON: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
 def a_run_that_changes_its_layout_is_the_same_run(
     stack: Training, recipe: Recipe, world: int, first: Execution, others: tuple[Execution, ...]
 ) -> None:
-    """A run that resumes on another layout takes, step for step, the sequences, the learning rate and the gradients of
-    the same run on its first layout, over every change of layout.
+    """A run that resumes on another layout, once or several times, takes the same sequences, learning rates and
+    gradients, step for step, as the same run on its first layout.
 
     The run counts the sequences that it consumed, not those of each rank: an offset per rank repeats some sequences
     when the number of ranks falls.
@@ -298,8 +298,8 @@ GROWN = {"one-to-two": (ONE, FSDP2, 2), "tp-to-dp": (TP2_SP, FSDP2, 2)}
 def ranks_that_load_from_others_draw_their_own_numbers(
     stack: Training, saves: Execution, loads: Execution, world: int
 ) -> None:
-    """Data-parallel ranks that load another layout's checkpoint do not draw the same random numbers, and what they drew
-    before the load does not matter.
+    """Data-parallel ranks that load another layout's checkpoint do not draw the same random numbers as each other,
+    whatever they drew before the load.
 
     Generators are saved by rank. When they are restored by rank number, or by rank number modulo the old world size,
     two of the new ranks get the same state and drop the same units of every sequence.

@@ -100,8 +100,8 @@ def what_is_incomplete_counts_for_nothing(stack: Checkpointing, dies_after: int,
 @contract("CKPT-05d", asks=("write_checkpoint", "retire_checkpoints", "latest_checkpoint", "load_checkpoint"),
           cases={"one-goes": (2, 4, 6), "two-go": (2, 4, 6, 8)}, source=FAMILIES)  # fmt: skip
 def a_remover_may_die_at_any_boundary(stack: Checkpointing, *there: int) -> None:
-    """Wherever the removing process dies, the newest checkpoint is whole and the latest, every other checkpoint that
-    still loads is whole, and the next removal finishes the work.
+    """If the process that removes checkpoints dies at any point, the newest checkpoint is whole and still the latest,
+    every other checkpoint that still loads is whole, and the next removal finishes the work.
 
     `rmtree` of a folder that still has its name leaves remains that no later removal finds. A stack that moves aside
     the checkpoints that it keeps has none for a moment.
@@ -151,8 +151,8 @@ FOREIGN = (
 @contract("CKPT-05f", asks=("write_checkpoint", "retire_checkpoints", "latest_checkpoint", "load_checkpoint"),
           cases={"beside-two": (2, 4, 6), "beside-one": (4, 6)}, source="torchtitan #1465")  # fmt: skip
 def what_is_no_checkpoint_is_left_alone(stack: Checkpointing, *there: int) -> None:
-    """Among files and folders of other names, retention ends its work, removes none of them, and keeps what it must
-    keep.
+    """In a folder that also holds files and folders of other names, retention finishes, removes none of these, and
+    keeps the checkpoints that it must keep.
 
     A name that the pattern does not match gives no match object: the purge crashes hours into a run. A purge that
     removes whatever it cannot read takes a user's notes and his best model.
@@ -179,7 +179,8 @@ LINKED = {"to-a-folder": ("shared",), "to-a-file": ("shared/model.bin",)}
 
 @contract("CKPT-05g", asks=("write_checkpoint", "retire_checkpoints", "load_checkpoint"), cases=LINKED, source=FAMILIES)
 def a_link_in_a_checkpoint_is_removed_and_not_what_it_leads_to(stack: Checkpointing, leads_to: str) -> None:
-    """Retention that removes a checkpoint with a link in it removes the link, and leaves what the link leads to.
+    """If retention removes a checkpoint with a symbolic link in it, it removes the link and leaves the file or folder
+    that the link points to.
 
     A tokenizer or a base model lies beside the runs, and each checkpoint has a link to it. A removal that walks into
     every folder takes it from all of them.

@@ -45,8 +45,8 @@ def a_transformer_resumed_twice_is_uninterrupted(
 def another_layout_loads_a_transformer_by_its_names(
     stack: Training, recipe: Recipe, execution: Execution, world: int, loads: tuple[Execution, ...]
 ) -> None:
-    """Another layout loads every weight, optimizer moment and expert bias that one layout saved, under its name, whole
-    and bit-identical.
+    """If a checkpoint is loaded on another layout, every weight, optimizer moment and expert bias arrives under its
+    name, whole and bit-identical.
     """
     asked = session(stack, recipe, execution, 2, *STATE)
     others = [in_a_layout_of(stack, each) for each in loads]

@@ -20,8 +20,8 @@ COMPILED: dict[str, tuple[Recipe, Execution, int]] = {
 
 @contract("COMP-06g", asks=("built", "train"), cases=COMPILED, source="modal; CMP-04", tier="dist", slow=True)
 def ranks_of_a_row_compile_the_same_graphs(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """All context-parallel ranks compile equally many graphs, the first, which receives no state, and the last, which
-    sends none, included. A compiled step that passes state from rank to rank equals one rank's.
+    """All context-parallel ranks compile the same number of graphs, including the first, which receives no state, and
+    the last, which sends none. A compiled step that passes state from rank to rank equals one rank's.
 
     Ranks that break a layer in different places hang when one recompiles and the other does not.
     """

@@ -41,8 +41,9 @@ TRUE_SPREADS = {name: (replace(GPU, spread=name), "inductor") for name in SPREAD
     "COMP-01g", asks=("run_compiled", "run_block", "block_weights"), cases=TRUE_SPREADS, source="bringup", tier="gpu"
 )
 def compiled_experts_are_as_near_as_eager_ones(stack: Stack, asked: BlockCase, backend: Backend) -> None:
-    """Compiled in bfloat16, the token-choice layer's output is at most twice as far from its float64 output as in
-    eager, and its gradients at most three times, with every expert in use, with one idle and with half of them idle.
+    """In bfloat16 the output of the compiled token-choice layer is at most twice as far from the float64 output as the
+    eager layer's, and its gradients at most three times as far, with every expert in use, with one idle and with half
+    of them idle.
 
     Bitwise equality is not required: a compiler rounds where it fuses. A fixed tolerance would hide a combine that
     averages.
@@ -64,8 +65,8 @@ FAR = {
     "COMP-01h", asks=("run_compiled", "run_block", "block_weights"), cases=FAR, source="torchtitan#2575", slow=True
 )
 def compiled_attention_is_as_near_at_far_positions(stack: Stack, asked: BlockCase, backend: Backend) -> None:
-    """Compiled in bfloat16, attention over 600 tokens has an output at most twice as far from its float64 output as in
-    eager, and gradients at most three times.
+    """In bfloat16 the output of compiled attention over 600 tokens is at most twice as far from the float64 output as
+    that of eager attention, and its gradients at most three times as far.
 
     A compiler that drops the way to float32 and back computes angles in bfloat16, in which tokens 513 and 512 are one.
     """
@@ -86,8 +87,8 @@ TEN_OF_TRUE_SIZE = {"ten-distributions": (GPU, "inductor")}
     tier="gpu",
 )  # fmt: skip
 def ten_distributions_are_one_compilation(stack: Stack, asked: BlockCase, backend: Backend) -> None:
-    """Ten token distributions, some with an idle expert, an idle half or all tokens on the same experts, are one
-    compilation of forward and backward, with only the declared breaks.
+    """Ten token distributions, some with an idle expert, an idle half or all tokens on the same experts, compile
+    forward and backward once, with only the declared breaks.
 
     Routing changes at every step of a run. A count that became a constant costs a compilation at every step, then a
     silent fallback to eager.
@@ -113,8 +114,8 @@ FROM_COLD = {"bfloat16": (replace(HOST, device="cuda", lengths=((40,), (40,))),)
 
 @contract("COMP-02g", asks=("compile_cold", "block_weights"), cases=FROM_COLD, source="bringup", tier="gpu")
 def the_token_choice_layer_compiles_from_cold_on_cuda(stack: Stack, asked: BlockCase) -> None:
-    """On CUDA too, the token-choice layer compiles under inductor in an interpreter that has compiled nothing, and does
-    not meet both a fallback and a decomposition of index_add.
+    """On CUDA too, the token-choice layer compiles under inductor in a fresh interpreter and gives the eager output:
+    index_add does not have both a fallback and a decomposition there.
 
     Decompositions are chosen by device: what a CPU lowers says nothing about a GPU.
     """

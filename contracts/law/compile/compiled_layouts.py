@@ -76,8 +76,8 @@ STEADY: dict[str, tuple[Execution, int]] = {
 
 @contract("COMP-06h", asks=("built", "train"), cases=STEADY, source="pytorch#155558; F04", tier="dist")
 def no_rank_compiles_anew(stack: Training, execution: Execution, world: int) -> None:
-    """Over three steps over batches of one shape, every rank compiles as many graphs as in the first step, and as many
-    as the other ranks.
+    """In three steps with batches of one shape, all ranks compile the same number of graphs, and none after the first
+    step.
 
     A rank whose guard fails compiles again while the others wait for it in the next collective. The numbers are right,
     so nothing but the count shows it.

@@ -102,8 +102,8 @@ APART: dict[str, Cell] = {
 def what_experts_hand_back_is_outside_the_graphs(
     stack: Stack, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """If experts are on several ranks, pipeline stages included, graphs break only at declared places, and at every
-    place that is declared for experts on several ranks and not for one.
+    """With experts on several ranks, also inside pipeline stages, graphs break only at declared places, and at every
+    place that is declared for this case and not for one rank.
 
     What the routers of other ranks decide stays outside the graphs. A declared break that never occurs permits the next
     break of its name.

@@ -198,8 +198,8 @@ COLD: dict[str, tuple[Recipe, Element]] = {"bfloat16": (GROUPED, "bfloat16"), "f
 
 @contract("COMP-02b", asks=("compile_cold", "block_weights"), cases=COLD, source="bringup", slow=True, float32=False)
 def the_token_choice_layer_compiles_from_cold(stack: Stack, recipe: Recipe, dtype: Element) -> None:
-    """The real token-choice layer compiles under inductor, forward and backward, in an interpreter that has compiled
-    nothing, and gives the eager output.
+    """The real token-choice layer compiles under inductor, forward and backward, in a fresh interpreter, and gives the
+    eager output.
 
     "Both a fallback and a decomp for same op: aten.index_add.default" depends on what the process compiled before: a
     layer that is tested late in a suite passes, and fails on the first step of a run.
@@ -220,8 +220,8 @@ PROBES: dict[str, tuple[Operation, Element]] = {
 
 @contract("COMP-02a", asks="probe_compiler", cases=PROBES, source="bringup; pytorch#179418", slow=True)
 def the_installed_compiler_takes_indexed_operations(stack: Stack, operation: Operation, dtype: Element) -> None:
-    """With the installed torch, the operations of dispatch and combine compile in bfloat16 from cold, and the probe for
-    them fails on a compiler that is deliberately broken there.
+    """The operations of dispatch and combine compile in bfloat16 with the installed torch and an empty compiler cache.
+    The probe for this fails on a compiler that is deliberately broken there.
 
     The error came and went with nightly builds. A probe that cannot fail would have missed it each time.
     """

@@ -134,8 +134,8 @@ DOUBLED = {  # sharding → how weights, gradients and optimizer state change wh
 def data_parallelism_cuts_what_its_sharding_says(
     stack: Capacity, layout: Layout, sharding: Sharding, factors: tuple[int, int, int]
 ) -> None:
-    """Doubling the data-parallel ranks halves exactly what the sharding cuts, of dense parameters and experts alike,
-    and no activations.
+    """Doubling the data-parallel ranks halves exactly the bytes that are sharded over them, for dense parameters and
+    experts alike, and no activations.
 
     FSDP2 cuts weights, gradients and optimizer state; a distributed optimizer cuts only its state; DDP cuts nothing.
     Eight cards of 141 GB are not one card of a terabyte: activations stay where they are.
@@ -231,8 +231,8 @@ PIPELINED = {  # microbatches of a step → the first of 4 stages' share of the 
 
 @contract("MEM-02g", asks="budget", cases=PIPELINED, source="bringup F20")
 def a_first_stage_holds_the_passes_in_flight(stack: Capacity, microbatches: int, low: float, high: float) -> None:
-    """The first of pp stages holds 1 / pp of the layers for up to pp microbatches, so a pipeline saves no activations
-    there unless the step has fewer microbatches than stages.
+    """The first of pp pipeline stages holds the activations of 1 / pp of the layers for up to pp microbatches, so a
+    pipeline saves no activations there unless the step has fewer microbatches than stages.
 
     Dividing activations by pp is the usual mistake. It shows on the first stage only, and only once the pipeline is
     full.

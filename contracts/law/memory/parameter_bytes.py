@@ -12,8 +12,8 @@ from contracts.spec.topology import Degrees
 
 @contract("MEM-01a", asks=("built", "preset", "budget"), cases=PRESETS, source="hub: memory budget anatomy")
 def predicted_weights_are_those_of_the_model(stack: BuiltStack, name: str) -> None:
-    """On one rank, a budget's weights equal the bytes of the built model at true size: 4 bytes per float32 parameter,
-    with the routed experts as the share that EP may cut.
+    """On one rank, a budget's weights equal the bytes of the built model at true size: 4 bytes per float32 parameter.
+    The parameters that EP may shard are exactly those of the routed experts.
 
     The model is built without allocating its memory.
     """

@@ -67,8 +67,9 @@ SETTLED_ON_A_GPU = {"bfloat16": (replace(ONE_CARD, dtype="bf16"), "cuda")}
 )
 @contract("MEM-02o", asks=("step_memory", "budget"), cases=SETTLED, source="hub: memory budget anatomy", slow=True)
 def a_settled_step_peaks_where_the_budget_said(stack: Stack, recipe: Recipe, device: str) -> None:
-    """The peak of a settled step lies within 5 % of the budget of eager kernels: of its total without the reserve,
-    which no allocator counts, with the gradients or without, which a stack may free before the next forward pass.
+    """The peak memory of the second step is within 5 % of the budget for eager kernels. That budget is the total
+    without the reserve, which no allocator counts, and with or without the gradients, which a stack may free before the
+    next forward pass.
 
     A plan for fused kernels (flash attention, a fused scan) was believed for a step that writes each operation out. On
     an H200 that step kept twice the activations, most of them float32: scores of packed documents, the scan of M, what
@@ -98,7 +99,8 @@ RECOMPUTED: dict[str, tuple[Recipe, Mode]] = {  # six layers of one kind, so tha
 
 @contract("MEM-01i", asks="step_memory", cases=RECOMPUTED, source="hub: memory budget anatomy")
 def what_is_recomputed_is_not_kept(stack: Stack, recipe: Recipe, mode: Mode) -> None:
-    """With `recompute` "full", a step of six layers keeps at most half of the activations that it keeps without.
+    """With `recompute` "full", a step of six layers keeps at most half of the activations that it keeps without
+    recomputation.
 
     Five of the six layers are then not kept; what remains is one layer, the inputs of the others and the loss. A layer
     that the recompute wrapper misses, or that something else keeps alive, gives the same numbers and runs out of memory

@@ -53,7 +53,7 @@ def what_a_router_learns_does_not_depend_on_the_layout(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
     """The balance loss, the z loss and their gradients equal one rank's, over data, tensor, context and expert parallel
-    and their combinations, whatever the balance loss is over.
+    and their combinations, whether the stack balances each sequence, each microbatch or the global batch.
 
     These losses outweigh the task loss here. If a stack declares a balance loss over a microbatch, the one rank has
     the microbatches of all of them. The loss that is reported is summed elsewhere than the one that is differentiated,
@@ -87,7 +87,7 @@ LOSSES = {
 
 @contract("MOE-05j", asks=("built", "train"), cases=WEIGHED, needs=LOSSES, source=PAPERS + "; F19")
 def a_balance_loss_does_not_depend_on_labels(stack: Training, recipe: Recipe, microbatches: int) -> None:
-    """What the balance loss and the z loss add to a gradient does not depend on how many positions have a label.
+    """The balance loss and the z loss give the same gradients however many positions have a label.
 
     Both are means over sequences or tokens. A stack that sums all losses and divides the sum by the labels of the step
     multiplies them where labels are few: in a batch of prompts, or of padding. The check takes the gradient of a step

@@ -101,8 +101,8 @@ BY_GATE: Mapping[str, tuple[Moe, float, Lost]] = {  # router, factor, who loses 
     source="Megatron-Core",
 )  # fmt: skip
 def a_full_expert_keeps_the_greatest_gates(stack: Blocks, moe: Moe, factor: float, lost: Lost) -> None:
-    """By gate, each expert keeps the ceil(factor · tokens · k / experts) assignments of the call with the greatest
-    gates, whatever their order and whatever their logits.
+    """If the stack drops by gate, each expert keeps the ceil(factor · tokens · k / experts) assignments of the call
+    with the greatest gates, whatever their order and whatever their logits.
 
     A gate is a share of a token's own experts. Dropped by raw logits, loud tokens keep all of theirs.
     """
@@ -134,8 +134,8 @@ FULL: dict[str, tuple[Moe, Activation, int, int]] = {
     "MOE-08b", asks="run_block", cases=FULL, source="arXiv 2101.03961, section 2.2; F01", conventions=("balance-over",)
 )
 def what_is_dropped_has_no_gradient(stack: Blocks, moe: Moe, activation: Activation, batch: int, length: int) -> None:
-    """With full experts, output, losses and gradients match the oracle: no gradient flows to or from a dropped
-    assignment.
+    """If experts are full, output, losses and gradients match a plain loop that drops the same assignments: no gradient
+    flows to or from a dropped one.
 
     The balance loss still counts dropped assignments, because its gradient is what makes dropping rarer.
     """

@@ -99,8 +99,8 @@ LARGE = {"softmax": (ROUTED, 2**13), "sigmoid-with-bias": (PLAIN_SIGMOID, 2**13)
 
 @contract("MOE-02g", asks="run_block", cases=LARGE, source="TransformerEngine#2196; DeepSpeed#8261")
 def a_large_call_is_its_sequences(stack: Blocks, moe: Moe, length: int) -> None:
-    """A call of more than 2**16 assignments gives each token, and its gradient, what a call with only its sequence
-    gives, and its counts equal the sum of theirs.
+    """A call with more than 2**16 assignments gives each token the output and the gradient that a call with only its
+    sequence gives, and its counts equal the sum of those calls' counts.
 
     Offsets and places that are counted in too small a number wrap in a large call only. One call as several is also
     what a change of the micro batch does.

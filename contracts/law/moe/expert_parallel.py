@@ -92,8 +92,8 @@ def the_expert_degree_changes_no_number(stack: Training, recipe: Recipe, executi
 def the_tensor_degree_of_experts_changes_no_number(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """Losses and gradients do not depend on whether each expert is whole on its rank while the mixers are sharded
-    (expert TP 1), or sharded itself.
+    """Losses and gradients do not depend on the tensor-parallel size of experts: whether TP ranks, which shard the
+    mixers, each hold whole experts (expert TP 1) or shard the experts too.
     """
     _alike(stack, recipe, execution)
 
@@ -104,8 +104,8 @@ def the_tensor_degree_of_experts_changes_no_number(
 def tokens_that_do_not_divide_change_no_number(
     stack: Training, recipe: Recipe, execution: Execution, rows: Rows, world: int
 ) -> None:
-    """Losses and gradients do not depend on whether the ranks of an expert group divide the tokens that they share, nor
-    on whether each of them brings as many as the others.
+    """Losses and gradients equal one rank's even if the number of tokens does not divide by the ranks of an expert
+    group, or the ranks bring unequal numbers of tokens.
 
     A gather that takes all shards to be as long as its own, and an exchange of fixed size, lose the last tokens or read
     what lies after them. With equal counts both are right.

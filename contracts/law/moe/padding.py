@@ -30,8 +30,8 @@ SOURCE = "Megatron-Core: MoELayer.forward, padding_mask; transformers: load_bala
 
 @contract("MOE-09a", asks="run_block", cases=ENDS, source=SOURCE, conventions=("balance-over",))
 def padding_counts_in_no_loss_of_a_router(stack: Blocks, loss: str, moe: Moe, lengths: tuple[int, ...]) -> None:
-    """A router that is given the padding leaves it out of the balance loss, of the z loss, of the gradients that they
-    give, and of the counts by which a selection bias moves.
+    """A router that is given the padding mask leaves padding out of the balance loss, of the z loss, of the gradients
+    that they give, and of the counts by which a selection bias moves.
 
     Padding is the same token over and over: it crowds the same experts, and a router that counts it learns to send
     text elsewhere. The expected losses equal those of the rows without padding.
@@ -75,8 +75,8 @@ SLOTS: dict[str, tuple[Moe, tuple[int, ...]]] = {
 @contract("MOE-09b", asks="run_block", cases=SLOTS, source="flaxformer: ignore_padding_tokens; F21",
           conventions=("padding-slots",))  # fmt: skip
 def padding_takes_no_slot(stack: Blocks, moe: Moe, lengths: tuple[int, ...]) -> None:
-    """If experts drop tokens, padding takes no slot: the first tokens of an expert keep theirs, in token order, or
-    those with the greatest gates, whatever stands between them.
+    """If experts drop tokens, padding takes no slot: each expert keeps its first tokens in token order, or those with
+    the greatest gates, as if no padding were between them.
 
     The padding of a row comes before the tokens of the next one. If it takes slots, what a row is given depends on how
     much the rows before it are padded. A stack may declare that it does.
@@ -115,8 +115,8 @@ PACKED: dict[str, tuple[Moe, tuple[int, ...]]] = {
 
 @contract("MOE-09c", asks="run_block", cases=PACKED, source="GATE-22; F06")
 def documents_change_nothing_about_padding(stack: Blocks, moe: Moe, lengths: tuple[int, ...]) -> None:
-    """A router that is given documents beside padding gives the output, losses, gradients and counts that it gives
-    without: a row is one sequence to it, however many documents it holds.
+    """If a router is given document numbers as well as the padding mask, output, losses, gradients and counts do not
+    change: the router takes a row as one sequence, however many documents it holds.
 
     Both say which positions belong together, and where one mask is made of the other, or stands in for it, padding
     becomes the last document.

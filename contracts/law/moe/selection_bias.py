@@ -50,8 +50,8 @@ def the_bias_moves_by_its_rate_towards_the_mean(
     stack: Training, rate: float, microbatches: int, factor: float | None
 ) -> None:
     """A step adds the rate to the selection bias of each expert with fewer assignments than the mean over all experts,
-    subtracts it from each expert with more, and does not change that of an expert at the mean. Idle experts count, and
-    dropped assignments unless the stack declares that those which were kept move the bias.
+    subtracts it from each expert with more, and leaves that of an expert at the mean unchanged. Idle experts count, and
+    so do dropped assignments, unless the stack declares that only kept ones move the bias.
 
     A stack may declare that the mean of all moves is taken off each: the choice stays, and the biases add up to what
     they did.

@@ -39,8 +39,8 @@ NEEDS = {"": ("experts", "selection-bias"), "hybrid": ("experts", "selection-bia
 
 @contract("MOE-06k", asks=("built", "train"), cases=KINDS, needs=NEEDS, source="arXiv 2408.15664; EXB-01")
 def every_router_bias_moves_in_every_kind_of_model(stack: Training, recipe: Recipe) -> None:
-    """In each step the selection bias of every layer moves: of two experts one moves by the rate, or by twice the rate,
-    more than the other.
+    """In each step the selection bias of every layer moves: the largest and the smallest move of its experts are one
+    rate or two rates apart.
 
     What moves biases is registered for each kind of model by itself, and a model without it trains on: biases of 0
     change no choice, on one rank and on many alike. This check knows no counts, so that a stack that reports none can
@@ -60,8 +60,8 @@ APART: dict[str, tuple[Mapping[str, float]]] = {
 @contract("MOE-06l", asks=("built", "train"), cases=APART, needs=("experts", "selection-bias", "bias-rates"),
           source="torchtitan #3686")  # fmt: skip
 def each_selection_bias_moves_by_its_own_rate(stack: Training, rates: Mapping[str, float]) -> None:
-    """If layers have rates of their own, each selection bias moves by its own. If one is 0, that bias rests and the
-    others move, or the run is refused.
+    """If layers have rates of their own, each selection bias moves by its layer's rate. If one rate is 0, that bias
+    does not move and the others do, or the run is refused.
 
     What reads the rate of the first layer, or stops at the first layer without one, leaves every router of the model
     without a balance, and trains on.

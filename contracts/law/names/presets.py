@@ -39,7 +39,7 @@ DENSE_ONES = {"reference": (DENSE, 4), "alias": ("nam52_h200_moe_no_dsa_ref_v1",
 @contract("NAME-02", asks="preset", cases=DENSE_ONES, source="bringup")
 def dense_is_about_attention(stack: Stack, name: str, streams: int) -> None:
     """`dense` in a preset's name means that sparse attention is off, never that experts are off: the NAM52 dense
-    reference has MoE on, DSA off and mHC with four streams.
+    reference has MoE on, sparse attention (DSA) off, and hyper-connections (mHC) with four streams.
 
     "The most consequential trap is the word dense."
     """
@@ -157,7 +157,7 @@ NOT_NAMES = {"empty": "", "blank": " ", "another-family": "llama3_8b", "a-path":
 
 @contract("NAME-06a", asks="preset", cases=NOT_NAMES, source="naming")
 def what_is_no_name_is_refused(stack: Stack, name: str) -> None:
-    """A stack refuses an empty name, a path and another family's name, acknowledged or not."""
+    """A stack refuses an empty name, a path and a name of another family, even if that exact name is acknowledged."""
     refusal_of(stack.preset, name, ())
     refusal_of(stack.preset, name, (name,))
 
@@ -206,8 +206,8 @@ def a_label_is_no_preset(stack: Stack, label: str) -> None:
 @contract("NAME-08", asks=("preset_names", "preset"), cases={"every-name": ("", 1, 10**6), "h200": ("h200", 81, 141)},
           source="bringup")  # fmt: skip
 def every_preset_declares_its_memory(stack: Stack, card: str, least: int, most: int) -> None:
-    """Every preset declares the memory of the smallest card it was planned for. A preset for the 141 GB H200 claims
-    nothing about an 80 GB H100.
+    """Every preset declares the memory of the smallest card it was planned for. A preset for the 141 GB H200 declares
+    more than the 80 GB of an H100.
 
     "Fits on H200" was read as "fits on Hopper".
     """

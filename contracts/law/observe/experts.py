@@ -13,9 +13,9 @@ from contracts.spec.observing import Observing
 
 @contract("OBS-14", asks="trace", cases=RUN, source="F11", slow=True)
 def experts_are_counted_as_their_tokens_were_routed(stack: Observing) -> None:
-    """A router gives no token the same expert twice. In each step a rank's counter of assignments grows by those that
-    its routers made; a selection bias is the same on every rank, falls for experts with more assignments than the mean
-    of all ranks against those with fewer, and nothing is left in its counter for the next step.
+    """A router never gives a token the same expert twice. In each step a rank's counter of assignments grows by those
+    that its routers made; if it moves a bias, it starts the next step at zero. A selection bias is the same on every
+    rank, and falls for experts with more assignments than the mean of all ranks against those with fewer.
 
     An assignment that is counted twice, or only on one rank, balances another load than the experts have.
     """
@@ -102,8 +102,8 @@ def _deltas(merged: Merged, name: str, step: int) -> list[float]:
 
 @contract("OBS-18", asks="trace", cases=RUN, source="F11", slow=True)
 def each_assignment_reaches_an_expert_or_is_reported_as_dropped(stack: Observing) -> None:
-    """Of the assignments that a router makes in a step, on all ranks, each reaches an expert, or the script reports
-    that it was dropped (`observe.dropped(n)`).
+    """Every assignment that a router makes in a step, on all ranks, reaches an expert, or the script reports that it
+    was dropped (`observe.dropped(n)`).
 
     A dispatch that loses rows leaves their tokens without an expert, and the loss finite.
     """

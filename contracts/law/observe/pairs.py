@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @contract("OBS-01", asks="trace", cases={"spread": ("one-rank", "spread")}, source="F01 F02", slow=True)
 def a_spread_run_is_that_of_one_rank(stack: Observing, reference: str, other: str) -> None:
-    """From equal weights and rows, a run on several ranks has the outputs, gradients and weights of the run on one,
-    up to rounding.
+    """From equal weights and rows, a run on several ranks has the outputs, gradients and weights of the run on one
+    rank, up to rounding.
 
     A mean that is taken twice, or a gradient that a rank adds and should not, trains another model.
     """
@@ -32,8 +32,8 @@ def a_spread_run_is_that_of_one_rank(stack: Observing, reference: str, other: st
 
 @contract("OBS-09", asks="trace", cases={"resumed": ("whole", "resumed")}, source="F07", slow=True)
 def a_resumed_run_goes_on_as_if_it_had_not_ended(stack: Observing, reference: str, other: str) -> None:
-    """A resumed run begins with the weights and rows with which the whole one continues, and has its moments, rates and
-    weights in every later step; if forward passes draw random numbers, it has the whole one's random states too.
+    """A resumed run begins with the weights and rows with which the uninterrupted one continues, and has its moments,
+    rates and weights in every later step. If forward passes draw random numbers, it has the same random states too.
 
     What a checkpoint forgets begins anew, and the loss recovers from it.
     """
@@ -47,8 +47,8 @@ def a_resumed_run_goes_on_as_if_it_had_not_ended(stack: Observing, reference: st
 
 @contract("OBS-11", asks="trace", cases={"recomputed": ("plain", "recomputed")}, source="F13", slow=True)
 def a_recomputed_run_is_the_plain_one(stack: Observing, reference: str, other: str) -> None:
-    """Recomputed, compiled, offloaded or otherwise wrapped, a run has the same outputs, in the same dtypes, the same
-    gradients and weights as the plain one, and no random state moves twice.
+    """A run that is recomputed, compiled, offloaded or otherwise wrapped has the same outputs, in the same dtypes, and
+    the same gradients and weights as the plain one, and advances no random state twice.
 
     Dropout that draws again in the second forward pass trains on gradients of another network. A region that leaves
     autocast computes in another precision.

@@ -12,8 +12,8 @@ from contracts.spec.observing import Observing
 
 @contract("OBS-03", asks="trace", cases=RUN, source="F18 F09", slow=True)
 def one_optimizer_moves_each_trainable_parameter(stack: Observing) -> None:
-    """Each trainable parameter is in exactly one optimizer and moves. Frozen ones do not. No gradient is left from the
-    step before when a backward pass begins.
+    """Each trainable parameter is in exactly one optimizer and moves. Frozen ones do not. When a backward pass begins,
+    no gradient is left from the step before.
 
     A parameter that nobody steps keeps its initial value, and the rest of the model learns around it.
     """

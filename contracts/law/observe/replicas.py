@@ -21,10 +21,10 @@ KINDS = {
 
 @contract("OBS-02", asks="trace", cases=RUN, source="F02 F14", slow=True)
 def replicas_are_equal_to_the_bit(stack: Observing) -> None:
-    """Ranks that hold the same part of a weight, of a reduced gradient or of a moment hold the same bits of it, before
-    and after every step. So do ranks that share a batch, of each buffer that a checkpoint keeps, unless forward passes
-    change it, as a norm's statistics of a rank's own rows. Two kinds of tensors are not alike: gradients that an
-    optimizer reduces itself, and weights that begin otherwise on ranks which exchange numbers in their forward passes.
+    """Ranks that hold the same part of a weight, of a reduced gradient or of a moment hold it bit-identical, before and
+    after every step. Ranks that share a batch also hold each buffer of a checkpoint bit-identical, unless forward
+    passes change it from a rank's own rows, as a norm's statistics. Not compared are gradients that an optimizer
+    reduces itself, and weights that start different on ranks that communicate in their forward passes.
 
     Replicas drift apart without a word: the loss is a mean over them.
     """
@@ -103,9 +103,10 @@ def _unlike_buffers(merged: Merged) -> Iterator[str]:
     "OBS-06", asks="trace", cases={**RUN, "resumed": ("whole", "resumed")}, source="F05", slow=True,
 )  # fmt: skip
 def data_parallel_ranks_consume_different_rows(stack: Observing, reference: str = "", other: str = "") -> None:
-    """No two data-parallel ranks consume the same microbatch, nor most rows of one twice in an epoch of torch's loader;
-    no rank one twice in a step, with the same outputs and loss, unless all steps have the same rows; ranks that share
-    their layers' tensors consume the same ones. A resumed run consumes the rows with which the whole one continues.
+    """No two data-parallel ranks consume the same microbatch, or most rows of one twice in an epoch of torch's loader.
+    No rank consumes a microbatch twice in a step, with the same outputs and loss, unless all steps have the same rows.
+    Ranks that share their layers' tensors consume the same microbatches. A resumed run continues with the rows of the
+    uninterrupted one.
 
     A sampler that does not know its rank trains every rank on the same rows. The loss falls, more slowly.
     """
@@ -285,7 +286,7 @@ def _diverging(merged: Merged) -> Iterator[str]:
 
 @contract("OBS-20", asks="trace", cases=RUN, source="F16", slow=True)
 def gradients_are_added_up_in_the_precision_that_was_asked_for(stack: Observing) -> None:
-    """If FSDP or DDP was asked to add gradients up in a dtype, no gradient of a vector is added up in a narrower.
+    """If FSDP or DDP is set to reduce gradients in a dtype, no gradient of a vector is summed in a narrower one.
 
     Tensor parallelism may add up the gradients of a norm's weights in the dtype of its activations, which rounds each.
     """

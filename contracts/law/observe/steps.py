@@ -22,9 +22,9 @@ LABEL = {"bfloat16": 3e-2, "float16": 1e-2}
 
 @contract("OBS-04", asks="trace", cases=RUN, source="F03", slow=True)
 def the_told_norm_is_that_of_the_applied_gradients(stack: Observing) -> None:
-    """The norm that `clip_grad_norm_` returned, clipped, is the norm of the gradients that the optimizer applies, over
-    all ranks; one of torch's `get_total_norm` that `clip_grads_with_norm_` is given is no less. Of ranks that share a
-    batch, all clip in a step or none.
+    """If gradients are clipped, the norm that `clip_grad_norm_` returned, after clipping, equals the norm of the
+    gradients that the optimizer applies, over all ranks. A norm from torch's `get_total_norm` that is passed to
+    `clip_grads_with_norm_` is not smaller than it. In a step, either all or none of the ranks that share a batch clip.
 
     Gradients that are clipped before their reduction, or a norm that counts one rank's shards, leave the loss as it is.
     """
@@ -83,10 +83,10 @@ def _last(clips: list[tuple[RankTrace, Line]]) -> Iterator[tuple[int, int, Line]
 
 @contract("OBS-07", asks="trace", cases=RUN, source="F19", slow=True)
 def a_step_has_the_microbatches_that_were_told(stack: Observing) -> None:
-    """In the microbatches of a step each label that a cross-entropy counts weighs the same, and not as if each
-    microbatch were the whole step. A step that was told to have n (`observe.step(microbatches=n)`) has n backward
-    passes, and DDP reduces each of its gradients once. A trial pass, whose gradients are dropped before an optimizer
-    steps, is not in every step.
+    """All labels of a step that a cross-entropy counts weigh the same, whichever microbatch they are in, and those of
+    one microbatch do not weigh as much as a whole step. A step that the script declares to have n microbatches
+    (`observe.step(microbatches=n)`) has n backward passes, and DDP reduces each of its gradients once. Trial passes,
+    whose gradients are dropped before an optimizer steps, do not occur in every step.
 
     A mean of each microbatch's mean makes a label of a short text weigh more. A step that reduces every microbatch
     computes the same, and sends n times as much.
@@ -193,9 +193,9 @@ def the_applied_rate_is_that_of_the_schedule(stack: Observing) -> None:
 
 @contract("OBS-13", asks="trace", cases=RUN, source="F07 F13", slow=True)
 def evaluation_leaves_the_model_as_it_found_it(stack: Observing) -> None:
-    """A forward pass without gradients between two steps leaves the weights, the modes of the modules and the buffers
-    that a checkpoint keeps as they were. Where all modules are in evaluation mode it applies no dropout. Behind one in
-    front of the first step the model trains in training mode, and ranks of one model train in the same modes.
+    """A forward pass without gradients between two steps changes no weight, no module's mode and no buffer of a
+    checkpoint. If all modules are in evaluation mode, it applies no dropout. After one before the first step the model
+    trains in training mode, and all ranks of one model train in the same modes.
 
     A missing `model.train()` turns dropout off for the rest of the run, and a missing `model.eval()` mixes statistics
     of the validation set into those of the run. A function that is not given the mode drops units in both.

@@ -48,8 +48,8 @@ def _given(recipe: Recipe, grows: bool) -> tuple[Tokens, ...]:
 def a_step_does_not_know_the_size_of_the_one_before(
     stack: Training, recipe: Recipe, execution: Execution, grows: bool
 ) -> None:
-    """If the second batch has other numbers of sequences and tokens than the first, losses and gradients of its step
-    equal those of a run that begins with it, at the weights that the first step left.
+    """If the second batch has another number of sequences and of tokens than the first, losses and gradients of its
+    step equal those of a run that begins with it, at the weights that the first step left.
 
     Ramps of the batch size and curricula of lengths change both. Denominators, slots of experts, masks and buffers that
     are made for the first batch fit the others only as long as nothing changes.
@@ -83,8 +83,8 @@ LAYOUTS: dict[str, tuple[Recipe, Execution, bool, int]] = {
 def ranks_share_batches_that_change(
     stack: Training, recipe: Recipe, execution: Execution, grows: bool, world: int
 ) -> None:
-    """On each layout, two steps whose batches differ in sequences and tokens have the labels, losses, norms and
-    gradients that they have on one rank.
+    """On each layout, two steps whose batches differ in their numbers of sequences and tokens have the labels, losses,
+    norms and gradients of one rank.
     """
     recipe = replace(recipe, seq_length=24)
     for alone, many in one_rank_and_many(stack, recipe, execution, _given(recipe, grows), "gradients"):

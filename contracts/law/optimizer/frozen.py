@@ -74,8 +74,8 @@ PARTS: dict[str, tuple[Recipe, str, bool]] = {  # a pattern of the names that ar
 def what_is_frozen_stays_and_nothing_else_changes(
     stack: Training, recipe: Recipe, pattern: str, recompute: bool
 ) -> None:
-    """Frozen parameters stay bit for bit and have no gradient and no optimizer state. All others have the gradients
-    that they have when nothing is frozen, move, and are clipped by a norm of their own.
+    """Frozen parameters stay bit-identical and have no gradient and no optimizer state. All others move, have the same
+    gradients as when nothing is frozen, and are clipped by the norm of their own gradients only.
 
     Gradients pass through a frozen layer to those before it. A rate of 0 or a gradient of 0 does not freeze: the norm
     counts such a parameter, and AdamW decays it.
@@ -142,8 +142,9 @@ RESUMED: dict[str, tuple[Recipe, str, str]] = {  # what is frozen before the sav
            "others": ("frozen", "refrozen", "checkpoint", "muon")},
 )  # fmt: skip
 def a_resumed_run_may_freeze_others(stack: Training, recipe: Recipe, before: str, after: str) -> None:
-    """A checkpoint has the values of what was frozen. In a run that loads it and freezes others, what was trained
-    continues with its moments, what was frozen begins as in a first step, and what is frozen now moves no more.
+    """A checkpoint holds the values of frozen parameters. A run that loads it may freeze other parameters: those
+    trained before continue with their moments, those frozen before begin as in a first step, and those frozen now do
+    not move.
 
     A parameter with moments and without a gradient is moved by them.
     """

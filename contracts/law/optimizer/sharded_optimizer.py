@@ -57,8 +57,8 @@ SINGLE: dict[str, tuple[Execution, int]] = {
 
 @contract("OPT-03", asks=("built", "train"), cases=SINGLE, source="bringup", tier="dist")
 def a_singleton_lane_reduces_nothing(stack: Training, execution: Execution, world: int) -> None:
-    """If the effective DP size is 1, the optimizer takes the local path: a run asked to shard sends what it sends when
-    not asked, and sends nothing over a group of one rank.
+    """If the effective DP size is 1, the optimizer takes the local path: a run with sharding requested sends the same
+    messages as a run without, and none over a group of one rank.
 
     torch takes `group=None` for the world, so a reduction that looks up the group of a single rank reaches every rank.
     """
@@ -109,8 +109,8 @@ STALE: dict[str, tuple[Recipe, Execution, int]] = {
 def ranks_compute_with_the_weights_that_they_hold(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """Under bfloat16, on several ranks, the second step's losses and gradients equal a run's that begins with the
-    weights that the first step left.
+    """Under bfloat16, on several ranks, the second step's losses and gradients equal those of a run that begins with
+    the weights that the first step left.
 
     Ranks gather, cast and cache copies of weights. A copy that an update does not reach is a step late: the loss falls
     all the same. Of two rules, each has to hand its own updates on.

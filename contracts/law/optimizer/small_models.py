@@ -37,7 +37,7 @@ def the_table_of_a_transformer_says_how_it_moves(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
     """Every parameter of a transformer is in the optimizer's table once, has a gradient, and moves in the first step as
-    the table says: by Adam's rule from its clipped gradient, and by its own decay.
+    the table says: by Adam's rule from its clipped gradient, and by its own weight decay.
 
     An expert that is in no parameter group does not move, and the loss falls just as well.
     """

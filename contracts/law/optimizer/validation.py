@@ -64,8 +64,8 @@ KEEPS = {
 )
 def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> None:
     """A validation between two steps leaves the run bit-identical: weights, optimizer state, router biases, random
-    generators, the losses, gradients and sequences of later steps and the loss of a later validation equal the run's
-    without it.
+    generators, the losses, gradients and sequences of later steps and the loss of a later validation equal those of the
+    run without it.
 
     A model that stays in evaluation mode drops nothing and balances nothing for the rest of the run. A router that
     counts the tokens of a validation moves its bias by them, and amax histories that record it scale the steps after
@@ -223,8 +223,8 @@ UNEVEN: dict[str, tuple[Recipe, Execution, int, int]] = {
 def a_validation_that_ranks_do_not_divide_is_whole_or_refused(
     stack: Training, recipe: Recipe, execution: Execution, world: int, rows: int
 ) -> None:
-    """If ranks do not divide the sequences of a validation, its loss equals one rank's, or the run is refused before
-    its first step, with the number of sequences.
+    """If the number of validation sequences does not divide over the ranks, the validation loss equals one rank's, or
+    the run is refused before its first step, with that number.
 
     A sampler that gives every rank as many pads with copies of the first sequences, or drops the last. A rank without a
     sequence is missed in a collective, or refuses when the run has trained for hours.

@@ -153,8 +153,8 @@ FAR = {"2-to-the-31": (2**31,), "2-to-the-32": (2**32,), "2-to-the-63": (2**63,)
 
 @contract("PAR-06k", asks="samples", cases=FAR, source="F05; DAT-13")
 def the_order_holds_far_into_a_run(stack: Training, far: int) -> None:
-    """In the epoch that crosses sequence 2³¹ (or 2³², 2⁶³) of a run, every sequence id is still consumed exactly once,
-    and the epoch has an order of its own.
+    """In the epoch in which the number of sequences consumed passes 2³¹ (or 2³², 2⁶³), every sequence id is still
+    consumed exactly once, and in an order of that epoch's own.
 
     A position in 32 bits turns negative: the loader dies, or continues and repeats sequences of another place.
     """
@@ -183,8 +183,8 @@ STALE = {  # what changes between two runs of one process over one path: length,
 
 @contract("PAR-06l", asks=("samples", "sample"), cases=STALE, source="OLMo-core #303")
 def what_was_read_before_is_not_taken_for_something_else(stack: Training, change: str) -> None:
-    """After a run over a text, a run over the same path with another sequence length, another vocabulary or other
-    content of the file reads its own sequences.
+    """A run that uses the data path of an earlier run with another sequence length, another vocabulary or other content
+    of the file reads its own sequences, not the earlier ones.
 
     An index or a token cache whose key leaves a field out is reused for another recipe, and trains on wrong tokens.
     """

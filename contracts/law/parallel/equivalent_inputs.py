@@ -49,9 +49,9 @@ NEEDS = {
 
 @contract("PAR-13", asks=("built", "train"), cases=RELATIONS, needs=NEEDS, sheds=("packed",), source="F13; F06")
 def what_says_the_same_gives_the_same(stack: Training, recipe: Recipe, relation: Relation) -> None:
-    """A step has the same losses and gradients whether weights or rows are given in another order, documents have other
-    numbers, a row of one document says so, every step is observed, fresh memory holds NaN instead of zeros, or all
-    logits of a token are shifted by one number.
+    """A step has the same losses and gradients if weights or rows are given in another order, documents are numbered
+    otherwise, a row of one document has document numbers, every step is observed, fresh memory holds NaN instead of
+    zeros, or all logits of a token are shifted by one number.
 
     Weights that are taken by their place, document numbers that are read as a mask or as weights, an observer that
     changes what it looks at, memory that nobody wrote, and logits that stand for probabilities all pass while nothing
@@ -76,8 +76,8 @@ LEFT: dict[str, tuple[Recipe, Precision]] = {
     source="transformers: PreTrainedModel._set_default_dtype; torchtitan: set_default_dtype",
 )  # fmt: skip
 def a_run_leaves_torch_as_it_found_it(stack: Training, recipe: Recipe, precision: Precision) -> None:
-    """Whether a model was built, trained, or refused for a weight that it does not have: torch has the default dtype,
-    the default device and the gradient mode that it had before.
+    """After a model was built, trained, or refused for a weight that it does not have, torch has the default dtype, the
+    default device and the gradient mode that it had before.
 
     A model is built under the dtype of its weights. If that is not undone, also after an error, every tensor that
     the process makes later without naming a dtype has it: twice the memory, or statistics with three digits.
@@ -151,8 +151,8 @@ ON_RANKS = {
 def what_says_the_same_gives_the_same_on_ranks(
     stack: Training, recipe: Recipe, relation: Relation, execution: Execution, world: int
 ) -> None:
-    """On several ranks a step has the same losses and gradients whether weights are given in another order, documents
-    have other numbers, every step is observed, fresh memory holds NaN instead of zeros, or all logits of a token are
+    """On several ranks a step has the same losses and gradients if weights are given in another order, documents are
+    numbered otherwise, every step is observed, fresh memory holds NaN instead of zeros, or all logits of a token are
     shifted by one number.
 
     Ranks allocate what they receive into, and pad what does not divide; a softmax over ranks takes its largest logit

@@ -159,8 +159,8 @@ LENGTHS = {"one": (LETTERS, 1), "three": (LETTERS, 3)}
     source="F19",
 )  # fmt: skip
 def the_sequence_length_may_change_from_step_to_step(stack: Training, recipe: Recipe, microbatches: int) -> None:
-    """A step whose sequences have another length than the step before equals the first step of a run that begins there:
-    no mask, position or count of the earlier length remains.
+    """If a step's sequences have another length than those of the step before, the step equals the first step of a run
+    that begins there: no mask, position or count of the earlier length remains.
     """
     lengths = (((9, 4), 2), ((13,), 5), ((6, 7), 0)), (((7,), 3), ((2, 5), 0), ((7,), 0)), (((1, 15), 1),) * 3
     given = tuple(batch(f"length {i}", rows=rows, recipe=recipe) for i, rows in enumerate(lengths))

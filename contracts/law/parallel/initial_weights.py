@@ -45,7 +45,7 @@ def _drawn_tensors(stack: Training, recipe: Recipe, mode: Mode) -> dict[str, Ten
 @contract("PAR-04a", asks="initial", cases=DRAWN, source="F14; INI-13")
 def the_seed_decides_the_initial_weights(stack: Training, recipe: Recipe, mode: Mode) -> None:
     """Initial weights are the same when asked for again, after other models were built and other random numbers drawn;
-    every drawn matrix changes with the seed.
+    every randomly initialised matrix changes with the seed.
 
     Ranks build their parts in different orders and draw other random numbers in between.
     """
@@ -71,8 +71,8 @@ def _varies(shape: tuple[int, ...], name: str) -> bool:
 
 @contract("PAR-04b", asks=("initial", "built"), cases=DRAWN, source="F14; INI-03")
 def no_two_tensors_start_alike(stack: Training, recipe: Recipe, mode: Mode) -> None:
-    """No two drawn tensors start with the same numbers: not two layers, not two experts of a layer, not a head and a
-    layer.
+    """No two randomly initialised tensors start with the same numbers: not two layers, not two experts of a layer, not
+    a head and a layer.
 
     Experts that start alike get the same gradients and stay one expert. Pipeline chunks that restart the generator give
     pairs of identical layers.
@@ -220,7 +220,7 @@ def what_is_not_drawn_starts_plain(
 
 @contract("PAR-04k", asks="initial", cases=DRAWN, source="F14; torch: nn.init")
 def what_is_drawn_is_centred(stack: Training, recipe: Recipe, mode: Mode) -> None:
-    """The mean of every drawn weight of two or more dims lies within six standard errors of 0.
+    """The mean of every randomly initialised weight of two or more dims lies within six standard errors of 0.
 
     A uniform draw over 0 … 1 in place of -1 … 1 has the same spread, and every output of its channel the same sign.
     """
@@ -240,8 +240,8 @@ DEEPENED: dict[str, tuple[Recipe, Mode]] = {
 
 @contract("PAR-04h", asks=("built", "initial"), cases=DEEPENED, source="F14; INI-09")
 def layers_write_smaller_together(stack: Training, recipe: Recipe, mode: Mode) -> None:
-    """If one kind of layer starts with smaller weights in a model four times as deep, every kind has a weight that
-    does, by the same factor.
+    """If one kind of layer has weights that start smaller when the model is four times as deep, every kind of layer has
+    such weights, smaller by the same factor.
 
     Stacks that scale what layers write to the residual stream (GPT-2) do it for every kind of layer, or deep models
     start with one kind that outweighs the others. A class that the initialiser does not know keeps the usual scale, and
@@ -285,8 +285,8 @@ TRAINED = {
     "PAR-04i", asks=("built", "initial", "train"), cases=TRAINED, needs=(), sheds=("packed",), source="F14; INI-13"
 )
 def a_run_starts_from_its_initial_weights(stack: Training, recipe: Recipe) -> None:
-    """A run on one rank that is given no weights starts from `initial`: it has the first losses and gradients of a run
-    that is given these.
+    """A run on one rank that is given no weights starts from `initial`: its first losses and gradients equal those of a
+    run that is given the weights of `initial`.
 
     A framework that initialises a model once more after the stack, or what was loaded, or only the parts that it
     knows, trains another model than the one that was looked at.
@@ -330,8 +330,8 @@ WRONGLY: dict[str, tuple[Literal["missing", "foreign", "misshapen"]]] = {
 
 @contract("PAR-04m", asks=("built", "initial", "train"), cases=WRONGLY, source="F07; RSM-52")
 def weights_that_do_not_fit_are_not_taken(stack: Training, how: Literal["missing", "foreign", "misshapen"]) -> None:
-    """A run that is given a tensor of a name or a shape that the model does not have is refused, with the name. One
-    that is given all weights but one is refused too, or begins with the initial value of that one.
+    """A run is refused, with the name, if it is given a tensor whose name or shape the model does not have. If it is
+    given all weights but one, it is refused or starts that one from its initial value.
 
     `strict=False` leaves out what does not fit: a renamed tensor keeps the numbers of its memory, and the run trains.
     """

@@ -23,7 +23,8 @@ RANKS: dict[str, Cell] = {
     needs={"": ("largest-loss",), "fsdp2": ("largest-loss", "experts")},
 )  # fmt: skip
 def the_largest_loss_is_the_mean_of_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """The largest loss that a step reports is the largest of the ranks' mean losses, each over the labels of its rows.
+    """The largest loss that a step reports is the largest of the ranks' losses, each the mean over the labels of that
+    rank's rows.
 
     Ranks have unequal numbers of labels. What divides a rank's sum by the labels of all ranks reports less than the
     mean, and on more ranks less still: a rank with bad data never shows.

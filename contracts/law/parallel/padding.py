@@ -117,7 +117,7 @@ UNLABELLED: dict[str, tuple[Recipe, int]] = {"letters": (LETTERS, 1), "dense": (
     source="Automodel #3796; F19; F21",
 )  # fmt: skip
 def a_step_without_a_label_destroys_nothing(stack: Training, recipe: Recipe, microbatches: int) -> None:
-    """Behind a step in which no label counts, weights and optimizer state are finite, and the next step has a finite
+    """After a step in which no label counts, weights and optimizer state are finite, and the next step has a finite
     loss; or the batch is refused.
 
     Truncation takes the answer off every row of a step, and its mean is 0 / 0. Where that reaches the gradients the run

@@ -64,7 +64,7 @@ FLOWS: dict[str, Cell] = {
 @contract("PAR-08a", asks=("built", "train"), cases=FLOWS, source="bringup F20; F19", tier="dist")
 def a_step_in_stages_is_that_of_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
     """Under pipeline parallel, every loss, the label count and every gradient by name equal those of one rank: for 1F1B
-    and interleaved schedules, for equal stages and written-out ones, and beside every other axis.
+    and interleaved schedules, for equal stages and written-out ones, and together with every other axis.
 
     The loss falls with each of these bugs: a mean over microbatch means, an auxiliary loss that only the last stage
     adds, a microbatch that meets the labels of another, a layer that is run as its number within the stage says.

@@ -79,8 +79,8 @@ def mixed_precision_reduces_in_float32(stack: Training, recipe: Recipe, executio
 def mixed_precision_gradients_are_those_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """Under bfloat16, losses and every gradient by name on several data-parallel ranks equal those of one rank whose
-    microbatches are their shares, to float32 accuracy.
+    """Under bfloat16, losses and every gradient by name on several data-parallel ranks equal, to float32 accuracy,
+    those of one rank that takes the ranks' shares as its microbatches.
 
     The same rows are then rounded in the same places, and only float32 sums differ. A parameter that is rounded when it
     is gathered, or a float32 gradient that was not reduced because its 16-bit copy was, is off by a visible fraction.
@@ -128,8 +128,9 @@ IN_HALF = 2e-1
 def what_ranks_hold_alike_is_summed_in_float32(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """Under bfloat16 and float16 every gradient on tensor-, context-, expert- and pipeline-parallel ranks equals one
-    rank's in float32, to the accuracy of bfloat16, and gradients of norms, which ranks hold alike, are float32 sums.
+    """Under bfloat16 and float16, every gradient on tensor-, context-, expert- and pipeline-parallel ranks equals one
+    rank's float32 gradient to the accuracy of bfloat16. Gradients of norms, which are replicated, are summed over ranks
+    in float32.
 
     Under sequence parallel each rank has a part of a norm's gradient. If the parts are added in the dtype of the
     activations, because the reduction that float32 was asked for is another one, what is left has 8 bits, or 11: nearly

@@ -45,9 +45,9 @@ SHARED: dict[str, tuple[Recipe, Execution, int, float, float]] = {  # the last t
 def every_rank_computes_its_share(
     stack: Training, recipe: Recipe, execution: Execution, world: int, share: float, held: float
 ) -> None:
-    """Under every parallel axis a rank computes its share of a step: of two ranks none computes more than 70 % of what
-    one rank by itself does, of four none more than 45 %, and each computes something. If an axis cuts parameters, a
-    rank updates no more than its share of them.
+    """Under every parallel axis each rank computes its share of a step: on two ranks at most 70 % of what one rank
+    computes, on four at most 45 %, and never nothing. If an axis shards parameters, a rank updates no more than its
+    share of them.
 
     The products of matrices are counted as each rank runs them, those of activations (the scores of attention, a scan)
     by themselves as well, and the elements of which Adam takes a root. A context-parallel group that is never entered

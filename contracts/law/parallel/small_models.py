@@ -96,8 +96,8 @@ def stages_of_a_transformer_are_one_rank(stack: Training, recipe: Recipe, execut
 @contract("PAR-14", asks=("built", "train"), cases=MET, source="F01; TST-13", conventions=WINDOW,
           tier="dist")  # fmt: skip
 def axes_that_meet_are_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """With recomputation, as many axes together as four ranks have room for, a transformer with experts has the losses,
-    gradients by name, gradient norm and selection biases of one rank.
+    """With recomputation, and with as many parallel axes at once as fit on four ranks, a transformer with experts has
+    the losses, gradients by name, gradient norm and selection biases of one rank.
 
     Two axes that are right by themselves and in every pair can still be wrong beside a third: a group that is made for
     two of them, a divisor that counts one twice, a collective that a second pass through a layer issues once more.

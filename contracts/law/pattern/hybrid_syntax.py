@@ -75,8 +75,8 @@ BUILT_IN_MIXER = {  # lane, whether it keeps R
 
 @contract("PAT-04b", asks="launch", cases=BUILT_IN_MIXER, source="naming")
 def a_launch_says_where_r_went(stack: Stack, lane: Lane, keeps: bool) -> None:
-    """A launch carries the layer numbers of R. A lane that runs the built-in mixer at those layers states in words that
-    it gives up R.
+    """A launch carries the layer numbers of R. A lane that runs the built-in mixer at those layers states that it gives
+    up R.
     """
     launch = stack.launch(_recipe("AEMEAEMEAEMR", 27), lane)
     layers = one_based(launch.recurrent)
@@ -121,8 +121,8 @@ SOME_SPARSE = {"nam52": ("AEME", 52, (8, 9, 10, 11)), "all-but-one": ("AEM", 14,
 def a_mix_is_refused_where_the_launcher_cannot_say_it(
     stack: Stack, pattern: str, depth: int, sparse: tuple[int, ...]
 ) -> None:
-    """A native Megatron lane refuses sparse attention on only some A-ranks. It neither extends it to all of them nor
-    drops it.
+    """A native Megatron lane refuses sparse attention in only some of the attention layers. It neither extends it to
+    all of them nor drops it.
     """
     megatron_flags(stack.launch(_recipe("AEM", 12), NATIVE))
     refused = refusal_of(stack.launch, _recipe(pattern, depth, *sparse), NATIVE)
@@ -142,8 +142,8 @@ LAUNCHED = {  # pattern, depth, sparse A-ranks → layers of R, sparse layers
 def a_launch_numbers_its_layers(
     stack: Stack, pattern: str, depth: int, sparse: tuple[int, ...], recurrent: tuple[int, ...], layers: tuple[int, ...]
 ) -> None:
-    """If the launcher's pattern cannot express them, a launch carries the layers of R and of sparse attention, under
-    the base that it states.
+    """If the launcher's pattern cannot express them, a launch carries the numbers of the R layers and of the sparse
+    attention layers, counted from the base (0 or 1) that it states.
 
     This is the last place where A-ranks, positions and layer numbers can be confused.
     """

@@ -257,8 +257,8 @@ def render_is_the_inverse_of_parse(stack: Stack, seed: int, draws: int) -> None:
 
 @contract("PAT-11a", asks=("render", "blocks"), cases=DRAWN, source="naming")
 def every_illegal_pattern_is_refused(stack: Stack, seed: int, draws: int) -> None:
-    """A stack refuses a legal pattern after one letter is corrupted, one stage is emptied, or the depth changes under a
-    cut.
+    """A stack refuses a pattern that was legal before one letter was corrupted, one stage was emptied, or the depth was
+    changed while the pattern has a `|`.
     """
     draw = random.Random(seed)
     for _ in range(draws):

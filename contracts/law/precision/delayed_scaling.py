@@ -109,7 +109,7 @@ def _moved(before: Step | None, step: Step, name: str) -> str:
 @contract("PREC-01i", asks="train", cases={"full": (SHORT,)}, source="hub; arXiv 2209.05433")
 def a_full_ring_forgets_its_oldest_row(stack: Training, recipe: Recipe) -> None:
     """If every row of an amax history is filled, a step forgets the oldest, clears row 0, and computes the scales from
-    the greatest amax, however long ago it was met.
+    the greatest amax of the whole history, however old.
 
     A ring is full after as many steps as it has rows. Before that a row that comes around is empty, whether it is
     cleared or not.

@@ -32,8 +32,8 @@ DIVERGED: dict[str, tuple[Recipe, float, int, bool]] = {  # embedding of the tok
 def a_run_that_diverged_says_so(
     stack: Training, recipe: Recipe, value: float, microbatches: int, validates: bool
 ) -> None:
-    """If one token's embedding is NaN or Inf, a step or a validation reports a loss that is not finite, and a step also
-    a gradient norm that is not, or it is refused.
+    """If one token's embedding is NaN or Inf, a step reports a non-finite loss and a non-finite gradient norm, and a
+    validation a non-finite loss, or either is refused.
 
     A display that leaves NaN out, a mean over the microbatches that are finite and a gradient that is cleaned before
     its norm is taken make a run that is lost look like one that learns.
@@ -69,8 +69,8 @@ ON_RANKS: dict[str, tuple[Recipe, Execution, int]] = {
 def a_run_that_diverged_on_one_rank_says_so_on_all(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """If the embedding of one rank's rows is NaN or Inf, the step reports on every rank a loss and a gradient norm that
-    are not finite, or it is refused.
+    """If the embedding of one rank's rows is NaN or Inf, the step reports a non-finite loss and a non-finite gradient
+    norm on every rank, or is refused.
 
     A rank that leaves itself out of the sum when its loss is NaN hides it from all: the log has only the others.
     """

@@ -93,9 +93,9 @@ TOLD: dict[str, tuple[Recipe, Rows, int]] = {
     source="torchtitan #4135; transformers #8561; Megatron-LM #7081",
 )  # fmt: skip
 def what_a_step_tells_is_not_rounded(stack: Training, recipe: Recipe, rows: Rows, labels: int) -> None:
-    """Under bfloat16 and float16 the labels, the losses, the gradient norm and the clip coefficient of a step are those
-    of float32 sums: it counts every label, its losses are the means of those of its microbatches, and its norm is that
-    of its gradients.
+    """Under bfloat16 and float16 a step sums its labels, losses and gradient norm in float32: it counts every label,
+    its losses are the means of its microbatches' losses, and its gradient norm and clip coefficient follow from its
+    gradients.
 
     A count in the dtype of the model stands still at 256, and every gradient is divided by it. A norm in that dtype
     moves in steps of half a percent, and another grouping of tensors clips otherwise. Microbatches have equally many
@@ -141,7 +141,7 @@ VALIDATED = {"letters": (TOLD["letters"][0],), "dense": (TOLD["dense"][0],)}
     source="transformers #8561; torchtitan: Validator",
 )  # fmt: skip
 def the_loss_of_a_validation_is_not_rounded(stack: Training, recipe: Recipe) -> None:
-    """Under bfloat16 the loss of a validation is the mean, in float32, of those of its batches.
+    """Under bfloat16 the loss of a validation is the mean, in float32, of its batches' losses.
 
     The step that follows reports the loss of its batch before it moves a weight. A curve of validations that moves by
     half a percent or not at all hides when a run begins to overfit. Batches have equally many labels.
@@ -175,8 +175,8 @@ ON_RANKS: dict[str, tuple[Recipe, Execution, int]] = {
 @contract("PREC-06b", asks=("built", "train"), cases=ON_RANKS, tier="dist", source="torchtitan #4135; fairscale #1092")
 def what_ranks_tell_is_not_rounded(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
     """Under bfloat16 every rank counts all labels of the step, and its gradient norm and clip coefficient equal those
-    of the whole gradients in float32. Data-parallel ranks report the losses of one rank whose microbatches are their
-    shares.
+    of the whole gradients in float32. Data-parallel ranks report the loss that one rank reports when it takes their
+    shares as its microbatches.
 
     What ranks send to one another of counts, losses and norms has the dtype of the model where nobody says otherwise.
     """

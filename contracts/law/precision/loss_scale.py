@@ -106,8 +106,8 @@ ALONE: dict[str, tuple[Recipe]] = {
     source=f"{SOURCE}; torch.amp: each optimizer decides for itself",
 )  # fmt: skip
 def one_tensor_that_overflows_leaves_the_whole_step_out(stack: Training, recipe: Recipe) -> None:
-    """Under float16 a step of which the gradient of one tensor is not finite, and all others and the loss are, changes
-    no bit of weights and optimizer state, by whichever rule a tensor moves, and the loss scale falls.
+    """Under float16, if the gradient of one tensor is not finite but the loss and all other gradients are, the step
+    changes no bit of weights and optimizer state, whichever optimizer's rule moves them, and the loss scale falls.
 
     Two optimizers that look each at their own gradients take half a step, and the decay of it. Here the hidden states
     in front of the output projection are large and its weights small; a stack that makes its gradient in float32 is not
@@ -198,9 +198,9 @@ LOSSES = {"balance-loss": ("balance-loss",), "z-loss": ("z-loss",), "prediction-
 @contract("PREC-05b", asks=("built", "train"), cases=SMALL, needs=SCALES | LOSSES, sheds=("packed",),
           source=f"{SOURCE}; Megatron-Core: MoEAuxLossAutoScaler; tnt #354")  # fmt: skip
 def small_gradients_survive_float16(stack: Training, recipe: Recipe) -> None:
-    """Losses and gradients under float16 equal those in float32, to the accuracy of float16, also if gradients are
-    smaller than any number of float16: every loss is scaled before the backward pass, the gradients are divided by the
-    scale exactly once, and reported losses are unscaled.
+    """Losses and gradients under float16 equal those in float32, to the accuracy of float16, even if the gradients are
+    too small for float16: every loss is scaled before the backward pass, the gradients are divided by the scale exactly
+    once, and reported losses are unscaled.
 
     Here the output projection is small, and so is every gradient that passes through it. Unscaled they are 0, and a
     norm that is taken before the division clips all of them away. A loss that enters after the scale, of a router or of

@@ -37,8 +37,8 @@ def _one_thread() -> Iterator[None]:
 
 @contract("PREC-05e", asks="train", cases=GROWN, slow=True, source=SOURCE)
 def the_loss_scale_rises_again(stack: Training, recipe: Recipe) -> None:
-    """Within 2000 steps of which none overflows the loss scale rises, and a run that was resumed on the way raises it
-    in the same step as the run that was not.
+    """The loss scale rises within 2000 steps without an overflow, and a resumed run raises it in the same step as the
+    uninterrupted run.
 
     GradScaler waits 2000 steps, Megatron-Core 1000. A scale that only falls ends where small gradients are 0, and one
     whose count begins anew at each load never rises in a run that saves more often.
@@ -68,8 +68,8 @@ UPSET = (1500, 1501)
 
 @contract("PREC-05k", asks=("built", "train"), cases=GROWN, slow=True, source=SOURCE)
 def the_loss_scale_waits_anew_behind_an_overflow(stack: Training, recipe: Recipe) -> None:
-    """Behind a step that overflows the loss scale waits for as many finite steps as before it rises again: none of
-    those from before counts.
+    """After a step that overflows, the loss scale rises only after as many finite steps as the first rise took: finite
+    steps from before the overflow do not count.
 
     A count that continues raises the scale where it has just been too large, so that each rise costs steps.
     """

@@ -35,7 +35,7 @@ def _weights(stack: Training, recipe: Recipe) -> Arrays:
 
 @contract("PREC-05n", asks=("built", "train"), cases={"dense": (OWN,)}, source=f"{SOURCE}; F05 F07")
 def the_data_continues_after_a_step_that_overflows(stack: Training, recipe: Recipe) -> None:
-    """After a step that overflows the next one takes the next sequences, so that each occurs once an epoch, and a run
+    """After a step that overflows, the next step takes the next sequences, so that each occurs once an epoch. A run
     that is resumed after it continues where the uninterrupted run does, with its loss scale.
 
     A step that is repeated overflows again on the same data, and one that counts only in one place moves the data

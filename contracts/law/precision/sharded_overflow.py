@@ -25,8 +25,8 @@ SHARDED: dict[str, Cell] = {
 
 @contract("PREC-05l", asks=("built", "train"), cases=SHARDED, tier="dist", source=SOURCE)
 def an_overflow_in_one_shard_is_everybody_s(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """Under float16 a step in which only the part of a gradient that one rank holds is not finite changes no bit of
-    weights and optimizer state on any rank, and the loss scale falls on all ranks alike.
+    """Under float16, if only one rank's part of a gradient is not finite, the step changes no bit of weights and
+    optimizer state on any rank, and the loss scale falls on all ranks alike.
 
     A gradient that is reduced is finite or not on all ranks alike; one that is cut is not. A rank that looks at its own
     part takes the step, and has other weights and another scale from then on. Here every label is among the first rows

@@ -174,7 +174,7 @@ TWICE_WRONG = {  # recipe, degrees, world, layout → for each fault the fields 
 def every_indivisible_axis_is_refused_at_once(
     stack: Stack, recipe: Recipe, degrees: Degrees, world: int, layout: Layout, faults: tuple[tuple[str, ...], ...]
 ) -> None:
-    """One refusal names everything that does not divide, so that each fault does not cost its own slot in the queue."""
+    """One refusal names everything that does not divide, so that nobody queues for a machine once per fault."""
     needs_layout(stack, layout)
     refused = refusal_of(stack.divide, recipe, degrees, world, layout)
     silent = [" or ".join(fields) for fields in faults if not names_field(refused, fields)]

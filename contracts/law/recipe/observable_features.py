@@ -73,7 +73,7 @@ WITNESSED = {  # letter, features, at NAM56R's true size
 
 @contract("REC-06b", asks=("built", "preset"), cases=WITNESSED, source="naming: the declared runtime bundle")
 def nam56r_is_built_with_its_bundle(stack: Whole, name: str, family: str, features: set[str]) -> None:
-    """Every layer of NAM56R at its true size, including the last, has the declared bundle of features."""
+    """Every layer of NAM56R at its true size, including the last, has the features that the recipe declares for it."""
     for layer in stack.built(stack.preset(name, ()), "nemo_native").layers:
         if layer.family == family:
             assert set(layer.features) == features, f"layer {layer.number} has {sorted(layer.features)}"
@@ -127,7 +127,7 @@ FIELDS: Mapping[str, tuple[Recipe, Any, tuple[str, ...]]] = {  # a recipe in whi
     needs={name: needed for name, (_, _, needed) in FIELDS.items()},
 )  # fmt: skip
 def every_field_of_the_model_is_felt(stack: Training, recipe: Recipe, field: str, value: Any) -> None:
-    """Changing a field changes the logits or a loss, with equal values for every weight that both models have.
+    """Changing a field of the recipe changes the logits or a loss, even if every weight that both models have is equal.
 
     A field that is stored in a configuration and never read makes an ablation compare a model with itself.
     """
@@ -161,7 +161,7 @@ STEPS: Mapping[str, tuple[Any, tuple[str, ...]]] = {  # another value, its needs
     needs={name: needed for name, (_, needed) in STEPS.items()},
 )  # fmt: skip
 def every_field_of_a_step_is_felt(stack: Training, recipe: Recipe, field: str, value: Any) -> None:
-    """Changing a field changes the weights or the routers' selection bias after five steps.
+    """Changing a field of the recipe changes the weights or the routers' selection bias after five steps.
 
     Five, because a schedule that counts from step 0 comes to the end of a warm-up of two in the third.
     """

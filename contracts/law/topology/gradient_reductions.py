@@ -30,8 +30,8 @@ DENSE: dict[str, tuple[Mesh, int, Sum]] = {  # mesh, rank, its sum: the ranks of
 
 @contract("TOPO-09", asks="gradient_reduction", cases=DENSE, source="bringup; F01")
 def a_dense_gradient_is_averaged_over_readers_of_other_data(stack: Stack, mesh: Mesh, rank: int, expected: Sum) -> None:
-    """A dense gradient is summed over exactly the ranks that hold the same shard and read other data, and divided by
-    their number. These are the data-parallel and context-parallel ranks of one stage and one TP index.
+    """A dense gradient is summed over exactly the ranks that hold the same shard and read different data, and divided
+    by their number. These are the data-parallel and context-parallel ranks of one stage and one TP index.
 
     A mean over only dp left every gradient cp times too large. A reducer that ran only with dp > 1 never ran for cp 4
     with dp 1, and the four replicas drifted apart.
@@ -52,7 +52,7 @@ EXPERT: dict[str, tuple[Mesh, int, Sum]] = {  # mesh, rank, its sum: holders of 
 @contract("TOPO-09a", asks="gradient_reduction", cases=EXPERT, source="bringup; F01; Megatron-Core", layout="borrowed")
 def an_expert_gradient_is_divided_by_the_readers_of_data(stack: Stack, mesh: Mesh, rank: int, expected: Sum) -> None:
     """An expert gradient is summed over the ranks that hold the same expert shard, and divided by dp Â· cp, the number
-    of ranks that read other data, not by the number of ranks that hold the shard.
+    of ranks that read different data, not by the number of ranks that hold the shard.
 
     Every expert already sums over the tokens that its whole EP group sent it. Dividing by the number of holders makes
     expert gradients too large by the EP degree. Adam hides the factor, and only convergence shows it.
@@ -71,9 +71,9 @@ OWN_AXIS: dict[str, tuple[Degrees, int, int, int]] = {  # degrees, world, rank â
 def ep_ranks_of_one_batch_are_not_averaged(
     stack: Stack, degrees: Degrees, world: int, rank: int, expected: int
 ) -> None:
-    """If EP is an axis of its own, its ranks share one batch, so dense and expert gradients are summed over the rank's
-    dp group and divided by dp. With etp 1, TP ranks hold the same experts and see other tokens, so an expert sum also
-    covers the dp groups of the TP peers.
+    """If EP is an axis of its own, the ranks of an EP group read one batch, so dense and expert gradients are summed
+    over the rank's dp group and divided by dp. With etp 1, TP ranks hold the same experts and see different tokens, so
+    an expert gradient is also summed over the dp groups of the TP peers.
 
     The divisor of the borrowed layout counts EP ranks as readers of data, and here shrinks every gradient by the EP
     degree.
@@ -98,7 +98,8 @@ AGREED: dict[str, Mesh] = {
 
 @contract("TOPO-09c", asks="gradient_reduction", cases=AGREED, source="F01")
 def members_of_a_sum_agree_on_it(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
-    """Every rank is in its own gradient sum, and all ranks of a sum name the same ranks and the same divisor.
+    """The ranks over which a rank's gradient is summed include that rank, and each of them reports the same ranks and
+    the same divisor.
 
     Offsets that ignore the pipeline stage put ranks of later stages into the sums of the first.
     """

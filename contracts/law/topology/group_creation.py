@@ -45,7 +45,7 @@ def every_rank_makes_the_same_calls(stack: Stack, degrees: Degrees, world: int, 
 
 @contract("TOPO-06a", asks=("group_calls", "topology"), cases=MESHES, source="F04")
 def every_group_of_the_mesh_is_created(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
-    """For every group of the mesh with more than one rank, except the whole world, there is a call that creates it.
+    """Every group of the mesh with more than one rank, except the whole world, is created by a call.
 
     A group that nobody created falls back to the world, and a boundary exchange of one replica waits for another
     replica.

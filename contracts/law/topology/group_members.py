@@ -102,8 +102,8 @@ DRAWN_BORROWED = {f"drawn-{first:03}-{first + 49:03}": (first, first + 50) for f
 
 @contract("TOPO-05c", asks="topology", cases=DRAWN_BORROWED, source="F04; Megatron-Core's order", layout="borrowed")
 def drawn_topologies_equal_their_enumeration(stack: Stack, first: int, end: int) -> None:
-    """For 300 drawn sets of degrees up to 512 ranks, a stack accepts exactly those whose axes tile the world. Each
-    accepted one has on every axis the groups of an enumeration rank by rank in the order tp-cp-ep-dp-pp.
+    """Of 300 random sets of degrees up to 512 ranks, a stack accepts exactly those whose axes tile the world. For each
+    of them the groups of every axis equal an enumeration of the ranks in the order tp-cp-ep-dp-pp.
 
     A validator that multiplied EP into the model-parallel size refused legal layouts and accepted illegal ones.
     """
@@ -113,8 +113,8 @@ def drawn_topologies_equal_their_enumeration(stack: Stack, first: int, end: int)
 
 @contract("TOPO-05g", asks="topology", cases=DRAWN_BORROWED, source="F04", layout="borrowed")
 def drawn_topologies_of_whole_experts_equal_their_enumeration(stack: Stack, first: int, end: int) -> None:
-    """For the same 300 drawn sets of degrees with whole experts on each rank, as a stack without expert TP builds them,
-    a stack accepts exactly those whose axes tile the world, with the groups of the enumeration.
+    """Of the same 300 random sets of degrees, with expert TP 1 where EP is active, a stack accepts exactly those whose
+    axes tile the world, with the groups of the enumeration.
 
     EP then borrows the tensor-parallel ranks first, so its groups are runs of adjacent ranks.
     """
@@ -142,8 +142,8 @@ DRAWN_OWN_AXIS = {f"drawn-{first:03}-{first + 99:03}": (first, first + 100) for 
 
 @contract("TOPO-05e", asks="topology", cases=DRAWN_OWN_AXIS, source="F04", layout="own-axis")
 def drawn_own_axis_topologies_are_grids(stack: Stack, first: int, end: int) -> None:
-    """For 300 drawn sets of degrees up to 512 ranks, a stack accepts exactly those whose axes tile the world. Each
-    accepted one is a grid: every axis partitions the world, and coordinates are a bijection.
+    """Of 300 random sets of degrees up to 512 ranks, a stack accepts exactly those whose axes tile the world. Each of
+    them is a grid: every axis partitions the world, and coordinates are a bijection.
     """
     for degrees, world in drawn("own-axis")[first:end]:
         answer = _accepted(stack, degrees, world, "own-axis")

@@ -25,8 +25,8 @@ SIZES: dict[str, tuple[Degrees, int, Layout, int]] = {
 
 @contract("TOPO-11", asks="topology", cases=SIZES, source="playbook")
 def the_mesh_is_a_grid_at_any_size(stack: Stack, degrees: Degrees, world: int, layout: Layout, dp: int) -> None:
-    """From 8 to 65 536 ranks, every axis partitions the world, coordinates are a bijection, the DP size is what the
-    other axes leave, and TP groups stay inside a node.
+    """From 8 to 65 536 ranks, every axis partitions the world, coordinates are a bijection, the DP size is the world
+    size divided by the other axes, and TP groups stay inside a node.
     """
     needs_layout(stack, layout)
     answer = stack.topology(degrees, world, layout)

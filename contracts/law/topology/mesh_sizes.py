@@ -95,8 +95,8 @@ TWICE_WRONG = {
     "TOPO-01b", asks="topology", cases=TWICE_WRONG, source="bringup", layout="borrowed", conventions=("misfits",)
 )  # fmt: skip
 def every_misfit_is_refused_at_once(stack: Stack, degrees: Degrees, world: int, dense: int, expert: int) -> None:
-    """When neither the dense nor the expert axes divide the world size, one refusal names both products, or, where the
-    stack declares that it names the first, just one.
+    """If neither the product of the dense axes nor that of the expert axes divides the world size, one refusal names
+    both products, or only the first if the stack declares that.
     """
     refused = refusal_of(stack.topology, degrees, world, "borrowed")
     missing = {dense, expert} - numbers_in(refused)
@@ -141,7 +141,8 @@ BORROWED = {  # degrees, world → data-parallel size of dense parameters: world
 
 @contract("TOPO-02a", asks="topology", cases=BORROWED, source="bringup; Megatron-Core", layout="borrowed")
 def dense_dp_does_not_count_borrowed_ep(stack: Stack, degrees: Degrees, world: int, expected: int) -> None:
-    """In the borrowed layout the data-parallel size is world / (pp · cp · tp), and every such rank reads other data.
+    """In the borrowed layout the data-parallel size is world / (pp · cp · tp), and every data-parallel rank reads
+    different data.
 
     Over 471 legal topologies, world / (pp · tp · ep) equals this number in 134, and in 33 it is not an integer.
     """
@@ -198,7 +199,7 @@ BUSY = {  # recipe, (degrees, world, layout) → data-parallel size
 
 @contract("TOPO-10", asks="divide", cases=BUSY, source="modal")
 def work_that_divides_is_accepted(stack: Stack, recipe: Recipe, over: Over, expected: int) -> None:
-    """A recipe that gives every rank work, down to one sequence per rank, is accepted with its data-parallel size."""
+    """A stack accepts a recipe in which every rank has at least one sequence, and reports its data-parallel size."""
     degrees, world, layout = over
     needs_layout(stack, layout)
     dp = stack.divide(recipe, degrees, world, layout)

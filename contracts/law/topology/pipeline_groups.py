@@ -16,7 +16,7 @@ COVERED: dict[str, Cell] = {"the-world": cell(HALVES, IN_TWO), "two-of-four": ce
 
 @contract("TOPO-07f", asks="messages", cases=COVERED, source="bringup", tier="dist")
 def a_pipeline_makes_no_second_group(stack: Messaging, recipe: Recipe, execution: Execution, world: int) -> None:
-    """A run holds one process group for the same members: the pipeline uses the group that already covers its ranks.
+    """A run has one process group for each set of members: the pipeline uses the group that already covers its ranks.
 
     The bring-up made a PP group beside the DP group of the same ranks, and sometimes hung in `new_group`.
     """

@@ -49,7 +49,7 @@ twice as many for each rank (Megatron-Core: param_layout.py)."""
 def gradients_meet_over_the_ranks_that_saw_other_data(
     stack: Training, recipe: Recipe, execution: Execution, world: int, shares: Shares
 ) -> None:
-    """In a running step, dense gradients are reduced over exactly the ranks that read other sequences, and expert
+    """In a running step, dense gradients are reduced over exactly the ranks that read different sequences, and expert
     gradients over exactly the ranks that hold the same experts: each once, and over no other group.
 
     The check counts bytes, so gradients may travel one by one or in buckets, which may be padded where ranks share

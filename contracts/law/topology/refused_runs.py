@@ -25,7 +25,7 @@ STRANGE = "no.such.weight"
 
 @contract("TOPO-07g", asks=("built", "train"), cases=REFUSED, source="F04; GATE-05", tier="dist")
 def a_refused_run_leaves_no_group_behind(stack: Training, execution: Execution, world: int) -> None:
-    """A run that is refused after its process groups were created leaves exactly the groups from before it, and the
+    """After a run that is refused once its process groups exist, exactly the groups exist that existed before, and the
     next run takes its step.
 
     A caller that catches the refusal and tries another setting would otherwise keep the first run's communicators for

@@ -95,7 +95,7 @@ def a_live_group_has_the_members_of_the_mesh(
 def a_sum_over_a_live_group_is_that_of_its_members(
     stack: World, degrees: Degrees, world: int, layout: Layout, expected: Groups
 ) -> None:
-    """A reduction over an axis sums the contribution of each of its members once, and of no other rank.
+    """An all-reduce over an axis sums the contribution of each member of the group exactly once, and of no other rank.
 
     A context-parallel exchange that left out `group=` ran on the world: the right group existed but was not used.
     """
@@ -161,7 +161,7 @@ def a_rank_holds_one_group_for_the_same_members(stack: World, degrees: Degrees, 
 
 @contract("TOPO-07e", asks="live_mesh", cases=MESHES, source="F04", tier="dist")
 def a_mesh_that_is_closed_leaves_nothing_behind(stack: World, degrees: Degrees, world: int, layout: Layout) -> None:
-    """A mesh that is built and closed, twice, leaves exactly the groups from before it.
+    """After a mesh was built and closed twice, exactly the process groups exist that existed before.
 
     Each NCCL communicator keeps device memory and a thread. A run that rebuilds its mesh at each resume runs out of
     them.

@@ -19,8 +19,8 @@ IN_MEMORY: dict[str, tuple[Degrees, int, tuple[Group, ...], bool]] = {
 def a_sum_over_tensor_parallel_ranks_has_all_of_them(
     stack: World, degrees: Degrees, world: int, groups: tuple[Group, ...], strided: bool
 ) -> None:
-    """The function with which layers sum over tensor-parallel ranks returns the sum of what those ranks gave, whether
-    the tensor lies in memory row by row or with its first axis fastest.
+    """The function with which layers sum over tensor-parallel ranks returns the sum of those ranks' tensors, whether
+    they are contiguous in memory or transposed.
 
     A collective wants one order of memory. What copies the tensor into it, sums the copy and returns the tensor returns
     each rank's own part: activations differ from rank to rank, and nothing fails.

@@ -63,7 +63,8 @@ def every_message_has_its_counterpart(stack: Messaging, recipe: Recipe, executio
     tier="dist",
 )
 def messages_wait_in_no_circle(stack: Messaging, recipe: Recipe, execution: Execution, world: int) -> None:
-    """Every message is delivered even if each batch waits until all of its messages have met their counterparts.
+    """Every point-to-point message is delivered even if each batch of messages waits until all of them have met their
+    counterparts.
 
     NCCL may run batches this way. Two ranks that both send before they receive get through on gloo, which buffers, and
     hang on NCCL.

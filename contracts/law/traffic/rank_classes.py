@@ -71,9 +71,9 @@ CLASSES_OF_MANY: dict[str, tuple[Recipe, Lane, Group]] = {
 @contract("TRAF-01a", asks="rehearse", cases=CLASSES, needs=(), source="modal F04")
 @contract("TRAF-01b", asks="rehearse", cases=CLASSES_OF_MANY, needs=(), source="modal F04", slow=True)
 def every_class_of_ranks_issues_the_same(stack: Stack, recipe: Recipe, lane: Lane, ranks: Group) -> None:
-    """At true size, with every token routed to the first experts, and in a small transformer with an even routing, the
-    members of a group issue the same collectives in the same order, with the same shapes, dtypes and reductions, and
-    each receives in an all-to-all what the other sends.
+    """At true size with every token routed to the first experts, and in a small transformer with even routing, the
+    members of a group issue the same collectives in the same order, with the same shapes, dtypes and reductions. In an
+    all-to-all each receives as much as the other sends.
 
     Each of these hangs 512 cards, and only one class of ranks does it: a rank without rows skips the exchange, one rank
     logs something, the shard of one rank is empty.
@@ -92,9 +92,9 @@ CHUNKED = {"interleaved": (LETTERS, INTERLEAVED), "interleaved@dense": (QUARTERS
 @contract("TRAF-02c", asks="rehearse", cases=STAGED, needs=(), source="bringup F20")
 @contract("TRAF-02d", asks="rehearse", cases=CHUNKED, needs=(), source="bringup F20", slow=True)
 def messages_of_a_true_size_pipeline_pair_up(stack: Stack, recipe: Recipe, lane: Lane) -> None:
-    """At true size, and in a small transformer, each pipeline stage receives what its neighbour sends, in the same
-    order and shape: one microbatch of the residual stream in each direction, cut over TP under sequence parallel, in 16
-    bits. Single numbers may come before it, to open a connection; they pair up too.
+    """At true size and in a small transformer, each pipeline stage receives what its neighbour sends, in the same order
+    and shape: one microbatch of the residual stream in each direction, in 16 bits, sharded over TP under sequence
+    parallel. Single numbers may come first, to open a connection; they pair up too.
     """
     world = range(lane.execution.world)
     found = {rank: dry_run_step(stack, recipe, lane, rank, _routing(recipe)) for rank in world}

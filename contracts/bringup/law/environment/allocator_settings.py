@@ -49,8 +49,8 @@ REACHED: dict[str, tuple[dict[str, str], dict[str, str], str]] = {  # set by the
 def the_receipt_has_the_setting_that_cuda_obeyed(
     stack: Recorded, lane: dict[str, str], exported: dict[str, str], device: str
 ) -> None:
-    """A receipt says `expandable_segments:True` exactly if the allocator of a rank in that environment takes segments
-    that can grow.
+    """A receipt says `expandable_segments:True` exactly if the allocator of a rank in that environment allocates
+    expandable segments.
 
     Variables show what a launcher meant. CUDA reads one of two spellings, once, and a receipt with the other one sends
     a reader who looks for fragmentation the wrong way.

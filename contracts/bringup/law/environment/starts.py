@@ -27,9 +27,8 @@ PLACES: dict[str, tuple[Mapping[str, str], str]] = {  # the variable that is wro
 
 @contract("ENV-09", asks="started", cases=PLACES, source="PG-10; F21", slow=True)
 def a_malformed_place_ends_the_start(stack: Devices, environment: Mapping[str, str], variable: str) -> None:
-    """A training process whose place in the world is malformed takes no step, names the variable, and ends with an exit
-    code other than 0. The place is malformed where RANK is no number or not below WORLD_SIZE, or where one of the two
-    stands without the other.
+    """A training process with a malformed RANK or WORLD_SIZE takes no step, names the variable, and ends with an exit
+    code other than 0. Malformed means: RANK is no number or not below WORLD_SIZE, or only one of the two is set.
 
     A process that takes what it cannot read for "no launcher" trains alone: eight of them write into one folder, and
     every log looks right.
@@ -96,8 +95,8 @@ TOO_LARGE = {
 
 @contract("ENV-09c", asks="started", cases=TOO_LARGE, source="F21", slow=True)
 def a_step_that_finds_no_memory_ends_the_run(stack: Devices, recipe: Recipe) -> None:
-    """A training process that finds no memory for a step takes none, names memory, and ends with an exit code other
-    than 0.
+    """A training process that runs out of memory in its first step takes no step, names memory, and ends with an exit
+    code other than 0.
 
     Loops that catch the error, empty a cache and continue with the next batch are common. On one rank that leaves out
     every long sequence; on several, one rank leaves out a step that its peers take, or all train on nothing.

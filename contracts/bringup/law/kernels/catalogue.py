@@ -193,8 +193,8 @@ NO_PROOF: dict[str, tuple[Proof, ...]] = {
     source="hub: FA4 in practice, evidence classes",
 )  # fmt: skip
 def only_an_executed_proof_counts(stack: Capacity, proofs: tuple[Proof, ...]) -> None:
-    """Only an executed proof promotes a kernel: the kernel itself ran, on that device, not as a shadow of another
-    kernel, with a receipt. Plans, observations and validations do not add up to such a proof.
+    """Only an executed proof promotes a kernel: a run on that device, with a receipt, in which the kernel itself ran
+    and its result was used (no shadow run). No number of plans, observations and validations replaces it.
 
     The planner chose FA4, the profile showed its code loaded, and the shadow run agreed to 1e-3. None of them had taken
     a training step with it.
@@ -243,8 +243,8 @@ MIXED = {
 
 @contract("KRN-03b", asks="promotion", cases=MIXED, source="hub: FA4 in practice")
 def proofs_are_weighed_together(stack: Capacity, proofs: tuple[Proof, ...], allowed: bool) -> None:
-    """One executed proof that stops a kernel outweighs those that pass. A proof that does not count has no weight
-    either way.
+    """If one executed proof fails, the kernel is not promoted, however many pass. A proof that does not count, such as
+    a plan or a run on another device, changes nothing either way.
 
     Ten runs until one passes is not evidence, and a failure on another card is not a failure on this one.
     """

@@ -65,8 +65,7 @@ _ASKS = ("kernel_facts", "block_weights", "run_block")
 def a_profiler_sees_the_kernels_that_are_named(
     stack: Offers, recipe: Recipe, layer: int, mode: Mode, device: Literal["cpu", "cuda"]
 ) -> None:
-    """A block launches the kernels that it names as run, and no other: a profiler sees them, on the device if there is
-    one.
+    """A block launches exactly the kernels that it reports: a profiler sees them, on the device if there is one.
 
     What ran is noted by the code that ran it. A fallback below that place, inside a library, keeps the fast kernel's
     name in the receipt.

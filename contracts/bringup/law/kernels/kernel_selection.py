@@ -139,7 +139,7 @@ STRANGE: dict[str, tuple[Site, Kernel]] = {
 
 @contract("KRN-01d", asks="seams", cases=STRANGE, source="hub")
 def a_kernel_of_another_site_is_refused(stack: Seams, site: Site, kernel: Kernel) -> None:
-    """Requesting a kernel that exists on no machine at that site is an error."""
+    """A stack refuses a request for a kernel of another site, and names the kernel and the site."""
     refused = refusal_of(stack.seams, BF16, "nemo_native", {site: Wish(kernel=kernel)}, H200)
     for word in (kernel, site):
         assert word in str(refused), f"the refusal of {kernel} for {site} does not name {word!r}: {refused}"

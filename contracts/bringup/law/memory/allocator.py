@@ -37,8 +37,8 @@ CAUSES: dict[str, tuple[OutOfMemory, tuple[str, ...]]] = {  # record → the rig
 
 @contract("MEM-04", asks="oom_cause", cases=CAUSES, source="hub")
 def fragmentation_and_exhaustion_are_told_apart(stack: Lifecycle, record: OutOfMemory, words: tuple[str, ...]) -> None:
-    """An out-of-memory record is classified as fragmentation when the bytes were there in pieces, as exhaustion when
-    they were not there, and as "cannot say" when the record lacks the numbers to decide.
+    """An out-of-memory record is classified as fragmentation if enough bytes were free in pieces, as exhaustion if they
+    were not, and as "cannot say" if the record lacks the numbers to decide.
 
     The fixes are opposite: allocator policy for one; batch, recompute or sharding for the other. A dead process that
     still holds the device is neither.

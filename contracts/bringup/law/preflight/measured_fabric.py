@@ -80,8 +80,8 @@ LATE = {"rank-0-of-3": (0, 0.5, 3), "one-of-2": (1, 0.5, 2), "the-last-of-4": (3
 
 @contract("PREF-03c", asks="fabric_pass", cases=LATE, source="playbook", tier="dist")
 def a_pass_is_bounded(stack: World, absent: int, timeout_s: float, world: int) -> None:
-    """When one rank stays away, a pass ends on the other ranks within its time limit, and none of them reports it as
-    correct.
+    """If one rank stays away, the all-reduce pass ends on the other ranks within its time limit, and none of them
+    reports it as correct.
 
     A preflight that can hang is one more way to lose the node.
     """
@@ -125,8 +125,8 @@ JUDGED: dict[str, tuple[FabricPass, bool, str]] = {  # pass, fit, a word that a 
 
 @contract("PREF-03a", asks="fabric_reasons", cases=JUDGED, source="playbook; nccl-tests")
 def a_fabric_is_fit_by_its_floor_and_its_sums(stack: World, measured: FabricPass, fit: bool, named: str) -> None:
-    """A measured pass is fit exactly when it finished over several ranks with correct sums and its median round reaches
-    the floor that is set. Otherwise the reasons name what is wrong.
+    """A measured all-reduce pass is accepted exactly if it finished over several ranks with correct sums and its median
+    round reaches the floor that is set. Otherwise the reasons name what is wrong.
     """
     found = stack.fabric_reasons(measured)
     said = "; ".join(found)

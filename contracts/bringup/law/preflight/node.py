@@ -198,8 +198,8 @@ def every_gpu_has_the_memory_the_recipe_was_planned_for(
 
 @contract("PREF-01d", asks="preflight", cases={"this-node": ()}, source="playbook", tier="gpu")
 def this_nodeis_fit_for_its_gpus(stack: Machine) -> None:
-    """The node that this suite runs on, captured by the suite's own tool, is fit for its GPUs, and for one more it is
-    not.
+    """The node that this suite runs on, captured by the suite's own tool, passes the preflight for the GPUs that it
+    has, and is refused for one more.
 
     Judged only by captures of other nodes, a preflight may refuse what the tools of this one print, or read nothing.
     """

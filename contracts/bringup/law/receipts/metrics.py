@@ -56,7 +56,7 @@ SKIPPED_IN_WARMUP = (replace(STEPS[0], skipped=True, grad_norm="Infinity"), *STE
 @contract("RCPT-04b", asks="receipt", cases={"all-finite": (STEPS,), "scaler-searching": (SKIPPED_IN_WARMUP,)},
           source=F16)  # fmt: skip
 def a_witnessed_throughput_stands(stack: Evidence, steps: tuple[ReportedStep, ...]) -> None:
-    """A run whose steps trained has its throughput, even if the loss scaler skipped warm-up steps.
+    """A run whose steps after the warm-up trained has a throughput, even if the loss scaler skipped warm-up steps.
 
     The first steps of a dynamic loss scale overflow by design. A rule that counts them withholds every fp16 figure.
     """

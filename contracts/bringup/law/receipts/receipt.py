@@ -211,7 +211,7 @@ def the_allocator_overlay_is_the_one_that_reached_cuda(
           cases={"replaced": (Backend(part="attention", requested="flash4", actual="sdpa"),)},
           source="playbook: a backend has a requested and an actual identity, and a reason")  # fmt: skip
 def a_replaced_backend_says_why(stack: Evidence, backend: Backend) -> None:
-    """A receipt in which another backend ran than the requested one has a reason, or is refused.
+    """If another backend ran than the requested one, the receipt gives the reason or is refused.
 
     A kernel that cannot run on this card falls back, and the run continues at another speed under the old name.
     """
