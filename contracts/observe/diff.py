@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from contracts.observe.cut import cut
 from contracts.observe.merged import Merged, Whole
 from contracts.observe.pairing import paired
 from contracts.observe.sketch import distance
@@ -94,7 +95,7 @@ def compare(reference: Merged, other: Merged, repeats: Sequence[Merged] = ()) ->
 def _incomparable(one: Merged, other: Merged, step: int) -> str:
     staged = one.staged or other.staged
     rows, its = one.rows(step, ids=staged), other.rows(step, ids=staged)
-    if rows != its:
+    if rows != its and not cut(one, other, step) and not cut(other, one, step):
         missing, more = rows - its, its - rows
         return (
             f"the inputs differ: {sum(rows.values())} rows and {sum(its.values())} rows, of which "
@@ -126,7 +127,7 @@ class _Phases:
         self.agreed: list[str] = []
         self.unseen: dict[str, int] = {}
         self.compared: Counter[tuple[str, int]] = Counter()
-        self.flipped = ""
+        self.flipped, self.parts = "", False  # whether a run has rows that are parts of those of the other
 
     def walk(self, steps: int) -> tuple[Sequence[Difference], str]:
         """The first differences in so many steps, or why no more can be compared."""
@@ -136,7 +137,10 @@ class _Phases:
             if why := _incomparable(self.one, self.other, step):
                 return (), f"step {step}: {why}"
             self.compared["steps", step] += 1
-            self.agreed.append(f"step {step}: inputs ({sum(self.one.rows(step).values())} rows)")
+            rows, its = (sum(each.rows(step).values()) for each in (self.one, self.other))
+            self.parts = rows != its
+            words = f", cut along the sequence in one of the runs: {rows} and {its}" if self.parts else ""
+            self.agreed.append(f"step {step}: inputs ({min(rows, its)} rows{words})")
             for phase in (self.modes, self.forward, self.loss, self.gradients, self.settings, self.updates):
                 differences = phase(step)
                 if self.flipped:
@@ -331,6 +335,8 @@ class _Phases:
 
     def _differs(self, phase: str, want: Whole, got: Whole, bound: float) -> str | None:
         """How a tensor differs; empty where it does not, None where nobody can say."""
+        if phase == "output of module" and self.parts:
+            return self._of_parts(want, got, bound)
         if want.shape != got.shape:
             if phase == "output of module":
                 self._miss("outputs of another shape")
@@ -370,6 +376,15 @@ class _Phases:
         apart = abs(math.sqrt(squares) - want.norm)
         words = f"the parts of {count} ranks have the norm {math.sqrt(squares):.6g} together, and {want.norm:.6g}"
         return "" if apart <= bound else f"{words} in the reference"
+
+    def _of_parts(self, want: Whole, got: Whole, bound: float) -> str | None:
+        """How outputs differ whose rows are cut in one run: by their norm over all rows."""
+        if not want.batched or not got.batched:
+            self._miss("outputs of parts of rows, without a batch")
+            return None
+        apart = abs(want.norm - got.norm)
+        words = f"has the norm {got.norm:.6g} over all rows, and {want.norm:.6g} in the reference"
+        return "" if apart <= bound else f"{words}; rounding explains {bound:.2g}"
 
     def _units(self, step: int) -> float:
         return UNITS * 8.0 ** (step - 1)

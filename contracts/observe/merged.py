@@ -43,6 +43,7 @@ class Whole:
     holders: tuple[tuple[RankTrace, Line], ...] = ()
     kept: tuple[tuple[RankTrace, tuple[int, ...]], ...] | None = None
     summed: Whole | None = None
+    batched: bool = False
 
     @property
     def norm(self) -> float:
@@ -154,7 +155,7 @@ class Merged:
     def rows(self, step: int, *, ids: bool = False) -> Counter[int]:
         """How often each row of a batch is consumed in a step, by its ids alone where a pipeline is compared, of which
         each stage is given something else. Ranks of one replica count once."""
-        consumed = [line for _, line in self._apart(step) if line["rows"]]
+        consumed = [line for _, line in self.inputs(step) if line["rows"]]
         return Counter(row for line in consumed for row in (_ids(line) if ids else line["rows"]))
 
     def outputs(self, step: int) -> Mapping[str, Whole]:
@@ -215,9 +216,9 @@ class Merged:
         """How many ranks a loss may be the sum of: those that consume other rows, but where DDP takes a mean."""
         if any(line["replicas"] for _, line in self.lines("root")):
             return 1
-        return max(1, len(self.data_ranks) or len({rank.rank for rank, line in self._apart(step) if line["rows"]}))
+        return max(1, len(self.data_ranks) or len({rank.rank for rank, line in self.inputs(step) if line["rows"]}))
 
-    def _apart(self, step: int) -> Iterator[tuple[RankTrace, Line]]:
+    def inputs(self, step: int) -> Iterator[tuple[RankTrace, Line]]:
         """The inputs of a step by microbatch, without those of ranks that compute the same rows as an earlier one."""
         seen = set()
         for rank, line in self.lines("input", step):
@@ -251,7 +252,7 @@ def _ids(line: Line) -> list[int]:
 def _output(name: str, lines: list[tuple[RankTrace, Line]], batch: int) -> Whole:
     return Whole(
         name=name, shape=tuple(lines[0][1]["shape"][batch:]), dtypes=_dtypes(lines), places=_places(lines),
-        squares=sum(float(line["squares"]) for _, line in lines),
+        squares=sum(float(line["squares"]) for _, line in lines), batched=bool(batch),
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 
 from contracts.instruments import traffic
-from contracts.observe import around, consumed, device, phases, placement, routing, source
+from contracts.observe import around, consumed, cut, device, phases, placement, routing, source
 from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
@@ -374,15 +374,17 @@ class Recorder:
             "epoch": self.epochs.epoch, "batch": self.epochs.batch, "last": self.epochs.last,
             "tensors": {name: [list(each.shape), _dtype(each)] for name, each in tensors.items()},
         }  # fmt: skip
-        kept = [[] if each is None else self._kept(each[:MOST_ROWS]) for each in (rows, self.rows)]
+        halves, length = cut.halves({name: _local(each) for name, each in tensors.items()})
+        kept = [[] if each is None else self._kept(each[:MOST_ROWS]) for each in (rows, self.rows, halves)]
         weight = next(root.parameters())
         if self.rows is not None and device.here(weight):  # once for all outputs, where a script moves its inputs later
             self.rows = self.rows.to(weight.device)
 
         def write() -> None:
-            consumed, ids = ([int(one) for one in _told(each)] for each in kept)
+            consumed, ids, parts = ([int(one) for one in _told(each)] for each in kept)
             consumed = [] if later else consumed
-            self.writer.add("input", rows=consumed, **({"ids": ids} if ids != consumed else {}), **known)
+            more = {"ids": ids} if ids != consumed else {}
+            self.writer.add("input", rows=consumed, halves=parts, length=length, **more, **known)
 
         self._in_turn(write, waits=any(callable(each) for each in kept))
         if rows is None and not later:

@@ -136,10 +136,76 @@ for step in range(2):
     opt.step()
     opt.zero_grad()
 """
+PARTS = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+cp = 2 if world > 1 else 1
+mine, of = rank % cp, rank // cp
+groups = [dist.new_group(range(first, first + cp)) for first in range(0, world, cp)]
+
+def places(length):
+    ends = torch.arange(length).chunk(2 * cp)
+    if "ends" in sys.argv:
+        return torch.cat([ends[mine], ends[2 * cp - 1 - mine]])
+    return torch.cat(ends[2 * mine : 2 * mine + 2])
+
+class Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        held = [torch.empty_like(x) for _ in range(cp)]
+        dist.all_gather(held, x.contiguous(), group=groups[of])
+        return torch.cat(held, dim=1)
+    @staticmethod
+    def backward(ctx, g):
+        dist.all_reduce(g := g.contiguous(), group=groups[of])
+        return g.chunk(cp, dim=1)[mine]
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.keys, self.out = nn.Linear(16, 32, bias=False), nn.Linear(16, 16)
+    def forward(self, x, at):
+        held = torch.cat([self.keys(x), at.float().expand(len(x), -1)[..., None]], dim=-1)
+        held = Joined.apply(held)
+        key, value, other = held[..., :16], held[..., 16:32], held[..., 32]
+        seen = other[:, None] <= (torch.arange(len(at)) if "local" in sys.argv else at)[:, None]
+        return x + self.out(((x @ key.mT / 4).masked_fill(~seen, -torch.inf)).softmax(-1) @ value)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.attend, self.head = nn.Embedding(64, 16), Attends(), nn.Linear(16, 64)
+    def forward(self, x, at):
+        return self.head(self.attend(self.embed(x), at)).flatten(0, 1)
+
+torch.manual_seed(0)
+net = Net()
+opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+for step in range(2):
+    torch.manual_seed(step)
+    rows = torch.randint(64, (4, 17))
+    if "other" in sys.argv:
+        rows[0, 12] ^= rank % cp
+    rows, at = rows.chunk(world // cp)[of], places(16)
+    x, y = rows[:, :-1][:, at], rows[:, 1:][:, at]
+    nn.functional.cross_entropy(net(x.contiguous(), at), y.flatten()).backward()
+    for p in net.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= world
+    opt.step()
+    opt.zero_grad()
+"""
 RUNS: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
     "reduces": (REDUCES, 2, ()), "some": (REDUCES, 2, ("some",)), "one": (HALVES, 1, ()), "halves": (HALVES, 2, ()),
     "copies": (HALVES, 2, ("copies",)), "forgets": (HALVES, 2, ("forgets",)),
     "declared": (DECLARED, 2, ()), "sequences": (SEQUENCES, 2, ()),
+    "rows": (PARTS, 1, ()), "parts": (PARTS, 2, ()), "ends": (PARTS, 4, ("ends",)), "local": (PARTS, 2, ("local",)),
+    "other": (PARTS, 2, ("other",)),
 }  # fmt: skip
 
 
@@ -162,7 +228,7 @@ def _diff(one: Path, other: Path) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-@pytest.mark.parametrize("run", ["reduces", "halves", "sequences"])
+@pytest.mark.parametrize("run", ["reduces", "halves", "sequences", "parts", "ends"])
 def test_a_healthy_run_violates_nothing_and_is_equal_to_itself(traces: Path, tmp_path: Path, run: str) -> None:
     code, said = _judged(traces / run, tmp_path)
     assert code == 0, said
@@ -192,6 +258,24 @@ def test_ranks_that_hold_the_same_shard_are_named(traces: Path) -> None:
     code, said = _diff(traces / "one", traces / "copies")
     assert code == 1
     assert "initial weights: up.weight: 2 ranks hold 1 different parts of shape (16, 16) of (32, 16)" in said
+
+
+@pytest.mark.parametrize("runs", [("rows", "parts"), ("rows", "ends"), ("parts", "rows")], ids=" ".join)
+def test_rows_that_ranks_hold_parts_of_are_whole_rows_of_the_other_run(traces: Path, runs: tuple[str, str]) -> None:
+    code, said = _diff(*(traces / each for each in runs))
+    assert code == 0, said
+    assert "step 2: inputs (4 rows, cut along the sequence in one of the runs: " in said
+    assert "12 outputs, 2 losses, 12 gradients" in said
+
+
+@pytest.mark.parametrize(("run", "wrong", "words"), [
+    ("local", 1, "first in step 1, output of module: attend.out: has the norm "),  # each part masked as the first
+    ("other", 3, "step 1: the inputs differ: 4 rows and 8 rows, "),  # one id of the second part of one row
+])  # fmt: skip
+def test_a_part_that_is_not_that_of_the_whole_row_is_seen(traces: Path, run: str, wrong: int, words: str) -> None:
+    code, said = _diff(traces / "rows", traces / run)
+    assert code == wrong, said
+    assert words in said
 
 
 @pytest.mark.parametrize("dispatch", [DISPATCH, LIST], ids=["grouped", "list"])

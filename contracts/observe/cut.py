@@ -1,0 +1,105 @@
+"""Rows that are cut along the sequence, as context parallelism does: whole rows of one run, parts of them in another.
+
+Each half of a row has a number, a polynomial of its ids. That of a row is the sum of its parts', each times the base to
+the power of where it begins: parts are known by what they make together, and not by how a script says it cuts.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from contracts.observe.merged import Merged
+from contracts.observe.trace import Line
+
+PRIME, BASES = 2**31 - 1, (48271, 1103515245)
+_Part = tuple[int, tuple[int, ...]]
+"""A part of a row: how many ids it has, and its number to each base."""
+_Row = tuple[_Part, _Part]
+
+
+@functools.lru_cache(maxsize=16)
+def _powers(length: int, place: torch.device) -> Tensor:
+    """[base, length]"""
+    found = [[1], [1]]
+    for base, powers in zip(BASES, found, strict=True):
+        while len(powers) < length:
+            powers.append(powers[-1] * base % PRIME)
+    return torch.tensor(found, device=place)[:, :length]
+
+
+def halves(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, int]:
+    """The numbers of the two halves of each row of ids, [rows, half], and how long a row is, if a tensor has rows."""
+    whole = {name: each for name, each in tensors.items() if each.dim() == 2 and not each.is_floating_point()}
+    ids = next((each for name, each in sorted(whole.items(), key=lambda pair: not pair[0].endswith("input_ids"))), None)
+    if ids is None or ids.dtype not in (torch.int64, torch.int32) or ids.shape[1] < 2:
+        return None, 0
+    first = ids.shape[1] // 2
+    return torch.stack([_number(ids[:, :first]), _number(ids[:, first:])], dim=1), ids.shape[1]
+
+
+def _number(ids: Tensor) -> Tensor:
+    values = (ids.detach().to(torch.int64) + 1) % PRIME
+    one, other = ((values * powers % PRIME).sum(1) % PRIME for powers in _powers(ids.shape[1], ids.device))
+    found: Tensor = one | other << 31
+    return found
+
+
+def _rows(line: Line) -> Iterator[_Row]:
+    length, numbers = line.get("length", 0), line.get("halves", ())
+    sizes = length // 2, length - length // 2
+    for pair in zip(numbers[::2], numbers[1::2], strict=False):
+        one, other = ((size, (each & PRIME, each >> 31)) for size, each in zip(sizes, pair, strict=True))
+        yield one, other
+
+
+def _together(parts: Sequence[_Part]) -> _Part:
+    """What parts make in their order."""
+    at, numbers = 0, (0,) * len(BASES)
+    for length, held in parts:
+        numbers = tuple((so_far + number * pow(base, at, PRIME)) % PRIME
+                        for so_far, number, base in zip(numbers, held, BASES, strict=True))  # fmt: skip
+        at += length
+    return at, numbers
+
+
+def _in_turn(held: Sequence[_Row]) -> list[_Part]:
+    """Each rank has what follows the part of the rank before."""
+    return [half for row in held for half in row]
+
+
+def _from_both_ends(held: Sequence[_Row]) -> list[_Part]:
+    """Each rank has a part from either end, so that a causal mask leaves all the same work."""
+    return [*(first for first, _ in held), *(last for _, last in reversed(held))]
+
+
+def cut(whole: Merged, parts: Merged, step: int) -> bool:
+    """Whether each row of a step is what several ranks of the other run consume together."""
+    lines = [line for _, line in whole.inputs(step)]
+    want = Counter(_together(row) for line in lines for row in _rows(line))
+    of: dict[int, dict[int, list[_Row]]] = {}
+    for rank, line in parts.lines("input", step):
+        of.setdefault(line["microbatch"], {})[rank.rank] = list(_rows(line))
+    of_one = {sum(size for size, _ in row) for ranks in of.values() for rows in ranks.values() for row in rows}
+    counts = {size // its for size, _ in want for its in of_one if its and not size % its}
+    count = counts.pop() if len(counts) == 1 else 1
+    return count > 1 and any(
+        want == Counter(row for ranks in of.values() for row in _joined(ranks, count, stride, order))
+        for stride in range(1, parts.trace.world // count + 1) for order in (_in_turn, _from_both_ends)
+    )  # fmt: skip
+
+
+def _joined(
+    ranks: Mapping[int, Sequence[_Row]], count: int, stride: int, order: Callable[[Sequence[_Row]], list[_Part]]
+) -> Iterator[_Part]:
+    """The rows of a microbatch that groups of ranks hold, each rank so many after the one before. Groups of the same
+    rows count once."""
+    seen = set()
+    for first in (each for each in ranks if not each // stride % count):
+        group = [ranks.get(first + stride * at, ()) for at in range(count)]
+        rows = tuple(_together(order(held)) for held in zip(*group, strict=False))
+        if rows not in seen:
+            yield from rows
+        seen.add(rows)
