@@ -23,12 +23,21 @@ from contracts.contract import LAW
 from contracts.court import pairs
 from contracts.court.judge import judge
 from contracts.harness.families import read_checks
-from contracts.spec.array import Array, Arrays
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Recipe
-from contracts.spec.stack import questions
-from contracts.spec.training import Execution, Pass, Session, Step, Tokens, Trained
+from contracts.spec import (
+    Array,
+    Arrays,
+    BlockCall,
+    BlockRun,
+    Execution,
+    NotOffered,
+    Pass,
+    Recipe,
+    Session,
+    Step,
+    Tokens,
+    Trained,
+    questions,
+)
 from contracts.stacks.reference.stack import Reference
 
 CHEAP = frozenset({"built", "initial", "samples", "sample"})

@@ -34,7 +34,7 @@ from benchmarks._axes import ROOT, Axes, Cpu, Level, Torch, axes, cpu, interpret
 from benchmarks._covering import Meeting, Row, covering, meetings, meetings_of
 from contracts.court import record
 from contracts.instruments.atomic_write import write_whole
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.records import Item, Outcome, Result, Run
 
 ONE, RANKS = "launch,machine,numeric", "dist4"

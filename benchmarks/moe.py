@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks._measure import Row, timed, tried
+from contracts.spec import Moe, Recipe
 from contracts.spec.presets import PRESETS
-from contracts.spec.recipe import Moe, Recipe
 from contracts.stacks.reference.model.blocks.common import Output, packing
 from contracts.stacks.reference.model.compile import compiled
 from contracts.stacks.reference.model.parts import PARTS

@@ -26,7 +26,7 @@ from contracts.contract import LAW
 from contracts.harness.families import read_checks
 from contracts.observe.party import Observed
 from contracts.observe.trace import read
-from contracts.spec.errors import NotOffered
+from contracts.spec import NotOffered
 from contracts.stacks.reference.answers.observing import SCRIPT, observe
 
 ROOT = Path(__file__).parents[1]

@@ -24,8 +24,8 @@ from contracts.court import record
 from contracts.court.judge import judge
 from contracts.harness.families import read_checks
 from contracts.law._bugs import dead
+from contracts.spec import Execution
 from contracts.spec.records import Outcome
-from contracts.spec.training import Execution
 
 ARGUED = Path(__file__).with_name("power.toml")
 STILL = ("StandsStill", "LearnsNothing", "MovesByNothing")

@@ -15,10 +15,8 @@ from pathlib import Path
 from contracts.instruments import provenance
 from contracts.instruments.atomic_write import write_whole
 from contracts.instruments.ranks import ALONE
-from contracts.spec.launch import Lane
+from contracts.spec import Batch, Degrees, Lane, Recipe
 from contracts.spec.receipt import LaunchedRun, Preflight, Provenance, ReportedStep
-from contracts.spec.recipe import Batch, Recipe
-from contracts.spec.topology import Degrees
 from contracts.stacks.reference.launch import launch
 from contracts.stacks.reference.receipts import receipt
 from contracts.stacks.reference.training.run_facts import RankFacts, RankReporter
@@ -64,7 +62,7 @@ def _recipe(device: str) -> Recipe:
 
 def _steps(recipe: Recipe, device: str) -> tuple[tuple[ReportedStep, ...], RankFacts]:
     """The steps, and what the rank reports of itself after them: place, memory, kernels that ran."""
-    from contracts.spec.training import Execution
+    from contracts.spec import Execution
     from contracts.stacks.reference.training.trainer import Trainer
 
     trainer, rank, found = Trainer(recipe, Execution(mode="author_dp", device=device)), RankReporter(ALONE), []

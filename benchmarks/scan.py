@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks._measure import Row, timed, tried
-from contracts.spec.recipe import Mamba
+from contracts.spec import Mamba
 from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan
 from contracts.stacks.reference.model.blocks.common import packing
 

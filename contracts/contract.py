@@ -16,14 +16,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from contracts.spec.abilities import FEATURES
-from contracts.spec.conventions import CONVENTIONS
+from contracts.spec import CONVENTIONS, FEATURES, Execution, Layout, Recipe, questions
 from contracts.spec.ladder import rungs, stepped_down
 from contracts.spec.needs import features
-from contracts.spec.recipe import Recipe
-from contracts.spec.stack import questions
-from contracts.spec.topology import Layout
-from contracts.spec.training import Execution
 
 Tier = Literal["unit", "gpu", "dist"]
 TIERS: tuple[Tier, ...] = ("unit", "gpu", "dist")

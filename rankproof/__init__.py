@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from contracts.observe.entry import observing
-    from contracts.spec.errors import NotOffered, Refused, refuse
-    from contracts.spec.stack import Party, Stack
+    from contracts.spec import NotOffered, Party, Refused, Stack, refuse
     from rankproof.pytest_plugin import parametrize_with_contracts
 
 __all__ = ["NotOffered", "Party", "Refused", "Stack", "observing", "parametrize_with_contracts", "refuse"]
@@ -20,8 +19,7 @@ __all__ = ["NotOffered", "Party", "Refused", "Stack", "observing", "parametrize_
 _PLACES = {
     "observing": "contracts.observe.entry",
     "parametrize_with_contracts": "rankproof.pytest_plugin",
-    **dict.fromkeys(("NotOffered", "Refused", "refuse"), "contracts.spec.errors"),
-    **dict.fromkeys(("Party", "Stack"), "contracts.spec.stack"),
+    **dict.fromkeys(("NotOffered", "Party", "Refused", "Stack", "refuse"), "contracts.spec"),
 }
 
 

@@ -29,7 +29,7 @@ from rankproof.options import CASE, JUDGE, MARK, NAME, OPTIONS, gating
 
 if TYPE_CHECKING:
     from contracts.harness.promise import Promise
-    from contracts.spec.stack import Party
+    from contracts.spec import Party
 
 __all__ = ["parametrize_with_contracts"]
 
@@ -122,8 +122,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         judge(metafunc.config).parametrize(metafunc)
     for mark in metafunc.definition.iter_markers(MARK):
         _load()
-        from contracts.spec import interpreter
-        from contracts.spec.errors import Refused
+        from contracts.spec import Refused, interpreter
 
         try:
             interpreter.refuse_without_assertions()  # -OO strips what the contracts are read from

@@ -9,9 +9,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 
 from contracts.law._support.training_run import LETTERS
-from contracts.spec.recipe import Mamba, Moe, Mtp, Recipe
-from contracts.spec.topology import Degrees, Layout
-from contracts.spec.training import Execution
+from contracts.spec import Degrees, Execution, Layout, Mamba, Moe, Mtp, Recipe
 
 LENGTH = 16
 Row = tuple[tuple[int, ...], int]

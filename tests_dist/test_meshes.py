@@ -11,7 +11,7 @@ import pytest
 from contracts.instruments.ranks import torch_distributed
 from contracts.law._support import multi_rank_run as spread
 from contracts.law._support.training_run import large_expert_weights
-from contracts.spec.training import Execution, Session, Step
+from contracts.spec import Execution, Session, Step
 from contracts.stacks.reference.parallel import mesh
 from contracts.stacks.reference.stack import Reference
 

@@ -10,9 +10,7 @@ from contracts.instruments.ranks import gathered
 from contracts.law._support import pipeline_run as stages
 from contracts.law._support.step_comparison import loss_difference, tensor_differences
 from contracts.law._support.training_run import ROWS_OF_16, batch
-from contracts.spec.recipe import Mtp, Recipe
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution
+from contracts.spec import Degrees, Execution, Mtp, Recipe
 from contracts.stacks.reference.stack import Reference
 
 DRAWN = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])

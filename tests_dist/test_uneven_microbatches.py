@@ -10,8 +10,7 @@ from contracts.instruments.ranks import gathered
 from contracts.law._support.multi_rank_run import SPREAD, own_axis
 from contracts.law._support.step_comparison import loss_difference, tensor_differences
 from contracts.law._support.training_run import batch, large_expert_weights
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Session, Tokens
+from contracts.spec import Execution, Recipe, Session, Tokens
 from contracts.stacks.reference.stack import Reference
 
 DRAWN = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -11,8 +11,7 @@ import pytest
 
 from contracts.court import deviations, record
 from contracts.harness import kill_matrix
-from contracts.spec import codec
-from contracts.spec.errors import Refused
+from contracts.spec import Refused, codec
 from contracts.spec.records import Result
 from contracts.stacks.serve import reply
 from tests_unit.gate._reported import run_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contracts.harness import checkout
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from tests_unit._parties.running import RANKPROOF, ROOT, Done, environment, rankproof
 from tests_unit.test_answering import checkout as repository
 from tests_unit.test_answering import git

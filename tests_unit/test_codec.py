@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.spec import codec
-from contracts.spec.errors import Refusal, Refusals, Refused, refuse, shown
-from contracts.spec.launch import Lane
+from contracts.spec import Lane, Refusal, Refusals, Refused, codec, refuse, shown
 
 Answer = TypeVar("Answer")
 

@@ -9,8 +9,7 @@ import pytest
 
 from contracts.court import record
 from contracts.law._support.recorded_runs import RECEIPT
-from contracts.spec import codec, manifest
-from contracts.spec.errors import Refused
+from contracts.spec import Refused, codec, manifest
 from contracts.spec.former_name import FORMER, current
 from contracts.spec.manifest import Manifest
 from contracts.spec.receipt import SCHEMA

@@ -11,9 +11,8 @@ import pytest
 from contracts.court import deviations
 from contracts.harness import adapter_probe, adapter_skeleton, proposed_deviations
 from contracts.harness.gate import today
-from contracts.spec.errors import Refused
+from contracts.spec import Refused, questions
 from contracts.spec.records import EXIT_CODES
-from contracts.spec.stack import questions
 from tests_unit._parties.running import environment, needs, rankproof
 
 USAGE = 2

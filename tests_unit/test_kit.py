@@ -11,7 +11,7 @@ import pytest
 
 from contracts.court.judge import ending
 from contracts.court.party import OnTheStand
-from contracts.spec.errors import MOVED, Moved, NotOffered, Unreachable
+from contracts.spec import MOVED, Moved, NotOffered, Unreachable
 from contracts.stacks.kit.moved import there
 from contracts.stacks.kit.versions import FallingBack, falls_back, fitted, labels
 from contracts.stacks.protocol import PROTOCOL
@@ -222,7 +222,7 @@ def test_every_name_that_does_not_fit_is_refused_at_once() -> None:
     import torch
 
     from contracts.instruments import numerics
-    from contracts.spec.errors import Refused
+    from contracts.spec import Refused
     from contracts.stacks.kit import links, runs
 
     into = {"a": torch.zeros(2), "b": torch.zeros(2)}
@@ -296,7 +296,7 @@ def test_a_run_without_gradients_rates_of_its_own_or_its_own_optimizer_is_told(
 
     from contracts.law._support.recipes import DENSE
     from contracts.law._support.training_run import batch
-    from contracts.spec.training import Session
+    from contracts.spec import Session
 
     recipe = replace(DENSE, depth=2)
     session = Session(recipe=recipe, steps=1, batches=(batch("noted", recipe=recipe),),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from contracts.spec.checkpointing import WriteFault
+from contracts.spec import WriteFault
 from contracts.stacks.kit.checkpoints import changed, module_with
 
 

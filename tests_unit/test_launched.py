@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from contracts.spec.errors import NotOffered, Unreachable
-from contracts.spec.stack import Party
+from contracts.spec import NotOffered, Party, Unreachable
 from contracts.stacks.launched import Launched
 from contracts.stacks.protocol import schema
 

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from contracts.spec.errors import NotOffered, Refused, Unreachable
-from contracts.spec.pattern import HybridPattern
-from contracts.spec.stack import Party
-from contracts.spec.topology import Degrees
+from contracts.spec import Degrees, HybridPattern, NotOffered, Party, Refused, Unreachable
 from contracts.stacks.launched import Launched
 from contracts.stacks.megatron import VERSIONS, Megatron, installed
 from contracts.stacks.megatron.flag_rules import table

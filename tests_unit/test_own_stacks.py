@@ -10,7 +10,7 @@ import pytest
 from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.harness.families import read_checks
-from contracts.spec.abilities import Abilities
+from contracts.spec import Abilities
 from tests_unit._parties.running import ROOT, rankproof
 
 torch = pytest.importorskip("torch")
@@ -18,8 +18,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402  (after the question whether there is torch)
 
 from contracts.law._support.recipes import DENSE  # noqa: E402
-from contracts.spec.recipe import Recipe  # noqa: E402
-from contracts.spec.training import Session, Step, Tokens  # noqa: E402
+from contracts.spec import Recipe, Session, Step, Tokens  # noqa: E402
 from contracts.stacks.kit.adapter import Adapter, Steps  # noqa: E402
 from contracts.stacks.kit.declining import lacks  # noqa: E402
 from contracts.stacks.kit.links import Link, same  # noqa: E402

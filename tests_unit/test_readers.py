@@ -33,15 +33,23 @@ from contracts.law._support.recorded_runs import RECEIPT
 from contracts.observe import trace
 from contracts.observe.merged import Merged
 from contracts.ranks.journal import read_journal
-from contracts.spec import codec, fabric, manifest, pattern, storage
-from contracts.spec.abilities import Abilities
-from contracts.spec.errors import NotOffered, Refused, Unreachable
-from contracts.spec.recipe import Recipe
+from contracts.spec import (
+    Abilities,
+    Degrees,
+    NotOffered,
+    Recipe,
+    Refused,
+    Unreachable,
+    codec,
+    fabric,
+    manifest,
+    pattern,
+    questions,
+    storage,
+)
 from contracts.spec.records import Kill
 from contracts.spec.redaction import LineRedactor, redact
-from contracts.spec.stack import questions
 from contracts.spec.stack_table import release
-from contracts.spec.topology import Degrees
 from contracts.stacks.launched import Launched
 from contracts.stacks.megatron.flag_table import FlagTable
 from contracts.stacks.protocol import PROTOCOL

@@ -14,11 +14,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from contracts.spec import codec
-from contracts.spec.errors import NotOffered, Refused, Unreachable, refuse
-from contracts.spec.launch import Lane
-from contracts.spec.recipe import Recipe
-from contracts.spec.stack import questions
+from contracts.spec import Lane, NotOffered, Recipe, Refused, Unreachable, codec, questions, refuse
 from contracts.spec.topology import Degrees, Layout, topology
 from contracts.stacks.launched import Launched
 from contracts.stacks.protocol import PROTOCOL, schema

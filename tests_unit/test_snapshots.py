@@ -11,10 +11,9 @@ from syrupy.assertion import SnapshotAssertion
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 from syrupy.types import PropertyFilter, PropertyMatcher, SerializableData, SerializedData
 
+from contracts.spec import Degrees, Lane, Launch
 from contracts.spec import pattern as patterns
-from contracts.spec.launch import Lane, Launch
 from contracts.spec.presets import PRESETS
-from contracts.spec.topology import Degrees
 from contracts.stacks.reference.stack import Reference
 
 

@@ -15,7 +15,7 @@ from contracts.court.causes import Cause, causes
 from contracts.court.deviations import masked
 from contracts.court.verdict import told
 from contracts.court.wording import counted, items, rerun
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.spec.records import EXIT_CODES, Result, Run, Violation, Word
 
 Kind = Literal["new", "worse", "lost", "unknown", "both", "better", "hold", "neither"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from contracts.court.promises import PROMISES
 from contracts.court.verdict import JUDGED, OWED
-from contracts.spec.errors import Refusals
+from contracts.spec import Refusals
 from contracts.spec.records import Baseline, Before, Header, Result, Run, Verdict
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from contracts.spec.pattern import BLOCKS
+from contracts.spec import BLOCKS
 from contracts.spec.records import Outcome, Result, Run
 
 HEADINGS: Mapping[Outcome, str] = {

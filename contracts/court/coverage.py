@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from contracts.court.promises import PROMISES
-from contracts.spec.errors import refuse
-from contracts.spec.lacks import LACKS, Lack
+from contracts.spec import LACKS, Lack, refuse
 from contracts.spec.records import Item, Plan, Result, Run, Verdict
 
 ANSWERED = ("holds", "violated", "deviates")

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from contracts.spec import Refusals, Refused
 from contracts.spec.codec import decode
-from contracts.spec.errors import Refusals, Refused
 from contracts.spec.records import Deviation, Item, Violation
 
 _NUMBER = r"[-+]?(?:\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?|inf|nan)"

@@ -12,8 +12,7 @@ from typing import Literal, get_args
 
 from contracts.contract import Contract, Tier
 from contracts.instruments.ranks import here
-from contracts.spec.errors import refuse
-from contracts.spec.stack import Party
+from contracts.spec import Party, refuse
 
 Device = Literal["cpu", "cuda"]
 CHOICES = ("auto", *get_args(Device))

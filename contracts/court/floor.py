@@ -8,8 +8,7 @@ case may compare it with one that must stand still.
 import math
 from collections.abc import Iterable
 
-from contracts.spec.array import Array, Arrays
-from contracts.spec.training import Pass, Session, Step, Trained
+from contracts.spec import Array, Arrays, Pass, Session, Step, Trained
 
 
 class Floor:

@@ -20,12 +20,20 @@ from contracts.court import device as devices
 from contracts.court import party as asking
 from contracts.court.deadline import Overdue, deadline
 from contracts.court.party import Broken, OnTheStand, words_of
-from contracts.spec import interpreter
-from contracts.spec.errors import MOST_REFUSALS, Moved, NotOffered, Refused, Unreachable, install_by
-from contracts.spec.lacks import Lack
+from contracts.spec import (
+    MOST_REFUSALS,
+    Lack,
+    Moved,
+    NotOffered,
+    Party,
+    Refused,
+    Unreachable,
+    in_float32,
+    install_by,
+    interpreter,
+    questions,
+)
 from contracts.spec.records import EXIT_CODES, Fate, Kill, Outcome, Result, Violation
-from contracts.spec.stack import Party, questions
-from contracts.spec.tolerance import in_float32
 from contracts.spec.violations import Heard, heard, parts_of
 
 NO_TORCH = (

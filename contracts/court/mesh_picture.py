@@ -6,10 +6,8 @@ from typing import Literal, cast, get_args
 
 from contracts.contract import LAW
 from contracts.court.wording import counted
-from contracts.spec.recipe import Recipe
+from contracts.spec import Degrees, Execution, Layout, Mesh, Recipe, grids
 from contracts.spec.records import Item, Result
-from contracts.spec.topology import Degrees, Layout, Mesh, grids
-from contracts.spec.training import Execution
 
 _WRONG, _RIGHT = "it went wrong here", "nothing went wrong, or another rank ended it"
 _DOWN, _MOST = ("pp", "dp"), 512  # what is down the page; ranks of a mesh that is still looked at

@@ -4,9 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from contracts.spec.array import Array
-from contracts.spec.blocks import BlockCall
-from contracts.spec.training import Execution
+from contracts.spec import Array, BlockCall, Execution
 
 
 def narrowed(value: Any) -> Any:

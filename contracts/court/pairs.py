@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from contracts.contract import Contract
-from contracts.spec.abilities import FEATURES
+from contracts.spec import FEATURES
 
 Group = frozenset[str]
 

@@ -22,14 +22,21 @@ from typing import Any
 from contracts.court.deadline import Overdue
 from contracts.court.floor import Floor
 from contracts.court.narrowing import narrowed, placed
-from contracts.spec import codec
-from contracts.spec.array import Array
-from contracts.spec.blocks import BlockRun
+from contracts.spec import (
+    Array,
+    BlockRun,
+    NotOffered,
+    Party,
+    Question,
+    Refused,
+    Unreachable,
+    abilities_of,
+    codec,
+    conventions_of,
+    questions,
+    shown,
+)
 from contracts.spec.codec import conforms
-from contracts.spec.conventions import conventions_of
-from contracts.spec.errors import NotOffered, Refused, Unreachable, shown
-from contracts.spec.party import abilities_of
-from contracts.spec.stack import Party, Question, questions
 
 KEPT = 1024  # answers of a party; a mesh of 65 536 ranks is 100 MB of them, and three are asked for
 RECALLED = 256  # answers of a party; a run that tells weights and state is 2 MB, and most tell less

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 
 from contracts.contract import TIERS, Contract, Law, Untested
 from contracts.court.promises import FAMILY
-from contracts.spec.abilities import Abilities, Absence
-from contracts.spec.errors import refuse
+from contracts.spec import Abilities, Absence, refuse
 from contracts.spec.records import Choice, Item, Plan, Statement
 
 _FAMILIES: Mapping[str, tuple[str, ...]] = {

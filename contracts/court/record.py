@@ -28,8 +28,7 @@ from typing import Any, TextIO
 from contracts.court import heartbeat
 from contracts.court.plain_text import fit
 from contracts.court.verdict import verdict
-from contracts.spec import codec, former_name
-from contracts.spec.errors import Refusals, refuse
+from contracts.spec import Refusals, codec, former_name, refuse
 from contracts.spec.records import (
     SCHEMA,
     Baseline,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from contracts.spec.errors import Refusals, refuse
+from contracts.spec import Refusals, refuse
 from contracts.spec.records import Header, Item, Run
 
 

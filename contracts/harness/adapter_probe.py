@@ -9,10 +9,8 @@ from contracts.contract import LAW, Contract, Law, Tier
 from contracts.court import profiles
 from contracts.court.judge import DEADLINE_S
 from contracts.harness.gate import Gate
-from contracts.spec.abilities import Abilities
-from contracts.spec.party import abilities_of
+from contracts.spec import Abilities, Party, abilities_of
 from contracts.spec.records import Item, Plan, Result, Run, Verdict
-from contracts.spec.stack import Party
 
 PROFILE = "what it offers"
 ROWS = 8  # of the table of what to answer next

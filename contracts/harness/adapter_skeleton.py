@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from contracts.spec.stack import PROTOCOLS, Question, questions
+from contracts.spec import PROTOCOLS, Question, questions
 
 WIDTH = 120
 DEFAULT = ("blocks", "training")

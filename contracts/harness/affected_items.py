@@ -16,9 +16,8 @@ from contracts.contract import LAW
 from contracts.court import repository
 from contracts.court.wording import counted
 from contracts.harness.checkout import PACKAGES, ROOT
-from contracts.spec.errors import refuse
+from contracts.spec import Party, refuse
 from contracts.spec.records import Item, Plan
-from contracts.spec.stack import Party
 
 
 @dataclass(frozen=True, kw_only=True)

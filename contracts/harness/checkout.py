@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contracts.spec.errors import Refused, Unreachable, refuse
-from contracts.spec.stack import Party
+from contracts.spec import Party, Refused, Unreachable, refuse
 from contracts.stacks.kit.answering import answering_of
 
 PACKAGES = {"megatron": "megatron/core", "torchtitan": "torchtitan", "transformers": "transformers"}

@@ -12,8 +12,7 @@ from contracts.court import profiles
 from contracts.harness import parties
 from contracts.harness.commands._errors import told
 from contracts.harness.families import read_checks
-from contracts.spec.party import abilities_of
-from contracts.spec.stack import Party
+from contracts.spec import Party, abilities_of
 
 
 def contract_count(law: Law, profile: str, subject: Party) -> int:

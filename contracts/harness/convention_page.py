@@ -10,7 +10,7 @@ from pathlib import Path
 
 from contracts.contract import LAW, Law
 from contracts.harness.families import read_checks
-from contracts.spec.conventions import CONVENTIONS, conventions_of
+from contracts.spec import CONVENTIONS, conventions_of
 from contracts.stacks.megatron import Megatron
 from contracts.stacks.torchtitan.stack import Torchtitan
 from contracts.stacks.transformers.stack import Transformers

@@ -16,8 +16,7 @@ from contracts.harness import kill_matrix
 from contracts.harness.loss_curves import AGREES
 from contracts.harness.operators.reach import content
 from contracts.harness.operators.trials import FATES, JOURNAL, Trial, rows
-from contracts.spec import codec
-from contracts.spec.errors import refuse
+from contracts.spec import codec, refuse
 from contracts.spec.records import Kill
 
 FALSE_ALARMS = "false_alarms.jsonl"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from contracts.spec.errors import Unreachable
+from contracts.spec import Unreachable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,7 @@ from contracts.harness import parties, power, selftest
 from contracts.harness.families import read_checks
 from contracts.instruments import accelerator
 from contracts.instruments.ranks import here
-from contracts.spec import codec, interpreter
-from contracts.spec.errors import NotOffered
+from contracts.spec import NotOffered, Party, codec, interpreter, questions
 from contracts.spec.records import (
     SCHEMA,
     Baseline,
@@ -44,7 +43,6 @@ from contracts.spec.records import (
     Verdict,
 )
 from contracts.spec.redaction import redact_words, secrets_here
-from contracts.spec.stack import Party, questions
 
 
 def today() -> datetime.date:

@@ -11,7 +11,7 @@ from contracts.harness.families import read_checks
 from contracts.harness.gate import Gate
 from contracts.observe.party import Observed
 from contracts.observe.trace import Trace
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.spec.records import Deviation, Run, Verdict
 
 PROFILE = "OBS"

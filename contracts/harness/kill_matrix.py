@@ -20,8 +20,7 @@ from pathlib import Path
 import contracts
 from contracts.contract import Contract, Law, Tier
 from contracts.harness.selftest import Matrix
-from contracts.spec import codec, interpreter
-from contracts.spec.errors import refuse
+from contracts.spec import codec, interpreter, refuse
 
 FILE = "kills.json"
 SHIPPED = Path(contracts.__file__).parent / "proof"

@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from contracts.contract import Law
-from contracts.spec import codec
-from contracts.spec.errors import Refusals, refuse
+from contracts.spec import Refusals, codec, refuse
 from contracts.spec.records import Item, Plan
 
 FOLDER = Path(__file__).parents[1] / "law" / "releases"

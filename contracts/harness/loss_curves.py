@@ -7,8 +7,7 @@ data; in most checks of several ranks the first is the step on one rank.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from contracts.spec.stack import Party
-from contracts.spec.training import Session, Step, Trained, Training
+from contracts.spec import Party, Session, Step, Trained, Training
 
 CLOSE = 1e-4  # relative: a difference that two curves on one page do not show
 AGREES = "agrees"

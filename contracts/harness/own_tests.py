@@ -12,9 +12,7 @@ from contracts.harness import parties
 from contracts.harness.families import read_checks
 from contracts.harness.gate import Gate
 from contracts.harness.promise import Promise, assistants_of, deadline_of, deviations_of, without_torch
-from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
-from contracts.spec.party import abilities_of
-from contracts.spec.stack import Party
+from contracts.spec import Party, Refusals, Refused, Unreachable, abilities_of, refuse
 from rankproof import options
 
 

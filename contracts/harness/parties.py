@@ -13,13 +13,9 @@ from typing import Any
 from contracts.court import repository
 from contracts.court.deadline import Overdue, deadline
 from contracts.court.judge import DEADLINE_S
+from contracts.spec import Layout, Party, Refusals, Refused, Unreachable, abilities_of, declared_by, questions, refuse
 from contracts.spec.codec import conforms
-from contracts.spec.conventions import declared_by
-from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
-from contracts.spec.party import abilities_of
 from contracts.spec.records import Answering, Subject
-from contracts.spec.stack import Party, questions
-from contracts.spec.topology import Layout
 from contracts.stacks.kit.answering import answering_of
 
 

@@ -33,9 +33,7 @@ from contracts.harness.promise import CODE, PROPERTY, Promise, assistants_of, de
 from contracts.instruments import accelerator
 from contracts.instruments.ranks import here
 from contracts.ranks.rank_environment import EQUAL, several
-from contracts.spec import codec, interpreter
-from contracts.spec.errors import Refused, Unreachable
-from contracts.spec.party import abilities_of
+from contracts.spec import Refused, Unreachable, abilities_of, codec, interpreter
 from contracts.spec.records import EXIT_CODES, Item, OnRanks, Result, Verdict, Violation
 from rankproof import options, pytest_plugin
 

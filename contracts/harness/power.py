@@ -12,7 +12,7 @@ from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.court.party import Broken
 from contracts.harness.families import read_checks
-from contracts.spec.topology import Layout
+from contracts.spec import Layout
 
 _ID, _CASE, _SAYS = "PAT-01", "nam56r", "layer 2 (1-based) is ablock, expected eblock (E)"
 
@@ -58,8 +58,7 @@ def refuse_without(*, numbers: bool) -> None:
 
 def _lost_of_numbers() -> str:
     from contracts.instruments import numerics
-    from contracts.spec.array import Array
-    from contracts.spec.tolerance import FLOAT32
+    from contracts.spec import FLOAT32, Array
 
     def held(*elements: float) -> Array:
         return Array(dtype="float32", shape=(len(elements),), data=array.array("f", elements).tobytes())

@@ -9,10 +9,8 @@ from contracts.court import deviations, report
 from contracts.court.judge import DEADLINE_S, NO_TORCH
 from contracts.harness import parties
 from contracts.harness.gate import Gate
-from contracts.spec import codec
-from contracts.spec.errors import refuse
+from contracts.spec import Party, codec, refuse
 from contracts.spec.records import Deviation, Item
-from contracts.spec.stack import Party
 from rankproof import options
 
 PROPERTY = "rankproof.result"

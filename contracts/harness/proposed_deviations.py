@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from contracts.court.deviations import covers, forgives, masked
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.spec.records import Deviation, Result, Run, Violation
 
 DAYS = 30  # that a proposed deviation lasts

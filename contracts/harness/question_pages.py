@@ -11,7 +11,7 @@ from pathlib import Path
 from contracts.contract import Law
 from contracts.harness.adapter_skeleton import Method, group_of, sides
 from contracts.harness.families import read_checks
-from contracts.spec.party import Party
+from contracts.spec import Party
 
 HEAD = """# The questions
 

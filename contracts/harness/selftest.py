@@ -19,8 +19,8 @@ from contracts.harness import parties
 from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.garbage_collection import collect_seldom
 from contracts.harness.loss_curves import AGREES
+from contracts.spec import Party
 from contracts.spec.records import Kill, Result, Word
-from contracts.spec.stack import Party
 
 Telling = Callable[[Result | Kill], object]
 """Hears of each judgement as it is made."""

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contracts.spec import codec
-from contracts.spec.errors import Refused
+from contracts.spec import Refused, codec
 from contracts.spec.receipt import Backend, Place, RankMemory, ReportedStep
 
 VARIABLE = "RANKPROOF_TELEMETRY"

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contracts.harness import child_process
-from contracts.spec import launchers
-from contracts.spec.errors import Unreachable
+from contracts.spec import Unreachable, launchers
 from contracts.spec.interpreter import python
 from contracts.spec.redaction import secrets_here
 

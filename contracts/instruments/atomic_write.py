@@ -5,7 +5,7 @@ import os
 import uuid
 from pathlib import Path
 
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from contracts.instruments import numerics
-from contracts.spec.array import Arrays, Shape
+from contracts.spec import Arrays, Shape
 
 
 def normal(name: str, shape: tuple[int, ...], *, scale: float = 1.0, seed: int = 0) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from contracts.spec.compiling import Break, Graphs
+from contracts.spec import Break, Graphs
 
 
 @dataclass

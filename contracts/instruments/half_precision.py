@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from contracts.instruments import numerics
-from contracts.spec.array import Array
-from contracts.spec.tolerance import HalfPrecision, Tolerance
+from contracts.spec import Array, HalfPrecision, Tolerance
 
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.mv, _aten.addmv, _aten.dot}

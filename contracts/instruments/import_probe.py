@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 
-from contracts.spec.kernel_selection import Package
+from contracts.spec import Package
 
 TIMEOUT_S = 120.0  # Transformer Engine took 20 s from a cold disk
 

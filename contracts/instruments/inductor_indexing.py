@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from contracts.instruments import numerics
-from contracts.spec import codec
-from contracts.spec.compiling import Outcome
+from contracts.spec import Outcome, codec
 
 ROWS, WIDTH = 8, 4  # above 1, because width 1 triggers another bug in inductor's C++
 INDEX = (0, 1, 1, 3, 3, 3, 7, 0)  # with repetitions, and with rows that get nothing

@@ -10,10 +10,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from contracts.spec import violations
-from contracts.spec.array import Array, Arrays, Element
+from contracts.spec import Array, Arrays, Element, Tolerance, here, violations
 from contracts.spec.records import Violation
-from contracts.spec.tolerance import Tolerance, here
 
 
 def array(tensor: Tensor) -> Array:

@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from contracts.instruments import packages
-from contracts.spec import codec
-from contracts.spec.errors import Refused
+from contracts.spec import Refused, codec
 from contracts.spec.fabric import read_fabric
 from contracts.spec.receipt import Component, MachineClass, Place, Provenance, Source
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contracts.spec.array import Array, Element
+from contracts.spec import Array, Element
 
 INDEX = "model.safetensors.index.json"
 DTYPES: dict[str, tuple[Element, int]] = {

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from contracts.observe.trace import Trace
-from contracts.spec.errors import NotOffered
-from contracts.spec.topology import Layout
+from contracts.spec import Layout, NotOffered
 
 PAIRS = {"spread": "one-rank", "resumed": "whole", "recomputed": "plain"}
 """What a run must equal, by what it is."""

@@ -16,14 +16,25 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from contracts.spec import codec
-from contracts.spec.abilities import Abilities
-from contracts.spec.conventions import declared_by
-from contracts.spec.errors import MOST_REFUSALS, MOVED, Moved, NotOffered, Refusal, Refused, Unreachable, shown
-from contracts.spec.lacks import LACKS, Lack
+from contracts.spec import (
+    LACKS,
+    MOST_REFUSALS,
+    MOVED,
+    Abilities,
+    Lack,
+    Layout,
+    Moved,
+    NotOffered,
+    Question,
+    Refusal,
+    Refused,
+    Unreachable,
+    codec,
+    declared_by,
+    questions,
+    shown,
+)
 from contracts.spec.records import Answering
-from contracts.spec.stack import Question, questions
-from contracts.spec.topology import Layout
 from contracts.stacks.line_process import Failed, Running
 from contracts.stacks.protocol import HELLO, OUTCOMES, PROTOCOL, Introduction
 

@@ -9,8 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from contracts.spec import launchers
-from contracts.spec.errors import shown
+from contracts.spec import launchers, shown
 
 STDERR_KEPT_BYTES = 16 * 2**10
 STDERR_QUOTED = 600  # characters of it in an error

@@ -13,13 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from contracts.spec import codec
-from contracts.spec.abilities import Abilities
-from contracts.spec.errors import MOVED, Refusal
-from contracts.spec.lacks import LACKS
+from contracts.spec import LACKS, MOVED, Abilities, Layout, Refusal, codec, questions
 from contracts.spec.records import Answering
-from contracts.spec.stack import questions
-from contracts.spec.topology import Layout
 
 PROTOCOL = "rankproof/1"
 HELLO = "hello"

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from contracts.spec.training import Session
+from contracts.spec import Session
 from contracts.stacks.reference.answers.blocks import BlockAnswers
 from contracts.stacks.reference.answers.model import ModelAnswers
 from contracts.stacks.reference.answers.training import TrainingAnswers

@@ -12,12 +12,20 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
-from contracts.spec import codec, interpreter
-from contracts.spec.conventions import declared_by
-from contracts.spec.errors import MOVED, Moved, NotOffered, Refused, shown
-from contracts.spec.party import abilities_of
+from contracts.spec import (
+    MOVED,
+    Moved,
+    NotOffered,
+    Party,
+    Refused,
+    abilities_of,
+    codec,
+    declared_by,
+    interpreter,
+    questions,
+    shown,
+)
 from contracts.spec.records import USAGE_ERROR
-from contracts.spec.stack import Party, questions
 from contracts.stacks.kit.answering import answering_of
 from contracts.stacks.protocol import HELLO, PROTOCOL, Introduction
 

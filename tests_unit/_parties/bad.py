@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Degrees, Layout, Topology
+from contracts.spec import Degrees, Layout, NotOffered, Recipe, Topology
 from contracts.stacks.reference.stack import Reference
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from contracts.spec.topology import Layout
+from contracts.spec import Layout
 
 FAMILY = {"A": "ablock", "E": "eblock", "M": "mblock", "R": "rblock"}
 Blocks = tuple[str, ...]

@@ -6,7 +6,7 @@ from contracts import instruments
 from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.harness.families import read_checks, read_mutants
-from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec import BlockCall, BlockRun
 from contracts.spec.records import Item
 from contracts.stacks.reference.stack import Reference
 

@@ -6,8 +6,7 @@ Only with several ranks, as a collective that is called twice, or divided by too
 from dataclasses import replace
 
 from contracts.instruments import numerics
-from contracts.spec.array import Arrays
-from contracts.spec.training import Session, Trained
+from contracts.spec import Arrays, Session, Trained
 from contracts.stacks.megatron.stack import Megatron
 from contracts.stacks.torchtitan.stack import Torchtitan
 

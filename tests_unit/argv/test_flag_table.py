@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contracts.spec.stack import Party
+from contracts.spec import Party
 from contracts.stacks.megatron.flag_rules import table
 from contracts.stacks.megatron.flag_table import CANONICAL, FlagTable
 

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.spec.errors import Refused
-from contracts.spec.launch import Lane
+from contracts.spec import Checkpoint, Data, Lane, Optim, Recipe, Refused
 from contracts.spec.presets import PRESETS
-from contracts.spec.recipe import Checkpoint, Data, Optim, Recipe
 from contracts.stacks.reference.launch import overrides
 from contracts.stacks.reference.launch.launch import launch
 

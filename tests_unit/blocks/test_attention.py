@@ -14,9 +14,7 @@ from contracts.instruments.oracles import attention as oracle
 from contracts.law._support.attention_calls import Lengths, call_of, oracle_difference
 from contracts.law._support.recipes import A_LAYER, SMALL, SMALL_DSA, SMALL_MLA
 from contracts.law.blocks.attention_causality import SEEN, attention_does_not_see_what_follows
-from contracts.spec.errors import Refused
-from contracts.spec.recipe import Dsa, Mla, Recipe
-from contracts.spec.tolerance import FLOAT64
+from contracts.spec import FLOAT64, Dsa, Mla, Recipe, Refused
 from contracts.stacks.reference.model.blocks.common import packing
 from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference

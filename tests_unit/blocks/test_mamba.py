@@ -16,8 +16,7 @@ from contracts.instruments.oracles import mamba as oracle
 from contracts.law._support import scan_calls
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.scan_calls import ScanCase
-from contracts.spec.errors import Refused
-from contracts.spec.recipe import Mamba, Recipe
+from contracts.spec import Mamba, Recipe, Refused
 from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan
 from contracts.stacks.reference.model.blocks.common import packing
 from contracts.stacks.reference.model.blocks.mamba2 import Mamba2

@@ -19,9 +19,7 @@ from torch import Tensor
 from contracts.instruments import fixtures, mamba_ssm, numerics
 from contracts.instruments.oracles import mamba as oracle
 from contracts.law._support.recipes import M_LAYER, SMALL
-from contracts.spec.blocks import BlockCall
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.tolerance import FLOAT32
+from contracts.spec import FLOAT32, BlockCall, Mode, Recipe
 from contracts.stacks.reference.stack import Reference
 
 B, T, HEADS, WIDTH, GROUPS, STATE, CHUNK, CUT = 2, 21, 4, 8, 2, 16, 16, 13

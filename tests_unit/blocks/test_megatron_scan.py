@@ -10,7 +10,7 @@ from torch import Tensor
 
 from contracts.instruments import fixtures, mamba_ssm, numerics
 from contracts.instruments.oracles import mamba as oracle
-from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance
+from contracts.spec import FLOAT32, FLOAT64, Tolerance
 from contracts.stacks.megatron.mamba_kernels import GatedNorm, chunk_scan, split_conv1d_scan
 
 B, T, HEADS, WIDTH, GROUPS, STATE, HIDDEN = 2, 21, 4, 8, 2, 16, 16

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from contracts.law.blocks.memory_order import STRIDED, a_block_reads_memory_in_any_order
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.errors import NotOffered
+from contracts.spec import BlockCall, BlockRun, NotOffered
 from contracts.stacks.reference.stack import Reference
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from contracts.instruments.oracles import mlp as oracle
 from contracts.law._support.recipes import SMALL
 from contracts.law.blocks import mlp as checks
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 from contracts.stacks.reference.stack import Reference
 
 SETTINGS = settings(max_examples=15)

@@ -16,10 +16,7 @@ from contracts.instruments import fixtures, numerics
 from contracts.law._support import model_passes
 from contracts.law._support.recipes import SMALL, SMALL_DSA
 from contracts.law.recipe import observable_features
-from contracts.spec import presets
-from contracts.spec.errors import Refused
-from contracts.spec.recipe import INERT, Dsa, Mhc, Mtp, Recipe
-from contracts.spec.training import Execution
+from contracts.spec import INERT, Dsa, Execution, Mhc, Mtp, Recipe, Refused, presets
 from contracts.stacks.reference.model.blocks.common import packing
 from contracts.stacks.reference.model.init import Initializer
 from contracts.stacks.reference.model.mtp import IGNORED, shift_left

@@ -10,7 +10,7 @@ from contracts.instruments.oracles import recurrent as oracle
 from contracts.law._support import scan_calls
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.scan_calls import ScanCase
-from contracts.spec.recipe import Mamba
+from contracts.spec import Mamba
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks._covering import covering
 from contracts.law.checkpoint.combined import AXES, DROPPED, ROWS
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 from contracts.stacks.reference.checkpoint.filesystem import Disk

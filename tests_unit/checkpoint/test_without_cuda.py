@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 from contracts.instruments import accelerator, numerics
-from contracts.spec.checkpointing import Snapshot, WriteFault
+from contracts.spec import Snapshot, WriteFault
 from contracts.stacks.reference.answers import without_cuda
 from contracts.stacks.reference.stack import Reference
 

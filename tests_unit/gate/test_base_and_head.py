@@ -8,7 +8,7 @@ import pytest
 
 from contracts.court.base_and_head import KINDS, Pair, difference, lines
 from contracts.harness import checkout
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.records import Header, Item, Outcome, Plan, Result, Run, Subject, Violation
 from tests_unit._parties.running import Done, rankproof
 from tests_unit.test_answering import checkout as repository

@@ -12,8 +12,7 @@ from contracts.court.baseline import baseline, change, unlike
 from contracts.court.report import render
 from contracts.court.verdict import OWED, verdict
 from contracts.harness.cli import main
-from contracts.spec import codec
-from contracts.spec.errors import Refused
+from contracts.spec import Refused, codec
 from contracts.spec.records import Baseline, Before, Header, Item, Outcome, Run
 from tests_unit._parties.running import BAD
 from tests_unit.gate.test_deviations import ended, run

@@ -10,7 +10,7 @@ import pytest
 
 from contracts.law._bugs import broken as broken_module
 from contracts.law._bugs.broken import broken
-from contracts.spec.topology import Degrees
+from contracts.spec import Degrees
 from contracts.stacks.reference import stack as reference_module
 from contracts.stacks.reference.answers import capacity
 from contracts.stacks.reference.stack import Reference

@@ -25,10 +25,7 @@ from contracts.law.optimizer.validation_bugs import takes_the_mean_of_batches
 from contracts.law.parallel.gradient_accumulation_bugs import takes_the_mean_of_means
 from contracts.law.topology.group_creation_bugs import one_call_for_each_axis
 from contracts.law.topology.mesh_sizes_bugs import stops_at_the_first_refusal
-from contracts.spec.conventions import CONVENTIONS, conventions_of
-from contracts.spec.errors import Refused
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.training import Built
+from contracts.spec import CONVENTIONS, Built, Mode, Recipe, Refused, conventions_of
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import introduce
 

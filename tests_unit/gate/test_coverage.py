@@ -12,8 +12,7 @@ from contracts.court import record
 from contracts.court.coverage import Part, coverage, table
 from contracts.court.verdict import verdict
 from contracts.harness.cli import main
-from contracts.spec.errors import Refused
-from contracts.spec.lacks import LACKS, Lack
+from contracts.spec import LACKS, Lack, Refused
 from contracts.spec.records import Item, Result, Run
 from tests_unit.gate.test_deviations import DP, ended, run, violated
 

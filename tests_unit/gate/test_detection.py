@@ -16,8 +16,7 @@ from contracts.harness.detection import Alarms, Detection
 from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.operators.reach import content
 from contracts.harness.operators.trials import JOURNAL, Trial
-from contracts.spec import codec
-from contracts.spec.errors import Refused
+from contracts.spec import Refused, codec
 from contracts.spec.records import Fate, Kill
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from contracts.court import deviations, record
 from contracts.court.verdict import verdict
 from contracts.harness import proposed_deviations
 from contracts.harness.cli import main
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.records import Deviation, Item, Outcome, Result, Run, Violation
 from contracts.spec.violations import Violated, compared, heard, parts_of, require_none
 from tests_unit.test_cli import CANNED

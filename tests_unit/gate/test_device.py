@@ -13,11 +13,9 @@ from contracts.court.narrowing import placed
 from contracts.court.verdict import verdict
 from contracts.harness.commands import _device_option
 from contracts.harness.gate import today
-from contracts.spec.blocks import BlockCall
-from contracts.spec.errors import Refused, refuse
+from contracts.spec import BlockCall, Execution, Pass, Refused, Session, Tokens, refuse
 from contracts.spec.presets import resolve
 from contracts.spec.records import Result
-from contracts.spec.training import Execution, Pass, Session, Tokens
 from contracts.stacks.reference.stack import Reference
 from tests_unit.gate._reported import result, run_of
 

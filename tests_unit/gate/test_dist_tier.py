@@ -21,8 +21,7 @@ from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.gate import Gate
 from contracts.harness.plugin import _marks, result_of
 from contracts.harness.torchrun import environment
-from contracts.spec import codec
-from contracts.spec.errors import NotOffered
+from contracts.spec import NotOffered, codec
 from contracts.spec.records import Result, Violation
 from contracts.stacks.reference.stack import Reference
 from tests_unit._parties.running import RANKPROOF, Done, rankproof

@@ -12,9 +12,9 @@ from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties, selftest
 from contracts.harness.families import read_checks, read_mutants
 from contracts.instruments import accelerator
+from contracts.spec import Party
 from contracts.spec.presets import PRESETS
 from contracts.spec.records import Result
-from contracts.spec.stack import Party
 
 read_checks()
 read_mutants()

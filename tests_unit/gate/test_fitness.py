@@ -14,7 +14,7 @@ from contracts.court.fitness import unfit
 from contracts.harness import kill_matrix
 from contracts.harness.output import HEAD, TAIL
 from contracts.harness.selftest import Matrix
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.records import EXIT_CODES, FORMS, Fate, Kill, Outcome, Result
 from tests_unit._parties.running import BAD, environment, needs, rankproof
 

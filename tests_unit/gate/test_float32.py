@@ -10,9 +10,7 @@ from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.court.narrowing import narrowed
 from contracts.harness.families import read_checks, read_mutants
-from contracts.spec import codec
-from contracts.spec.abilities import FEATURES, Abilities, Absence
-from contracts.spec.training import Execution
+from contracts.spec import FEATURES, Abilities, Absence, Execution, codec
 from contracts.stacks.reference.stack import Reference
 
 read_checks()

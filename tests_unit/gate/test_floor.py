@@ -11,10 +11,8 @@ from contracts.court.floor import Floor
 from contracts.court.judge import judge
 from contracts.law._bugs.dead import LearnsNothing, MovesByNothing, StandsStill
 from contracts.law._support.training_run import DENSE, batches, drawn_weights, table
-from contracts.spec.array import Array
-from contracts.spec.errors import NotOffered
+from contracts.spec import Array, Execution, NotOffered, Pass, Session, Step, Trained, Training
 from contracts.spec.records import Result
-from contracts.spec.training import Execution, Pass, Session, Step, Trained, Training
 from contracts.stacks.reference.stack import Reference
 
 

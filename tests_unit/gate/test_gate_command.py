@@ -6,7 +6,7 @@ import pytest
 
 from contracts.harness import environments
 from contracts.harness.commands.gate import worst
-from contracts.spec.errors import Unreachable
+from contracts.spec import Unreachable
 from contracts.spec.records import EXIT_CODES
 from tests_unit._parties.running import RANKPROOF, environment, rankproof
 

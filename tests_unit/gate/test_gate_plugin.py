@@ -15,7 +15,7 @@ from contracts.contract import LAW
 from contracts.court import deviations, profiles, record, report
 from contracts.harness.contract_count import contract_count
 from contracts.harness.families import read_checks
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.records import EXIT_CODES, Item
 from contracts.stacks.megatron.flag_table import FlagTable
 from contracts.stacks.reference.stack import Reference

@@ -11,13 +11,20 @@ import pytest
 from contracts.contract import Contract, Mutant
 from contracts.court.judge import NO_TORCH, fate_of, judge, remedy_for, try_mutant, violations_of
 from contracts.court.party import Broken
-from contracts.spec import codec
-from contracts.spec.abilities import Abilities, Absence
-from contracts.spec.errors import MOST_REFUSALS, NotOffered, Refusal, Refused, Unreachable
-from contracts.spec.lacks import Lack
-from contracts.spec.launch import Lane
+from contracts.spec import (
+    MOST_REFUSALS,
+    Abilities,
+    Absence,
+    Lack,
+    Lane,
+    NotOffered,
+    Refusal,
+    Refused,
+    Stack,
+    Unreachable,
+    codec,
+)
 from contracts.spec.records import Fate, Outcome, Result, Violation
-from contracts.spec.stack import Stack
 from contracts.stacks.reference.stack import Reference
 from tests_unit._parties import bad
 

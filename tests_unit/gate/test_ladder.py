@@ -11,16 +11,24 @@ from contracts.court import profiles
 from contracts.court.judge import judge
 from contracts.court.verdict import verdict
 from contracts.harness.families import read_checks
-from contracts.spec import codec
-from contracts.spec.abilities import FEATURES, Abilities, Absence
-from contracts.spec.errors import Refused
+from contracts.spec import (
+    FEATURES,
+    Abilities,
+    Absence,
+    Degrees,
+    Execution,
+    Mhc,
+    Mla,
+    Moe,
+    Mtp,
+    Recipe,
+    Refused,
+    codec,
+    questions,
+)
 from contracts.spec.ladder import rung_of, rungs
 from contracts.spec.needs import features
-from contracts.spec.recipe import Mhc, Mla, Moe, Mtp, Recipe
 from contracts.spec.records import Baseline, Item, Outcome, Run
-from contracts.spec.stack import questions
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution
 from contracts.stacks.megatron.abilities import ABILITIES
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import introduce

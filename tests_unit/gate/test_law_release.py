@@ -14,7 +14,7 @@ from contracts.court.verdict import verdict
 from contracts.harness import law_release
 from contracts.harness.families import read_checks
 from contracts.harness.law_release import Frozen, differences, freeze, frozen, latest, load, names, pinned
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.records import FORMS, Run
 from tests_unit._parties.running import BAD, Done, rankproof
 from tests_unit.gate.test_deviations import ended, run

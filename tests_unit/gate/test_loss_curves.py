@@ -6,10 +6,8 @@ from dataclasses import replace
 from contracts.harness.loss_curves import Curves, Watched
 from contracts.harness.selftest import Matrix
 from contracts.law._support.recipes import SMALL
-from contracts.spec.recipe import Recipe
+from contracts.spec import Execution, Layout, Recipe, Session, Step, Trained
 from contracts.spec.records import Fate, Kill
-from contracts.spec.topology import Layout
-from contracts.spec.training import Execution, Session, Step, Trained
 
 
 class Told:

@@ -23,7 +23,7 @@ from contracts.harness.operators.cells import CELLS, LIKELY, cells, likely
 from contracts.harness.operators.changes import Change
 from contracts.harness.operators.reach import Reach
 from contracts.harness.operators.trials import FATES, Trial
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 
 read_checks()
 

@@ -9,8 +9,7 @@ from contracts.contract import LAW
 from contracts.court import pairs
 from contracts.harness.cli import main
 from contracts.harness.families import read_checks
-from contracts.spec.abilities import FEATURES
-from contracts.spec.recipe import Recipe
+from contracts.spec import FEATURES, Recipe
 
 
 def test_a_pair_is_covered_by_one_case_that_has_both_and_not_by_two_cases() -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from contracts.court import record
 from contracts.harness import kill_matrix, power
-from contracts.spec import interpreter
+from contracts.spec import EXACT, FLOAT32, FLOAT64, interpreter
 from contracts.spec.records import EXIT_CODES
-from contracts.spec.tolerance import EXACT, FLOAT32, FLOAT64
 from tests_unit._parties.running import ROOT, Done, environment
 
 numbers = pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")

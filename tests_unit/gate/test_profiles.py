@@ -7,8 +7,7 @@ import pytest
 from contracts.contract import LAW, Contract, Law, Tier, Untested
 from contracts.court import profiles
 from contracts.harness.families import read_checks
-from contracts.spec.abilities import Abilities
-from contracts.spec.errors import Refused
+from contracts.spec import Abilities, Refused
 from contracts.spec.records import Item, Statement
 
 read_checks()

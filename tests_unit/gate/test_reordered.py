@@ -14,10 +14,9 @@ from contracts.court.judge import judge
 from contracts.harness.families import read_checks
 from contracts.instruments import fixtures, numerics, reorder
 from contracts.instruments.reorder import ORDERS, Order, Reordered
+from contracts.spec import Execution, Party, Session
 from contracts.spec.presets import PRESETS
 from contracts.spec.records import Item
-from contracts.spec.stack import Party
-from contracts.spec.training import Execution, Session
 from contracts.stacks import reordered
 from contracts.stacks.reference.stack import Reference
 

@@ -14,11 +14,9 @@ from contracts.court.report import render
 from contracts.court.wording import rerun
 from contracts.harness.commands.traffic import drawn, lanes
 from contracts.harness.families import read_checks
+from contracts.spec import Degrees, Execution, Rehearsal, Sent
 from contracts.spec.presets import PRESETS
 from contracts.spec.records import Item, OnRanks, Result, Run, Violation
-from contracts.spec.topology import Degrees
-from contracts.spec.traffic import Rehearsal, Sent
-from contracts.spec.training import Execution
 from tests_unit.gate._browser import CHROMIUM, Browser, browser
 from tests_unit.gate._reported import GREEN, ITEM, RED, run_of, sick
 from tests_unit.gate.test_reports import _judged

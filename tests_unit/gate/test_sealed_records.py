@@ -10,7 +10,7 @@ import pytest
 
 from contracts.court import record
 from contracts.court.verdict import verdict
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.records import SCHEMA, Footer, Run
 from tests_unit.gate._recorded_run import TODAY, A, B, declared, recorded
 

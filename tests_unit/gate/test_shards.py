@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from contracts.court.shards import share
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Item
 from tests_unit._parties.running import ROOT, rankproof, side_by_side
 

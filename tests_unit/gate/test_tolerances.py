@@ -17,17 +17,17 @@ from torch import Tensor
 
 from contracts.instruments import fixtures, half_precision, numerics
 from contracts.law._support import small_models, step_comparison
-from contracts.spec.array import Arrays
-from contracts.spec.records import Violation
-from contracts.spec.tolerance import (
+from contracts.spec import (
     FLOAT32,
     FLOAT32_TRANSFORMER,
     FLOAT64,
     FLOAT64_SCAN,
     HALF_GRADIENT,
+    Arrays,
+    Step,
     Tolerance,
 )
-from contracts.spec.training import Step
+from contracts.spec.records import Violation
 from contracts.spec.violations import heard, parts_of
 
 SHAPES = ((), (1,), (7,), (1, 1), (3, 5), (1, 8), (6, 1))

@@ -10,8 +10,7 @@ import pytest
 from contracts.court import record
 from contracts.court.verdict import declared as as_declared
 from contracts.court.verdict import expired, in_force, verdict
-from contracts.spec.abilities import Abilities, Absence
-from contracts.spec.lacks import Lack
+from contracts.spec import Abilities, Absence, Lack
 from contracts.spec.records import (
     OUTCOMES,
     Baseline,

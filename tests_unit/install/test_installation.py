@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from contracts.bringup.commands.installation import check_install_plan, read_plan, read_table, stack
 from contracts.bringup.instruments import pip_plan
 from contracts.bringup.instruments.environment import Environment, tools
-from contracts.spec.errors import Unreachable
+from contracts.spec import Unreachable
 from contracts.spec.installation import InstalledPart, InstallPlan, StackLine
 from contracts.spec.stack_table import H200, compare, findings, fits, release, same_version
 

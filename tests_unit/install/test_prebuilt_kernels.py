@@ -6,9 +6,7 @@ from typing import Literal
 import pytest
 
 from contracts.bringup.law.install.prebuilt_kernels import PREBUILT, prebuilt_kernels_run_beside_the_installed_torch
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.errors import Unreachable
-from contracts.spec.kernel_selection import Facts, Package, Wish
+from contracts.spec import BlockCall, BlockRun, Facts, Package, Unreachable, Wish
 from contracts.stacks.reference.stack import Reference
 
 

@@ -14,8 +14,7 @@ import torch
 from contracts.instruments import fixtures, numerics
 from contracts.instruments.mamba_ssm_worker import on_the_cpu
 from contracts.law._support.recipes import M_LAYER, SMALL
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.kernel_selection import Seam
+from contracts.spec import BlockCall, BlockRun, Seam
 from contracts.stacks.reference.answers import blocks as branch
 from contracts.stacks.reference.kernels.substitution import substitute_kernels
 from contracts.stacks.reference.model.parts import PARTS

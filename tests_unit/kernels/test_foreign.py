@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 from contracts.instruments import import_probe, mamba_ssm
 from contracts.instruments.import_trace import modules_after
-from contracts.spec.tolerance import FLOAT32
+from contracts.spec import FLOAT32
 
 HERE = Path(__file__).parent
 

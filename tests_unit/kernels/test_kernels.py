@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.spec import kernels
+from contracts.spec import Refused, kernels
 from contracts.spec.capacity import KernelRequest, Proof
-from contracts.spec.errors import Refused
 from tests_unit._parties.running import side_by_side
 
 

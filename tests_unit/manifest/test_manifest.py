@@ -10,7 +10,7 @@ import pytest
 
 from contracts.bringup.instruments import run_folder
 from contracts.instruments.atomic_write import write_whole
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.manifest import (
     Manifest,
     RunError,

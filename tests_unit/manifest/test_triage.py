@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from contracts.harness.cli import main
 from contracts.law._support.recorded_runs import FACTS
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.manifest import Manifest, RunError, dumps
 from contracts.spec.receipt import Receipt
 from contracts.spec.triage import RunFacts, Symptom, triage

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import strategies as st
 
+from contracts.spec import Refused
 from contracts.spec.allocator import MemorySample, OutOfMemory, allocator_trend, oom_cause
-from contracts.spec.errors import Refused
 
 GIB = 2**30
 

@@ -8,11 +8,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from contracts.bringup.commands.capacity import told
-from contracts.spec import cards, memory, parameters, presets
+from contracts.spec import Batch, Degrees, Mamba, Moe, Mtp, Recipe, Refused, cards, memory, parameters, presets
 from contracts.spec.capacity import Budget, Card, Part, Spread
-from contracts.spec.errors import Refused
-from contracts.spec.recipe import Batch, Mamba, Moe, Mtp, Recipe
-from contracts.spec.topology import Degrees
 from tests_unit._parties.running import side_by_side
 
 ROOMY = Card(name="roomy", usable_bytes=10**15)

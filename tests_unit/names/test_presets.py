@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.spec import presets
-from contracts.spec.errors import Refused
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe, Refused, presets
 from tests_unit.test_codec import answer_or_refusal
 
 HOSTILE = 10_000

@@ -17,7 +17,7 @@ from torch.nn.modules import module as hooks  # noqa: E402
 import rankproof  # noqa: E402
 from contracts.harness.cli import main  # noqa: E402
 from contracts.observe.trace import read  # noqa: E402
-from contracts.spec.errors import Refused  # noqa: E402
+from contracts.spec import Refused  # noqa: E402
 from rankproof import trackers  # noqa: E402
 from tests_unit._parties.running import ROOT, environment  # noqa: E402
 

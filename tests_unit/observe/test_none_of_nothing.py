@@ -22,7 +22,7 @@ from contracts.observe.pairing import paired  # noqa: E402
 from contracts.observe.party import Observed  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Line, Writer, read  # noqa: E402
-from contracts.spec.errors import NotOffered  # noqa: E402
+from contracts.spec import NotOffered  # noqa: E402
 
 read_checks("OBS")
 Edit = Callable[[Line, int], Iterable[Line]]

@@ -9,7 +9,7 @@ import pytest
 from contracts.observe.merged import Merged
 from contracts.observe.names import canonical
 from contracts.observe.trace import LIMIT, VERSION, Writer, lines_of, read
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 
 ABOUT = {"run": "r/0", "torch": "2.13"}
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from contracts.observe.trace import read  # noqa: E402
-from contracts.spec.errors import NotOffered  # noqa: E402
+from contracts.spec import NotOffered  # noqa: E402
 from contracts.stacks.kit.traces import Script, observed  # noqa: E402
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]

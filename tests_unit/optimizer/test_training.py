@@ -21,13 +21,9 @@ from contracts.instruments import provenance
 from contracts.instruments.oracles import optimizers as oracle
 from contracts.instruments.ranks import Place
 from contracts.law._support.recipes import SMALL
-from contracts.spec.errors import Refused
-from contracts.spec.launch import Lane
+from contracts.spec import FLOAT64, Data, Execution, Lane, Mode, Optim, Recipe, Refused, Session, Trained
 from contracts.spec.presets import PRESETS
 from contracts.spec.receipt import Backend
-from contracts.spec.recipe import Data, Mode, Optim, Recipe
-from contracts.spec.tolerance import FLOAT64
-from contracts.spec.training import Execution, Session, Trained
 from contracts.stacks.reference import train
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.data import Corpus

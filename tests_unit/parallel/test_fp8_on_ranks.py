@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 
 from contracts.law._support.fp8_calls import FP8
-from contracts.spec.errors import NotOffered
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution, Session
+from contracts.spec import Degrees, Execution, NotOffered, Session
 from contracts.stacks.reference.stack import Reference
 
 

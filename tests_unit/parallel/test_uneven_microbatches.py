@@ -9,9 +9,7 @@ import torch
 
 from contracts.law._support.label_weights import like_on_one_rank
 from contracts.law._support.training_run import LETTERS, batch
-from contracts.spec.errors import NotOffered, Refused
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution, Session
+from contracts.spec import Degrees, Execution, NotOffered, Refused, Session
 from contracts.stacks.reference.stack import Reference
 
 torch.set_num_threads(1)

@@ -2,9 +2,8 @@
 
 import pytest
 
+from contracts.spec import Pattern, Refused
 from contracts.spec import pattern as patterns
-from contracts.spec.errors import Refused
-from contracts.spec.pattern import Pattern
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from contracts.instruments import fixtures, numerics
 from contracts.instruments.oracles import low_precision as oracle
-from contracts.spec.recipe import Fp8
-from contracts.spec.tolerance import FLOAT64
+from contracts.spec import FLOAT64, Fp8
 from contracts.stacks.reference.model.blocks.fp8 import DTYPES, LARGEST, Format, Fp8Matmul
 
 SETTINGS = settings(max_examples=25)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from contracts.instruments.ranks import ALONE, here, stated
 from contracts.ranks import rank_environment
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 
 TWO = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29511"}
 REFUSED: dict[str, tuple[Mapping[str, str], str]] = {

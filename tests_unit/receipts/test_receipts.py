@@ -19,7 +19,7 @@ from contracts.harness import telemetry
 from contracts.instruments import packages, provenance
 from contracts.instruments.import_trace import modules_after
 from contracts.law._support.recorded_runs import FACTS, RECEIPT, STEPS
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.stacks.reference.receipts.receipt import schema_text
 from contracts.stacks.reference.stack import Reference
 

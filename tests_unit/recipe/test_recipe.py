@@ -5,11 +5,8 @@ import dataclasses
 import pytest
 
 from contracts.law.recipe import features
-from contracts.spec import codec, presets
+from contracts.spec import INERT, Batch, Degrees, Dsa, Fp8, Mamba, Mla, Moe, Recipe, Refused, codec, presets
 from contracts.spec.divisibility import refusals_on
-from contracts.spec.errors import Refused
-from contracts.spec.recipe import INERT, Batch, Dsa, Fp8, Mamba, Mla, Moe, Recipe
-from contracts.spec.topology import Degrees
 
 NAM56R = presets.NAM56R
 

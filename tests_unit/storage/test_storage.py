@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from contracts.bringup.commands.storage import check_storage
 from contracts.bringup.instruments.mounts import disks
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.storage import mount_of, parse_mountinfo, resolved
 
 MOUNTINFO = Path("/proc/self/mountinfo")

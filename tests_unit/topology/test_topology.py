@@ -5,11 +5,11 @@ import random
 import pytest
 
 from contracts.law._support.brute_force import DRAWS, borrowed, drawn, flaw_of_grid, flaw_of_partition, is_legal
-from contracts.spec.errors import Refused
-from contracts.spec.topology import (
+from contracts.spec import (
     Degrees,
     Layout,
     Mesh,
+    Refused,
     grids,
 )
 

@@ -12,8 +12,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from contracts.instruments import numerics, traffic
 from contracts.law.traffic.dry_run import FLOAT32
-from contracts.spec.errors import Refused
-from contracts.spec.training import Execution
+from contracts.spec import Execution, Refused
 from contracts.stacks.kit import dry_runs, worlds
 
 EIGHT = tuple(range(8))

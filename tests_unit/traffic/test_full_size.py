@@ -13,10 +13,8 @@ from syrupy.assertion import SnapshotAssertion
 from contracts.harness.cli import main
 from contracts.harness.commands.traffic import fed_with_one, told
 from contracts.law.traffic.full_size_step import WHOLE_LANES
+from contracts.spec import Degrees, Execution, Routing
 from contracts.spec.presets import PRESETS
-from contracts.spec.topology import Degrees
-from contracts.spec.traffic import Routing
-from contracts.spec.training import Execution
 from contracts.stacks.reference.stack import Reference
 from tests_unit.test_snapshots import TextFile
 

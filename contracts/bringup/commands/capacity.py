@@ -12,11 +12,8 @@ from contracts.court.sources import explained
 from contracts.harness.commands._completion import complete_recipes
 from contracts.harness.commands._errors import one_clear_error
 from contracts.harness.commands._layout import DEGREES, asked, changed, layout_of
-from contracts.spec import cards, codec
+from contracts.spec import Layout, Recipe, Refused, cards, codec, refuse
 from contracts.spec.capacity import PARTS, Budget, Card, KernelRequest, KernelRule, Spread, StageBudget
-from contracts.spec.errors import Refused, refuse
-from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Layout
 
 TOO_LARGE = 1
 GB = 10**9

@@ -9,8 +9,7 @@ import click
 from contracts.court.party import OnTheStand
 from contracts.harness import parties
 from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
-from contracts.spec import codec
-from contracts.spec.errors import NotOffered, refuse
+from contracts.spec import NotOffered, codec, refuse
 from contracts.spec.receipt import Comparison, Receipt
 from contracts.spec.records import EXIT_CODES
 

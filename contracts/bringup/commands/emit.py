@@ -10,9 +10,7 @@ from contracts.harness import parties
 from contracts.harness.commands._completion import complete_recipes
 from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
 from contracts.harness.commands._lane_options import lane_of, lane_options
-from contracts.spec import codec
-from contracts.spec.errors import NotOffered
-from contracts.spec.launch import shell
+from contracts.spec import NotOffered, codec, shell
 
 
 @click.command()

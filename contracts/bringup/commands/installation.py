@@ -12,8 +12,7 @@ import click
 from contracts.bringup.instruments import pip_plan
 from contracts.bringup.instruments.environment import Environment
 from contracts.harness.commands._errors import one_clear_error, show, show_json
-from contracts.spec import codec, install_plan, stack_table
-from contracts.spec.errors import Unreachable, refuse
+from contracts.spec import Unreachable, codec, install_plan, refuse, stack_table
 from contracts.spec.installation import InstalledPart, InstallPlan, StackTable, TorchBuild
 from contracts.spec.machine import Finding
 from contracts.spec.records import EXIT_CODES

@@ -20,12 +20,10 @@ from contracts.harness.commands._lane_options import lane_of, lane_options
 from contracts.harness.gate import utc_now
 from contracts.instruments import provenance
 from contracts.instruments.node import read_node
-from contracts.spec.errors import NotOffered, Refused, refuse
+from contracts.spec import Lane, Launch, NotOffered, Recipe, Refused, refuse, shell
 from contracts.spec.installation import StorageMap
-from contracts.spec.launch import Lane, Launch, shell
 from contracts.spec.machine import Finding, Need
 from contracts.spec.receipt import Ending, LaunchedRun, Place, Preflight, Provenance
-from contracts.spec.recipe import Recipe
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR
 from contracts.spec.redaction import secrets_in, secrets_of
 

@@ -19,11 +19,8 @@ from contracts.court.party import OnTheStand
 from contracts.harness import parties
 from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
 from contracts.instruments.node import read_node
-from contracts.spec import codec, stack_table
-from contracts.spec.errors import NotOffered, Refused, refuse
-from contracts.spec.launch import Lane
+from contracts.spec import Lane, NotOffered, Recipe, Refused, codec, refuse, stack_table
 from contracts.spec.machine import Finding, Need, NodeCapture, RankPlace
-from contracts.spec.recipe import Recipe
 
 REFUSED = 1
 

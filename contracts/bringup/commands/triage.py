@@ -14,8 +14,7 @@ from contracts.bringup.instruments.run_folder import RunFolder
 from contracts.court.party import OnTheStand
 from contracts.harness import parties
 from contracts.harness.commands._errors import one_clear_error, show, show_json, the_stack_talks_to_stderr
-from contracts.spec import codec
-from contracts.spec.errors import NotOffered, Refused, refuse
+from contracts.spec import NotOffered, Refused, codec, refuse
 from contracts.spec.goodput import Span
 from contracts.spec.manifest import Manifest
 from contracts.spec.receipt import Receipt

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from contracts.spec.errors import Unreachable
+from contracts.spec import Unreachable
 from contracts.spec.installation import Extension, InstalledPart, Source, TorchBuild
 
 _LOOK = r"""

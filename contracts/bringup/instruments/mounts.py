@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from contracts.spec.errors import Unreachable
+from contracts.spec import Unreachable
 from contracts.spec.installation import Disks
 
 MOUNTINFO = Path("/proc/self/mountinfo")

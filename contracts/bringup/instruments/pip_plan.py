@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from contracts.spec import interpreter
-from contracts.spec.errors import Refusals, Unreachable
+from contracts.spec import Refusals, Unreachable, interpreter
 from contracts.spec.installation import InstallPlan, InstallStep
 from contracts.spec.stack_table import normal
 

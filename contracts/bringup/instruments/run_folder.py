@@ -7,7 +7,7 @@ import datetime
 from dataclasses import dataclass
 from pathlib import Path
 
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.spec.manifest import Manifest, loads
 
 MANIFEST, RECEIPT = "manifest.json", "receipt.json"

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from contracts.harness.ab import command
 from contracts.harness.checkout import Repository
-from contracts.spec import launchers
-from contracts.spec.errors import Refusals, Refused
+from contracts.spec import Refusals, Refused, launchers
 
 T = TypeVar("T")
 SUITE = Path(__file__).resolve().parents[3]

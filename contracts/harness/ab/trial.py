@@ -28,7 +28,7 @@ from contracts.observe.pairing import renamed
 from contracts.observe.source import Place, Tree
 from contracts.observe.started import Options
 from contracts.observe.trace import Trace, read
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.records import Run, Verdict
 from contracts.spec.redaction import secrets_here
 

@@ -5,7 +5,7 @@ import os
 import click
 
 from contracts.court import device
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 
 CHOICES = ("auto", "gloo", "nccl", "staged")
 

@@ -15,7 +15,7 @@ from contracts.court.plain_text import terminal
 from contracts.harness.commands._errors import print_report, show_json
 from contracts.harness.supervisor import Ended, Stopped, stopping
 from contracts.ranks.guard_program import SET_PDEATHSIG, prctl
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.spec.interpreter import python
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Form, Run
 from contracts.spec.redaction import redact, secrets_here

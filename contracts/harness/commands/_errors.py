@@ -18,8 +18,7 @@ from contracts.court.plain_text import MOST_LINES, terminal, words
 from contracts.court.report import WIDTH
 from contracts.harness.progress import moves
 from contracts.harness.supervisor import Ended, Stopped
-from contracts.spec import interpreter
-from contracts.spec.errors import NotOffered, Refused, Unreachable, refuse
+from contracts.spec import NotOffered, Refused, Unreachable, interpreter, refuse
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Form, Word
 from contracts.spec.redaction import redact, redact_words, secrets_here
 

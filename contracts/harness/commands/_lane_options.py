@@ -6,9 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from contracts.spec.errors import Refusals
-from contracts.spec.launch import Lane
-from contracts.spec.recipe import Recipe
+from contracts.spec import Lane, Recipe, Refusals
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -6,8 +6,7 @@ from typing import Any
 from contracts.court.party import OnTheStand
 from contracts.harness import parties
 from contracts.harness.commands._errors import the_stack_talks_to_stderr
-from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.topology import Degrees, Layout
+from contracts.spec import Degrees, Layout, NotOffered, refuse
 
 DEGREES = ("pp", "tp", "cp", "ep", "etp", "sp")
 

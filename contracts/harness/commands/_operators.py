@@ -14,7 +14,7 @@ from contracts.harness.operators import reach as reaching
 from contracts.harness.operators import trials
 from contracts.harness.operators.changes import OPERATORS, drawn, named
 from contracts.harness.operators.trials import FATES, Trial
-from contracts.spec.errors import Refusals, refuse
+from contracts.spec import Refusals, refuse
 from contracts.spec.records import EXIT_CODES
 
 FOLDER, SAMPLED = Path("reports/operators"), Path("reports/operators-sample")

@@ -39,11 +39,9 @@ from contracts.harness.gate import Gate, device_of, of_numbers, today
 from contracts.harness.output import Output
 from contracts.harness.progress import Progress
 from contracts.harness.supervisor import Ended, supervised
-from contracts.spec import launchers
-from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
+from contracts.spec import Party, Refusals, Refused, Unreachable, launchers, refuse
 from contracts.spec.interpreter import python
 from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Form, Header, Plan, Result
-from contracts.spec.stack import Party
 
 LONGEST_S = 1e6
 

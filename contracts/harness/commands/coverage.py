@@ -16,7 +16,7 @@ from contracts.harness.commands.check import not_empty
 from contracts.harness.commands.runs import day_of
 from contracts.harness.families import read_checks
 from contracts.harness.supervisor import Ended
-from contracts.spec.errors import Refusals
+from contracts.spec import Refusals
 from contracts.spec.interpreter import python
 
 

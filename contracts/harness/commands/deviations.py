@@ -10,7 +10,7 @@ from contracts.court.verdict import verdict
 from contracts.harness import proposed_deviations
 from contracts.harness.commands._errors import one_clear_error
 from contracts.harness.gate import today
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 
 
 @click.command()

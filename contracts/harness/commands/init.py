@@ -18,7 +18,7 @@ from contracts.harness.commands._errors import COLOURS, one_clear_error, the_sta
 from contracts.harness.families import read_checks
 from contracts.harness.gate import today
 from contracts.harness.supervisor import supervised
-from contracts.spec.errors import Refusals
+from contracts.spec import Refusals
 from contracts.spec.records import Outcome, Result, Run, Verdict
 
 WIDTH = 160  # of the line of one case

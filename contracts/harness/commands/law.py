@@ -15,8 +15,7 @@ from contracts.harness import places
 from contracts.harness.commands._completion import complete_items
 from contracts.harness.commands._errors import one_clear_error, short
 from contracts.harness.families import read_checks, read_mutants
-from contracts.spec import codec
-from contracts.spec.errors import refuse
+from contracts.spec import codec, refuse
 
 
 @click.command(name="list")

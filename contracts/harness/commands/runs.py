@@ -24,7 +24,7 @@ from contracts.harness.commands._errors import (
     written_to,
 )
 from contracts.harness.gate import today
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.spec.records import FORMS, Form
 
 WORST_FIRST = (1, 4, 3, 5)

@@ -29,8 +29,7 @@ from contracts.harness.output import Output
 from contracts.harness.progress import WATCHED, Told
 from contracts.harness.supervisor import Ended, Stopped, supervised
 from contracts.instruments import accelerator
-from contracts.spec import codec, launchers
-from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
+from contracts.spec import Refusals, Refused, Unreachable, codec, launchers, refuse
 from contracts.spec.records import EXIT_CODES, Fate
 
 TRIALS = SUITE.with_name("dist_selftest_suite.py")

@@ -12,13 +12,8 @@ import click
 from contracts.harness.commands._completion import complete_recipes
 from contracts.harness.commands._errors import one_clear_error, written_to
 from contracts.harness.commands._layout import asked, changed, layout_of
-from contracts.spec import codec
-from contracts.spec.array import Element
-from contracts.spec.errors import refuse
-from contracts.spec.recipe import Batch, Recipe
+from contracts.spec import Batch, Element, Execution, Recipe, Rehearsal, Routing, codec, refuse
 from contracts.spec.topology import Group, Layout, topology
-from contracts.spec.traffic import Rehearsal, Routing
-from contracts.spec.training import Execution
 
 BYTES: dict[Element, int] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1,

@@ -18,7 +18,7 @@ import contracts
 from contracts.contract import LAW
 from contracts.harness.families import ids, read_checks, read_mutants
 from contracts.harness.places import guarded
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 
 ROOT = Path(contracts.__file__).parent / "stacks" / "reference"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")

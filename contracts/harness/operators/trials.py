@@ -29,8 +29,7 @@ from contracts.harness.operators.cells import CELLS, cells
 from contracts.harness.operators.changes import Change, drawn, equivalents, named
 from contracts.harness.operators.forked import forked
 from contracts.harness.operators.reach import Reach, basis, item_of
-from contracts.spec import codec
-from contracts.spec.errors import Refused, refuse
+from contracts.spec import Refused, codec, refuse
 from contracts.spec.interpreter import python
 from contracts.spec.records import Item, Result
 

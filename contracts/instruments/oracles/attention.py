@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 
 Weights = Mapping[str, Tensor]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from contracts.spec.recipe import Moe, Recipe
+from contracts.spec import Moe, Recipe
 
 
 class Routed(NamedTuple):

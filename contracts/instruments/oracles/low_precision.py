@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from contracts.spec.recipe import Fp8, Recipe
+from contracts.spec import Fp8, Recipe
 
 Format = Literal["e4m3", "e5m2"]
 LARGEST: dict[Format, float] = {"e4m3": 448.0, "e5m2": 57344.0}

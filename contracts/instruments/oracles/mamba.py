@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 
 Weights = Mapping[str, Tensor]
 

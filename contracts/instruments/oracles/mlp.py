@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 
 
 def dense(recipe: Recipe, weights: Mapping[str, Tensor], x_TD: Tensor) -> Tensor:

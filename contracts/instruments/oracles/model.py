@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from contracts.instruments.oracles import attention
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 
 Weights = Mapping[str, Tensor]
 Branch = Callable[[Tensor], Tensor]

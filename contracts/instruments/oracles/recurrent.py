@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.instruments.oracles.mamba import Found, Weights, gated_norm, rms_norm
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 
 
 def m2rnn(

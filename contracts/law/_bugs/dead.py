@@ -5,8 +5,7 @@ They are no mutants of one contract. `python -m benchmarks.power` puts them befo
 
 from dataclasses import replace
 
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution, Session, Trained
+from contracts.spec import Degrees, Execution, Session, Trained
 from contracts.stacks.reference.optim.optimizer import Optimizer
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer

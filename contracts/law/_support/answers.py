@@ -4,11 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from contracts.law._support.launches import flag_occurrences
-from contracts.spec.errors import NotOffered, Refused
-from contracts.spec.launch import Launch
-from contracts.spec.pattern import LayerNumbers
-from contracts.spec.recipe import Recipe
-from contracts.spec.stack import Stack
+from contracts.spec import Launch, LayerNumbers, NotOffered, Recipe, Refused, Stack
 
 
 def one_based(layers: LayerNumbers) -> tuple[int, ...]:

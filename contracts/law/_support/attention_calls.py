@@ -4,10 +4,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.law._support.recipes import A_LAYER, SMALL, SMALL_DSA
-from contracts.spec.array import Array, Arrays, Element
-from contracts.spec.blocks import BlockCall, BlockRun, Blocks
-from contracts.spec.recipe import Dsa, Recipe
-from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance
+from contracts.spec import FLOAT32, FLOAT64, Array, Arrays, BlockCall, BlockRun, Blocks, Dsa, Element, Recipe, Tolerance
 
 Lengths = tuple[tuple[int, ...], ...]
 """The lengths of the documents in each row: ((5, 1, 4), (2, 8)) are two rows of ten tokens."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import combinations
 
-from contracts.spec.topology import Degrees, Group, Layout
+from contracts.spec import Degrees, Group, Layout
 
 Members = frozenset[int]
 LARGEST_WORLD = 512

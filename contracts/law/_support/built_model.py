@@ -3,11 +3,8 @@
 from math import prod
 from typing import Protocol
 
-from contracts.spec.blocks import Blocks
+from contracts.spec import Blocks, Mode, Parameter, Stack, Training
 from contracts.spec.capacity import Capacity
-from contracts.spec.recipe import Mode
-from contracts.spec.stack import Stack
-from contracts.spec.training import Parameter, Training
 
 FLAGSHIP = "nam56r_h200_bf16_v1"
 

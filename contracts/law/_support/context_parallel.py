@@ -5,7 +5,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.law._support.multi_rank_run import SPREAD
 from contracts.law._support.training_run import Rows
-from contracts.spec.training import Tokens
+from contracts.spec import Tokens
 
 HALVES: Rows = (((16,), 13), ((8, 8), 0), ((7, 2, 7), 6), ((9, 7), 0))
 """Rows of 16 tokens, cut at 8; the first rank has no label in the first of them."""

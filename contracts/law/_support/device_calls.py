@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.law._support.recipes import A_LAYER, E_LAYER, M_LAYER, R_LAYER, SMALL
-from contracts.spec.array import Element
-from contracts.spec.blocks import BlockCall, Blocks
-from contracts.spec.recipe import Mamba, Mode, Moe, Recipe
+from contracts.spec import BlockCall, Blocks, Element, Mamba, Mode, Moe, Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor

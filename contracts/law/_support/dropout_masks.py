@@ -7,8 +7,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.training_run import drawn_weights, table
-from contracts.spec.recipe import Batch, Moe, Optim, Recipe
-from contracts.spec.training import Execution, Session, Tokens, Training
+from contracts.spec import Batch, Execution, Moe, Optim, Recipe, Session, Tokens, Training
 
 DROPPED = replace(
     SMALL, name="dropped", pattern="E", depth=2, moe=None, dropout=0.4, vocab=64, seq_length=8,

@@ -4,9 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from contracts import instruments
-from contracts.spec.blocks import BlockCall, Blocks
-from contracts.spec.kernel_selection import Facts, Seams, Site, Wish
-from contracts.spec.recipe import Mode, Recipe
+from contracts.spec import BlockCall, Blocks, Facts, Mode, Recipe, Seams, Site, Wish
 
 
 class Offers(Seams, Blocks):

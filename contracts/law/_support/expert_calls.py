@@ -14,10 +14,19 @@ from typing import TYPE_CHECKING, Literal
 
 from contracts import instruments
 from contracts.law._support.recipes import E_LAYER, SMALL
-from contracts.spec.array import Array, Element, Shape
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import BFLOAT16, FLOAT32, FLOAT64, Tolerance
+from contracts.spec import (
+    BFLOAT16,
+    FLOAT32,
+    FLOAT64,
+    Array,
+    BlockCall,
+    BlockRun,
+    Element,
+    Moe,
+    Recipe,
+    Shape,
+    Tolerance,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

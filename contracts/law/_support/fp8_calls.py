@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.law._support.recipes import SMALL
-from contracts.spec.array import Element, Shape
-from contracts.spec.blocks import BlockCall, Blocks
-from contracts.spec.recipe import Dsa, Fp8, Mamba, Mla, Mode, Moe, Mtp, Recipe
+from contracts.spec import BlockCall, Blocks, Dsa, Element, Fp8, Mamba, Mla, Mode, Moe, Mtp, Recipe, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor

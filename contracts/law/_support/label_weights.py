@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-from contracts.spec.conventions import chosen
-from contracts.spec.errors import NotOffered
-from contracts.spec.training import Execution, Training
+from contracts.spec import Execution, NotOffered, Training, chosen
 
 WINDOW = ("window-divides-by",)
 _OF_A_MICROBATCH = {"window-divides-by": "microbatch-means", "balance-over": "microbatch"}

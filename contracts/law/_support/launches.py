@@ -3,11 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from contracts.spec.errors import NotOffered, Refused
-from contracts.spec.launch import Lane, Launch
-from contracts.spec.recipe import Dsa, Fp8, Mhc, Mla, Moe, Mtp, Recipe
-from contracts.spec.stack import Stack
-from contracts.spec.topology import Degrees
+from contracts.spec import Degrees, Dsa, Fp8, Lane, Launch, Mhc, Mla, Moe, Mtp, NotOffered, Recipe, Refused, Stack
 
 # The sizes that the naming article states for NAM56R. 52 layers are no multiple of the 12 letters.
 NAM56R = Recipe(

@@ -4,10 +4,7 @@ import re
 from dataclasses import replace
 
 from contracts.law._support.brute_force import flaw_of_grid, flaw_of_partition
-from contracts.spec.errors import NotOffered
-from contracts.spec.party import Party
-from contracts.spec.topology import Degrees, Group, Layout, Topology
-from contracts.spec.training import Execution
+from contracts.spec import Degrees, Execution, Group, Layout, NotOffered, Party, Topology
 
 REQUIRED: dict[Layout, tuple[str, ...]] = {
     "own-axis": ("pp", "dp", "tp", "ep"),

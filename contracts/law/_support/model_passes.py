@@ -7,12 +7,25 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.law._support.recipes import SMALL
-from contracts.spec.array import Array, Arrays, Shape
-from contracts.spec.errors import NotOffered
+from contracts.spec import (
+    FLOAT64,
+    FLOAT64_SCAN,
+    Array,
+    Arrays,
+    Execution,
+    Mhc,
+    Mode,
+    Mtp,
+    NotOffered,
+    Pass,
+    Precision,
+    Recipe,
+    Shape,
+    Tokens,
+    Training,
+    within,
+)
 from contracts.spec.ladder import rung_of
-from contracts.spec.recipe import Mhc, Mode, Mtp, Recipe
-from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN, within
-from contracts.spec.training import Execution, Pass, Precision, Tokens, Training
 
 if TYPE_CHECKING:
     from torch import Tensor

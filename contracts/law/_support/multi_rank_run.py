@@ -8,11 +8,8 @@ from contracts.law._support import training_run
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.step_comparison import on_one_rank_and_many
 from contracts.law._support.training_run import LETTERS, ROWS_OF_16, large_expert_weights
-from contracts.spec.array import Arrays
+from contracts.spec import Arrays, Degrees, Execution, Moe, Observed, Recipe, Session, Step, Tokens, Training
 from contracts.spec.ladder import rungs
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
 
 SPREAD = replace(
     LETTERS,

@@ -10,11 +10,7 @@ from pathlib import Path
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support import saved_states
 from contracts.law.checkpoint.resume import SHORT
-from contracts.spec.array import Arrays
-from contracts.spec.errors import Refused
-from contracts.spec.recipe import Fp8
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution, Observed, Session, Step, Training
+from contracts.spec import Arrays, Degrees, Execution, Fp8, Observed, Refused, Session, Step, Training
 
 SPREAD = replace(SHORT, name="short-spread", seq_length=18)
 """12 experts, 61 rows of the vocabulary, 2 KV heads and 2 SSM groups, norms of 8 and 24; a batch of 5 sequences."""

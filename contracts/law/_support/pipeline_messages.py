@@ -17,9 +17,8 @@ from contracts.law._support.pipeline_run import (
     cell,
 )
 from contracts.law._support.transformer_layouts import STAGES
+from contracts.spec import Execution, Recipe, Session
 from contracts.spec.messages import Message, Messages, Messaging
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Session
 
 SENT: dict[str, Cell] = {
     "two-stages": cell(HALVES, IN_TWO),

@@ -8,10 +8,8 @@ from dataclasses import replace
 from contracts.law._support import training_run
 from contracts.law._support.step_comparison import on_one_rank_and_many
 from contracts.law._support.training_run import LETTERS, ROWS_OF_16, large_expert_weights
+from contracts.spec import Degrees, Execution, Moe, Mtp, Observed, Recipe, Session, Step, Tokens, Training
 from contracts.spec.ladder import stepped_down
-from contracts.spec.recipe import Moe, Mtp, Recipe
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
 
 STAGED = replace(LETTERS, name="staged", pattern="AEMRE", depth=5, seq_length=16, batch=replace(LETTERS.batch, total=4))
 HALVES = replace(STAGED, pattern="AE|MRE")

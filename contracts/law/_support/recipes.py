@@ -6,7 +6,7 @@ pattern's length does not divide, widths that are no powers of two.
 
 from dataclasses import replace
 
-from contracts.spec.recipe import Batch, Dsa, Mamba, Mla, Moe, Optim, Recipe
+from contracts.spec import Batch, Dsa, Mamba, Mla, Moe, Optim, Recipe
 
 SMALL = Recipe(
     name="small",

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from contracts.law._support.launches import NAM56R
-from contracts.spec.launch import Lane, Launch
+from contracts.spec import Degrees, Lane, Launch, LayerNumbers
 from contracts.spec.machine import Finding
-from contracts.spec.pattern import LayerNumbers
 from contracts.spec.receipt import (
     Backend,
     Component,
@@ -24,7 +23,6 @@ from contracts.spec.receipt import (
     Window,
     Witness,
 )
-from contracts.spec.topology import Degrees
 
 TOKENS = 262_144  # 64 sequences of 4096 tokens
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import is_dataclass
 
-from contracts.spec.errors import Refused, shown
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe, Refused, shown
 
 
 def refusal_of(ask: Callable[..., object], *arguments: object) -> Refused:

@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from contracts import instruments
-from contracts.spec.array import Array, Arrays, Element, Shape
-from contracts.spec.checkpointing import Checkpointing, Snapshot
-from contracts.spec.tolerance import EXACT
+from contracts.spec import EXACT, Array, Arrays, Checkpointing, Element, Shape, Snapshot
 
 FAMILIES = "field: resume and checkpoint faults of Megatron-LM, torchtitan, NeMo and DCP"
 

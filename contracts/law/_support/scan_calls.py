@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from contracts import instruments
 from contracts.law._support.recipes import M_LAYER, R_LAYER, SMALL
-from contracts.spec.array import Element, Shape
-from contracts.spec.blocks import BlockCall, BlockRun, Blocks
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import FLOAT32_SCAN, FLOAT64, FLOAT64_SCAN, Tolerance
+from contracts.spec import (
+    FLOAT32_SCAN,
+    FLOAT64,
+    FLOAT64_SCAN,
+    BlockCall,
+    BlockRun,
+    Blocks,
+    Element,
+    Recipe,
+    Shape,
+    Tolerance,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,9 +1,7 @@
 """The small model whose parameters the capacity checks count by hand, and how they read a budget."""
 
+from contracts.spec import Batch, Layout, Mamba, Moe, Party, Recipe
 from contracts.spec.capacity import Budget, Card, StageBudget
-from contracts.spec.party import Party
-from contracts.spec.recipe import Batch, Mamba, Moe, Recipe
-from contracts.spec.topology import Layout
 
 MOE = Moe(experts=12, top_k=2, expert_hidden=40, shared_hidden=56)
 

@@ -14,10 +14,25 @@ from contracts.law._support import step_comparison
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.step_comparison import on_one_rank_and_many
 from contracts.law._support.training_run import IDLE, large_expert_weights, selection_biases
-from contracts.spec.array import Array, Arrays
-from contracts.spec.recipe import Batch, Mamba, Mla, Moe, Mtp, Optim, Recipe
-from contracts.spec.topology import Degrees, Layout
-from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
+from contracts.spec import (
+    Array,
+    Arrays,
+    Batch,
+    Degrees,
+    Execution,
+    Layout,
+    Mamba,
+    Mla,
+    Moe,
+    Mtp,
+    Observed,
+    Optim,
+    Recipe,
+    Session,
+    Step,
+    Tokens,
+    Training,
+)
 
 GROUPED_EXPERTS = Recipe(
     name="grouped-experts",

@@ -11,11 +11,21 @@ from typing import Literal
 from contracts import instruments
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.label_weights import like_on_one_rank
-from contracts.spec.array import Array, Arrays
+from contracts.spec import (
+    EXACT,
+    FLOAT64_SCAN,
+    Array,
+    Arrays,
+    Execution,
+    Layout,
+    Session,
+    Step,
+    Tolerance,
+    Trained,
+    Training,
+    within,
+)
 from contracts.spec.records import Violation
-from contracts.spec.tolerance import EXACT, FLOAT64_SCAN, Tolerance, within
-from contracts.spec.topology import Layout
-from contracts.spec.training import Execution, Session, Step, Trained, Training
 from contracts.spec.violations import compared
 
 STATE = {"weights": "the weight", "optimizer": "the optimizer state", "buffers": "the buffer", "seen": "the counter"}

@@ -4,10 +4,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from contracts.law._support.recipes import SMALL
+from contracts.spec import Batch, Lane, Launch, Mamba, Moe, Recipe
 from contracts.spec.capacity import Capacity
 from contracts.spec.devices import Devices
-from contracts.spec.launch import Lane, Launch
-from contracts.spec.recipe import Batch, Mamba, Moe, Recipe
 
 
 class Stack(Capacity, Devices, Protocol):

@@ -11,11 +11,29 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.law._support.recipes import SMALL
-from contracts.spec.array import Array, Arrays, Element, Shape
+from contracts.spec import (
+    Array,
+    Arrays,
+    Batch,
+    Element,
+    Execution,
+    Mamba,
+    Mode,
+    Moe,
+    Mtp,
+    Observed,
+    Optim,
+    Parameter,
+    Precision,
+    Recipe,
+    Session,
+    Shape,
+    Tokens,
+    Trained,
+    Training,
+    element_bytes,
+)
 from contracts.spec.ladder import rung_of
-from contracts.spec.recipe import Batch, Mamba, Mode, Moe, Mtp, Optim, Recipe
-from contracts.spec.tolerance import element_bytes
-from contracts.spec.training import Execution, Observed, Parameter, Precision, Session, Tokens, Trained, Training
 
 if TYPE_CHECKING:
     from torch import Tensor

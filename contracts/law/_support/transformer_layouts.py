@@ -15,8 +15,7 @@ from contracts.law._support.small_models import (
     Cell,
     cell,
 )
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution
+from contracts.spec import Execution, Recipe
 
 L, G, H = LATENT_EXPERTS, GROUPED_EXPERTS, HYBRID_EXPERTS
 PLAIN = replace(DENSE, name="plain", qk_norm=False)

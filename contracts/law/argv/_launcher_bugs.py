@@ -6,8 +6,7 @@ It knows the names, types and rules of the flags that the checks use, and nothin
 import argparse
 from collections.abc import Callable, Mapping
 
-from contracts.spec.errors import refuse
-from contracts.spec.launch import Reading
+from contracts.spec import Reading, refuse
 from contracts.stacks.reference.launch.megatron_flags import MEGATRON
 from contracts.stacks.reference.stack import Reference
 

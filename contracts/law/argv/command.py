@@ -30,11 +30,24 @@ from contracts.law._support.launches import (
     for_megatron,
     refusal_of_launch,
 )
-from contracts.spec.errors import NotOffered, Refused
-from contracts.spec.launch import Lane
-from contracts.spec.recipe import Batch, Checkpoint, Data, Dsa, Fp8, Mamba, Mla, Moe, Mtp, Optim, Recipe
-from contracts.spec.stack import Stack
-from contracts.spec.topology import Degrees
+from contracts.spec import (
+    Batch,
+    Checkpoint,
+    Data,
+    Degrees,
+    Dsa,
+    Fp8,
+    Lane,
+    Mamba,
+    Mla,
+    Moe,
+    Mtp,
+    NotOffered,
+    Optim,
+    Recipe,
+    Refused,
+    Stack,
+)
 
 EVERYWHERE = {
     "megatron-native": (NAM56R, NATIVE),

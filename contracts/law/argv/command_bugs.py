@@ -3,10 +3,7 @@
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken
-from contracts.spec.errors import Refused
-from contracts.spec.launch import Lane, Launch
-from contracts.spec.recipe import Data, Recipe
-from contracts.spec.topology import Degrees
+from contracts.spec import Data, Degrees, Lane, Launch, Recipe, Refused
 from contracts.stacks.reference.stack import Reference
 
 

@@ -17,10 +17,7 @@ from contracts.law._support.launches import (
     for_megatron,
     refusal_of_launch,
 )
-from contracts.spec.errors import Refused
-from contracts.spec.launch import Lane
-from contracts.spec.recipe import Checkpoint, Data
-from contracts.spec.stack import Stack
+from contracts.spec import Checkpoint, Data, Lane, Refused, Stack
 
 OVERRIDES: dict[str, tuple[Lane, dict[str, str], dict[str, float | str | None]]] = {
     # overrides → every flag that changes, with its new value; None: it is gone, "": a switch

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken
-from contracts.spec.errors import Refused, refuse
+from contracts.spec import Refused, refuse
 from contracts.stacks.reference.launch import megatron_flags, overrides
 from contracts.stacks.reference.stack import Reference
 

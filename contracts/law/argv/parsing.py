@@ -29,12 +29,21 @@ from contracts.law._support.launches import (
     with_inherited,
 )
 from contracts.law._support.refusals import refusal_of
-from contracts.spec.conventions import chosen
-from contracts.spec.errors import NotOffered
-from contracts.spec.launch import Lane, Launch, Reading
-from contracts.spec.recipe import Batch, Checkpoint, Data, Moe, Optim, Recipe
-from contracts.spec.stack import Stack
-from contracts.spec.topology import Degrees
+from contracts.spec import (
+    Batch,
+    Checkpoint,
+    Data,
+    Degrees,
+    Lane,
+    Launch,
+    Moe,
+    NotOffered,
+    Optim,
+    Reading,
+    Recipe,
+    Stack,
+    chosen,
+)
 
 STORED = replace(NAM56R, data=Data(path="/data/two words"), checkpoint=Checkpoint(save="/ckpt/two words", interval=250),
                  optim=Optim(schedule="linear"), activation="swiglu",

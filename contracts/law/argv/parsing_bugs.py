@@ -8,8 +8,7 @@ from math import prod
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
 from contracts.law.argv._launcher_bugs import Launcher
-from contracts.spec.errors import refuse
-from contracts.spec.launch import Launch, Reading
+from contracts.spec import Launch, Reading, refuse
 from contracts.stacks.reference.stack import Reference
 
 Words = tuple[str, ...]

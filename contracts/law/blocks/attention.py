@@ -17,10 +17,7 @@ from contracts.law._support.attention_calls import (
     with_weights,
 )
 from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
-from contracts.spec.array import Element
-from contracts.spec.blocks import Blocks
-from contracts.spec.recipe import Dsa, Recipe
-from contracts.spec.tolerance import FLOAT64
+from contracts.spec import FLOAT64, Blocks, Dsa, Element, Recipe
 
 _ASKS = ("block_weights", "run_block")
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.recipe import Mode, Recipe
+from contracts.spec import Mode, Recipe
 from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
 from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm
 from contracts.stacks.reference.model.parts import Parts

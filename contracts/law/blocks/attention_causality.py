@@ -6,9 +6,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.attention_calls import BARE, MQA, PACKED, ROWS, Lengths, call_of, slice_of, with_weights
 from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
-from contracts.spec.blocks import Blocks
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import EXACT
+from contracts.spec import EXACT, Blocks, Recipe
 
 _ASKS = ("block_weights", "run_block")
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.device_calls import BlockCase, call_of, cases_on
-from contracts.spec.blocks import BlockCall, BlockRun, Blocks
-from contracts.spec.tolerance import HALF_GRADIENT, HALF_OUTPUT, HALF_SCAN_GRADIENT
+from contracts.spec import HALF_GRADIENT, HALF_OUTPUT, HALF_SCAN_GRADIENT, BlockCall, BlockRun, Blocks
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.device_calls import BlockCase, call_of, cases_on
-from contracts.spec.blocks import Blocks
-from contracts.spec.tolerance import FLOAT32_SCAN
+from contracts.spec import FLOAT32_SCAN, Blocks
 
 
 def _in_both(device: str) -> dict[str, BlockCase]:

@@ -12,8 +12,7 @@ from contracts.law._support.context_parallel import RECURS, SCANS, last_label
 from contracts.law._support.multi_rank_run import borrowed, one_rank_and_many
 from contracts.law._support.step_comparison import gradient_differences, loss_difference
 from contracts.law._support.training_run import drawn_weights
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.training import Execution, Training
+from contracts.spec import Execution, Mode, Recipe, Training
 
 CARRIED: dict[str, tuple[Mode, Execution, int, int]] = {
     "cp2": ("nemo_native", borrowed(2, cp=2), 16, 2),

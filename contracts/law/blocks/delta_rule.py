@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.scan_calls import PACKED, Lengths
-from contracts.spec.array import Element
+from contracts.spec import BFLOAT16, FLOAT32_SCAN, FLOAT64, FLOAT64_SCAN, Element
 from contracts.spec.delta_rule import DeltaCall, DeltaRule, DeltaRun
-from contracts.spec.tolerance import BFLOAT16, FLOAT32_SCAN, FLOAT64, FLOAT64_SCAN
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,11 +17,7 @@ from contracts.law._support.training_run import (
     seed_generators,
     table,
 )
-from contracts.spec.array import Arrays, Shape
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Mhc, Mode, Recipe
-from contracts.spec.tolerance import FLOAT64, within
-from contracts.spec.training import Execution, Tokens, Training
+from contracts.spec import FLOAT64, Arrays, Execution, Mhc, Mode, NotOffered, Recipe, Shape, Tokens, Training, within
 
 ADDED = 1e-3  # what each layer adds to an element of a stream of ones
 WIDE = replace(DROPPED, hidden=64, heads=4, kv_groups=2)

@@ -9,9 +9,7 @@ from contracts.law._support.expert_calls import (
     PLAIN,
     PLAIN_SIGMOID,
 )
-from contracts.spec.blocks import Blocks
-from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import FLOAT64
+from contracts.spec import FLOAT64, Blocks, Moe
 
 PERTURBED = {
     "dropless": (PLAIN_SIGMOID, 0, 4),

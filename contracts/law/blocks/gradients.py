@@ -6,10 +6,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.model_passes import EVERYTHING, WHOLE, batch, drawn_weights, one_pass, tensor
 from contracts.law._support.recipes import DENSE, SMALL_MLA
-from contracts.spec.array import Array
-from contracts.spec.recipe import Mhc, Mode, Moe, Mtp, Recipe
-from contracts.spec.tolerance import EXACT, FLOAT64
-from contracts.spec.training import Parameter, Precision, Tokens, Training
+from contracts.spec import EXACT, FLOAT64, Array, Mhc, Mode, Moe, Mtp, Parameter, Precision, Recipe, Tokens, Training
 
 _SIGMOID = Moe(
     experts=12, top_k=3, expert_hidden=20, shared_hidden=28, score="sigmoid", selection_bias=True, z_loss=0.01

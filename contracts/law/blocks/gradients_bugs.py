@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.recipe import Mode, Recipe
+from contracts.spec import Mode, Recipe
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks.attention import Attention
 from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm

@@ -7,10 +7,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.attention_calls import BARE, Lengths, call_of
 from contracts.law._support.recipes import SMALL
-from contracts.spec.array import Element
-from contracts.spec.blocks import BlockCall, Blocks
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import BFLOAT16, BFLOAT16_MEAN
+from contracts.spec import BFLOAT16, BFLOAT16_MEAN, BlockCall, Blocks, Element, Recipe
 
 Trap = Literal["equal keys", "close scores", "far", "loud"]
 

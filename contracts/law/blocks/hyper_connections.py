@@ -19,10 +19,7 @@ from contracts.law._support.model_passes import (
     oracle_difference,
     tensor,
 )
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Mhc, Recipe
-from contracts.spec.tolerance import FLOAT64
-from contracts.spec.training import Training
+from contracts.spec import FLOAT64, Mhc, Recipe, Training, chosen
 
 _FIRST = "layers.0.streams.bias"
 

@@ -14,10 +14,7 @@ from contracts.law._support.attention_calls import (
     sparse_recipe,
 )
 from contracts.law._support.recipes import A_LAYER, SMALL_DSA, SMALL_MLA
-from contracts.spec.array import Element
-from contracts.spec.blocks import Blocks
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import FLOAT64
+from contracts.spec import FLOAT64, Blocks, Element, Recipe
 
 _ASKS = ("block_weights", "run_block")
 

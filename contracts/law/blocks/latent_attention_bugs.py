@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 from contracts.stacks.reference.model.blocks.attention import Indexer, LatentAttention, heads_of
 from contracts.stacks.reference.model.parts import Parts
 

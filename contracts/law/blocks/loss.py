@@ -18,12 +18,22 @@ from contracts.law._support.model_passes import (
     tensor,
 )
 from contracts.law._support.recipes import DENSE
-from contracts.spec.array import Element
-from contracts.spec.conventions import chosen
+from contracts.spec import (
+    FLOAT32,
+    FLOAT64,
+    Element,
+    Mhc,
+    Moe,
+    Precision,
+    Recipe,
+    Tokens,
+    Tolerance,
+    Training,
+    chosen,
+    here,
+    within,
+)
 from contracts.spec.ladder import stepped_down
-from contracts.spec.recipe import Mhc, Moe, Recipe
-from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance, here, within
-from contracts.spec.training import Precision, Tokens, Training
 
 _SMALLEST = replace(WHOLE, pattern="AE", depth=2)
 

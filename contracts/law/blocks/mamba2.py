@@ -10,9 +10,7 @@ from contracts.contract import contract
 from contracts.law._support import scan_calls
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.scan_calls import PACKED, WHOLE, ScanCase, drawn_inputs, run
-from contracts.spec.blocks import Blocks
-from contracts.spec.recipe import Mamba
-from contracts.spec.tolerance import FLOAT64
+from contracts.spec import FLOAT64, Blocks, Mamba
 
 THREE_GROUPS = replace(SMALL, name="three-groups", mamba=Mamba(heads=6, head_dim=4, state=8, groups=3))
 

@@ -6,7 +6,7 @@ The contracts are the same for Mamba-2 and Mamba-3. The length of 37 tokens is n
 from contracts.contract import contract
 from contracts.law._support import scan_calls
 from contracts.law._support.scan_calls import PACKED, ScanCase
-from contracts.spec.blocks import Blocks
+from contracts.spec import Blocks
 
 CAUSAL = {
     "mamba2": (ScanCase(chunk=8), 21),

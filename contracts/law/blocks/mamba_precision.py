@@ -9,9 +9,7 @@ from contracts.contract import contract
 from contracts.law._support import scan_calls
 from contracts.law._support.recipes import M_LAYER, SMALL
 from contracts.law._support.scan_calls import ScanCase, drawn_inputs
-from contracts.spec.blocks import Blocks
-from contracts.spec.recipe import Mamba
-from contracts.spec.tolerance import FLOAT32_SCAN
+from contracts.spec import FLOAT32_SCAN, Blocks, Mamba
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import scan_calls
 from contracts.law._support.scan_calls import PACKED, ScanCase, drawn_inputs, run
-from contracts.spec.blocks import Blocks
+from contracts.spec import Blocks
 
 CHUNKS = {
     "one-token": (ScanCase(state=True), 1),

@@ -6,9 +6,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.device_calls import BLOCKS, WIDE, BlockCase, call_of
 from contracts.law._support.recipes import A_LAYER, SMALL_MLA
-from contracts.spec.blocks import Blocks
-from contracts.spec.errors import NotOffered
-from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
+from contracts.spec import FLOAT64, FLOAT64_SCAN, Blocks, NotOffered
 
 ROWS = ((13,), (13,), (13,))
 STRIDED = {

@@ -7,10 +7,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.attention_calls import PACKED, ROWS, TOLERANCES, Lengths, call_of, with_weights
 from contracts.law._support.recipes import E_LAYER, SMALL
-from contracts.spec.array import Element
-from contracts.spec.blocks import Blocks
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import EXACT, FLOAT64, within
+from contracts.spec import EXACT, FLOAT64, Blocks, Element, Recipe, within
 
 _ASKS = ("block_weights", "run_block")
 

@@ -17,10 +17,7 @@ from contracts.law._support.model_passes import (
 )
 from contracts.law._support.recipes import DENSE, SMALL_DSA
 from contracts.law._support.training_run import OF_SCANS, SCANS
-from contracts.spec.array import Array, Arrays
-from contracts.spec.recipe import Dsa, Mode, Recipe
-from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
-from contracts.spec.training import Pass, Tokens, Training
+from contracts.spec import FLOAT64, FLOAT64_SCAN, Array, Arrays, Dsa, Mode, Pass, Recipe, Tokens, Training
 
 _SPARSE = replace(SMALL_DSA, pattern="AE", depth=3, dsa=Dsa(a_ranks=(1,), index_heads=8, index_head_dim=8, top_k=3))
 """Eight index heads: with two, relu makes a quarter of all scores zero, and equal scores have no order."""

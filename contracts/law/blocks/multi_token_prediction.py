@@ -22,10 +22,7 @@ from contracts.law._support.model_passes import (
     oracle_difference,
     tensor,
 )
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Mla, Mtp, Recipe
-from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN, within
-from contracts.spec.training import Training
+from contracts.spec import FLOAT64, FLOAT64_SCAN, Mla, Mtp, Recipe, Training, chosen, within
 
 ROWS: Lengths = ((7,), (7,))
 DEFINED = {  # recipe, letters, documents of each row

@@ -7,11 +7,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.attention_calls import BARE, PACKED, Lengths, call_of, slice_of, with_weights
 from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
-from contracts.spec.array import Array
-from contracts.spec.blocks import BlockCall, Blocks
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import FLOAT32, FLOAT64, within
+from contracts.spec import FLOAT32, FLOAT64, Array, BlockCall, Blocks, Recipe, chosen, within
 
 _ASKS = ("block_weights", "run_block")
 

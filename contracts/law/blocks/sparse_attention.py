@@ -16,9 +16,7 @@ from contracts.law._support.attention_calls import (
     oracle_difference,
     sparse_recipe,
 )
-from contracts.spec.array import Element
-from contracts.spec.blocks import BlockRun, Blocks
-from contracts.spec.tolerance import EXACT
+from contracts.spec import EXACT, BlockRun, Blocks, Element
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,9 +6,7 @@ from typing import Protocol
 from contracts.contract import contract
 from contracts.law._support.device_calls import BlockCase, call_of, cases_on
 from contracts.law.blocks.bfloat16 import held_to_its_definition
-from contracts.spec.blocks import Blocks
-from contracts.spec.errors import Unreachable
-from contracts.spec.kernel_selection import Kernel, Package, Seams, Site, Wish
+from contracts.spec import Blocks, Kernel, Package, Seams, Site, Unreachable, Wish
 
 
 class Stack(Blocks, Seams, Protocol):

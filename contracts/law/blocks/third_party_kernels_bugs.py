@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from contracts.instruments import numerics
 from contracts.law._bugs.broken import broken
-from contracts.spec.kernel_selection import Package
+from contracts.spec import Package
 from contracts.stacks.reference.stack import Reference
 
 

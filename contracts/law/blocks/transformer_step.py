@@ -13,9 +13,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.small_models import GROUPED_EXPERTS, LATENT_EXPERTS, session
 from contracts.law._support.training_run import AHEAD, DENSE, LETTERS, TIED, batch, large_expert_weights, run
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import FLOAT32_TRANSFORMER, FLOAT64_SCAN, within
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import FLOAT32_TRANSFORMER, FLOAT64_SCAN, Execution, Recipe, Session, Training, within
 from contracts.spec.violations import require_none
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from contracts.contract import contract
 from contracts.law._support.folders import folder
 from contracts.law._support.saved_states import FAMILIES, snapshot_difference, state, target
 from contracts.law.checkpoint.multi_rank_crash import SPREAD
-from contracts.spec.checkpointing import Checkpointing
+from contracts.spec import Checkpointing
 
 LATE: dict[str, tuple[tuple[int, ...], int, int]] = {  # steps that are saved, ranks, the rank that writes late
     "the-last-is-late": ((9, 10), 2, 1),

@@ -9,9 +9,8 @@ from contracts.law._support.folders import folder
 from contracts.law._support.fp8_calls import FP8
 from contracts.law._support.training_run import ROWS_OF_16, Rows, batches, seed_generators
 from contracts.law.checkpoint.resume import EVERYTHING, unlike
+from contracts.spec import Batch, Dsa, Execution, Fp8, Mhc, Mla, Moe, Mtp, Optim, Recipe, Session, Training
 from contracts.spec.needs import features
-from contracts.spec.recipe import Batch, Dsa, Fp8, Mhc, Mla, Moe, Mtp, Optim, Recipe
-from contracts.spec.training import Execution, Session, Training
 
 Given = Literal["rows", "packed", "own-data"]
 

@@ -14,8 +14,7 @@ from contracts.law._support.folders import shared_folder
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_saves import EP2_BORROWED, FSDP2, SPREAD
 from contracts.law._support.saved_states import FAMILIES, files
-from contracts.spec.errors import Refused
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import Execution, Refused, Session, Training
 
 View = Literal["both", "first", "nothing", "another-save"]
 """What a rank sees: the saves of steps 1 and 2, only that of step 1, none, or those of a run that was restarted."""

@@ -15,7 +15,7 @@ from contracts.law._support.saved_states import (
     state,
     target,
 )
-from contracts.spec.checkpointing import Checkpointing, WriteFault
+from contracts.spec import Checkpointing, WriteFault
 
 MANY = 40
 """More boundaries than a write of one small file has in any known stack; the reference has ten."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 from contracts.stacks.reference.checkpoint.manifest import Manifest

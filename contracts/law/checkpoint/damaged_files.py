@@ -10,8 +10,7 @@ from contracts.contract import contract
 from contracts.law._support import saved_states
 from contracts.law._support.folders import folder
 from contracts.law._support.saved_states import FAMILIES, load_failure, snapshot_difference, state, target
-from contracts.spec.checkpointing import Checkpointing
-from contracts.spec.errors import Refused
+from contracts.spec import Checkpointing, Refused
 
 Damage = Literal[
     "cut off", "emptied", "lengthened", "flipped in one bit", "altered in one digit", "removed", "taken from step 2"

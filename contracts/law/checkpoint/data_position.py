@@ -10,14 +10,23 @@ from contracts.law._support.folders import folder
 from contracts.law._support.label_weights import WINDOW
 from contracts.law._support.saved_states import FAMILIES
 from contracts.law.checkpoint.resume import DENSE, MUON, SHORT, given_batches
-from contracts.spec.checkpointing import Checkpointing
-from contracts.spec.conventions import chosen
+from contracts.spec import (
+    Batch,
+    Checkpoint,
+    Checkpointing,
+    Data,
+    Execution,
+    Moe,
+    Recipe,
+    Refused,
+    Session,
+    Trained,
+    Training,
+    chosen,
+    within,
+)
 from contracts.spec.devices import Devices
-from contracts.spec.errors import Refused
 from contracts.spec.presets import PRESETS
-from contracts.spec.recipe import Batch, Checkpoint, Data, Moe, Recipe
-from contracts.spec.tolerance import within
-from contracts.spec.training import Execution, Session, Trained, Training
 
 TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
 EPOCHS = {

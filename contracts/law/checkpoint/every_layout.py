@@ -31,8 +31,7 @@ from contracts.law._support.multi_rank_saves import (
     state_difference,
 )
 from contracts.law._support.saved_states import FAMILIES
-from contracts.spec.tolerance import FLOAT64_SCAN
-from contracts.spec.training import Execution, Session, Step, Training
+from contracts.spec import FLOAT64_SCAN, Execution, Session, Step, Training
 
 LAYOUTS: dict[str, Execution] = {
     "one-rank": ONE,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contracts.law._bugs.broken import broken, derived
 from contracts.law.checkpoint.resharding_bugs import BySequences
-from contracts.spec.errors import Refusals
+from contracts.spec import Refusals
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.checkpoint.manifest import Manifest
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer

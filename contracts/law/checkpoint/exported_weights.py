@@ -12,10 +12,7 @@ from contracts.law._support import saved_states
 from contracts.law._support.folders import folder
 from contracts.law._support.small_models import DENSE, GROUPED_EXPERTS
 from contracts.law._support.training_run import drawn_weights, table
-from contracts.spec.array import Arrays, Element
-from contracts.spec.checkpointing import Checkpointing
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Training
+from contracts.spec import Arrays, Checkpointing, Element, Recipe, Training
 
 if TYPE_CHECKING:
     from contracts.instruments.safetensors_files import Export

@@ -10,7 +10,7 @@ from contracts.law._support.disks import HOST, UNMOUNTED, WELL
 from contracts.law._support.folders import folder
 from contracts.law._support.refusals import refusal_of
 from contracts.law._support.saved_states import FAMILIES, LITTLE, ONE_FILE, load_failure, state, target
-from contracts.spec.checkpointing import Checkpointing
+from contracts.spec import Checkpointing
 from contracts.spec.installation import Disks
 
 ORDERS: dict[str, tuple[tuple[int, ...], int]] = {  # in the order in which their files were last touched

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.errors import Refused, refuse
+from contracts.spec import Refused, refuse
 from contracts.spec.installation import Disks, StorageMap
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints

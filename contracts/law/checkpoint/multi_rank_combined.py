@@ -9,9 +9,8 @@ from contracts.law._support.multi_rank_saves import first_finding
 from contracts.law._support.small_models import AHEAD_EXPERTS, GROUPED_EXPERTS, LATENT_EXPERTS, Cell, cell, session
 from contracts.law._support.training_run import seed_generators
 from contracts.law.checkpoint.resume import EVERYTHING, unlike
+from contracts.spec import Execution, Fp8, Moe, Recipe, Schedule, Training
 from contracts.spec.needs import features
-from contracts.spec.recipe import Fp8, Moe, Recipe, Schedule
-from contracts.spec.training import Execution, Training
 
 ROUTED = LATENT_EXPERTS.moe or Moe()
 ROUTERS = {"bf16": replace(ROUTED, capacity_factor=1.0), "fp16": replace(ROUTED, top_k=1)}

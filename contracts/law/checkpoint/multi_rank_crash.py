@@ -7,8 +7,7 @@ from contracts.contract import contract
 from contracts.law._support import saved_states
 from contracts.law._support.folders import folder
 from contracts.law._support.saved_states import FAMILIES, SHAPES, load_failure, state
-from contracts.spec.array import Shape
-from contracts.spec.checkpointing import Checkpointing, WriteFault, Written
+from contracts.spec import Checkpointing, Shape, WriteFault, Written
 
 SPREAD = {
     **{name: SHAPES[name] for name in (saved_states.EXPERTS, saved_states.BIAS, saved_states.STEPS_TAKEN)},

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 from contracts.stacks.reference.checkpoint.filesystem import Disk

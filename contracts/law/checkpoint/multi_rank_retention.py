@@ -12,7 +12,7 @@ from contracts.law._support.folders import shared_folder
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_saves import EP2_BORROWED, FSDP2, PP2, SPREAD, TP2_EP2
 from contracts.law._support.saved_states import FAMILIES, files
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import Execution, Session, Training
 
 STATE = replace(SPREAD, name="short-state", pattern="AE", depth=2)
 """Other contracts check its content; here it only has to be in several files."""

@@ -51,9 +51,7 @@ from contracts.law._support.multi_rank_saves import (
 )
 from contracts.law._support.saved_states import FAMILIES
 from contracts.law.checkpoint.resume import EVERY_KIND, EVERYTHING
-from contracts.spec.recipe import Data, Dsa, Recipe
-from contracts.spec.tolerance import FLOAT64_SCAN
-from contracts.spec.training import Execution, Session, Step, Training
+from contracts.spec import FLOAT64_SCAN, Data, Dsa, Execution, Recipe, Session, Step, Training
 
 KINDS = replace(EVERY_KIND, name="every-kind-of-ranks", seq_length=18)
 """What is trained of any block, of prediction heads and of streams; two ranks can share its rows' tokens."""

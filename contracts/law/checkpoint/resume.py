@@ -10,10 +10,23 @@ from contracts.law._support.folders import folder
 from contracts.law._support.recipes import SMALL, SMALL_DSA
 from contracts.law._support.saved_states import FAMILIES
 from contracts.law._support.training_run import OF_SCANS, SCAN, batches, seed_generators
-from contracts.spec.array import Arrays
+from contracts.spec import (
+    Arrays,
+    Batch,
+    Dsa,
+    Execution,
+    Mhc,
+    Moe,
+    Mtp,
+    Observed,
+    Optim,
+    Recipe,
+    Session,
+    Step,
+    Tokens,
+    Training,
+)
 from contracts.spec.ladder import rung_of
-from contracts.spec.recipe import Batch, Dsa, Mhc, Moe, Mtp, Optim, Recipe
-from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
 
 SHORT = replace(
     SMALL,

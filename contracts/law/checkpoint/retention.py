@@ -15,7 +15,7 @@ from contracts.law._support.saved_states import (
     state,
     target,
 )
-from contracts.spec.checkpointing import Checkpointing, WriteFault
+from contracts.spec import Checkpointing, WriteFault
 
 KEPT: dict[str, tuple[tuple[int, ...], int, frozenset[int], tuple[int, ...]]] = {  # saved, keep, durable → left
     "the-newest-two": ((2, 4, 6, 8), 2, frozenset({2, 4, 6, 8}), (6, 8)),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 
 

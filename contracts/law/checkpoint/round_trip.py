@@ -7,8 +7,7 @@ from contracts.contract import contract
 from contracts.law._support import saved_states
 from contracts.law._support.folders import folder
 from contracts.law._support.saved_states import BIAS, EXPERTS, FAMILIES, STEPS_TAKEN, load_failure, state, target
-from contracts.spec.array import Array, Element, Shape
-from contracts.spec.checkpointing import Checkpointing
+from contracts.spec import Array, Checkpointing, Element, Shape
 
 ROUND: dict[str, tuple[Mapping[str, Shape], int, Mapping[str, int]]] = {
     "more-than-ten-files": (saved_states.SHAPES, saved_states.FILE_BYTES, {"sample": 5}),

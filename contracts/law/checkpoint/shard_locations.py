@@ -11,7 +11,7 @@ from contracts.instruments.ranks import gathered, here
 from contracts.law._support.folders import shared_folder
 from contracts.law._support.multi_rank_saves import EP2, FSDP2, SPREAD, STATE, first_finding, state_difference
 from contracts.law._support.saved_states import files
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import Execution, Session, Training
 
 
 @contract("CKPT-07c", asks="train", cases={"fsdp2": (FSDP2, 2), "ep2": (EP2, 2)}, source="playbook: storage contract",

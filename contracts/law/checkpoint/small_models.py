@@ -9,8 +9,7 @@ from contracts.law._support.multi_rank_saves import first_finding, layout_name, 
 from contracts.law._support.small_models import GROUPED_EXPERTS, cell, session
 from contracts.law._support.transformer_layouts import HALF, SAVED, STAGES, STEPPED, cells_named
 from contracts.law.checkpoint.resume import unlike
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Observed, Training
+from contracts.spec import Execution, Observed, Recipe, Training
 
 STATE: tuple[Observed, ...] = ("weights", "optimizer", "buffers")
 

@@ -4,8 +4,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import saved_states
 from contracts.law._support.saved_states import FAMILIES
-from contracts.spec.array import Array, Arrays
-from contracts.spec.checkpointing import Checkpointing
+from contracts.spec import Array, Arrays, Checkpointing
 
 RENAMED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # names in the file → names without the wrappers
     "compiled": (("_orig_mod.head.weight", "_orig_mod.norm.weight"), ("head.weight", "norm.weight")),

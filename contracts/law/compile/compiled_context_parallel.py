@@ -9,8 +9,7 @@ from contracts.law._support.context_parallel import RECURS, SCANS, last_label
 from contracts.law._support.multi_rank_run import borrowed, one_rank_and_many
 from contracts.law._support.step_comparison import gradient_differences, loss_difference
 from contracts.law._support.training_run import drawn_weights
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Training
+from contracts.spec import Execution, Recipe, Training
 
 COMPILED: dict[str, tuple[Recipe, Execution, int]] = {
     "cp2-recurrence": (RECURS, replace(borrowed(2, cp=2), compile="blocks"), 2),

@@ -12,13 +12,19 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.device_calls import WIDE, BlockCase, call_of, rerouted, routings
 from contracts.law._support.recipes import A_LAYER, E_LAYER, SMALL_MLA
-from contracts.spec.array import Array
-from contracts.spec.blocks import BlockRun, Blocks
-from contracts.spec.compiling import Backend, Compiling
+from contracts.spec import (
+    EXACT,
+    HALF_GRADIENT,
+    HALF_OUTPUT,
+    Array,
+    Backend,
+    BlockRun,
+    Blocks,
+    Compiling,
+    Execution,
+    Moe,
+)
 from contracts.spec.presets import PRESETS
-from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import EXACT, HALF_GRADIENT, HALF_OUTPUT
-from contracts.spec.training import Execution
 
 
 class Stack(Blocks, Compiling, Protocol):

@@ -9,9 +9,7 @@ from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
 from contracts.law._support.step_comparison import gradient_differences, loss_and_norm
 from contracts.law._support.training_run import large_expert_weights
-from contracts.spec.compiling import Compiling
-from contracts.spec.recipe import Moe
-from contracts.spec.training import Execution, Session, Step, Training, Wrap
+from contracts.spec import Compiling, Execution, Moe, Session, Step, Training, Wrap
 
 COMPILED: dict[str, tuple[Execution, int]] = {
     name: (replace(execution, compile="blocks", backend="aot_eager"), execution.world)

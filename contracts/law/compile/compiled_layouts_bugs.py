@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from contracts.instruments import graphs
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.topology import Degrees
+from contracts.spec import Degrees
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 from contracts.stacks.reference.model.blocks.mlp import Mlp
 from contracts.stacks.reference.model.build import build_model

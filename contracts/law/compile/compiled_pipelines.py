@@ -10,10 +10,7 @@ from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import borrowed, own_axis
 from contracts.law._support.pipeline_run import LOSS, STAGED, Cell, batches, cell, one_rank_and_many
 from contracts.law._support.step_comparison import loss_difference, tensor_differences
-from contracts.spec.compiling import Compiling
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import EXACT
-from contracts.spec.training import Execution, Training
+from contracts.spec import EXACT, Compiling, Execution, Moe, Recipe, Training
 
 
 class Stack(Training, Compiling, Protocol):

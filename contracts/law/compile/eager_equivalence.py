@@ -11,12 +11,24 @@ from typing import Protocol
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.recipes import A_LAYER, DENSE, E_LAYER, M_LAYER, R_LAYER, SMALL, SMALL_DSA
-from contracts.spec.array import Array, Element
-from contracts.spec.blocks import BlockCall, BlockRun, Blocks
-from contracts.spec.compiling import Compiling, Graphs, Operation
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import BFLOAT16, EXACT, FLOAT32_SCAN
-from contracts.spec.training import Execution, Tokens, Training
+from contracts.spec import (
+    BFLOAT16,
+    EXACT,
+    FLOAT32_SCAN,
+    Array,
+    BlockCall,
+    BlockRun,
+    Blocks,
+    Compiling,
+    Element,
+    Execution,
+    Graphs,
+    Moe,
+    Operation,
+    Recipe,
+    Tokens,
+    Training,
+)
 
 
 class Stack(Blocks, Training, Compiling, Protocol):

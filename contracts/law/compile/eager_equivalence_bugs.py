@@ -10,9 +10,7 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.instruments import inductor_indexing
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.compiling import AllowedBreak, Outcome
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution
+from contracts.spec import AllowedBreak, Execution, Outcome, Recipe
 from contracts.stacks.reference.model.blocks.attention import Attention
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 from contracts.stacks.reference.model.blocks.moe import MoE, Router

@@ -7,9 +7,7 @@ from contracts.contract import contract
 from contracts.law._support.small_models import Cell, cell, loss_difference, one_rank_and_many
 from contracts.law._support.step_comparison import gradient_differences
 from contracts.law._support.transformer_layouts import G
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT32_TRANSFORMER
-from contracts.spec.training import Execution, Training
+from contracts.spec import FLOAT32_TRANSFORMER, Execution, Moe, Recipe, Training
 
 FEW = Moe(experts=4, top_k=2, expert_hidden=24, shared_hidden=0, aux_loss=0.0)
 

@@ -10,9 +10,8 @@ from dataclasses import replace
 from contracts.contract import contract
 from contracts.law._support.layouts import needs_layout
 from contracts.law._support.small_model import ROOMY, SMALL, any_layout, bytes_of, only_stage, within
+from contracts.spec import Batch, Degrees, Dtype, Layout, Mamba, Mla, Moe, Recipe
 from contracts.spec.capacity import Capacity, Sharding, Spread
-from contracts.spec.recipe import Batch, Dtype, Mamba, Mla, Moe, Recipe
-from contracts.spec.topology import Degrees, Layout
 
 # A, two blocks: query and output 2 · 96 · 96 = 18 432, key and value 2 · 96 · (4 · 8) = 6 144, together 24 576 each.
 _A = (49_152, 50_200)

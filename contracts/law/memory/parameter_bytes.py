@@ -6,8 +6,8 @@ from contracts.contract import contract
 from contracts.law._support.built_model import BOTH_MODES, PRESETS, BuiltStack, size_of
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.small_model import ROOMY, any_layout
+from contracts.spec import Degrees
 from contracts.spec.capacity import Spread
-from contracts.spec.topology import Degrees
 
 
 @contract("MEM-01a", asks=("built", "preset", "budget"), cases=PRESETS, source="hub: memory budget anatomy")

@@ -12,10 +12,8 @@ from contracts.law._support.full_size import LETTERS, WHOLE
 from contracts.law._support.layouts import needs_layout
 from contracts.law._support.multi_rank_run import borrowed, own_axis
 from contracts.law._support.small_model import ROOMY
+from contracts.spec import Batch, Execution, Holding, Recipe, Rehearsing
 from contracts.spec.capacity import Capacity, Sharding, Spread, StageBudget
-from contracts.spec.recipe import Batch, Recipe
-from contracts.spec.traffic import Holding, Rehearsing
-from contracts.spec.training import Execution
 
 
 class Stack(Capacity, Rehearsing, Protocol):

@@ -6,9 +6,8 @@ from itertools import pairwise
 from contracts.contract import contract
 from contracts.law._support.small_model import ROOMY, any_layout, bytes_of, only_stage
 from contracts.law._support.step_memory import LITTLE, ONE_CARD, Stack
+from contracts.spec import Batch, Degrees, Mamba, Mode, Moe, Recipe
 from contracts.spec.capacity import Spread
-from contracts.spec.recipe import Batch, Mamba, Mode, Moe, Recipe
-from contracts.spec.topology import Degrees
 
 MIB = 1 << 20
 

@@ -5,10 +5,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.training_run import DENSE, LETTERS, batch, batches, drawn_weights, run, table
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT64
-from contracts.spec.training import Training
+from contracts.spec import FLOAT64, Moe, Recipe, Training, chosen
 
 BIASED = replace(
     LETTERS,

@@ -10,9 +10,7 @@ from contracts.law._support.step_comparison import gradient_differences
 from contracts.law._support.step_comparison import loss_difference as losses_off
 from contracts.law._support.training_run import LETTERS, Rows, batch, large_expert_weights, run
 from contracts.law._support.transformer_layouts import G, H, L
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT32_STEPS, FLOAT32_TRANSFORMER, FLOAT64_SCAN, within
-from contracts.spec.training import Execution, Training
+from contracts.spec import FLOAT32_STEPS, FLOAT32_TRANSFORMER, FLOAT64_SCAN, Execution, Moe, Recipe, Training, within
 from contracts.spec.violations import require_none
 
 if TYPE_CHECKING:

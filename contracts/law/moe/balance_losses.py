@@ -9,12 +9,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import PLAIN_SIGMOID, SIGMOID, SOFTMAX, Activation
-from contracts.spec.array import Element
-from contracts.spec.blocks import Blocks
-from contracts.spec.conventions import chosen
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import EXACT, FLOAT64, within
+from contracts.spec import EXACT, FLOAT64, Blocks, Element, Moe, NotOffered, chosen, within
 
 OVER = ("balance-over",)
 PAPERS = "arXiv 2412.19437, eq. 17-20; arXiv 2202.08906, eq. 5"

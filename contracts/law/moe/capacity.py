@@ -18,10 +18,7 @@ from contracts.law._support.expert_calls import (
     gates_of,
     routed_call,
 )
-from contracts.spec.blocks import BlockRun, Blocks
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import BFLOAT16, FLOAT64, within
+from contracts.spec import BFLOAT16, FLOAT64, BlockRun, Blocks, Moe, chosen, within
 
 Lost = Mapping[tuple[int, int], set[int]]
 """(sequence, token) → the experts that had no slot for it."""

@@ -7,8 +7,7 @@ from contracts.law._support.context_parallel import HALVES, QUARTERS
 from contracts.law._support.multi_rank_run import BIASED, SPREAD, borrowed, one_rank_and_many, with_rungs
 from contracts.law._support.step_comparison import bias_differences, gradient_differences, loss_difference
 from contracts.law._support.training_run import Rows, batch
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.training import Execution, Training
+from contracts.spec import Execution, Moe, Recipe, Training
 
 LOUD = replace(SPREAD, name="context-loud", moe=replace(SPREAD.moe or Moe(), aux_loss=30.0, z_loss=5.0))
 

@@ -20,11 +20,7 @@ from contracts.law._support.expert_calls import (
     gates_of,
     routed_call,
 )
-from contracts.spec.array import Element
-from contracts.spec.blocks import Blocks
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import EXACT, FLOAT64
+from contracts.spec import EXACT, FLOAT64, Blocks, Element, Moe, chosen
 
 if TYPE_CHECKING:
     from torch import Tensor

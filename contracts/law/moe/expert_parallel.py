@@ -20,9 +20,7 @@ from contracts.law._support.multi_rank_run import (
 )
 from contracts.law._support.step_comparison import bias_differences, gradient_differences, loss_difference
 from contracts.law._support.training_run import Rows, selection_biases
-from contracts.spec.array import Arrays
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.training import Execution, Tokens, Training
+from contracts.spec import Arrays, Execution, Moe, Recipe, Tokens, Training
 
 DEGREES: dict[str, tuple[Recipe, Execution, int]] = {
     name: (SPREAD, execution, execution.world)

@@ -19,11 +19,7 @@ from contracts.law._support.expert_calls import (
     Routes,
     routed_call,
 )
-from contracts.spec.array import Element
-from contracts.spec.blocks import Blocks
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import EXACT
+from contracts.spec import EXACT, Blocks, Element, Moe, chosen
 
 DRAWN: dict[str, tuple[Any, ...]] = {  # moe, activation, rows, tokens, dtype, factor on w1
     "softmax-relu2": (SOFTMAX, "relu2", 2, 7, "float64"),

@@ -10,10 +10,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import PLAIN, PLAIN_SIGMOID, ROUTED, SIGMOID
-from contracts.spec.blocks import Blocks
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import FLOAT64, within
+from contracts.spec import FLOAT64, Blocks, Moe, chosen, within
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from contracts.contract import mutant
 from contracts.law._bugs import written_out
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 from contracts.stacks.reference.model.blocks.moe import Router
 from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference

@@ -10,11 +10,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import PLAIN_SIGMOID, SIGMOID, SOFTMAX
-from contracts.spec.array import Array
-from contracts.spec.blocks import BlockCall, Blocks
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import FLOAT64
+from contracts.spec import FLOAT64, Array, BlockCall, Blocks, Moe, chosen
 
 LENGTH = 7
 ENDS: dict[str, tuple[str, Moe, tuple[int, ...]]] = {  # loss, router, tokens of each row of 7 positions

@@ -6,10 +6,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import PLAIN, PLAIN_SIGMOID
-from contracts.spec.blocks import BlockCall, Blocks
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance
+from contracts.spec import FLOAT32, FLOAT64, BlockCall, Blocks, Moe, Tolerance, chosen
 
 PAPERS = "arXiv 1701.06538; arXiv 2412.19437"
 

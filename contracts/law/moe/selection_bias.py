@@ -12,11 +12,7 @@ from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import SIGMOID
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import borrowed, own_axis
-from contracts.spec.array import Arrays, Shape
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import within
-from contracts.spec.training import Built, Execution, Session, Tokens, Training
+from contracts.spec import Arrays, Built, Execution, Recipe, Session, Shape, Tokens, Training, chosen, within
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,10 +8,7 @@ from contracts.contract import contract
 from contracts.law._support.small_models import one_rank_and_many, session
 from contracts.law._support.step_comparison import bias_differences
 from contracts.law._support.transformer_layouts import G, H, L, cells_named
-from contracts.spec.errors import Refused
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import FLOAT32_TRANSFORMER
-from contracts.spec.training import Execution, Session, Step, Training
+from contracts.spec import FLOAT32_TRANSFORMER, Execution, Recipe, Refused, Session, Step, Training
 
 BIASED = cells_named(
     "dp2", "hsdp-2x2", "tp2-sp", "ep2", "borrowed-ep2", "borrowed-ep2-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp"

@@ -5,10 +5,7 @@ import re
 from contracts.contract import contract
 from contracts.law._support.answers import flags_of, presets_named
 from contracts.law._support.refusals import refusal_of
-from contracts.spec.errors import NotOffered
-from contracts.spec.launch import Lane, Regime
-from contracts.spec.recipe import Mode
-from contracts.spec.stack import Stack
+from contracts.spec import Lane, Mode, NotOffered, Regime, Stack
 
 STATED = {"tp": (r"tp(\d+)", "tp")}
 

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken
-from contracts.spec.recipe import Mode
-from contracts.spec.topology import Degrees
+from contracts.spec import Degrees, Mode
 from contracts.stacks.reference.stack import Reference
 
 BOTH: tuple[Mode, ...] = ("nemo_native", "author_dp")

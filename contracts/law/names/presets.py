@@ -10,9 +10,7 @@ from dataclasses import fields
 from contracts.contract import contract
 from contracts.law._support.answers import presets_named
 from contracts.law._support.refusals import refusal_of
-from contracts.spec.errors import NotOffered, Refused
-from contracts.spec.recipe import Recipe
-from contracts.spec.stack import Stack
+from contracts.spec import NotOffered, Recipe, Refused, Stack
 
 DENSE = "nam52_h200_dense_ref_v1"
 CANDIDATE = "nam52r_h200_4full_9sparse_candidate_v1"

@@ -7,8 +7,7 @@ from typing import Any
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.spec.errors import Refused, refuse
-from contracts.spec.recipe import Dsa, Mhc, Mla, Moe, Recipe
+from contracts.spec import Dsa, Mhc, Mla, Moe, Recipe, Refused, refuse
 from contracts.stacks.reference.stack import Reference
 
 DENSE = "nam52_h200_dense_ref_v1"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from contracts.observe.merged import Merged
 from contracts.observe.trace import read
-from contracts.spec.errors import NotOffered
+from contracts.spec import NotOffered
 from contracts.spec.observing import Observing
 
 RUN = {"one-run": ()}

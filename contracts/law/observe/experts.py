@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contracts.contract import contract
 from contracts.law.observe._trace import RUN, none_of, observed
 from contracts.observe.merged import Merged
-from contracts.spec.errors import NotOffered
+from contracts.spec import NotOffered
 from contracts.spec.observing import Observing
 
 

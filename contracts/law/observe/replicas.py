@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contracts.contract import contract
 from contracts.law.observe._trace import BITS, RUN, merged_of, none_of, observed
 from contracts.observe.merged import Merged, Whole
-from contracts.spec.errors import NotOffered
+from contracts.spec import NotOffered
 from contracts.spec.observing import Observing
 
 _SUM = re.compile(r"(?:all_reduce|reduce_scatter)\((?:sum|avg)\) ([\dx]+) (\w*float\d+)$")

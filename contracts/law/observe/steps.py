@@ -8,7 +8,7 @@ from contracts.contract import contract
 from contracts.law.observe._trace import RUN, none_of, observed
 from contracts.observe.merged import Merged
 from contracts.observe.trace import Line, RankTrace
-from contracts.spec.errors import NotOffered
+from contracts.spec import NotOffered
 from contracts.spec.observing import Observing
 
 NORM = {"bfloat16": 3e-2, "float16": 1e-2}

@@ -13,8 +13,7 @@ from contracts.law._support.step_comparison import (
 )
 from contracts.law._support.training_run import AHEAD, DENSE, LETTERS, ROWS_OF_16, Rows, drawn_weights, table
 from contracts.law.optimizer.updates import stale_gradient
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.training import Execution, Session, Tokens, Training
+from contracts.spec import Execution, Moe, Recipe, Session, Tokens, Training
 
 LONGER: Rows = (
     ((24,), 20), ((10, 14), 0), ((3, 21), 5), ((24,), 0), ((12, 12), 3), ((1, 23), 17),

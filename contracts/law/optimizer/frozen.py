@@ -32,10 +32,19 @@ from contracts.law._support.training_run import (
     table,
     updates,
 )
-from contracts.spec.array import Arrays
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN, within
-from contracts.spec.training import Execution, Parameter, Session, Step, Trained, Training
+from contracts.spec import (
+    FLOAT64,
+    FLOAT64_SCAN,
+    Arrays,
+    Execution,
+    Parameter,
+    Recipe,
+    Session,
+    Step,
+    Trained,
+    Training,
+    within,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

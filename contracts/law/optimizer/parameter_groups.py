@@ -23,10 +23,7 @@ from contracts.law._support.training_run import (
     table,
     updates,
 )
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Mhc, Mode, Moe, Recipe
-from contracts.spec.tolerance import Tolerance, within
-from contracts.spec.training import Training
+from contracts.spec import Mhc, Mode, Moe, Recipe, Tolerance, Training, chosen, within
 
 if TYPE_CHECKING:
     from torch import Tensor

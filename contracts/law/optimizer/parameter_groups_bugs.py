@@ -9,8 +9,7 @@ from torch import nn
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.recipe import Optim
-from contracts.spec.training import Rule
+from contracts.spec import Optim, Rule
 from contracts.stacks.reference.model.blocks.attention import Indexer, LatentAttention
 from contracts.stacks.reference.model.blocks.moe import Experts
 from contracts.stacks.reference.model.hybrid_model import Model

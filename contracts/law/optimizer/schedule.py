@@ -18,11 +18,7 @@ from contracts.law._support.training_run import (
     run,
     table,
 )
-from contracts.spec.conventions import chosen
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Batch, Optim, Recipe, Schedule
-from contracts.spec.tolerance import FLOAT64_SCAN, within
-from contracts.spec.training import Training
+from contracts.spec import FLOAT64_SCAN, Batch, NotOffered, Optim, Recipe, Schedule, Training, chosen, within
 
 LITTLE = replace(DENSE, name="little", depth=2, hidden=8, ffn_hidden=8, heads=2, kv_groups=1, vocab=17)
 """Two layers: a step takes milliseconds."""

@@ -6,10 +6,8 @@ import torch
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.errors import refuse
-from contracts.spec.recipe import Optim
-from contracts.spec.training import Session
-from contracts.spec.training import Trained as Run
+from contracts.spec import Optim, Session, refuse
+from contracts.spec import Trained as Run
 from contracts.stacks.reference.optim.optimizer import Optimizer
 from contracts.stacks.reference.optim.schedule import learning_rate
 from contracts.stacks.reference.stack import Reference

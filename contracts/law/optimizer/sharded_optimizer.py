@@ -9,8 +9,7 @@ from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, one
 from contracts.law._support.step_comparison import gradient_differences, state_differences
 from contracts.law._support.training_run import large_expert_weights
 from contracts.law.optimizer.updates import stale_gradient, unlike_batches
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import Execution, Recipe, Session, Training
 
 MUON = replace(SPREAD, name="spread-muon", optim=replace(SPREAD.optim, rule="muon"))
 

@@ -5,9 +5,7 @@ from contracts.contract import contract
 from contracts.law._support.small_models import one_rank_and_many, optimizer_entries, session
 from contracts.law._support.step_comparison import tensor_differences, update_difference
 from contracts.law._support.transformer_layouts import STEPPED, UPDATE, cells_named, needs_of
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import FLOAT32_MOMENTS
-from contracts.spec.training import Execution, Training
+from contracts.spec import FLOAT32_MOMENTS, Execution, Recipe, Training
 from contracts.spec.violations import require_none
 
 

@@ -23,9 +23,20 @@ from contracts.law._support.training_run import (
     updates,
 )
 from contracts.law.optimizer.parameter_groups import PRODUCTS, SPARSE, muon_difference
-from contracts.spec.recipe import Optim, Recipe
-from contracts.spec.tolerance import FLOAT32, FLOAT64, FLOAT64_SCAN, within
-from contracts.spec.training import Execution, Parameter, Session, Tokens, Trained, Training
+from contracts.spec import (
+    FLOAT32,
+    FLOAT64,
+    FLOAT64_SCAN,
+    Execution,
+    Optim,
+    Parameter,
+    Recipe,
+    Session,
+    Tokens,
+    Trained,
+    Training,
+    within,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,11 +23,22 @@ from contracts.law._support.training_run import (
     table,
 )
 from contracts.law._support.transformer_layouts import cells_named
-from contracts.spec.conventions import chosen
-from contracts.spec.errors import NotOffered, Refused
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import EXACT, FLOAT32_TRANSFORMER, within
-from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
+from contracts.spec import (
+    EXACT,
+    FLOAT32_TRANSFORMER,
+    Execution,
+    Moe,
+    NotOffered,
+    Observed,
+    Recipe,
+    Refused,
+    Session,
+    Step,
+    Tokens,
+    Training,
+    chosen,
+    within,
+)
 from contracts.spec.violations import require_none
 
 BIASED = replace(

@@ -3,9 +3,8 @@
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.law._support.pipeline_messages import BATCHED, message_text, messages_seen
+from contracts.spec import Execution, Recipe
 from contracts.spec.messages import Messaging
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution
 
 
 @contract("PAR-09", asks="messages", cases=BATCHED, needs=(), sheds=("packed",), float32=True, source="bringup",

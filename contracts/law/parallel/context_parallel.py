@@ -25,9 +25,21 @@ from contracts.law._support.step_comparison import (
     state_differences,
 )
 from contracts.law._support.training_run import ROWS_OF_16, Rows, batch, batches, drawn_weights
-from contracts.spec.errors import Refused
-from contracts.spec.recipe import Dsa, Mhc, Mode, Moe, Mtp, Recipe
-from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
+from contracts.spec import (
+    Dsa,
+    Execution,
+    Mhc,
+    Mode,
+    Moe,
+    Mtp,
+    Observed,
+    Recipe,
+    Refused,
+    Session,
+    Step,
+    Tokens,
+    Training,
+)
 
 LATENT = replace(SPREAD, name="context-mla", mla=SMALL_MLA.mla)
 

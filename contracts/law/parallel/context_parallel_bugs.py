@@ -10,7 +10,7 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
 from contracts.law._bugs.multi_rank import routed
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.stacks.reference.model.blocks.common import Packing, packing
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE
 from contracts.stacks.reference.parallel import collectives

@@ -13,8 +13,7 @@ from contracts.law._support.multi_rank_run import SPREAD, borrowed, one_rank_and
 from contracts.law._support.step_comparison import gradient_differences, label_difference, loss_difference
 from contracts.law._support.training_run import Rows, batch
 from contracts.law.parallel.context_parallel import AHEAD
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Tokens, Training
+from contracts.spec import Execution, Recipe, Tokens, Training
 
 AT_BORDERS: dict[str, tuple[Recipe, Execution, int]] = {
     "cp2": (AHEAD, borrowed(2, cp=2), 2),

@@ -14,11 +14,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.refusals import refusal_of
 from contracts.law._support.training_run import LETTERS, SEEDS
-from contracts.spec.array import Array
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Batch, Data, Recipe
-from contracts.spec.tolerance import EXACT
-from contracts.spec.training import Execution, Session, Tokens, Training
+from contracts.spec import EXACT, Array, Batch, Data, Execution, Recipe, Session, Tokens, Training, chosen
 
 
 @contextmanager

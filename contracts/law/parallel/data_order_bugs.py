@@ -7,7 +7,7 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 from contracts.stacks.reference.data import IGNORED, Corpus, DataOrder, feistel_permutation
 from contracts.stacks.reference.training.trainer import Trainer
 

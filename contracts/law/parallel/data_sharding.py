@@ -9,8 +9,7 @@ from contracts.law._support.folders import shared_folder
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, one_rank_and_many, own_axis
 from contracts.law._support.refusals import refusal_of
 from contracts.law._support.step_comparison import gradient_differences, label_difference, loss_difference
-from contracts.spec.recipe import Data, Mtp, Recipe
-from contracts.spec.training import Execution, Session, Tokens, Training
+from contracts.spec import Data, Execution, Mtp, Recipe, Session, Tokens, Training
 
 AHEAD = replace(SPREAD, name="spread-ahead", mtp=Mtp(depth=2, loss_weight=0.4))
 AT_EDGES: dict[str, tuple[Recipe, Execution, int]] = {

@@ -5,8 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from contracts.law._bugs.broken import broken
-from contracts.spec.errors import Refused, refuse
-from contracts.spec.recipe import Data
+from contracts.spec import Data, Refused, refuse
 from contracts.stacks.reference.model.mtp import IGNORED
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.tensor_parallel import SplitVocabulary, TensorParallel

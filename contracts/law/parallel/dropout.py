@@ -11,8 +11,7 @@ from contracts.law._support.multi_rank_saves import save_folder
 from contracts.law._support.step_comparison import replica_differences
 from contracts.law._support.training_run import ROWS_OF_16, batches
 from contracts.law.parallel.layouts import MANY
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import Execution, Recipe, Session, Training
 
 APART: dict[str, tuple[Recipe, Execution, int]] = {
     "dp2": (DROPPED, own_axis(2), 2),

@@ -13,10 +13,21 @@ from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, borrowed, own_axis
 from contracts.law._support.refusals import refusal_of
 from contracts.law._support.training_run import LETTERS, batch, drawn_weights, table
-from contracts.spec.array import Array
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT32_STEPS, FLOAT64_SCAN, Tolerance, within
-from contracts.spec.training import Execution, Parameter, Precision, Session, Tokens, Training
+from contracts.spec import (
+    FLOAT32_STEPS,
+    FLOAT64_SCAN,
+    Array,
+    Execution,
+    Moe,
+    Parameter,
+    Precision,
+    Recipe,
+    Session,
+    Tokens,
+    Tolerance,
+    Training,
+    within,
+)
 from contracts.spec.violations import require_none
 
 Relation = Literal[

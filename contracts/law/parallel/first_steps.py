@@ -7,8 +7,7 @@ from contracts.law._support.folders import shared_folder
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import BIASED, batches, borrowed, own_axis, with_rungs
 from contracts.law._support.training_run import large_expert_weights
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Session, Step, Training
+from contracts.spec import Execution, Recipe, Session, Step, Training
 
 NEEDS = ("experts", "checkpoint")
 LANES: dict[str, tuple[Recipe, Execution, int]] = {

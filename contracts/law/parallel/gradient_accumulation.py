@@ -19,12 +19,8 @@ from contracts.law._support.training_run import (
     run,
     table,
 )
-from contracts.spec.array import Array
-from contracts.spec.conventions import chosen
+from contracts.spec import FLOAT64, FLOAT64_SCAN, Array, Execution, Moe, Recipe, Tokens, Training, chosen, within
 from contracts.spec.ladder import rung_of
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN, within
-from contracts.spec.training import Execution, Tokens, Training
 
 PLAIN = replace(
     LETTERS, name="letters-without-auxiliary-losses", moe=Moe(experts=14, top_k=3, expert_hidden=20, aux_loss=0.0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.instruments import numerics
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.training import Tokens
+from contracts.spec import Tokens
 from contracts.stacks.reference.answers import model
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput

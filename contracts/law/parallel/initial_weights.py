@@ -15,10 +15,21 @@ from contracts.law._support.model_passes import EVERYTHING, WHOLE, batch, one_pa
 from contracts.law._support.recipes import DENSE, SMALL, SMALL_DSA, SMALL_MLA
 from contracts.law._support.refusals import refusal_of
 from contracts.law._support.training_run import LETTERS, SEEDS, TIED
-from contracts.spec.errors import Refused
-from contracts.spec.recipe import Batch, Mhc, Mode, Moe, Mtp, Recipe
-from contracts.spec.tolerance import EXACT, FLOAT32, within
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import (
+    EXACT,
+    FLOAT32,
+    Batch,
+    Execution,
+    Mhc,
+    Mode,
+    Moe,
+    Mtp,
+    Recipe,
+    Refused,
+    Session,
+    Training,
+    within,
+)
 from contracts.spec.violations import require_none
 
 if TYPE_CHECKING:

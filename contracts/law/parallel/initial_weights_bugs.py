@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 from contracts.stacks.reference.model.init import STD, Initializer
 from contracts.stacks.reference.training.trainer import Trainer
 

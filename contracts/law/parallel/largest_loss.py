@@ -6,9 +6,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.small_models import DENSE, GROUPED_EXPERTS, Cell, cell, session
 from contracts.law._support.step_comparison import on_one_rank
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import FLOAT32_TRANSFORMER
-from contracts.spec.training import Execution, Tokens, Training
+from contracts.spec import FLOAT32_TRANSFORMER, Execution, Recipe, Tokens, Training
 
 PLAIN = replace(DENSE, name="plain", qk_norm=False)
 RANKS: dict[str, Cell] = {

@@ -26,9 +26,23 @@ from contracts.law._support.step_comparison import (
     state_differences,
 )
 from contracts.law._support.training_run import IDLE, LETTERS, ROWS_OF_16, batches, drawn_weights, selection_biases
-from contracts.spec.recipe import Dsa, Mamba, Mhc, Mode, Moe, Mtp, Recipe
-from contracts.spec.tolerance import EXACT, FLOAT32_SCAN
-from contracts.spec.training import Execution, Observed, Precision, Session, Step, Training
+from contracts.spec import (
+    EXACT,
+    FLOAT32_SCAN,
+    Dsa,
+    Execution,
+    Mamba,
+    Mhc,
+    Mode,
+    Moe,
+    Mtp,
+    Observed,
+    Precision,
+    Recipe,
+    Session,
+    Step,
+    Training,
+)
 
 MANY = replace(
     LETTERS, name="layouts", seq_length=16, moe=replace(LETTERS.moe or Moe(), experts=16),

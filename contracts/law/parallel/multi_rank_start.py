@@ -8,9 +8,7 @@ from contracts.instruments.ranks import here
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, own_axis, with_rungs
 from contracts.law._support.step_comparison import replica_differences
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import EXACT
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import EXACT, Execution, Recipe, Session, Training
 
 STILL = replace(SPREAD, name="spread-still", optim=replace(SPREAD.optim, lr=1e-60, min_lr=1e-61))
 """A learning rate too small to move a float32: the weights after a step are the initial ones."""

@@ -12,9 +12,7 @@ from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, own_axis, with_rungs
 from contracts.law._support.step_comparison import gradient_differences, label_difference, on_one_rank
 from contracts.law._support.training_run import large_expert_weights
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import Execution, NotOffered, Recipe, Session, Training
 
 NODES: dict[str, tuple[Recipe, Execution, int, int]] = {  # ranks of a node
     "dp2": (SPREAD, own_axis(2), 1, 2),

@@ -17,10 +17,7 @@ from contracts.law._support.small_models import Cell, cell, loss_difference, ses
 from contracts.law._support.step_comparison import gradient_differences, on_one_rank_and_many
 from contracts.law._support.training_run import DENSE, LETTERS, batch, drawn_weights, run, table
 from contracts.law._support.transformer_layouts import L, needs_of
-from contracts.spec.errors import Refused
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT32_TRANSFORMER, FLOAT64_SCAN, within
-from contracts.spec.training import Execution, Tokens, Training
+from contracts.spec import FLOAT32_TRANSFORMER, FLOAT64_SCAN, Execution, Moe, Recipe, Refused, Tokens, Training, within
 from contracts.spec.violations import require_none
 
 if TYPE_CHECKING:

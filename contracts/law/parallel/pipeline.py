@@ -30,9 +30,7 @@ from contracts.law._support.pipeline_run import (
 from contracts.law._support.recipes import SMALL_MLA
 from contracts.law._support.step_comparison import gradient_differences, label_difference, loss_difference
 from contracts.law._support.training_run import batch
-from contracts.spec.recipe import Dsa, Mhc, Recipe
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution, Tokens, Training
+from contracts.spec import Degrees, Dsa, Execution, Mhc, Recipe, Tokens, Training
 
 EMBEDDING = "embedding.weight"
 SPARSE = replace(

@@ -24,8 +24,7 @@ from contracts.law._support.pipeline_run import (
 from contracts.law._support.refusals import refusal_of
 from contracts.law._support.step_comparison import loss_difference, on_one_rank, tensor_differences
 from contracts.law._support.training_run import large_expert_weights
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import Execution, Recipe, Session, Training
 
 BEGUN: dict[str, Cell] = {
     "two-stages": cell(HALVES, IN_TWO),

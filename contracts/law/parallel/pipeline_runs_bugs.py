@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.stacks.reference.model.init import Initializer
 from contracts.stacks.reference.parallel.pipeline import Piece
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer

@@ -22,8 +22,7 @@ from contracts.law._support.pipeline_run import (
     one_rank_and_many,
 )
 from contracts.law._support.step_comparison import clip_difference, named_like, state_differences, tensor_differences
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Training
+from contracts.spec import Execution, Recipe, Training
 
 EMBEDDING = "embedding.weight"
 MOVED: dict[str, Cell] = {

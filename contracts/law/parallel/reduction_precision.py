@@ -18,9 +18,7 @@ from contracts.law._support.step_comparison import (
     on_one_rank_and_many,
 )
 from contracts.law._support.training_run import large_expert_weights
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT32_SCAN
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import FLOAT32_SCAN, Execution, Moe, Recipe, Session, Training
 
 if TYPE_CHECKING:
     from torch import Tensor

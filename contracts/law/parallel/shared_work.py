@@ -11,9 +11,7 @@ from contracts.contract import contract
 from contracts.instruments.ranks import gathered
 from contracts.law._support.small_models import DENSE, GROUPED_EXPERTS, HYBRID_EXPERTS, IN_HALVES, cell, session
 from contracts.law._support.transformer_layouts import QUARTERS
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Training
+from contracts.spec import Execution, NotOffered, Recipe, Training
 
 HALVES = replace(GROUPED_EXPERTS, **IN_HALVES)  # type: ignore[arg-type]  # a pattern and a depth
 ROUTED = replace(GROUPED_EXPERTS, name="routed", pattern="AEE", depth=6)

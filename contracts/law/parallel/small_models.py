@@ -18,9 +18,7 @@ from contracts.law._support.step_comparison import (
     update_difference,
 )
 from contracts.law._support.transformer_layouts import CELLS, MET, STAGES, STEPPED, UPDATE, G, L, needs_of
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import FLOAT32, FLOAT32_DEEP, FLOAT32_SCAN, FLOAT32_TRANSFORMER
-from contracts.spec.training import Execution, Training
+from contracts.spec import FLOAT32, FLOAT32_DEEP, FLOAT32_SCAN, FLOAT32_TRANSFORMER, Execution, Recipe, Training
 from contracts.spec.violations import require_none
 
 

@@ -22,12 +22,19 @@ from contracts.law._support.step_comparison import (
     on_one_rank_and_many,
 )
 from contracts.law._support.training_run import batch, large_expert_weights
-from contracts.spec.array import Arrays
-from contracts.spec.conventions import chosen
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT64_SCAN, within
-from contracts.spec.training import Execution, Session, Tokens, Training
+from contracts.spec import (
+    FLOAT64_SCAN,
+    Arrays,
+    Execution,
+    Moe,
+    NotOffered,
+    Recipe,
+    Session,
+    Tokens,
+    Training,
+    chosen,
+    within,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,12 +20,9 @@ from contracts.law._support.model_passes import (
 )
 from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.law._support.small_model import within
-from contracts.spec.blocks import BlockCall
+from contracts.spec import FLOAT64, BlockCall, Built, Dsa, Mhc, Mode, Mtp, Recipe, Training
+from contracts.spec import within as at_most
 from contracts.spec.ladder import stepped_down
-from contracts.spec.recipe import Dsa, Mhc, Mode, Mtp, Recipe
-from contracts.spec.tolerance import FLOAT64
-from contracts.spec.tolerance import within as at_most
-from contracts.spec.training import Built, Training
 
 if TYPE_CHECKING:
     from torch import Tensor

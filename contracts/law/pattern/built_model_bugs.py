@@ -6,9 +6,8 @@ from torch import nn
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
+from contracts.spec import Built, Mode, Recipe
 from contracts.spec.capacity import ParameterCount
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.training import Built
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
 from contracts.stacks.reference.stack import Reference

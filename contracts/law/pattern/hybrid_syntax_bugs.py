@@ -4,9 +4,7 @@ from dataclasses import replace
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.spec.errors import refuse
-from contracts.spec.pattern import HybridPattern, LayerNumbers, Translation
-from contracts.spec.recipe import Dsa
+from contracts.spec import Dsa, HybridPattern, LayerNumbers, Translation, refuse
 from contracts.stacks.reference.stack import Reference
 
 NAMES = {"*": "attention", "D": "ds_attention", "M": "mamba", "E": "moe", "-": "mlp"}

@@ -10,8 +10,7 @@ from contracts.contract import contract
 from contracts.law._support.answers import one_based
 from contracts.law._support.layouts import numbers_in
 from contracts.law._support.refusals import refusal_of
-from contracts.spec.errors import shown
-from contracts.spec.stack import Stack
+from contracts.spec import Stack, shown
 
 FAMILIES = {"A": "ablock", "E": "eblock", "M": "mblock", "R": "rblock"}
 NAM56R = "AEMEAEMEAEMRAEMEAEMEAEMRAEMEAEMEAEMRAEMEAEMEAEMRAEME"  # AEMEAEMEAEMR at 52: four periods and AEME

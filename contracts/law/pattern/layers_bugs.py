@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken
-from contracts.spec.errors import refuse
-from contracts.spec.pattern import LayerNumbers
+from contracts.spec import LayerNumbers, refuse
 from contracts.stacks.reference.stack import Reference
 
 

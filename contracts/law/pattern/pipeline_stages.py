@@ -4,10 +4,7 @@ from contracts.contract import contract
 from contracts.law._support.answers import megatron_flags
 from contracts.law._support.layouts import numbers_in
 from contracts.law._support.refusals import refusal_of
-from contracts.spec.launch import Lane
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.stack import Stack
-from contracts.spec.topology import Degrees
+from contracts.spec import Degrees, Lane, Moe, Recipe, Stack
 
 NAM56R = "AEMEAEMEAEMRAEMEAEMEAEMRAEMEAEMEAEMRAEMEAEMEAEMRAEME"  # AEMEAEMEAEMR at 52: four periods and AEME
 

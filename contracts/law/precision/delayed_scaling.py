@@ -7,10 +7,20 @@ from contracts import instruments
 from contracts.contract import contract, untested
 from contracts.law._support.fp8_calls import DENSE, FP8, call_of, with_scaling
 from contracts.law._support.recipes import E_LAYER
-from contracts.spec.blocks import Blocks
-from contracts.spec.recipe import Batch, Mamba, Recipe
-from contracts.spec.tolerance import EXACT, FLOAT32, FLOAT64
-from contracts.spec.training import Execution, Observed, Session, Step, Training
+from contracts.spec import (
+    EXACT,
+    FLOAT32,
+    FLOAT64,
+    Batch,
+    Blocks,
+    Execution,
+    Mamba,
+    Observed,
+    Recipe,
+    Session,
+    Step,
+    Training,
+)
 
 MET = {"dense": (DENSE, False), "dense-again": (DENSE, True), "experts": (FP8, False)}
 

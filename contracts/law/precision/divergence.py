@@ -8,10 +8,7 @@ from contracts.contract import contract
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import own_axis
 from contracts.law._support.training_run import DENSE, ROWS_OF_16, batch, large_expert_weights
-from contracts.spec.array import Arrays
-from contracts.spec.errors import Refused
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Session, Step, Tokens, Training
+from contracts.spec import Arrays, Execution, Recipe, Refused, Session, Step, Tokens, Training
 
 LOUD = DENSE.vocab - 1
 """A token whose embedding is not finite. No batch has it but the one that is to diverge."""

@@ -6,10 +6,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.fp8_calls import DENSE, FP8, call_of, with_scaling
 from contracts.law._support.recipes import E_LAYER
-from contracts.spec.array import Element
-from contracts.spec.blocks import BlockCall, Blocks
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance
+from contracts.spec import FLOAT32, FLOAT64, BlockCall, Blocks, Element, Moe, Recipe, Tolerance
 
 _ASKS = ("block_weights", "run_block")
 

@@ -9,12 +9,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.fp8_calls import DENSE, FP8, LATENT, call_of, with_scaling
 from contracts.law._support.recipes import A_LAYER, E_LAYER, M_LAYER, R_LAYER
-from contracts.spec.array import Array
-from contracts.spec.blocks import Blocks
-from contracts.spec.kernel_selection import Seams
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.tolerance import EXACT
-from contracts.spec.training import Execution, Tokens, Training
+from contracts.spec import EXACT, Array, Blocks, Execution, Mode, Recipe, Seams, Tokens, Training
 
 if TYPE_CHECKING:
     from torch import Tensor

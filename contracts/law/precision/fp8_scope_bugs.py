@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.kernel_selection import Computed
-from contracts.spec.recipe import Mode, Recipe
+from contracts.spec import Computed, Mode, Recipe
 from contracts.stacks.reference.model.blocks.common import RMSNorm
 from contracts.stacks.reference.model.blocks.fp8 import Fp8Conversion, Fp8Matmul
 from contracts.stacks.reference.model.blocks.mamba2 import Mamba2

@@ -5,9 +5,7 @@ from dataclasses import replace
 from contracts.contract import contract
 from contracts.law._support.fp8_calls import DENSE, FP8, LATENT, with_scaling
 from contracts.law._support.refusals import refusal_of
-from contracts.spec.recipe import Batch, Mamba, Mla, Moe, Recipe
-from contracts.spec.stack import Stack
-from contracts.spec.topology import Degrees
+from contracts.spec import Batch, Degrees, Mamba, Mla, Moe, Recipe, Stack
 
 ONE = Degrees()
 UNALIGNED: dict[str, tuple[Recipe, Degrees, dict[str, str]]] = {  # field → the width that does not fit

@@ -3,9 +3,7 @@
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken
-from contracts.spec.errors import Refused, refuse
-from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Degrees, Layout
+from contracts.spec import Degrees, Layout, Recipe, Refused, refuse
 from contracts.stacks.reference.stack import Reference
 
 

@@ -12,9 +12,7 @@ from contracts.law._support.multi_rank_run import own_axis
 from contracts.law._support.step_comparison import loss_difference, on_one_rank
 from contracts.law._support.training_run import AHEAD, DENSE, LETTERS, Rows, batch, large_expert_weights, run
 from contracts.law.precision.loss_scale import DENSE_HALF
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT32_SCAN
-from contracts.spec.training import Execution, Session, Step, Tokens, Training
+from contracts.spec import FLOAT32_SCAN, Execution, Moe, Recipe, Session, Step, Tokens, Training
 
 EIGHT: Rows = tuple(((13,), 4) for _ in range(4))
 OF_16: Rows = tuple(((16,), 7) for _ in range(4))

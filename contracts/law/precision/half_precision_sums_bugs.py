@@ -3,7 +3,7 @@
 import torch
 
 from contracts.law._bugs.broken import broken
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 from contracts.stacks.reference.model.blocks.fp8 import Fp8Matmul
 from contracts.stacks.reference.optim.optimizer import Optimizer
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer

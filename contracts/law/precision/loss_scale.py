@@ -20,11 +20,20 @@ from contracts.law._support.training_run import (
     large_expert_weights,
     run,
 )
-from contracts.spec.array import Arrays
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Moe, Mtp, Optim, Recipe
-from contracts.spec.tolerance import EXACT
-from contracts.spec.training import Execution, Session, Step, Tokens, Training
+from contracts.spec import (
+    EXACT,
+    Arrays,
+    Execution,
+    Moe,
+    Mtp,
+    NotOffered,
+    Optim,
+    Recipe,
+    Session,
+    Step,
+    Tokens,
+    Training,
+)
 
 FLOAT16 = 5e-2
 """Relative L2 error: units of 2^-11, which scans make larger: 1.5e-2 was seen. Without a scale 0.18 and more."""

@@ -11,9 +11,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.training_run import batch, large_expert_weights
 from contracts.law.precision.loss_scale import DENSE_HALF, SOURCE, STEADY, scale_of
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import Execution, NotOffered, Recipe, Session, Training
 
 QUIET = replace(DENSE_HALF, name="quiet-half", pattern="E", depth=1, hidden=8, ffn_hidden=8, heads=2, kv_groups=1,
                 vocab=17, optim=replace(STEADY, lr=1e-5, min_lr=1e-5, steps=4000))  # fmt: skip

@@ -8,10 +8,7 @@ from contracts.contract import contract
 from contracts.law._support.folders import folder
 from contracts.law._support.training_run import large_expert_weights
 from contracts.law.precision.loss_scale import DENSE_HALF, LOUD, SOURCE, scale_of
-from contracts.spec.array import Arrays
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Batch, Data, Recipe
-from contracts.spec.training import Execution, Session, Step, Training
+from contracts.spec import Arrays, Batch, Data, Execution, NotOffered, Recipe, Session, Step, Training
 
 SEQUENCES, PER_STEP = 6, 2
 EPOCH = SEQUENCES // PER_STEP

@@ -8,10 +8,7 @@ from contracts.contract import contract
 from contracts.instruments.ranks import gathered
 from contracts.law._support.small_models import DENSE, Cell, cell, session
 from contracts.law.precision.loss_scale import SOURCE, scale_of
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import EXACT
-from contracts.spec.training import Execution, Tokens, Training
+from contracts.spec import EXACT, Execution, NotOffered, Recipe, Tokens, Training
 
 HALF = replace(DENSE, name="dense-fp16", dtype="fp16")
 MUON = replace(HALF, name="dense-fp16-muon", optim=replace(HALF.optim, rule="muon"))

@@ -9,10 +9,7 @@ from contracts.contract import contract
 from contracts.law._support.executed_kernels import Offers, call_of
 from contracts.law._support.fp8_calls import BF16
 from contracts.law._support.recipes import A_LAYER, E_LAYER
-from contracts.spec.errors import NotOffered, Unreachable
-from contracts.spec.kernel_selection import Package, Site, Wish
-from contracts.spec.recipe import Recipe
-from contracts.spec.tolerance import BFLOAT16, EXACT
+from contracts.spec import BFLOAT16, EXACT, NotOffered, Package, Recipe, Site, Unreachable, Wish
 
 TE: Final = "transformer-engine"
 BRIDGED: dict[str, tuple[Recipe, int, Site]] = {

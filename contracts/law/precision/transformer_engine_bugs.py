@@ -6,7 +6,7 @@ import torch
 
 from contracts.instruments import numerics
 from contracts.law._bugs.broken import broken
-from contracts.spec.kernel_selection import Wish
+from contracts.spec import Wish
 from contracts.stacks.reference.stack import Reference
 
 

@@ -7,10 +7,26 @@ from contracts.contract import contract
 from contracts.law._support.answers import names_field
 from contracts.law._support.layouts import needs_layout, numbers_in
 from contracts.law._support.refusals import refusal_of
-from contracts.spec.launch import Lane, Regime
-from contracts.spec.recipe import Batch, Checkpoint, Data, Dsa, Fp8, Mamba, Mhc, Mla, Mode, Moe, Mtp, Optim, Recipe
-from contracts.spec.stack import Stack
-from contracts.spec.topology import Degrees, Layout
+from contracts.spec import (
+    Batch,
+    Checkpoint,
+    Data,
+    Degrees,
+    Dsa,
+    Fp8,
+    Lane,
+    Layout,
+    Mamba,
+    Mhc,
+    Mla,
+    Mode,
+    Moe,
+    Mtp,
+    Optim,
+    Recipe,
+    Regime,
+    Stack,
+)
 
 FLAGSHIP = "nam56r_h200_bf16_v1"
 

@@ -4,10 +4,7 @@ from dataclasses import replace
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.spec.errors import Refused, refuse
-from contracts.spec.launch import Lane, Launch
-from contracts.spec.recipe import Optim, Recipe
-from contracts.spec.topology import Degrees, Layout
+from contracts.spec import Degrees, Lane, Launch, Layout, Optim, Recipe, Refused, refuse
 from contracts.stacks.reference.stack import Reference
 
 

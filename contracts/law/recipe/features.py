@@ -9,15 +9,17 @@ from typing import Any
 
 from contracts.contract import contract
 from contracts.law._support.answers import megatron_flags, names_field
-from contracts.spec.errors import Refused
-from contracts.spec.launch import RECORDED_PREFIXES, Lane, Launch, Regime
-from contracts.spec.recipe import (
+from contracts.spec import (
     INERT,
+    RECORDED_PREFIXES,
     Batch,
     Checkpoint,
     Data,
+    Degrees,
     Dsa,
     Fp8,
+    Lane,
+    Launch,
     Mamba,
     Mhc,
     Mla,
@@ -26,9 +28,10 @@ from contracts.spec.recipe import (
     Mtp,
     Optim,
     Recipe,
+    Refused,
+    Regime,
+    Stack,
 )
-from contracts.spec.stack import Stack
-from contracts.spec.topology import Degrees
 
 PLAIN = Recipe(
     name="plain", family="nam56r", pattern="AEMEAEMEAEMR", depth=28, hidden=768, ffn_hidden=1536, heads=12, kv_groups=4,

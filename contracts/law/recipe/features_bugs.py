@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken
-from contracts.spec.topology import Degrees
+from contracts.spec import Degrees
 from contracts.stacks.reference.stack import Reference
 
 

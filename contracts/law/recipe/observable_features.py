@@ -8,11 +8,8 @@ from contracts.contract import contract
 from contracts.law._support import training_run
 from contracts.law._support.model_passes import MOE, WHOLE, batch, drawn_weights, one_pass, tensor
 from contracts.law._support.recipes import SMALL_DSA, SMALL_MLA
-from contracts.spec.array import Array
+from contracts.spec import Array, Dsa, Mhc, Mode, Moe, Mtp, Recipe, Session, Stack, Step, Training
 from contracts.spec.ladder import rung_of
-from contracts.spec.recipe import Dsa, Mhc, Mode, Moe, Mtp, Recipe
-from contracts.spec.stack import Stack
-from contracts.spec.training import Session, Step, Training
 
 
 class Whole(Stack, Training, Protocol):

@@ -5,9 +5,7 @@ from typing import ClassVar
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.spec.array import Arrays
-from contracts.spec.recipe import Mamba, Mode, Optim, Recipe
-from contracts.spec.training import Execution, Pass, Session, Tokens, Trained
+from contracts.spec import Arrays, Execution, Mamba, Mode, Optim, Pass, Recipe, Session, Tokens, Trained
 from contracts.stacks.reference.model.blocks.attention import Attention
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.stack import Reference

@@ -5,8 +5,7 @@ The parallel degrees decide this. Which mesh objects happen to exist does not.
 
 from contracts.contract import contract
 from contracts.law._support.layouts import groups_of, needs_layout
-from contracts.spec.stack import Stack
-from contracts.spec.topology import Degrees, Layout
+from contracts.spec import Degrees, Layout, Stack
 
 # ep → whether EP is on, for expert TP that follows TP (0), is off (1) or is written out (4), with and without a mesh
 PREDICATE = {

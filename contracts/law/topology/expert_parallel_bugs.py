@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken
-from contracts.spec.topology import ExpertLane
+from contracts.spec import ExpertLane
 from contracts.stacks.reference.stack import Reference
 
 

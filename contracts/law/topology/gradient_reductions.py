@@ -5,8 +5,7 @@ Dense and expert parameters have separate cases. Ranks are compared as sets.
 
 from contracts.contract import contract
 from contracts.law._support.layouts import groups_of, needs_layout
-from contracts.spec.stack import Stack
-from contracts.spec.topology import Degrees, Group, Kind, Layout
+from contracts.spec import Degrees, Group, Kind, Layout, Stack
 
 Mesh = tuple[Degrees, int, Layout]
 Sum = tuple[list[int], int]  # the ranks that are summed over, and the divisor

@@ -7,9 +7,7 @@ of the whole world need no call of their own.
 
 from contracts.contract import contract
 from contracts.law._support.layouts import groups_of, needs_layout
-from contracts.spec.conventions import chosen
-from contracts.spec.stack import Stack
-from contracts.spec.topology import Degrees, GroupCall, Layout
+from contracts.spec import Degrees, GroupCall, Layout, Stack, chosen
 
 Members = tuple[int, ...]
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.spec.topology import Degrees, GroupCall, Layout
+from contracts.spec import Degrees, GroupCall, Layout
 from contracts.stacks.reference.stack import Reference
 
 Calls = tuple[GroupCall, ...]

@@ -9,9 +9,7 @@ from dataclasses import replace
 from contracts.contract import contract
 from contracts.law._support.brute_force import borrowed, drawn, is_legal
 from contracts.law._support.layouts import REQUIRED, assert_grid, assert_partitions, groups_of, needs_layout
-from contracts.spec.errors import Refused
-from contracts.spec.stack import Stack
-from contracts.spec.topology import Degrees, Layout, Topology
+from contracts.spec import Degrees, Layout, Refused, Stack, Topology
 
 UNEVEN: dict[str, tuple[Degrees, int, Layout]] = {  # non-square, odd, and with stages that start past rank 0
     "own-axis-2x4": (Degrees(tp=4), 8, "own-axis"),

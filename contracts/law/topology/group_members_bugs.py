@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.spec.topology import Degrees, Group, Layout, Mesh, Topology
+from contracts.spec import Degrees, Group, Layout, Mesh, Topology
 from contracts.stacks.reference.stack import Reference
 
 

@@ -6,9 +6,7 @@ ranks never reach. Nothing is drawn here: each size has one mesh in which most a
 
 from contracts.contract import contract
 from contracts.law._support.layouts import assert_grid, assert_partitions, groups_of, needs_layout
-from contracts.spec.conventions import chosen
-from contracts.spec.stack import Stack
-from contracts.spec.topology import Degrees, Kind, Layout
+from contracts.spec import Degrees, Kind, Layout, Stack, chosen
 
 # Degrees, world, layout, and the data-parallel size they leave
 SIZES: dict[str, tuple[Degrees, int, Layout, int]] = {

@@ -9,10 +9,7 @@ from math import prod
 from contracts.contract import contract
 from contracts.law._support.layouts import groups_of, needs_layout, numbers_in
 from contracts.law._support.refusals import refusal_of
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Batch, Mamba, Moe, Recipe
-from contracts.spec.stack import Stack
-from contracts.spec.topology import Degrees, Layout
+from contracts.spec import Batch, Degrees, Layout, Mamba, Moe, Recipe, Stack, chosen
 
 TILED = {
     "own-axis-2x4": (Degrees(tp=4), 8, "own-axis"),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.stacks.reference.stack import Reference
 
 

@@ -6,9 +6,8 @@ from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.law._support.pipeline_messages import messages_seen
 from contracts.law._support.pipeline_run import AHEAD, BESIDE_DP, HALVES, IN_TWO, Cell, cell
+from contracts.spec import Execution, Recipe
 from contracts.spec.messages import Messaging
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution
 
 COVERED: dict[str, Cell] = {"the-world": cell(HALVES, IN_TWO), "two-of-four": cell(AHEAD, BESIDE_DP)}
 """Which ranks one pipeline covers: all of them, or two of four."""

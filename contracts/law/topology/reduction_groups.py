@@ -10,10 +10,7 @@ from contracts.instruments.ranks import here
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, own_axis, with_rungs
 from contracts.law._support.training_run import large_expert_weights
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import element_bytes
-from contracts.spec.topology import Group
-from contracts.spec.training import Execution, Parameter, Session, Training
+from contracts.spec import Execution, Group, Moe, Parameter, Recipe, Session, Training, element_bytes
 
 Shares = tuple[tuple[tuple[Group, ...], float, float], ...]  # groups, fractions of dense and of expert gradients
 ALL_2: tuple[Group, ...] = ((0, 1),)

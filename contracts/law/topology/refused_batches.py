@@ -7,8 +7,7 @@ from contracts.contract import contract
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, own_axis
 from contracts.law._support.refusals import refusal_of
-from contracts.spec.array import Array
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import Array, Execution, Session, Training
 
 IDLE: dict[str, tuple[Execution, int, int, str]] = {
     "a-rank-without-a-sequence": (own_axis(2), 2, 1, "sequences"),

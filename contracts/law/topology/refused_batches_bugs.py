@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.training.trainer import Batch
 

@@ -11,8 +11,7 @@ from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
 from contracts.law._support.refusals import refusal_of
 from contracts.law._support.training_run import large_expert_weights
-from contracts.spec.topology import Group
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import Execution, Group, Session, Training
 
 REFUSED: dict[str, tuple[Execution, int]] = {
     "tp2-sp-beside-dp2": (own_axis(4, tp=2, sp=True), 4),

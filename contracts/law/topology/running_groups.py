@@ -11,10 +11,7 @@ from collections import Counter
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.layouts import layout_of
-from contracts.spec.conventions import chosen
-from contracts.spec.errors import NotOffered
-from contracts.spec.topology import Degrees, Group, Layout
-from contracts.spec.world import LiveMesh, World
+from contracts.spec import Degrees, Group, Layout, LiveMesh, NotOffered, World, chosen
 
 Groups = dict[str, tuple[Group, ...]]
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
-from contracts.spec.topology import Mesh, group_calls
+from contracts.spec import Mesh, group_calls
 from contracts.stacks.reference.parallel.mesh import ProcessMesh
 from contracts.stacks.reference.stack import Reference
 

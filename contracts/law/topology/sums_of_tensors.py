@@ -4,9 +4,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.law._support.layouts import layout_of
-from contracts.spec.tolerance import EXACT
-from contracts.spec.topology import Degrees, Group
-from contracts.spec.world import World
+from contracts.spec import EXACT, Degrees, Group, World
 
 IN_MEMORY: dict[str, tuple[Degrees, int, tuple[Group, ...], bool]] = {
     "row-by-row": (Degrees(tp=2), 2, ((0, 1),), False),

@@ -26,9 +26,7 @@ from contracts.law._support.multi_rank_run import (
 )
 from contracts.law._support.step_comparison import gradient_differences, state_differences
 from contracts.law._support.training_run import large_expert_weights
-from contracts.spec.recipe import Mamba, Recipe
-from contracts.spec.tolerance import element_bytes
-from contracts.spec.training import Execution, Parameter, Rule, Session, Tokens, Training
+from contracts.spec import Execution, Mamba, Parameter, Recipe, Rule, Session, Tokens, Training, element_bytes
 
 if TYPE_CHECKING:
     from contracts.instruments.traffic import Watch

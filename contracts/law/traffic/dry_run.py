@@ -9,9 +9,7 @@ from contracts.instruments.ranks import here
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, own_axis, with_rungs
 from contracts.law._support.training_run import large_expert_weights
-from contracts.spec.recipe import Recipe
-from contracts.spec.traffic import Rehearsing, Sent
-from contracts.spec.training import Execution, Session, Training
+from contracts.spec import Execution, Recipe, Rehearsing, Sent, Session, Training
 
 
 class Stack(Rehearsing, Training, Protocol):

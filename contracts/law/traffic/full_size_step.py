@@ -32,10 +32,7 @@ from contracts.law._support.full_size import (
     sorted_by_purpose,
 )
 from contracts.law._support.multi_rank_run import borrowed, own_axis
-from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Group
-from contracts.spec.traffic import Rehearsal, Routing, Sent
+from contracts.spec import Group, Recipe, Rehearsal, Routing, Sent, chosen
 
 SHARDED = BESIDE_EP | {
     name: LANES[name] for name in ("fsdp8", "hsdp-2x8", "tp2-sp-ep2-fsdp2", "borrowed-tp2-sp-ep4-fsdp4")

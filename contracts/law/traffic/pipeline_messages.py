@@ -15,9 +15,8 @@ from contracts.law._support.pipeline_messages import (
     messages_seen,
     shape_and_dtype,
 )
+from contracts.spec import Execution, Recipe
 from contracts.spec.messages import Message, Messages, Messaging
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution
 
 
 @contract(

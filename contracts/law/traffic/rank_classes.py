@@ -23,10 +23,8 @@ from contracts.law._support.full_size import (
     dry_run_step,
 )
 from contracts.law._support.multi_rank_run import own_axis
+from contracts.spec import Group, Recipe, Rehearsal, Routing, Sent
 from contracts.spec.ladder import rung_of
-from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Group
-from contracts.spec.traffic import Rehearsal, Routing, Sent
 
 # rank = 2 pp + tp
 PIPELINE = Lane(

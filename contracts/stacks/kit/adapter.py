@@ -10,16 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from contracts.instruments import numerics
-from contracts.spec import needs
+from contracts.spec import (
+    Abilities,
+    Arrays,
+    BlockCall,
+    BlockRun,
+    Built,
+    Execution,
+    Layout,
+    Mode,
+    NotOffered,
+    Pass,
+    Recipe,
+    Session,
+    Shape,
+    Tokens,
+    Trained,
+    needs,
+    questions,
+)
 from contracts.spec import pattern as patterns
-from contracts.spec.abilities import Abilities
-from contracts.spec.array import Arrays, Shape
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.stack import questions
-from contracts.spec.topology import Layout
-from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
 from contracts.stacks.kit.declining import declined
 from contracts.stacks.kit.links import Link, fitting, same, to_canonical, to_theirs
 from contracts.stacks.kit.runs import Run, gradients, gradients_of, packed, trained

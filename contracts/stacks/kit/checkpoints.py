@@ -20,9 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.instruments import accelerator
-from contracts.spec import codec
-from contracts.spec.checkpointing import WriteFault, Written
-from contracts.spec.errors import Refused
+from contracts.spec import Refused, WriteFault, Written, codec
 from contracts.stacks.forked_call import ForkDied, in_a_fork
 from contracts.stacks.forked_ranks import DEADLINE_S, Work, forked_ranks
 

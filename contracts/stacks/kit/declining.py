@@ -2,9 +2,7 @@
 
 from collections.abc import Iterable
 
-from contracts.spec.abilities import Abilities, Absence
-from contracts.spec.errors import NotOffered
-from contracts.spec.lacks import Lack
+from contracts.spec import Abilities, Absence, Lack, NotOffered
 
 STEPS = frozenset({"built", "initial", "messages", "rehearse", "run_model", "step_memory", "train"})
 """The questions about whole models. A block by itself is asked whatever else the recipe has."""

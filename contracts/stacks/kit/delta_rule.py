@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from contracts.instruments import numerics
+from contracts.spec import NotOffered
 from contracts.spec.delta_rule import DeltaCall, DeltaRun
-from contracts.spec.errors import NotOffered
 
 CHUNK = 64
 

@@ -11,13 +11,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from contracts.spec import codec
-from contracts.spec.errors import refuse
+from contracts.spec import Execution, Group, Holding, Recipe, Rehearsal, Routing, Sent, Tokens, codec, refuse
 from contracts.spec.interpreter import python
-from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Group
-from contracts.spec.traffic import Holding, Rehearsal, Routing, Sent
-from contracts.spec.training import Execution, Tokens
 
 PATIENCE_S = 240.0
 

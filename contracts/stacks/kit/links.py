@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from contracts.spec.errors import NotOffered
+from contracts.spec import NotOffered
 
 
 @dataclass(frozen=True, kw_only=True)

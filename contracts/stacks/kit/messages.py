@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from contracts.instruments.ranks import held_groups
+from contracts.spec import Session, Trained
 from contracts.spec.messages import Messages
-from contracts.spec.training import Session, Trained
 
 
 def watched(train: Callable[[Session], Trained], session: Session) -> Messages:

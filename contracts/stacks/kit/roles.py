@@ -1,6 +1,6 @@
 """The role of each parameter of the model, read off its name."""
 
-from contracts.spec.training import Role
+from contracts.spec import Role
 
 _STATE_SPACE = frozenset({"A_log", "D", "dt_bias"})
 

@@ -12,9 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from contracts.instruments import numerics, traffic
-from contracts.spec.array import Arrays
-from contracts.spec.errors import NotOffered, Refusals, refuse
-from contracts.spec.training import Observed, Session, Step, Tokens, Trained
+from contracts.spec import Arrays, NotOffered, Observed, Refusals, Session, Step, Tokens, Trained, refuse
 from contracts.stacks.kit.links import Link, to_canonical, to_theirs
 from contracts.stacks.kit.tables import MOMENTS
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from contracts.spec.training import Built, BuiltLayer, Parameter
+from contracts.spec import Built, BuiltLayer, Parameter
 from contracts.stacks.kit.roles import layer_of, role_of
 
 if TYPE_CHECKING:

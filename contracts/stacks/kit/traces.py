@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from contracts.spec.errors import NotOffered
+from contracts.spec import NotOffered
 from contracts.spec.interpreter import python
 from contracts.stacks.line_process import without_launcher
 

@@ -12,10 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from contracts.spec.abilities import Abilities
-from contracts.spec.errors import Moved, NotOffered, Refused, Unreachable, install_by
+from contracts.spec import Abilities, Layout, Moved, NotOffered, Refused, Unreachable, install_by
 from contracts.spec.records import Answering
-from contracts.spec.topology import Layout
 from contracts.stacks.kit.answering import JUDGE, answering, version_of
 from contracts.stacks.kit.moved import there
 

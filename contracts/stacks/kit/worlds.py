@@ -15,9 +15,7 @@ import torch
 import torch.distributed as dist
 
 from contracts.instruments.ranks import excepthook_kept, held_groups, here
-from contracts.spec.errors import Unreachable, refuse
-from contracts.spec.topology import Group
-from contracts.spec.world import LiveMesh
+from contracts.spec import Group, LiveMesh, Unreachable, refuse
 
 CREATES = inspect.unwrap(dist.new_group).__code__  # what torch wraps in a logger
 

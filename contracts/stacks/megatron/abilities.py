@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from contracts.spec.abilities import Abilities
-from contracts.spec.party import public
+from contracts.spec import Abilities, public
 from contracts.stacks.kit.declining import lacks, without
 
 NO_EVEN_ROUTER = "a dry run has no even router: its forced balance draws experts at random"

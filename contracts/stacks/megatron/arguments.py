@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from contracts.spec.errors import Unreachable, shown
-from contracts.spec.launch import Provenance, Reading, Stage
+from contracts.spec import Provenance, Reading, Stage, Unreachable, shown
 from contracts.stacks.forked_call import in_a_fork
 
 MODULE = "megatron.training.arguments"

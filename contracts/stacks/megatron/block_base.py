@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec import BlockCall, BlockRun
 from contracts.stacks.kit.versions import Misfit
 from contracts.stacks.megatron.model import Plan, config_of
 from contracts.stacks.megatron.weight_mapping import block_pieces, ours_of, theirs_of

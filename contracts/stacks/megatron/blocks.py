@@ -11,14 +11,9 @@ import torch
 from torch import Tensor
 
 from contracts.instruments import numerics
+from contracts.spec import BlockCall, BlockRun, Degrees, Lack, Mode, NotOffered, Recipe, Shape, refuse
 from contracts.spec import pattern as patterns
-from contracts.spec.array import Shape
-from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.delta_rule import DeltaCall, DeltaRun
-from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.lacks import Lack
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.topology import Degrees
 from contracts.stacks.kit import delta_rule
 from contracts.stacks.megatron.block_base import THEIRS, Block, gradient
 from contracts.stacks.megatron.losses import clear_losses, noted_losses

@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 
-from contracts.spec import parameters
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Built
+from contracts.spec import Built, Degrees, NotOffered, Recipe, parameters
 from contracts.stacks.kit import tables
 from contracts.stacks.kit.links import Link
 from contracts.stacks.megatron.hybrid_model import chunks_of

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.stacks.megatron.distributed_optimizer import Pieces, weights_gathered
 from contracts.stacks.megatron.shims import mcore
 

@@ -23,9 +23,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from contracts.instruments import numerics
-from contracts.spec.checkpointing import Loaded, Snapshot, WriteFault, Written
-from contracts.spec.errors import NotOffered, Refused, refuse
-from contracts.spec.topology import Degrees
+from contracts.spec import Degrees, Loaded, NotOffered, Refused, Snapshot, WriteFault, Written, refuse
 from contracts.stacks.forked_ranks import join_process_group
 from contracts.stacks.kit.checkpoints import changed, endings, under
 from contracts.stacks.megatron.process_groups import parallel

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contracts.spec.errors import NotOffered
+from contracts.spec import NotOffered
 from contracts.stacks.megatron.shims import Shim
 
 BUCKET = 2048

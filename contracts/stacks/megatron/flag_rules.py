@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from contracts.spec.launch import Stage
+from contracts.spec import Stage
 
 
 @functools.cache

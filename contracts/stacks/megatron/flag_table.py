@@ -14,8 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from contracts.spec.launch import Reading, Stage
-from contracts.spec.topology import Layout
+from contracts.spec import Layout, Reading, Stage
 from contracts.stacks.megatron.arguments import as_text
 from contracts.stacks.megatron.flag_rules import RULES, Asked, table
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from contracts.spec import NotOffered
 from contracts.spec import pattern as patterns
-from contracts.spec.errors import NotOffered
 from contracts.stacks.megatron import model
 from contracts.stacks.megatron.abilities import BEFORE_18
 from contracts.stacks.megatron.mamba_kernels import hybrid_block

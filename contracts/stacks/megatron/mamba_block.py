@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from contracts.instruments import numerics
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Mode
+from contracts.spec import BlockCall, BlockRun, Mode, NotOffered
 from contracts.stacks.megatron.block_base import THEIRS, Block, gradient
 from contracts.stacks.megatron.hybrid_model import mamba_spec
 from contracts.stacks.megatron.mamba_kernels import reached

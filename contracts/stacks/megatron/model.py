@@ -13,11 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from contracts.spec import Degrees, Lack, Moe, NotOffered, Recipe, Unreachable, refuse
 from contracts.spec import pattern as patterns
-from contracts.spec.errors import NotOffered, Unreachable, refuse
-from contracts.spec.lacks import Lack
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.topology import Degrees
 from contracts.stacks.kit.links import Link
 from contracts.stacks.megatron.shims import mcore
 from contracts.stacks.megatron.weight_mapping import pieces

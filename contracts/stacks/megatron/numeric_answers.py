@@ -5,18 +5,34 @@ from collections.abc import Mapping
 
 import torch
 
+from contracts.spec import (
+    Array,
+    Arrays,
+    BlockCall,
+    BlockRun,
+    Built,
+    Degrees,
+    Execution,
+    Layout,
+    LiveMesh,
+    Loaded,
+    Mode,
+    NotOffered,
+    Pass,
+    Recipe,
+    Rehearsal,
+    Routing,
+    Session,
+    Shape,
+    Snapshot,
+    Tokens,
+    Trained,
+    WriteFault,
+    Written,
+)
 from contracts.spec import pattern as patterns
-from contracts.spec.array import Array, Arrays, Shape
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.checkpointing import Loaded, Snapshot, WriteFault, Written
 from contracts.spec.delta_rule import DeltaCall, DeltaRun
-from contracts.spec.errors import NotOffered
 from contracts.spec.messages import Messages
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.topology import Degrees, Layout
-from contracts.spec.traffic import Rehearsal, Routing
-from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
-from contracts.spec.world import LiveMesh
 from contracts.stacks.kit import dry_runs
 from contracts.stacks.kit.messages import watched
 from contracts.stacks.megatron import (

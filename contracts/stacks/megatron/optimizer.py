@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.recipe import Recipe
+from contracts.spec import NotOffered, Recipe, refuse
 from contracts.stacks.megatron import distributed_optimizer
 from contracts.stacks.megatron.fsdp import is_sharded, sharded
 from contracts.stacks.megatron.model import Plan

@@ -9,10 +9,7 @@ import torch.distributed as dist
 
 from contracts.instruments import numerics
 from contracts.instruments.ranks import held_groups
-from contracts.spec.array import Array
-from contracts.spec.errors import refuse
-from contracts.spec.topology import Degrees, Group
-from contracts.spec.world import LiveMesh
+from contracts.spec import Array, Degrees, Group, LiveMesh, refuse
 from contracts.stacks.megatron.shims import mcore
 from contracts.stacks.megatron.topology import handed_out, handles
 

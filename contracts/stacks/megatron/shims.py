@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from contracts.spec.errors import Unreachable
+from contracts.spec import Unreachable
 from contracts.stacks.megatron.abilities import VERSIONS
 
 

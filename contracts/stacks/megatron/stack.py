@@ -18,9 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from contracts.spec.abilities import Abilities
-from contracts.spec.errors import NotOffered, Unreachable, install_by
-from contracts.spec.stack import questions
+from contracts.spec import Abilities, NotOffered, Unreachable, install_by, questions
 from contracts.stacks.kit.answering import JUDGE, answering, version_of
 from contracts.stacks.kit.versions import FallingBack, labels
 from contracts.stacks.launched import Launched

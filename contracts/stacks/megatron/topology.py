@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from contracts.spec.errors import refuse
-from contracts.spec.topology import Degrees, GradientReduction, Group, GroupCall, Kind, Topology
+from contracts.spec import Degrees, GradientReduction, Group, GroupCall, Kind, Topology, refuse
 
 EVERY_RANK_UP_TO = 16  # a larger world is initialised on three of its ranks: the first, the last and one between
 ONE_RANK_FROM = 2048  # half a second per rank and more

@@ -12,12 +12,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contracts.instruments import numerics, traffic
-from contracts.spec.array import Arrays
-from contracts.spec.errors import NotOffered, Refusals, refuse
-from contracts.spec.lacks import Lack
-from contracts.spec.recipe import Recipe
-from contracts.spec.traffic import Holding, Rehearsal, Routing
-from contracts.spec.training import Execution, Observed, Pass, Session, Step, Tokens, Trained
+from contracts.spec import (
+    Arrays,
+    Execution,
+    Holding,
+    Lack,
+    NotOffered,
+    Observed,
+    Pass,
+    Recipe,
+    Refusals,
+    Rehearsal,
+    Routing,
+    Session,
+    Step,
+    Tokens,
+    Trained,
+    refuse,
+)
 from contracts.stacks.kit import dry_runs, runs, worlds
 from contracts.stacks.kit.tables import MOMENTS
 from contracts.stacks.megatron import checkpoint, distributed_optimizer, losses

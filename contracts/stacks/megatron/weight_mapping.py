@@ -14,8 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Recipe
+from contracts.spec import NotOffered, Recipe
 from contracts.stacks.kit.links import (
     Link,
     depthwise,

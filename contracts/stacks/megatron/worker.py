@@ -12,10 +12,18 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.launch import Reading
-from contracts.spec.pattern import HybridPattern
-from contracts.spec.topology import Degrees, GradientReduction, GroupCall, Kind, Layout, Topology
+from contracts.spec import (
+    Degrees,
+    GradientReduction,
+    GroupCall,
+    HybridPattern,
+    Kind,
+    Layout,
+    NotOffered,
+    Reading,
+    Topology,
+    refuse,
+)
 from contracts.stacks.forked_call import ForkDied, in_a_fork
 from contracts.stacks.kit.answering import answering, located, version_of
 from contracts.stacks.kit.versions import FallingBack, labels

@@ -17,8 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from contracts.spec.errors import refuse
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe, refuse
 
 if TYPE_CHECKING:
     import torch

@@ -6,14 +6,25 @@ It builds both parallel layouts; the seeds' `own-axis` is its own.
 import functools
 from collections.abc import Mapping
 
+from contracts.spec import (
+    Degrees,
+    ExpertLane,
+    GradientReduction,
+    GroupCall,
+    Kind,
+    Lane,
+    Launch,
+    Layout,
+    Placement,
+    Recipe,
+    Reread,
+    Topology,
+    Translation,
+    presets,
+    refuse,
+)
 from contracts.spec import pattern as patterns
-from contracts.spec import presets
 from contracts.spec import topology as mesh
-from contracts.spec.errors import refuse
-from contracts.spec.launch import Lane, Launch, Reread
-from contracts.spec.pattern import Placement, Translation
-from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.stacks.reference.answers.blocks import BlockAnswers
 from contracts.stacks.reference.answers.bringup import BringupAnswers
 from contracts.stacks.reference.answers.checkpointing import CheckpointAnswers

@@ -35,8 +35,7 @@ from typing import TYPE_CHECKING
 
 from contracts.instruments import provenance
 from contracts.instruments.ranks import ALONE
-from contracts.spec import codec, receipt
-from contracts.spec.errors import NotOffered, Refused
+from contracts.spec import NotOffered, Refused, codec, receipt
 from contracts.spec.receipt import Backend, Ending, Figure, RankMemory, ReportedStep
 from contracts.stacks.reference.answers.training import TrainingAnswers
 from contracts.stacks.reference.launch import torchrun_environment

@@ -1,6 +1,6 @@
 """What this adapter asks of torchtitan 0.3.0 on a CPU: the features that it has, and why not the others."""
 
-from contracts.spec.abilities import Abilities
+from contracts.spec import Abilities
 from contracts.stacks.kit.declining import STEPS, lacks, without
 
 DRAWS = "on a CPU each rank draws its shards by itself: DTensor's generators are accelerators'"

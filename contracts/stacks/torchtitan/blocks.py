@@ -13,14 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from contracts.instruments import graphs, numerics
+from contracts.spec import (
+    AllowedBreak,
+    Backend,
+    BlockCall,
+    BlockRun,
+    CompiledRuns,
+    Execution,
+    Lack,
+    Mode,
+    Moe,
+    Recipe,
+    Shape,
+    decline,
+)
 from contracts.spec import pattern as patterns
-from contracts.spec.array import Shape
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.compiling import AllowedBreak, Backend, CompiledRuns
-from contracts.spec.errors import decline
-from contracts.spec.lacks import Lack
-from contracts.spec.recipe import Mode, Moe, Recipe
-from contracts.spec.training import Execution
 from contracts.stacks.kit.links import to_canonical, to_theirs
 from contracts.stacks.kit.runs import gradients_of
 from contracts.stacks.kit.versions import Misfit

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from contracts.spec.array import Element
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.training import Built, Execution
+from contracts.spec import Built, Element, Execution, Mode, Recipe
 from contracts.stacks.kit import tables
 from contracts.stacks.kit.links import to_canonical
 from contracts.stacks.kit.roles import role_of

@@ -27,11 +27,19 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from contracts.instruments import numerics
-from contracts.spec.array import Arrays, Element
-from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot, WriteFault, Written
-from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution
+from contracts.spec import (
+    Arrays,
+    Element,
+    Execution,
+    Loaded,
+    NotOffered,
+    Overtaken,
+    Recipe,
+    Snapshot,
+    WriteFault,
+    Written,
+    refuse,
+)
 from contracts.stacks.forked_ranks import join_process_group
 from contracts.stacks.kit import worlds
 from contracts.stacks.kit.checkpoints import changed, endings, module_with, under

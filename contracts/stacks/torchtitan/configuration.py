@@ -12,11 +12,7 @@ import torch
 from torch import Tensor
 
 from contracts.instruments import numerics
-from contracts.spec import needs
-from contracts.spec.abilities import Abilities
-from contracts.spec.errors import NotOffered, decline
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Session
+from contracts.spec import Abilities, Execution, NotOffered, Recipe, Session, decline, needs
 from contracts.stacks.kit import declining
 from contracts.stacks.torchtitan import shims, symbols, weight_mapping
 from contracts.stacks.torchtitan.model import config_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 from contracts.stacks.torchtitan import symbols
 
 DRAWN = {"weight": partial(nn.init.trunc_normal_, std=0.02), "bias": nn.init.zeros_}

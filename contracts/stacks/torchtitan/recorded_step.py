@@ -10,7 +10,7 @@ from torch import Tensor
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.utils import NoColor
 
-from contracts.spec.errors import NotOffered, refuse
+from contracts.spec import NotOffered, refuse
 from contracts.stacks.torchtitan import symbols
 
 

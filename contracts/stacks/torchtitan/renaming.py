@@ -8,10 +8,7 @@ from typing import Any
 from torchtitan.models.deepseek_v3.state_dict_adapter import DeepSeekV3StateDictAdapter
 
 from contracts.instruments import numerics
-from contracts.spec.array import Arrays
-from contracts.spec.checkpointing import Naming
-from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.recipe import Mla, Moe, Recipe
+from contracts.spec import Arrays, Mla, Moe, Naming, NotOffered, Recipe, refuse
 from contracts.stacks.torchtitan import shims
 from contracts.stacks.torchtitan.model import config_of
 from contracts.stacks.torchtitan.weight_mapping import experts

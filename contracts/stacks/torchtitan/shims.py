@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from contracts.spec.errors import Unreachable, install_by
+from contracts.spec import Unreachable, install_by
 
 if TYPE_CHECKING:
     import torch

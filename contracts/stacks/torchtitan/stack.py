@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from contracts.spec.topology import Layout
+from contracts.spec import Layout
 from contracts.stacks.kit.answering import located
 from contracts.stacks.kit.versions import Package
 from contracts.stacks.torchtitan import shims

@@ -12,10 +12,7 @@ import dataclasses
 import importlib
 from typing import Any
 
-from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.lacks import Lack
-from contracts.spec.topology import Degrees, Group, Layout, Topology
-from contracts.spec.world import LiveMesh
+from contracts.spec import Degrees, Group, Lack, Layout, LiveMesh, NotOffered, Topology, refuse
 
 VIEWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "pp": (("dataloading", ("pp",)),),

@@ -15,12 +15,22 @@ from torch import Tensor
 
 from contracts.instruments import numerics, traffic
 from contracts.instruments.ranks import gathered
-from contracts.spec.array import Arrays
-from contracts.spec.errors import NotOffered, refuse
+from contracts.spec import (
+    Arrays,
+    Execution,
+    Mode,
+    NotOffered,
+    Pass,
+    Recipe,
+    Rehearsal,
+    Routing,
+    Session,
+    Step,
+    Tokens,
+    Trained,
+    refuse,
+)
 from contracts.spec.messages import Messages
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.traffic import Rehearsal, Routing
-from contracts.spec.training import Execution, Pass, Session, Step, Tokens, Trained
 from contracts.stacks.kit import dry_runs, runs, worlds
 from contracts.stacks.kit.links import Link
 from contracts.stacks.kit.messages import watched

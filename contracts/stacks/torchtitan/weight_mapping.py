@@ -6,8 +6,8 @@ projection has the shape (groups, heads of a group + key + value, head_dim, hidd
 
 from collections.abc import Iterator
 
+from contracts.spec import Recipe
 from contracts.spec import pattern as patterns
-from contracts.spec.recipe import Recipe
 from contracts.stacks.kit.links import Link, grouped, of_heads, ordered, paired, same
 from contracts.stacks.kit.roles import layer_of, role_of
 from contracts.stacks.torchtitan.symbols import place_of_experts

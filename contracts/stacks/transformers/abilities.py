@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from contracts.spec.abilities import Abilities
-from contracts.spec.party import public
+from contracts.spec import Abilities, public
 from contracts.stacks.kit.declining import lacks, without
 
 VERSIONS = ("5.23.0", "5.10.4", "4.57.6")

@@ -12,12 +12,8 @@ import torch
 from torch import Tensor
 
 from contracts.instruments import graphs, numerics
-from contracts.spec.array import Shape
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.compiling import AllowedBreak, Backend, CompiledRuns
+from contracts.spec import AllowedBreak, Backend, BlockCall, BlockRun, CompiledRuns, Execution, Mode, Recipe, Shape
 from contracts.spec.delta_rule import DeltaCall, DeltaRun
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.training import Execution
 from contracts.stacks.kit import delta_rule
 from contracts.stacks.kit.links import fitting, to_canonical, to_theirs
 from contracts.stacks.kit.runs import gradients_of

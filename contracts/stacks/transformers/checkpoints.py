@@ -18,9 +18,7 @@ from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from contracts.instruments import numerics
-from contracts.spec.array import Arrays
-from contracts.spec.checkpointing import Loaded, Snapshot, WriteFault, Written
-from contracts.spec.recipe import Recipe
+from contracts.spec import Arrays, Loaded, Recipe, Snapshot, WriteFault, Written
 from contracts.stacks.kit.checkpoints import changed, module_with
 from contracts.stacks.transformers import releases, shims
 from contracts.stacks.transformers.configuration import decline

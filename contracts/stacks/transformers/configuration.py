@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from contracts.spec import errors, needs
+from contracts.spec import Execution, Lack, Mamba, Moe, Recipe, errors, needs
 from contracts.spec import pattern as patterns
-from contracts.spec.lacks import Lack
-from contracts.spec.recipe import Mamba, Moe, Recipe
-from contracts.spec.training import Execution
 from contracts.stacks.kit import declining
 from contracts.stacks.kit.versions import Misfit, fitted
 from contracts.stacks.transformers import releases

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 from transformers import Trainer, TrainingArguments
 
-from contracts.spec.errors import refuse
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution
+from contracts.spec import Execution, Recipe, refuse
 from contracts.stacks.kit import worlds
 from contracts.stacks.transformers import shims
 from contracts.stacks.transformers.configuration import decline

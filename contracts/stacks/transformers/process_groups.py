@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from contracts.spec.errors import refuse
-from contracts.spec.topology import Degrees, Layout
-from contracts.spec.world import LiveMesh
+from contracts.spec import Degrees, Layout, LiveMesh, refuse
 from contracts.stacks.kit import worlds
 from contracts.stacks.kit.declining import declined
 from contracts.stacks.transformers import releases, shims

@@ -5,7 +5,7 @@ import importlib
 import os
 from collections.abc import Mapping
 
-from contracts.spec.topology import Layout
+from contracts.spec import Layout
 from contracts.stacks.kit.versions import Package
 from contracts.stacks.transformers.abilities import ABILITIES, VERSIONS, of_version
 

@@ -21,10 +21,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered
-from contracts.spec.array import Array, Arrays
-from contracts.spec.errors import refuse
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.training import Built, Execution, Pass, Session, Step, Tokens, Trained
+from contracts.spec import Array, Arrays, Built, Execution, Mode, Pass, Recipe, Session, Step, Tokens, Trained, refuse
 from contracts.stacks.kit import runs, tables
 from contracts.stacks.kit.links import fitting, freeze, to_canonical
 from contracts.stacks.kit.versions import fitted

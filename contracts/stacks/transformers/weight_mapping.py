@@ -5,8 +5,8 @@ Three layouts differ. DeepSeek's rope turns rows 2i and
 convolution has a dim of size 1 in the middle.
 """
 
+from contracts.spec import Recipe
 from contracts.spec import pattern as patterns
-from contracts.spec.recipe import Recipe
 from contracts.stacks.kit.links import Link, depthwise, joined, of_each, of_heads, ordered, paired, same
 from contracts.stacks.transformers.configuration import BAMBA, GRANITE, MIXTRAL, NEMOTRON_H, Kind
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from contracts.contract import contract
 from contracts.law._support.recorded_runs import RECEIPT, on_host, with_component
+from contracts.spec import Degrees
 from contracts.spec.receipt import Backend, Component, Evidence, Part, Receipt
-from contracts.spec.topology import Degrees
 
 BRINGUP = "bringup: anything missing one of the three is a rumor"
 MODAL = "modal: changed identity means the class changed, not a regression"

@@ -14,9 +14,7 @@ from contracts.law._support.launches import (
     refusal_of_launch,
     with_inherited,
 )
-from contracts.spec.errors import Refused
-from contracts.spec.launch import Lane, Launch
-from contracts.spec.stack import Stack
+from contracts.spec import Lane, Launch, Refused, Stack
 
 ALLOCATOR = "expandable_segments:True"
 OTHERWISE = {

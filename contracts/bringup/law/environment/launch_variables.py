@@ -20,8 +20,7 @@ from contracts.law._support.launches import (
     rank_environment,
     with_inherited,
 )
-from contracts.spec.launch import Lane
-from contracts.spec.stack import Stack
+from contracts.spec import Lane, Stack
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 BATCHED_P2P = "NANOCHAT_FORCE_BATCHED_PP_INIT_P2P"

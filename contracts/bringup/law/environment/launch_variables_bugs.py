@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.stacks.reference.stack import Reference
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from contracts.contract import contract
 from contracts.law._support.folders import folder
+from contracts.spec import Batch, Checkpoint, Data, Dsa, Mla, Recipe
 from contracts.spec.devices import Devices
 from contracts.spec.presets import PRESETS
-from contracts.spec.recipe import Batch, Checkpoint, Data, Dsa, Mla, Recipe
 
 TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}

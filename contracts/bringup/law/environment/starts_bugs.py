@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from contracts.law._bugs.broken import broken
-from contracts.spec.recipe import Data
+from contracts.spec import Data
 from contracts.stacks.reference.stack import Reference
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")

@@ -2,7 +2,7 @@
 
 from contracts.contract import contract
 from contracts.instruments.ranks import backend_of, gathered, here
-from contracts.spec.world import World
+from contracts.spec import World
 
 WORLDS = {"on-2": (2,), "on-3": (3,), "on-4": (4,), "on-8": (8,)}
 

@@ -6,9 +6,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.device_calls import BlockCase, call_of, cases_on
 from contracts.law.blocks.third_party_kernels import INSTALL, Stack
-from contracts.spec.errors import Unreachable
-from contracts.spec.kernel_selection import Kernel, Package, Site, Wish
-from contracts.spec.tolerance import BFLOAT16
+from contracts.spec import BFLOAT16, Kernel, Package, Site, Unreachable, Wish
 
 _SMALL = cases_on("cuda", "mamba2", "mlp")
 PREBUILT: dict[str, tuple[Kernel, BlockCase, Site]] = {

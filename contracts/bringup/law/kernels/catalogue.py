@@ -7,8 +7,8 @@ judged in every catalogue.
 from dataclasses import replace
 
 from contracts.contract import contract
+from contracts.spec import NotOffered, Refused
 from contracts.spec.capacity import Capacity, KernelChoice, KernelRequest, KernelRule, Proof
-from contracts.spec.errors import NotOffered, Refused
 
 UNKNOWN = {
     "unheard-of": ("sm_999",),

@@ -9,8 +9,7 @@ from contracts.contract import contract
 from contracts.law._support.executed_kernels import Offers, call_of, launches_of
 from contracts.law._support.fp8_calls import BF16, FP8
 from contracts.law._support.recipes import A_LAYER, E_LAYER, M_LAYER, R_LAYER
-from contracts.spec.kernel_selection import Kernel, Site, Wish
-from contracts.spec.recipe import Mode, Recipe
+from contracts.spec import Kernel, Mode, Recipe, Site, Wish
 
 RAN: dict[str, tuple[Recipe, int, Mode]] = {
     "attention": (BF16, A_LAYER, "nemo_native"),

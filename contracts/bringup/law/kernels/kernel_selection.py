@@ -8,8 +8,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.fp8_calls import BF16, DENSE, FP8, with_scaling
 from contracts.law._support.refusals import refusal_of
-from contracts.spec.kernel_selection import Facts, Kernel, Package, Seam, Seams, Site, Wish
-from contracts.spec.recipe import Mode, Moe, Recipe
+from contracts.spec import Facts, Kernel, Mode, Moe, Package, Recipe, Seam, Seams, Site, Wish
 
 TE: Final = "transformer-engine"
 SSM: Final = "mamba-ssm"

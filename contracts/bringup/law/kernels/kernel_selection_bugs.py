@@ -4,9 +4,7 @@ from dataclasses import replace
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.spec.errors import Refused, refuse
-from contracts.spec.kernel_selection import Facts, Package, Seam, Site, Wish
-from contracts.spec.recipe import Mode, Recipe
+from contracts.spec import Facts, Mode, Package, Recipe, Refused, Seam, Site, Wish, refuse
 from contracts.stacks.reference.stack import Reference
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.manifest import Manifest, RunEvent, State
 from contracts.stacks.reference.stack import Reference
 

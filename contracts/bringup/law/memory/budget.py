@@ -6,9 +6,8 @@ from contracts.contract import contract
 from contracts.law._support.layouts import needs_layout
 from contracts.law._support.refusals import refusal_of
 from contracts.law._support.small_model import ROOMY, SMALL, bytes_of
+from contracts.spec import Degrees, Mhc, Mtp, Recipe
 from contracts.spec.capacity import Capacity, Card, Measured, Spread
-from contracts.spec.recipe import Mhc, Mtp, Recipe
-from contracts.spec.topology import Degrees
 
 SEVEN = ("weights", "gradients", "optimizer", "activations", "routing", "communication", "reserve")
 

@@ -11,7 +11,7 @@ import time
 
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
-from contracts.spec.world import FabricPass, Upset, World
+from contracts.spec import FabricPass, Upset, World
 
 PATIENCE_S = 60.0
 

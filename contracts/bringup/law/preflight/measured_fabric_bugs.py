@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from contracts.instruments.ranks import here
 from contracts.law._bugs.broken import broken
-from contracts.spec.world import FabricPass, Upset
+from contracts.spec import FabricPass, Upset
 from contracts.stacks.reference.stack import Reference
 
 

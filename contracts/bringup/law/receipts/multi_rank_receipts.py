@@ -12,11 +12,8 @@ from contracts.instruments import process_memory, ranks
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.folders import shared_folder
 from contracts.law._support.recorded_runs import PROVENANCE
+from contracts.spec import Batch, Degrees, LeftReceipts, Moe, Optim, Recipe, Strain, Training, World
 from contracts.spec.receipt import Place, Receipt
-from contracts.spec.recipe import Batch, Moe, Optim, Recipe
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Training
-from contracts.spec.world import LeftReceipts, Strain, World
 
 STEPS, LATE_S = 3, 1.5
 IGNORED = -100

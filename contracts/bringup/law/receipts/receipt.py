@@ -11,6 +11,7 @@ from typing import Any
 from contracts.contract import contract
 from contracts.law._support.recorded_runs import FACTS, RECEIPT, STEPS
 from contracts.law._support.refusals import refusal_of
+from contracts.spec import Degrees
 from contracts.spec.receipt import (
     Backend,
     Ending,
@@ -23,7 +24,6 @@ from contracts.spec.receipt import (
     ReportedStep,
     Source,
 )
-from contracts.spec.topology import Degrees
 
 PLAYBOOK = "playbook: minimum useful operator receipt; provenance before the first import"
 MODAL = "modal: receipts are written on every way out"

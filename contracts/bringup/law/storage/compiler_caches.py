@@ -9,8 +9,7 @@ from contracts.instruments.ranks import gathered, here
 from contracts.law._support.attention_calls import call_of
 from contracts.law._support.folders import shared_folder
 from contracts.law._support.training_run import DENSE
-from contracts.spec.blocks import Blocks
-from contracts.spec.compiling import Compiling
+from contracts.spec import Blocks, Compiling
 from contracts.spec.installation import Installation, StorageMap
 
 RUN, E_LAYER, LENGTHS = "nam56r-0417", 2, ((6,), (6,))

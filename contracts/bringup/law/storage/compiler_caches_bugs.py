@@ -2,7 +2,7 @@
 
 from contracts.instruments.ranks import here
 from contracts.law._bugs.broken import broken
-from contracts.spec.compiling import Outcome
+from contracts.spec import Outcome
 from contracts.stacks.reference.stack import Reference
 
 

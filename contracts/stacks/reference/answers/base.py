@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from contracts.spec.training import Execution
+from contracts.spec import Execution
 
 if TYPE_CHECKING:  # torch is loaded when something is computed, not when the stack is introduced
     from contracts.stacks.reference.model.parts import Parts

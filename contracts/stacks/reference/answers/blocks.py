@@ -6,11 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from contracts.spec.array import Element, Shape
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.errors import refuse
-from contracts.spec.kernel_selection import Facts, Seam, Site, Wish
-from contracts.spec.recipe import Mode, Recipe
+from contracts.spec import BlockCall, BlockRun, Element, Facts, Mode, Recipe, Seam, Shape, Site, Wish, refuse
 from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a block is asked for, not when the stack is introduced

@@ -1,6 +1,6 @@
 """What the reference plans to hold in memory, and which kernels it may choose."""
 
-from contracts.spec import cards, memory, parameters
+from contracts.spec import Recipe, cards, memory, parameters
 from contracts.spec import kernels as catalogue
 from contracts.spec.capacity import (
     Budget,
@@ -15,7 +15,6 @@ from contracts.spec.capacity import (
     Proof,
     Spread,
 )
-from contracts.spec.recipe import Recipe
 
 
 class CapacityAnswers:

@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.instruments import accelerator
+from contracts.spec import (
+    Arrays,
+    Element,
+    Loaded,
+    Naming,
+    Overtaken,
+    Recipe,
+    Refused,
+    Snapshot,
+    WriteFault,
+    Written,
+    refuse,
+)
 from contracts.spec import storage as volumes
-from contracts.spec.array import Arrays, Element
-from contracts.spec.checkpointing import Loaded, Naming, Overtaken, Snapshot, WriteFault, Written
-from contracts.spec.errors import Refused, refuse
 from contracts.spec.installation import Disks, StorageMap
-from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.answers.base import BuiltOfParts
 from contracts.stacks.reference.answers.without_cuda import without_cuda
 

@@ -9,9 +9,7 @@ from dataclasses import replace
 from typing import cast
 
 from contracts.instruments import numerics
-from contracts.spec import codec
-from contracts.spec.blocks import BlockCall
-from contracts.spec.compiling import Backend, Outcome
+from contracts.spec import Backend, BlockCall, Outcome, codec
 from contracts.stacks.reference.answers import blocks as branch
 from contracts.stacks.reference.model.compile import compiled
 from contracts.stacks.reference.model.parts import Parts

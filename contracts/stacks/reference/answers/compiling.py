@@ -11,13 +11,23 @@ from dataclasses import replace
 from importlib import metadata
 from typing import cast
 
-from contracts.spec import codec
-from contracts.spec.array import Arrays, Element
-from contracts.spec.blocks import BlockCall
-from contracts.spec.compiling import AllowedBreak, Backend, CompiledPasses, CompiledRuns, Operation, Outcome
+from contracts.spec import (
+    AllowedBreak,
+    Arrays,
+    Backend,
+    BlockCall,
+    CompiledPasses,
+    CompiledRuns,
+    Element,
+    Execution,
+    Operation,
+    Outcome,
+    Recipe,
+    Tokens,
+    Wrap,
+    codec,
+)
 from contracts.spec.interpreter import python
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Tokens, Wrap
 from contracts.stacks.line_process import Failed
 from contracts.stacks.reference.answers import forked_interpreter
 from contracts.stacks.reference.answers.base import BuiltOfParts

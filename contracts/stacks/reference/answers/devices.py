@@ -10,13 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from contracts.spec import Degrees, Execution, Lane, Mode, Recipe, Unreachable
 from contracts.spec.devices import AllocatorSeen, Started, StepMemory
-from contracts.spec.errors import Unreachable
 from contracts.spec.interpreter import python
-from contracts.spec.launch import Lane
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution
 from contracts.stacks.line_process import without_launcher
 from contracts.stacks.reference.answers import forked_interpreter
 from contracts.stacks.reference.answers.base import BuiltOfParts

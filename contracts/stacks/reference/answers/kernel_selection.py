@@ -9,12 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import cast
 
+from contracts.spec import Compute, Computed, Facts, Kernel, Mode, Package, Recipe, Seam, Site, Wish, refuse
 from contracts.spec import kernels as catalogue
 from contracts.spec import pattern as patterns
 from contracts.spec.capacity import KernelRequest
-from contracts.spec.errors import refuse
-from contracts.spec.kernel_selection import Compute, Computed, Facts, Kernel, Package, Seam, Site, Wish
-from contracts.spec.recipe import Mode, Recipe
 from contracts.stacks.reference.answers.model import ModelAnswers
 
 CHOICES: Mapping[Site, tuple[Kernel, ...]] = {

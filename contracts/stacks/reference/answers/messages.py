@@ -1,7 +1,7 @@
 """What the reference answers about the messages of a run."""
 
+from contracts.spec import Session, Trained
 from contracts.spec.messages import Messages
-from contracts.spec.training import Session, Trained
 from contracts.stacks.kit.messages import watched
 
 

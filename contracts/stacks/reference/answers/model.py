@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from contracts.spec.array import Arrays, Element
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.training import Built, BuiltLayer, Execution, Parameter, Pass, Role, Rule, Tokens
+from contracts.spec import (
+    Arrays,
+    Built,
+    BuiltLayer,
+    Element,
+    Execution,
+    Mode,
+    Parameter,
+    Pass,
+    Recipe,
+    Role,
+    Rule,
+    Tokens,
+)
 from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a model is asked for, not when the stack is introduced

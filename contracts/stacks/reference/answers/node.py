@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
-from contracts.spec.errors import Refused
+from contracts.spec import Refused
 from contracts.spec.fabric import Fabric, read_fabric
 from contracts.spec.machine import Finding, Need, NodeCapture, RankPlace
 

@@ -2,10 +2,7 @@
 
 from dataclasses import replace
 
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Recipe
-from contracts.spec.traffic import Rehearsal, Routing
-from contracts.spec.training import Execution
+from contracts.spec import Execution, NotOffered, Recipe, Rehearsal, Routing
 from contracts.stacks.kit import dry_runs
 from contracts.stacks.reference.answers.base import BuiltOfParts
 

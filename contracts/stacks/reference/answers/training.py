@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from contracts.spec.errors import Refusals, refuse
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.training import Built, Session, Step, Tokens, Trained
+from contracts.spec import Built, Mode, Recipe, Refusals, Session, Step, Tokens, Trained, refuse
 from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a run is asked for, not when the stack is introduced

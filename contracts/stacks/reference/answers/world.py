@@ -8,11 +8,9 @@ from pathlib import Path
 
 from contracts.instruments import allreduce
 from contracts.instruments.ranks import backend_of, device, held_groups, here, torch_distributed
-from contracts.spec.array import Array
+from contracts.spec import Array, FabricPass, LeftReceipts, LiveMesh, Recipe, SeenDevices, Strain, Upset
 from contracts.spec.receipt import Provenance
-from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, Layout, topology
-from contracts.spec.world import FabricPass, LeftReceipts, LiveMesh, SeenDevices, Strain, Upset
 from contracts.stacks.reference.parallel.mesh import ProcessMesh
 from contracts.stacks.reference.training import fault_injection
 from contracts.stacks.reference.training.run_facts import RankReporter

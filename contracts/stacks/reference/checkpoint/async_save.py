@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from contracts.instruments import numerics
-from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot
-from contracts.spec.errors import Refused
+from contracts.spec import Loaded, Overtaken, Refused, Snapshot
 from contracts.stacks.forked_ranks import DEADLINE_S, forked_ranks, join_process_group
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 from contracts.stacks.reference.checkpoint.crash_during_save import sharded

@@ -25,10 +25,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from contracts.spec import codec
-from contracts.spec.array import Element
-from contracts.spec.errors import Refusals, Refused, refuse
-from contracts.spec.recipe import Checkpoint, Recipe
+from contracts.spec import Checkpoint, Element, Recipe, Refusals, Refused, codec, refuse
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.coordination import CheckpointRanks, plain_errors
 from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader, ShardWriter

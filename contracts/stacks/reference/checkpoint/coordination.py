@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 
 from contracts.instruments.ranks import gathered
-from contracts.spec.errors import Refusal, Refusals, Refused
+from contracts.spec import Refusal, Refusals, Refused
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from contracts.spec.checkpointing import WriteFault, Written
-from contracts.spec.errors import Refused
+from contracts.spec import Refused, WriteFault, Written
 from contracts.stacks.forked_ranks import DEADLINE_S, forked_ranks, join_process_group
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 from contracts.stacks.reference.checkpoint.filesystem import DEATH, CrashingDisk, Disk

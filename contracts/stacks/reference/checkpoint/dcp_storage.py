@@ -28,8 +28,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from contracts.spec.array import Element
-from contracts.spec.errors import Refusals, refuse
+from contracts.spec import Element, Refusals, refuse
 from contracts.stacks.reference.checkpoint.filesystem import Disk
 from contracts.stacks.reference.checkpoint.manifest import REMEDY, Manifest, Piece, StoredFile, StoredTensor, digest
 

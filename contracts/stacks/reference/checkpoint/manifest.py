@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from contracts.spec import codec, former_name
-from contracts.spec.array import Element
-from contracts.spec.errors import Refusals, refuse
+from contracts.spec import Element, Refusals, codec, former_name, refuse
 
 NAME = "manifest.json"
 FORMAT = "rankproof checkpoint 1"

@@ -6,7 +6,7 @@ import re
 import uuid
 from pathlib import Path
 
-from contracts.spec.errors import Refusals, Refused, refuse
+from contracts.spec import Refusals, Refused, refuse
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.filesystem import Disk
 from contracts.stacks.reference.checkpoint.manifest import Manifest

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contracts.spec.checkpointing import Naming
-from contracts.spec.errors import Refusals
+from contracts.spec import Naming, Refusals
 
 WRAPPERS = ("module.", "_orig_mod.")
 """What DDP and Megatron's Float16Module, and torch.compile, put before a name; each may stand there more than once."""

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from contracts.spec.kernel_selection import Kernel, Seam, Site
-from contracts.spec.recipe import Recipe
+from contracts.spec import Kernel, Recipe, Seam, Site
 from contracts.stacks.reference.kernels import mamba_ssm, transformer_engine
 from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
 from contracts.stacks.reference.model.blocks.common import Linear

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from contracts.spec.recipe import Fp8
+from contracts.spec import Fp8
 
 
 def linear(matrix: nn.Linear, fp8: Fp8 | None) -> Callable[[Tensor], Tensor]:

@@ -2,11 +2,8 @@
 
 import json
 
+from contracts.spec import Degrees, Lane, Recipe, Refusals
 from contracts.spec import pattern as patterns
-from contracts.spec.errors import Refusals
-from contracts.spec.launch import Lane
-from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Degrees
 
 ALLOCATOR = "expandable_segments:True"
 

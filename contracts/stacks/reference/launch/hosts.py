@@ -2,7 +2,7 @@
 
 import re
 
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 
 _HOST = re.compile(r"(?P<box>[a-z][a-z0-9]*(?:-[a-z0-9]+)*)@(?P<region>[a-z]+(?:-[a-z]+)+\d*-[a-z])")
 

@@ -7,13 +7,24 @@ the arguments.
 from collections.abc import Mapping
 from dataclasses import replace
 
+from contracts.spec import (
+    NVLINK_DOMAIN,
+    RECORDED_PREFIXES,
+    Degrees,
+    Lane,
+    Launch,
+    LayerNumbers,
+    Layout,
+    Mode,
+    Pattern,
+    Recipe,
+    Refusals,
+    Regime,
+    grids,
+    refuse,
+)
 from contracts.spec import pattern as patterns
 from contracts.spec.divisibility import refusals_on
-from contracts.spec.errors import Refusals, refuse
-from contracts.spec.launch import RECORDED_PREFIXES, Lane, Launch, Regime
-from contracts.spec.pattern import LayerNumbers, Pattern
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.topology import NVLINK_DOMAIN, Degrees, Layout, grids
 from contracts.stacks.reference.launch import environment, megatron_flags, overrides, trainer_arguments
 
 SCRIPTS = {"megatron": ("pretrain_hybrid.py",), "fsdp2": ("-m", "contracts.stacks.reference.train")}

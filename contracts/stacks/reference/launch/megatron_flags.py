@@ -6,12 +6,8 @@ What the launcher cannot express is refused here, before a node is asked for.
 
 from collections.abc import Callable
 
+from contracts.spec import Degrees, Lane, Pattern, Recipe, Refusals
 from contracts.spec import pattern as patterns
-from contracts.spec.errors import Refusals
-from contracts.spec.launch import Lane
-from contracts.spec.pattern import Pattern
-from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Degrees
 
 MEGATRON = ("megatron-core", "0.19.2")
 NATIVE_SPEC = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")

@@ -8,9 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, cast
 
-from contracts.spec import codec
-from contracts.spec.errors import Refusals, Refused
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe, Refusals, Refused, codec
 
 
 def apply(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from contracts.instruments.ranks import Place, stated, torch_distributed
-from contracts.spec.errors import refuse
-from contracts.spec.topology import Layout
-from contracts.spec.training import Execution
+from contracts.spec import Execution, Layout, refuse
 from contracts.stacks.reference.launch.trainer_arguments import TrainerArguments
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}

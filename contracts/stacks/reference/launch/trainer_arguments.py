@@ -7,11 +7,7 @@ import argparse
 from collections import Counter
 from dataclasses import dataclass
 
-from contracts.spec import presets
-from contracts.spec.errors import Refused, refuse
-from contracts.spec.launch import Lane
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.topology import Degrees
+from contracts.spec import Degrees, Lane, Mode, Recipe, Refused, presets, refuse
 from contracts.stacks.reference.launch import overrides
 
 LAUNCHER = "rankproof-reference"

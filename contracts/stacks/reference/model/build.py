@@ -3,10 +3,7 @@
 import torch
 
 from contracts.instruments import numerics
-from contracts.spec.array import Arrays
-from contracts.spec.errors import NotOffered, Refusals
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution
+from contracts.spec import Arrays, Execution, NotOffered, Recipe, Refusals
 from contracts.stacks.reference.model.hybrid_model import ACTIVATIONS, Model
 from contracts.stacks.reference.model.init import SkipInit
 from contracts.stacks.reference.model.parts import Parts

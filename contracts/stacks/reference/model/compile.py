@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from contracts.spec.compiling import AllowedBreak
+from contracts.spec import AllowedBreak
 from contracts.stacks.reference.model.hybrid_model import Model
 
 Compiler = str | Callable[..., Any]

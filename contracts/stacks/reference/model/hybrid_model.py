@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from contracts.spec import Mode, Recipe
 from contracts.spec import pattern as patterns
-from contracts.spec.recipe import Mode, Recipe
 from contracts.stacks.reference.model.blocks.common import Output, Packing, local, packing
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
 from contracts.stacks.reference.model.mtp import IGNORED, shift_left

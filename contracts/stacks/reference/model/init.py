@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 from contracts.stacks.kit.roles import role_of
 from contracts.stacks.reference.model.blocks.hyper_connections import initial_bias
 

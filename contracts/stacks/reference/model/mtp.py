@@ -14,7 +14,7 @@ B sequences · T tokens · D hidden
 import torch
 from torch import Tensor, nn
 
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 from contracts.stacks.reference.model.blocks.common import Linear, Packing
 from contracts.stacks.reference.model.parts_interface import PartsInterface
 

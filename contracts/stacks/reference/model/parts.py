@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from contracts.spec import Mode, Recipe
 from contracts.spec import pattern as patterns
-from contracts.spec.recipe import Mode, Recipe
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.checkpoint.weight_names import WeightNames
 from contracts.stacks.reference.model.blocks.attention import Attention, Indexer, LatentAttention

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from contracts.spec.recipe import Mode, Recipe
+from contracts.spec import Mode, Recipe
 from contracts.stacks.reference.model.blocks.common import RMSNorm
 
 MakeBlock = Callable[[Recipe, "PartsInterface"], Any]

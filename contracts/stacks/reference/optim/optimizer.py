@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from contracts.spec.errors import Refusals
-from contracts.spec.recipe import Optim
-from contracts.spec.training import Role, Rule
+from contracts.spec import Optim, Refusals, Role, Rule
 from contracts.stacks.kit.roles import layer_of, role_of
 from contracts.stacks.reference.parallel.placements import local_part, placed_zeros
 

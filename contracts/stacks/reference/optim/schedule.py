@@ -2,7 +2,7 @@
 
 import math
 
-from contracts.spec.recipe import Optim
+from contracts.spec import Optim
 
 
 def learning_rate(optim: Optim, step: int) -> float:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan, running_sum
 from contracts.stacks.reference.model.blocks.common import Packing
 from contracts.stacks.reference.model.blocks.sequence import SequenceView

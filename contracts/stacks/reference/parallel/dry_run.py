@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.instruments import dry_run
-from contracts.spec.recipe import Recipe
-from contracts.spec.traffic import Holding, Rehearsal, Routing
-from contracts.spec.training import Execution
+from contracts.spec import Execution, Holding, Recipe, Rehearsal, Routing
 from contracts.stacks.kit import dry_runs
 from contracts.stacks.reference.model.blocks.common import Packing
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN

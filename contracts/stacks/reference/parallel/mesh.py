@@ -11,9 +11,8 @@ from datetime import timedelta
 from typing import Any
 
 from contracts.instruments.ranks import device, torch_distributed
-from contracts.spec.errors import Refusals
+from contracts.spec import Execution, Refusals
 from contracts.spec.topology import Grids, Group, Mesh, Topology, grids, group_calls, topology
-from contracts.spec.training import Execution
 
 REPLICA, SHARD = ("replica",), ("shard", "cp")
 EXPERT_REPLICA, EXPERT_SHARD = ("replica",), ("shard", "etp_replica")

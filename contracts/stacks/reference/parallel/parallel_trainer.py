@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
+from contracts.spec import Degrees, NotOffered, Refusals, Refused, refuse
 from contracts.spec.divisibility import refusals_on
-from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
-from contracts.spec.topology import Degrees
 from contracts.stacks.kit.roles import role_of
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.data import Corpus

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import Placement, Shard
 from torch.utils.checkpoint import checkpoint
 
-from contracts.spec.training import Execution
+from contracts.spec import Execution
 from contracts.stacks.reference.model.blocks.common import Output
 from contracts.stacks.reference.model.blocks.moe import MoE
 from contracts.stacks.reference.model.compile import compile_regions

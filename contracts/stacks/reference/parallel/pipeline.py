@@ -19,10 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from contracts.spec import Execution, Recipe, Refusals, refuse
 from contracts.spec import pattern as patterns
-from contracts.spec.errors import Refusals, refuse
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution
 from contracts.stacks.reference.model.blocks.common import Packing, packing
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.mtp import IGNORED, shift_left

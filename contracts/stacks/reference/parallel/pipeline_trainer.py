@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.topology import Degrees
+from contracts.spec import Degrees, NotOffered, refuse
 from contracts.stacks.reference.model.build import build_model
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.parallel.collectives import all_gather_list

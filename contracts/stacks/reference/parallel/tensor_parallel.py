@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
-from contracts.spec.errors import refuse
+from contracts.spec import refuse
 from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
 from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm
 from contracts.stacks.reference.model.blocks.hyper_connections import HyperConnections

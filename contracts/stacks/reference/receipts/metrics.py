@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from contracts.spec.errors import Refusals
+from contracts.spec import Refusals
 from contracts.spec.receipt import Figures, Weight, WeightCount, Work
 
 PEAK_FLOPS: Mapping[tuple[str, str], float] = {

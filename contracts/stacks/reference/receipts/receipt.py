@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.instruments.atomic_write import write_whole
-from contracts.spec import codec, former_name
-from contracts.spec.errors import Refusals, refuse
-from contracts.spec.launch import RECORDED_PREFIXES
+from contracts.spec import RECORDED_PREFIXES, Refusals, codec, former_name, refuse
 from contracts.spec.receipt import (
     SCHEMA,
     Comparison,

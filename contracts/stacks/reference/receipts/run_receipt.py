@@ -8,9 +8,8 @@ from pathlib import Path
 
 from contracts.instruments.atomic_write import write_whole
 from contracts.instruments.ranks import ALONE, Place
+from contracts.spec import Lane, Launch, presets
 from contracts.spec import pattern as patterns
-from contracts.spec import presets
-from contracts.spec.launch import Lane, Launch
 from contracts.spec.receipt import Ending, LaunchedRun, Preflight, Provenance, ReportedStep
 from contracts.stacks.reference.launch import overrides, trainer_arguments
 from contracts.stacks.reference.launch.launch import SCRIPTS

@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from contracts.instruments.ranks import Place, gathered, here, torch_distributed
-from contracts.spec.errors import NotOffered
+from contracts.spec import Degrees, LeftReceipts, NotOffered, Recipe, Strain
 from contracts.spec.receipt import Provenance
-from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Degrees
-from contracts.spec.world import LeftReceipts, Strain
 from contracts.stacks.reference import train
 from contracts.stacks.reference.launch import torchrun_environment
 from contracts.stacks.reference.launch.trainer_arguments import TrainerArguments

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from contracts.instruments import process_memory, provenance, ranks
 from contracts.instruments.node import read_node
-from contracts.spec import codec, receipt
-from contracts.spec.kernel_selection import Facts
+from contracts.spec import Facts, codec, receipt
 from contracts.spec.receipt import Backend, RankMemory
 from contracts.stacks.reference.answers.kernel_selection import KernelSelectionAnswers
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from contracts.spec import former_name, presets
-from contracts.spec.errors import refuse
+from contracts.spec import former_name, presets, refuse
 from contracts.stacks.reference.launch import trainer_arguments
 from contracts.stacks.reference.launch.trainer_arguments import TrainerArguments
 

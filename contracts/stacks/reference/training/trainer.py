@@ -15,10 +15,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from contracts.spec.errors import NotOffered, Refusals, refuse
-from contracts.spec.recipe import Recipe
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution
+from contracts.spec import Degrees, Execution, NotOffered, Recipe, Refusals, refuse
 from contracts.stacks.kit.roles import layer_of
 from contracts.stacks.reference.checkpoint import rng_state
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State, recipe_digest

@@ -2,9 +2,8 @@
 
 from typing import Any
 
+from contracts.spec import Recipe, decline
 from contracts.spec import pattern as patterns
-from contracts.spec.errors import decline
-from contracts.spec.recipe import Recipe
 from contracts.stacks.kit.links import Link, of_heads, ordered, paired, same
 
 GROUPED = ("wq", "wk", "wv", "wo")

@@ -20,8 +20,7 @@ from torchtitan.protocols import train_spec
 from torchtitan.train import Trainer
 
 from contracts.instruments import numerics
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Session
+from contracts.spec import Recipe, Session
 from contracts.stacks.torchtitan.configuration import validation_of
 from contracts.stacks.torchtitan.recorded_step import Alone, Given, Logged, RecordsGradients, divided, own_rows
 from contracts.stacks.torchtitan.release_0_2.model import arguments

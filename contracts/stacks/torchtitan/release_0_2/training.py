@@ -4,10 +4,7 @@ from typing import Any
 
 import torch
 
-from contracts.spec.array import Arrays
-from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.traffic import Rehearsal, Routing
-from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
+from contracts.spec import Arrays, Built, Execution, Mode, Pass, Recipe, Rehearsal, Routing, Session, Tokens, Trained
 from contracts.stacks.kit import tables
 from contracts.stacks.kit.links import to_canonical
 from contracts.stacks.torchtitan import shims, training

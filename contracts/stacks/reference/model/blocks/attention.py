@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.spec.errors import refuse
-from contracts.spec.recipe import Dsa, Mla, Recipe
+from contracts.spec import Dsa, Mla, Recipe, refuse
 from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, State, local
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
 from contracts.stacks.reference.model.parts_interface import PartsInterface

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from contracts.spec.recipe import Fp8
+from contracts.spec import Fp8
 from contracts.stacks.reference.model.blocks.attention import LatentAttention
 from contracts.stacks.reference.model.blocks.common import Linear
 from contracts.stacks.reference.model.blocks.moe import Experts

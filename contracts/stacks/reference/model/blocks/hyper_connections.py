@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 from contracts.stacks.reference.model.blocks.common import Linear, local
 from contracts.stacks.reference.model.parts_interface import PartsInterface
 

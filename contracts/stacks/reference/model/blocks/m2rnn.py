@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, State, local
 from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, initial_dt_bias, split, wide
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView

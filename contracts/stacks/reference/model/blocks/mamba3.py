@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.spec.errors import refuse
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe, refuse
 from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, State, local
 from contracts.stacks.reference.model.blocks.mamba2 import initial_dt_bias, split, wide
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView

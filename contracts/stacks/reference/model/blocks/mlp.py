@@ -8,7 +8,7 @@ relu²: arXiv 2109.08668 (Primer); SwiGLU: 2002.05202.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.spec.recipe import Recipe
+from contracts.spec import Recipe
 from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, State
 
 

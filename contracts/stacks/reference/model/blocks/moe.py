@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.spec.recipe import Moe, Recipe
+from contracts.spec import Moe, Recipe
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State, local
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
 from contracts.stacks.reference.model.parts_interface import PartsInterface
