@@ -35,7 +35,7 @@ def mesh_2x2(*dims: str) -> Iterator[DeviceMesh]:
 
 
 @pytest.mark.dist(world=4)
-def test_tensors_are_gathered_together_as_each_by_itself() -> None:
+def test_tensors_gathered_together_equal_those_gathered_one_by_one() -> None:
     with mesh_2x2("shard", "tp") as mesh:
         torch.manual_seed(0)
         placed = {
@@ -51,7 +51,7 @@ def test_tensors_are_gathered_together_as_each_by_itself() -> None:
 
 @pytest.mark.dist(world=4)
 @pytest.mark.parametrize("rows", [8, 6, 2])  # of two rows, FSDP has none left for half of the ranks
-def test_what_tensor_parallel_cut_before_fsdp_comes_back_in_its_order(rows: int) -> None:
+def test_a_weight_sharded_by_tp_and_then_fsdp_is_gathered_in_its_order(rows: int) -> None:
     with mesh_2x2("shard", "tp") as mesh:
         torch.manual_seed(0)
         layer = torch.nn.Linear(6, rows)
@@ -67,7 +67,7 @@ def test_what_tensor_parallel_cut_before_fsdp_comes_back_in_its_order(rows: int)
 
 
 @pytest.mark.dist(world=4)
-def test_a_rank_returns_its_own_of_several_copies() -> None:
+def test_a_rank_gathers_the_copies_of_its_own_replica() -> None:
     with mesh_2x2("replica", "shard") as mesh:
         replica, shard = mesh.get_local_rank("replica"), mesh.get_local_rank("shard")
         mine = torch.full((2,), 10.0 * replica + shard)

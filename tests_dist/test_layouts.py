@@ -39,7 +39,7 @@ def _differs(drawn: Drawn) -> str:
         for place, name in enumerate(DRAWN[world])
     ],
 )
-def test_any_layout_takes_the_step_of_one_rank(world: int, name: str) -> None:
+def test_a_random_layouts_step_equals_one_ranks(world: int, name: str) -> None:
     words = _differs(DRAWN[world][name])
     assert not any(gathered(words)), words or "another rank differs"
 
@@ -47,7 +47,7 @@ def test_any_layout_takes_the_step_of_one_rank(world: int, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in DRAWN[2] if "pp" not in name][::5])
 @pytest.mark.dist(world=2, timeout=SLOW_S)
-def test_a_compiled_layout_takes_the_step_of_one_rank(name: str) -> None:
+def test_a_compiled_layouts_step_equals_one_ranks(name: str) -> None:
     recipe, execution, rows = DRAWN[2][name]
     compiled = replace(execution, compile="blocks", backend="aot_eager", recompute=False, microbatches=1)
     instruments.graphs.reset_compiler()  # what is cached names groups of worlds that are no more

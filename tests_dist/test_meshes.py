@@ -44,7 +44,7 @@ def _forgetting() -> Iterator[list[None]]:
 
 
 @pytest.mark.dist(world=4)
-def test_torch_forgets_a_mesh_when_its_groups_are_closed_and_no_sooner() -> None:
+def test_torchs_cache_of_a_mesh_is_cleared_when_its_groups_are_closed() -> None:
     mesh.forget_meshes()
     taken, forgotten = [], []
     for execution in (ONLY_THE_WORLD, ONLY_THE_WORLD, OF_ITS_OWN, OF_ITS_OWN, ONLY_THE_WORLD, ONLY_THE_WORLD):
@@ -58,7 +58,7 @@ def test_torch_forgets_a_mesh_when_its_groups_are_closed_and_no_sooner() -> None
 
 
 @pytest.mark.dist(world=2)
-def test_what_was_worked_out_in_another_world_is_forgotten() -> None:
+def test_cached_results_of_another_world_are_dropped() -> None:
     _, dist = torch_distributed()
     another = dist.new_group()
     _step(spread.own_axis(2, fsdp=True))

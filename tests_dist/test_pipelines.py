@@ -34,7 +34,7 @@ def _pipelines(draw: st.DrawFn) -> tuple[Recipe, Execution, int]:
 
 
 @pytest.mark.dist(world=2)
-def test_any_pipeline_takes_the_step_of_one_rank() -> None:
+def test_a_random_pipelines_step_equals_one_ranks() -> None:
     @DRAWN
     @given(_pipelines())
     def holds(drawn: tuple[Recipe, Execution, int]) -> None:

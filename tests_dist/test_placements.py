@@ -13,7 +13,7 @@ SHAPE = (5, 3)  # rank 0 holds three lines of five, rank 1 two
 
 @pytest.mark.dist(world=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_tensor_of_parts_lies_as_another_and_is_of_its_own_dtype(dtype: torch.dtype) -> None:
+def test_a_dtensor_made_from_parts_has_the_others_placement_and_its_own_dtype(dtype: torch.dtype) -> None:
     whole = torch.arange(15.0).reshape(SHAPE)
     like = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(0)]).requires_grad_()
     mine = whole[3 * here().rank :][:3].to(dtype) + 100

@@ -194,7 +194,7 @@ Both = tuple[ProcessGroup, ProcessGroup]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_collective_brings_what_gloo_brings(groups: Both, way: str) -> None:
+def test_every_collective_of_the_staged_group_equals_gloos(groups: Both, way: str) -> None:
     for dtype in DTYPES:
         assert _differences(*groups, way, dtype) == [], dtype
 
@@ -221,7 +221,7 @@ def _off_by_a_row(
     return carry(group, name, *given, **named)
 
 
-def test_a_fault_of_it_is_seen(groups: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_with_gloo_sees_a_planted_fault(groups: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     compare = partial(_differences, *groups, "sync", torch.float32)
     carry = staged_group.StagedGroup.carry
     with monkeypatch.context() as planted:
@@ -244,7 +244,7 @@ def test_a_fault_of_it_is_seen(groups: Both, monkeypatch: pytest.MonkeyPatch) ->
         assert compare() == ["all_to_all_single"]
 
 
-def test_what_gloo_does_not_carry_arrives(groups: Both) -> None:
+def test_dtypes_and_reductions_that_gloo_lacks_work_in_the_staged_group(groups: Both) -> None:
     _, staged = groups
     size, rank = staged.size(), staged.rank()
     for dtype in UNKNOWN_TO_GLOO:
@@ -266,7 +266,7 @@ def test_what_gloo_does_not_carry_arrives(groups: Both) -> None:
     assert torch.equal(part, total[2 * rank : 2 * rank + 2])
 
 
-def test_messages_arrive_by_their_tags_in_their_order(groups: Both) -> None:
+def test_point_to_point_messages_arrive_by_tag_and_in_order(groups: Both) -> None:
     _, staged = groups
     size, rank = staged.size(), staged.rank()
     to, source = (rank + 1) % size, (rank - 1) % size
@@ -332,7 +332,7 @@ def _functional(group: ProcessGroup) -> list[torch.Tensor]:
     return [*found, *ones, *into]
 
 
-def test_functional_and_coalesced_collectives_bring_what_gloo_brings(groups: Both) -> None:
+def test_functional_and_coalesced_collectives_equal_gloos(groups: Both) -> None:
     gloo, staged = groups
     for number, (expected, found) in enumerate(zip(_functional(gloo), _functional(staged), strict=True)):
         assert torch.equal(expected, found), number
@@ -348,7 +348,7 @@ def test_functional_and_coalesced_collectives_bring_what_gloo_brings(groups: Bot
     assert [each[0].item() for each in ones] == [sum(range(1, staged.size() + 1)), 3.0 * staged.size()]
 
 
-def test_its_collectives_are_recorded_under_its_ranks(groups: Both) -> None:
+def test_collectives_of_the_staged_group_are_recorded_with_its_ranks(groups: Both) -> None:
     _, staged = groups
     with watched() as watch:
         dist.all_reduce(torch.ones(2, 3), op=ReduceOp.MAX, group=staged)
@@ -360,7 +360,7 @@ def test_its_collectives_are_recorded_under_its_ranks(groups: Both) -> None:
     ]
 
 
-def test_no_call_of_a_group_is_forgotten() -> None:
+def test_the_staged_group_implements_every_collective_of_process_group() -> None:
     """A call that is not written here would go from C++ to gloo with tensors of the device."""
     calls = {
         name
@@ -391,7 +391,7 @@ def test_the_staged_group_has_its_own_name_and_refuses_what_nccl_refuses(groups:
         dist.all_reduce(torch.ones(2, dtype=torch.int16), group=staged)
 
 
-def test_a_rank_that_does_not_come_costs_the_timeout() -> None:
+def test_a_missing_rank_ends_a_collective_at_its_timeout() -> None:
     staged = dist.new_group(backend=staged_group.backend("cpu"), timeout=datetime.timedelta(seconds=2))
     kept = torch.ones(3)
     if staged.rank() == 0:
@@ -406,7 +406,7 @@ def test_a_rank_that_does_not_come_costs_the_timeout() -> None:
     dist.destroy_process_group(staged)
 
 
-def test_a_part_of_it_is_staged_and_holds_its_own_ranks(groups: Both) -> None:
+def test_a_split_of_the_staged_group_is_staged_and_has_its_own_ranks(groups: Both) -> None:
     _, staged = groups
     members = [staged.size() - 2, staged.size() - 1]
     part = staged.split_group(members, group_name=f"part of {staged.group_name}", group_desc="the last two")  # type: ignore[arg-type]
@@ -447,14 +447,14 @@ def _redistributed(mesh: DeviceMesh) -> list[torch.Tensor]:
     return found
 
 
-def test_fsdp_and_dtensor_come_out_as_over_gloo(groups: Both) -> None:
+def test_fsdp_and_dtensor_over_the_staged_group_equal_gloo(groups: Both) -> None:
     gloo, staged = (DeviceMesh.from_group(group, "cpu") for group in groups)
     for work in (_trained, _redistributed):
         for expected, found in zip(work(gloo), work(staged), strict=True):
             assert torch.equal(expected, found), work.__name__
 
 
-def test_a_pipeline_comes_out_as_over_one_rank(groups: Both) -> None:
+def test_a_pipeline_over_the_staged_group_equals_one_rank(groups: Both) -> None:
     _, staged = groups
     torch.manual_seed(0)
     stages = [torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()) for _ in range(staged.size())]

@@ -37,7 +37,7 @@ def _windows(draw: st.DrawFn) -> tuple[Recipe, Execution, tuple[Tokens, ...]]:
 
 
 @pytest.mark.dist(world=2)
-def test_any_window_takes_the_step_of_one_rank() -> None:
+def test_a_step_with_random_uneven_microbatches_equals_one_ranks() -> None:
     @DRAWN
     @given(_windows())
     def holds(drawn: tuple[Recipe, Execution, tuple[Tokens, ...]]) -> None:

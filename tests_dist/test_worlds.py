@@ -15,7 +15,7 @@ def _total(value: int) -> int:
 
 
 @pytest.mark.dist(world=2)
-def test_the_first_two_ranks_have_a_world_of_their_own() -> None:
+def test_the_first_two_ranks_can_have_a_world_of_their_own() -> None:
     _, dist = torch_distributed()
     assert (dist.get_world_size(), dist.get_rank()) == (2, here().rank)
     assert held_groups() == ((0, 1),)
@@ -23,20 +23,20 @@ def test_the_first_two_ranks_have_a_world_of_their_own() -> None:
 
 
 @pytest.mark.dist
-def test_after_a_smaller_world_everybody_is_back() -> None:
+def test_after_a_smaller_world_all_ranks_are_in_the_full_world_again() -> None:
     _, dist = torch_distributed()
     assert dist.get_world_size() == here().world
     assert _total(2 ** here().rank) == 2 ** here().world - 1
 
 
 @pytest.mark.dist
-def test_every_rank_hears_every_other_by_rank() -> None:
+def test_every_rank_gets_the_values_of_all_ranks_in_order() -> None:
     said = gathered({"rank": here().rank, "long": "ä" * here().rank})
     assert said == tuple({"rank": rank, "long": "ä" * rank} for rank in range(here().world))
 
 
 @pytest.mark.dist
-def test_groups_are_listed_where_they_are_held_and_nowhere_else() -> None:
+def test_a_group_is_listed_on_its_members_only() -> None:
     _, dist = torch_distributed()
     everybody = tuple(range(here().world))
     group = dist.new_group([1, 0])

@@ -19,7 +19,7 @@ echo "NVIDIA H200, rev 2, 9.0"
 
 
 @pytest.mark.parametrize(("which", "found"), [("3", True), ("GPU-3f", True), ("MIG-3f", False), ("0", False)])
-def test_a_card_is_the_one_that_is_visible(
+def test_the_named_card_is_the_visible_one(
     which: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = tmp_path / "nvidia-smi"
@@ -50,7 +50,7 @@ print(in_a_fork(lambda: "forked"))
 
 
 @pytest.mark.parametrize(("nvml", "said"), [("1", "forked\n"), ("0", "")])
-def test_the_guard_ends_a_fork_of_a_process_that_asked_for_a_device(nvml: str, said: str) -> None:
+def test_a_fork_after_a_device_was_used_ends_the_process(nvml: str, said: str) -> None:
     done = _run(COMPILED, cards=0, nvml=nvml)
     assert done.stdout == said, done.stderr
     assert ("forked from one that had asked CUDA" in done.stderr) == (nvml == "0")
@@ -102,7 +102,7 @@ print(sys.argv[1:], input(), torch.cuda._is_in_bad_fork(), "contracts" in sys.mo
 
 
 @pytest.mark.parametrize(("nvml", "forked"), [("1", True), ("0", False)])
-def test_a_module_has_an_interpreter_of_its_own_where_a_fork_would_have_lost_the_device(
+def test_a_module_runs_in_a_new_interpreter_if_a_fork_would_lose_the_device(
     nvml: str, forked: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "told.py").write_text(TOLD)
@@ -123,7 +123,7 @@ class Touching(Reference):
 """
 
 
-def test_a_stack_that_touches_cuda_when_it_is_imported_is_judged(tmp_path: Path) -> None:
+def test_a_stack_that_initialises_cuda_on_import_can_be_judged(tmp_path: Path) -> None:
     (tmp_path / "touching.py").write_text(TOUCHING)
     words = ["check", "--with", "none", "--stack", "touching:Touching", "--device", "cpu", "--report", str(tmp_path),
              "--profile", "CKPT-03a[first],CKPT-03d[the-first-of-two],CKPT-01l,ENV-09b"]  # fmt: skip

@@ -63,14 +63,14 @@ def seen(*path: Path) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_checkout_names_its_commit_and_its_changes_and_is_not_imported_for_it(tmp_path: Path) -> None:
+def test_the_commit_of_a_checkout_is_found_without_importing_it(tmp_path: Path) -> None:
     commit = checkout(tmp_path, TREE)
     assert seen(tmp_path) == [f"1.2.3rc1+g{commit[:9]}", str(tmp_path / "forked/core"), "[]"]
     (tmp_path / "forked/core/__init__.py").write_text("", encoding="utf-8")
     assert seen(tmp_path)[0] == f"1.2.3rc1+g{commit[:9]}.dirty"
 
 
-def test_an_environment_below_a_checkout_is_not_of_it(tmp_path: Path) -> None:
+def test_packages_in_an_environment_inside_a_checkout_do_not_get_its_commit(tmp_path: Path) -> None:
     """`.venv` lies in the repository that its user works in."""
     checkout(tmp_path, {".gitignore": "site/\n"})
     core = tmp_path / "site/forked/core"
@@ -83,7 +83,7 @@ def test_an_environment_below_a_checkout_is_not_of_it(tmp_path: Path) -> None:
     assert seen(tmp_path / "site")[0] != version, "another file is other code"
 
 
-def test_what_a_distribution_has_installed_has_its_version_and_a_copy_before_it_has_not(tmp_path: Path) -> None:
+def test_a_copy_that_shadows_an_installed_package_does_not_get_its_version(tmp_path: Path) -> None:
     site, copy = tmp_path / "site", tmp_path / "copy"
     for folder in (site, copy):
         (folder / "forked/core").mkdir(parents=True)
@@ -98,7 +98,7 @@ def test_what_a_distribution_has_installed_has_its_version_and_a_copy_before_it_
     assert place == str(copy / "forked/core")
 
 
-def test_what_is_nowhere_answers_nothing() -> None:
+def test_a_module_that_cannot_be_found_has_no_identity() -> None:
     assert located("no.such.package") is None
     assert version_of("no-such", "no.such.package") is None
     assert answering("no.such.package", "1", "judge") == ()
@@ -117,20 +117,20 @@ def subject(*answering: Answering, name: str = "ours", version: str = "1") -> Su
 
 @pytest.mark.parametrize(("field", "other"), [("digest", "e" * 64), ("torch", "2.12.0"), ("python", "3.12.1 /b/python"),
                                           ("version", "2")])  # fmt: skip
-def test_processes_with_other_code_under_one_name_are_told_apart(field: str, other: str) -> None:
+def test_two_processes_with_different_code_of_one_name_are_distinguished(field: str, other: str) -> None:
     words = apart([subject(code(), code(process="worker", path="/b", **{field: other}))])
     assert words.startswith("two answer as ours 1: the judge has ours 1 of /a (files dddddddddddd")
     for part in ("the worker has", other[:12], "--at PATH"):
         assert part in words
 
 
-def test_the_same_code_at_two_places_and_two_versions_by_name_are_no_conflict() -> None:
+def test_equal_code_in_two_places_is_no_conflict() -> None:
     assert not apart([subject(code(), code(process="worker", path="/b"))])
     assert not apart([subject(code()), subject(code(version="2", digest="e" * 64), version="2")])
     assert apart([subject(code()), subject(code(digest="e" * 64))]), "an assistant under the subject's name"
 
 
-def test_two_under_one_name_judge_nothing_and_the_verdict_says_who_they_are(tmp_path: Path) -> None:
+def test_different_code_under_one_name_is_not_judged_and_both_are_named(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here, there):
         folder.mkdir()
@@ -173,7 +173,7 @@ def test_every_form_names_the_judged_commit(tmp_path: Path) -> None:
     assert "with changes" in done.stdout, done.stdout
 
 
-def test_a_result_of_a_worker_with_other_code_is_not_believed() -> None:
+def test_a_result_of_a_worker_with_different_code_is_rejected() -> None:
     held = Result(id="PAT-01", case="nam56r", outcome="holds")
     assert _of_one_code(held, {"a"}, "a") is held
     assert _of_one_code(held, set(), "a") is held
@@ -193,7 +193,7 @@ def pytest_configure(config):
 
 @pytest.mark.torchrun
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed; pip install torch")
-def test_ranks_with_other_code_judge_nothing(tmp_path: Path) -> None:
+def test_ranks_with_different_code_are_not_judged(tmp_path: Path) -> None:
     files = {"test_sum.py": "def test_sum():\n    assert summed(1) == 2\n", "conftest.py": RANKS}
     run = torchrun(tmp_path, files, ranks=2)
     assert run.code != 0

@@ -13,12 +13,12 @@ OF_NUMBERS = PAGE.with_name("asked_of_numbers.md")
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_fields_with_one_value_are_those_of_the_page() -> None:
+def test_the_page_of_fields_asked_with_one_value_is_current() -> None:
     _same(asked.page(asked.every_case()), PAGE, "")
 
 
 @pytest.mark.unit
-def test_what_no_case_about_numbers_asks_is_on_its_page() -> None:
+def test_the_page_of_numeric_cases_is_current() -> None:
     _same(asked.of_numbers(), OF_NUMBERS, "--cases ")
 
 
@@ -29,7 +29,7 @@ def _same(found: str, page: Path, option: str) -> None:
     assert not changed, "\n".join([command, *changed])
 
 
-def test_a_field_counts_once_it_has_a_second_value() -> None:
+def test_a_field_leaves_the_page_if_it_gets_a_second_value() -> None:
     heard = asked.Asked()
     heard.note("train", "batch", (1, 2))
     heard.note("train", "steps", 1)

@@ -82,7 +82,7 @@ def _seconds(shape: str, text: str, folder: Path) -> float:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_eight_times_as_much_takes_less_than_27_times_as_long(shape: str, tmp_path: Path) -> None:
+def test_eight_times_the_input_takes_less_than_27_times_as_long(shape: str, tmp_path: Path) -> None:
     made, n = SHAPES[shape][0], SIZE
     while (one := _seconds(shape, made(n), tmp_path)) < 0.01 and n < 16 * SIZE:  # too short to compare
         n *= 2

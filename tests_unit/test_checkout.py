@@ -65,7 +65,7 @@ def answering(fork: Path) -> list[dict[str, str]]:
     return found
 
 
-def test_a_checkout_answers_before_what_is_installed(fork: Path) -> None:
+def test_a_checkout_is_imported_before_the_installed_package(fork: Path) -> None:
     installed = fork.parent / "installed/forked"
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("raise RuntimeError('the installed one')", encoding="utf-8")
@@ -77,7 +77,7 @@ def test_a_checkout_answers_before_what_is_installed(fork: Path) -> None:
     assert "RANKPROOF_AT" not in done.stdout
 
 
-def test_a_revision_is_judged_in_a_worktree_that_is_gone_afterwards(fork: Path) -> None:
+def test_a_revision_is_judged_in_a_worktree_that_is_removed_afterwards(fork: Path) -> None:
     done = judged(fork, f"{fork}@HEAD~1")
     assert done.returncode == 1, done.stdout + done.stderr
     before = git(fork, "rev-parse", "HEAD~1")
@@ -119,7 +119,7 @@ class Ours:
 """
 
 
-def test_what_an_adapter_imports_by_name_is_seen_by_changed(fork: Path) -> None:
+def test_check_changed_follows_modules_that_an_adapter_imports_by_name(fork: Path) -> None:
     """Its questions are attributes of an instance, too."""
     (fork.parent / "work/ours.py").write_text(BY_NAME, encoding="utf-8")
     done = judged(fork, f"{fork}@HEAD", "--changed", "HEAD~1..")
@@ -136,7 +136,7 @@ WRONG_WORDS = {
 
 
 @pytest.mark.parametrize("given", WRONG_WORDS)
-def test_what_is_no_checkout_is_refused(fork: Path, given: str) -> None:
+def test_a_folder_that_is_no_checkout_is_refused(fork: Path, given: str) -> None:
     at, words = WRONG_WORDS[given]
     done = judged(fork, at.format(fork=fork, work=fork.parent / "work"))
     assert done.returncode == 2, done.stdout + done.stderr
@@ -145,7 +145,7 @@ def test_what_is_no_checkout_is_refused(fork: Path, given: str) -> None:
     assert not (fork.parent / "work/report").exists()
 
 
-def test_a_checkout_without_the_package_does_not_answer_for_it(fork: Path) -> None:
+def test_a_checkout_without_the_package_is_refused(fork: Path) -> None:
     other = fork.parent / "other"
     other.mkdir()
     done = judged(fork, other, PYTHONPATH=f"{fork / 'src'}:{ROOT}")
@@ -155,14 +155,14 @@ def test_a_checkout_without_the_package_does_not_answer_for_it(fork: Path) -> No
 
 
 @pytest.mark.parametrize("stack", ["reference", "flag-table", "launched:./serve"])
-def test_what_comes_from_no_checkout_is_refused_beside_one(stack: str, tmp_path: Path) -> None:
+def test_a_stack_outside_the_checkout_is_refused_together_with_one(stack: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=f"does not go with --stack {stack}"):
         checkout.first(stack, str(tmp_path))
 
 
 @pytest.mark.parametrize(("stack", "holds"), [("megatron==0.19.2", "megatron/core"), ("torchtitan", "torchtitan"),
                                               ("transformers", "src/transformers")])  # fmt: skip
-def test_a_shipped_stack_is_looked_for_where_its_repository_has_it(
+def test_a_shipped_stacks_package_is_found_in_its_repositorys_layout(
     stack: str, holds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -178,7 +178,7 @@ def test_a_shipped_stack_is_looked_for_where_its_repository_has_it(
     monkeypatch.delenv(checkout.ROOT)
 
 
-def test_another_interpreter_judges_where_one_is_named(fork: Path) -> None:
+def test_the_interpreter_given_by_python_judges(fork: Path) -> None:
     """Without the suite's packages it says so, and is no verdict; with them it answers."""
     own = fork.parent / "own"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(own)], check=True)

@@ -270,7 +270,7 @@ def test_a_copied_workflow_gates_a_red_and_a_green_change(repository: Path) -> N
     assert len(github.cache) == 1, "the records of pull requests are compared with nothing"
 
 
-def test_a_check_run_of_many_causes_is_made_by_several_calls() -> None:
+def test_a_github_check_run_of_many_causes_takes_several_calls() -> None:
     run = recorded(*((Item(id="TOPO-02", case=f"case-{n}"), "violated") for n in range(120)))
     said = ["".join(chr(97 + int(digit)) for digit in f"{n:03}") for n in range(120)]  # a number would be one cause
     answered = tuple(replace(each, words=f"saw {word}") for each, word in zip(run.results, said, strict=True))
@@ -290,7 +290,7 @@ def test_a_check_run_of_many_causes_is_made_by_several_calls() -> None:
 
 
 @pytest.mark.parametrize("stack", CODES)
-def test_gitlab_s_script_ends_with_the_verdict(stack: str, repository: Path) -> None:
+def test_the_gitlab_script_ends_with_the_exit_code_of_the_verdict(stack: str, repository: Path) -> None:
     job = _yaml(CI / "gitlab-ci.yml")["rankproof"]
     for part, code in (("script", CODES[stack]), ("after_script", CODES[stack])):
         done = _run("\n".join(job[part]), repository, STACK=f"fork:{stack}")
@@ -307,7 +307,7 @@ def test_gitlab_s_script_ends_with_the_verdict(stack: str, repository: Path) -> 
 
 
 @pytest.mark.parametrize("stack", CODES)
-def test_buildkite_s_command_ends_with_the_verdict(stack: str, repository: Path) -> None:
+def test_the_buildkite_command_ends_with_the_exit_code_of_the_verdict(stack: str, repository: Path) -> None:
     [step] = _yaml(CI / "buildkite.yml")["steps"]
     # Buildkite reads $$ as $: one would be filled in when the pipeline is uploaded.
     done = _run(step["command"].replace("$$", "$"), repository, STACK=f"fork:{stack}")
@@ -316,14 +316,14 @@ def test_buildkite_s_command_ends_with_the_verdict(stack: str, repository: Path)
 
 
 @pytest.mark.parametrize("stack", CODES)
-def test_slurms_script_ends_with_the_verdict_after_tee(stack: str, repository: Path) -> None:
+def test_the_slurm_script_ends_with_the_exit_code_of_the_verdict(stack: str, repository: Path) -> None:
     script = (CI / "slurm.sh").read_text(encoding="utf-8")
     done = _run(script, repository, STACK=f"fork:{stack}", RANKS="1")
     assert done.returncode == CODES[stack], done.stderr
     assert "fork 7" in (repository / "rankproof.log").read_text().splitlines()[-1]
 
 
-def test_the_workflow_uses_the_action_as_it_is() -> None:
+def test_the_example_workflow_uses_inputs_that_the_action_has() -> None:
     workflow, action = _yaml(WORKFLOW), _yaml(CI / "action/action.yml")
     assert {*workflow[True]} == {"pull_request", "merge_group", "push"}  # YAML 1.1 reads `on` as true
     job = workflow["jobs"]["gate"]

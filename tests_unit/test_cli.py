@@ -239,7 +239,7 @@ def test_bad_input_ends_in_one_clear_error(name: str, runs: dict[str, Done], fol
     assert (folder / name / "out").exists() == reported, "something was written"
 
 
-def test_a_check_writes_its_record_and_every_rendering(runs: dict[str, Done], folder: Path) -> None:
+def test_check_writes_its_record_and_every_form_of_the_report(runs: dict[str, Done], folder: Path) -> None:
     assert runs["check"].returncode == EXIT_CODES["violated"]
     out = folder / "check/out"
     assert {path.name for path in out.iterdir()} == {
@@ -252,7 +252,7 @@ def test_a_check_writes_its_record_and_every_rendering(runs: dict[str, Done], fo
     assert run.header.subject.origin == f"{BAD}:ForgetsPipeline"
 
 
-def test_a_form_is_all_that_is_printed_and_the_stack_s_own_words_are_in_a_log(
+def test_with_form_only_that_form_is_printed_and_a_stacks_output_goes_to_a_log(
     runs: dict[str, Done], folder: Path
 ) -> None:
     assert json.loads(runs["check-json"].stdout)["word"] == "conformant"
@@ -262,14 +262,16 @@ def test_a_form_is_all_that_is_printed_and_the_stack_s_own_words_are_in_a_log(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_recorded_run_is_told_in_every_form(form: Form, runs: dict[str, Done], snapshot: SnapshotAssertion) -> None:
+def test_a_recorded_run_is_reported_in_every_form(
+    form: Form, runs: dict[str, Done], snapshot: SnapshotAssertion
+) -> None:
     done = runs[f"report-{form}"]
     assert done.returncode == EXIT_CODES["violated"]
     assert done.stderr == ""
     assert re.sub(r"(<(style|script)\b[^>]*>).*?(</\2>)", r"\1\3", done.stdout, flags=re.DOTALL) == snapshot
 
 
-def test_what_lies_outside_is_counted_by_family_and_listed_where_it_is_asked_for(runs: dict[str, Done]) -> None:
+def test_items_outside_the_profile_are_counted_by_family_and_listed_if_asked(runs: dict[str, Done]) -> None:
     assert "  GATE 2, BLK 1, TOPO 1 (--verbose lists them)" in runs["report-terminal"].stdout
     assert "GATE-06d" not in runs["report-terminal"].stdout
     assert "  GATE-01 GATE-06d BLK-01 TOPO-07[borrowed-pp2-tp2-on-8]" in runs["report-verbose"].stdout
@@ -277,7 +279,7 @@ def test_what_lies_outside_is_counted_by_family_and_listed_where_it_is_asked_for
     assert "GATE-06d" in runs["report-html"].stdout
 
 
-def test_a_run_that_did_not_finish_is_told_as_far_as_it_came_and_is_incomplete(runs: dict[str, Done]) -> None:
+def test_an_unfinished_run_is_reported_as_far_as_it_came_and_is_incomplete(runs: dict[str, Done]) -> None:
     cut = "the run did not finish: 1 of 7 planned items have a result"
     done, part = runs["report-unfinished"], runs["report-part"]
     assert (done.returncode, part.returncode) == (EXIT_CODES["incomplete"], EXIT_CODES["incomplete"]), done.stderr
@@ -295,7 +297,7 @@ def test_html_and_junit_escape_what_a_stack_says(runs: dict[str, Done]) -> None:
     assert "<dp> is 4 & 'odd'" in said
 
 
-def test_a_replay_needs_no_stack_and_knows_the_day(runs: dict[str, Done]) -> None:
+def test_replay_needs_no_stack_and_uses_the_day_of_the_run(runs: dict[str, Done]) -> None:
     assert runs["replay-gone"].returncode == 0, runs["replay-gone"].stderr
     assert "CONFORMANT: mine 3" in runs["replay-gone"].stdout
     assert runs["replay"].returncode == EXIT_CODES["violated"]
@@ -306,14 +308,14 @@ def test_a_replay_needs_no_stack_and_knows_the_day(runs: dict[str, Done]) -> Non
     assert "Deviates, as declared: 2" in runs["replay"].stdout
 
 
-def test_a_replay_says_where_it_differs_from_the_record(runs: dict[str, Done]) -> None:
+def test_replay_reports_each_difference_from_the_record(runs: dict[str, Done]) -> None:
     done = runs["replay-late"]
     assert done.returncode == EXIT_CODES["violated"]
     assert "the record said conformant on 2026-06-15" in done.stdout
     assert "judged as of 2027-01-01 it is violated" in done.stdout
 
 
-def test_list_shows_promise_tier_cases_and_what_is_untested(runs: dict[str, Done]) -> None:
+def test_list_shows_statement_tier_cases_and_untested_contracts(runs: dict[str, Done]) -> None:
     lines = runs["list"].stdout.splitlines()
     assert runs["list"].returncode == 0
     [topo] = [line for line in lines if line.startswith("TOPO-02 ")]
@@ -325,7 +327,7 @@ def test_list_shows_promise_tier_cases_and_what_is_untested(runs: dict[str, Done
     assert "[untested: " in prec
 
 
-def test_explain_tells_promise_story_cases_mutants_and_how_to_see_it_fail(runs: dict[str, Done]) -> None:
+def test_explain_prints_statement_reasons_cases_mutants_and_how_to_see_it_fail(runs: dict[str, Done]) -> None:
     said = runs["explain"].stdout
     for words in ("TOPO-02\n", "world size divided by every other axis", "asks       topology",
                   "check      contracts/law/topology/", "    contracts/law/topology/mesh_sizes_bugs.py:",
@@ -336,7 +338,7 @@ def test_explain_tells_promise_story_cases_mutants_and_how_to_see_it_fail(runs: 
         assert words in said
     assert "Not judged yet: " in runs["explain-untested"].stdout
     said = runs["explain-promise"].stdout
-    assert "held by\n  tests_unit/gate/test_tolerances.py::test_rounding_is_no_difference\n" in said
+    assert "held by\n  tests_unit/gate/test_tolerances.py::test_a_difference_of_rounding_size_passes\n" in said
     assert "not held: that the verdict on the reference is the same" in said
 
 
@@ -346,7 +348,7 @@ env -0 > variables
 """
 
 
-def test_emitted_text_survives_the_shell(runs: dict[str, Done], folder: Path) -> None:
+def test_an_emitted_command_is_unchanged_by_the_shell(runs: dict[str, Done], folder: Path) -> None:
     launch = json.loads(runs["emit-json"].stdout)
     assert AWKWARD in " ".join(launch["command"]), "this test needs a word that must be quoted"
     stubs = folder / "stubs"
@@ -416,13 +418,13 @@ def test_every_line_of_a_real_record_matches_the_published_schema(runs: dict[str
     assert not valid.is_valid({"verdict": {}})
 
 
-def test_a_record_with_a_date_that_is_none_is_refused(runs: dict[str, Done]) -> None:
+def test_a_record_with_a_malformed_date_is_refused(runs: dict[str, Done]) -> None:
     done = runs["report-no-date"]
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert "deviation TOPO-02.expires = 'soon': is not a date" in done.stderr
 
 
-def test_the_verdict_of_a_canned_run_is_worked_out_by_hand() -> None:
+def test_the_verdict_of_a_canned_run_equals_the_one_worked_out_by_hand() -> None:
     judged = verdict(CANNED, today().replace(year=2026, month=6, day=15))
     assert judged.word == "violated"
     assert dict(judged.counts) == {

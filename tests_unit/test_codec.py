@@ -80,20 +80,20 @@ LEGAL: dict[str, Any] = {"name": "n", "part": {"size": 2}}
 
 @given(wholes)
 @SETTINGS
-def test_what_is_sent_arrives(whole: Whole) -> None:
+def test_an_encoded_value_decodes_to_itself(whole: Whole) -> None:
     assert codec.loads(Whole, codec.dumps(whole)) == whole
     assert codec.conforms(Whole, whole)
 
 
 @given(wholes)
 @SETTINGS
-def test_what_is_sent_keeps_its_own_schema(whole: Whole) -> None:
+def test_an_encoded_value_matches_its_schema(whole: Whole) -> None:
     jsonschema.Draft202012Validator(codec.schema(Whole)).validate(codec.encode(whole))
 
 
 @given(junk)
 @SETTINGS
-def test_junk_is_refused_and_nothing_else_happens(data: object) -> None:
+def test_junk_is_refused_without_another_error(data: object) -> None:
     with pytest.raises(Refused):
         codec.decode(Whole, {**LEGAL, "spare": {"size": 1, "surplus": data}})
     refused = answer_or_refusal(codec.decode, Whole, data)
@@ -159,7 +159,7 @@ def test_a_long_value_is_cut_to_a_line() -> None:
     assert shown("x" * 10_000).endswith("(10002 characters)")
 
 
-def test_a_refused_keeps_every_refusal_in_order() -> None:
+def test_a_refused_error_keeps_its_reasons_in_order() -> None:
     found = Refusals()
     found.unless(True, "held", 1, "is right", "leave it")
     found.unless(False, "first", 1, "is wrong", "mend it")
@@ -173,12 +173,12 @@ def test_a_refused_keeps_every_refusal_in_order() -> None:
     assert str(caught.value) == "first = 1: is wrong; mend it\nsecond = 'b': is wrong too; mend it too"
 
 
-def test_a_refused_without_a_refusal_is_our_own_mistake() -> None:
+def test_a_refused_error_without_reasons_is_an_assertion_error() -> None:
     with pytest.raises(AssertionError, match="says nothing"):
         Refused([])
 
 
-def test_a_lane_keeps_its_own_rules_on_the_way_in() -> None:
+def test_decoding_a_lane_applies_its_rules() -> None:
     with pytest.raises(Refused, match="is missing for 2 nodes"):
         codec.decode(Lane, {"mode": "author_dp", "nodes": 2})
 
@@ -195,7 +195,7 @@ class Measured:
 DIVERGED = Measured(losses={"lm": math.nan, "aux": 2.5}, norm=-math.inf)
 
 
-def test_a_number_that_is_none_is_a_value_where_it_is_declared() -> None:
+def test_nan_is_decoded_where_the_type_allows_it() -> None:
     sent = codec.dumps(DIVERGED)
     assert sent == '{"losses":{"lm":"NaN","aux":2.5},"norm":"-Infinity","rate":0.0}'
     back = codec.loads(Measured, sent)
@@ -205,7 +205,7 @@ def test_a_number_that_is_none_is_a_value_where_it_is_declared() -> None:
     jsonschema.Draft202012Validator(codec.schema(Measured)).validate(codec.encode(DIVERGED))
 
 
-def test_a_number_that_is_none_is_refused_everywhere_else() -> None:
+def test_nan_is_refused_where_the_type_does_not_allow_it() -> None:
     assert not codec.conforms(Measured, replace(DIVERGED, rate=math.nan))
     with pytest.raises(Refused, match="JSON has no such number"):
         codec.encode(replace(DIVERGED, rate=math.nan))

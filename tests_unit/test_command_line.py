@@ -48,13 +48,13 @@ def said(*words: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
-def test_what_is_misspelt_is_refused_with_what_was_meant(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_misspelt_option_is_refused_with_the_nearest_one(words: tuple[str, ...], tmp_path: Path) -> None:
     done = rankproof(*words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert REFUSED[words] in done.stderr
 
 
-def test_an_item_of_a_report_can_be_pasted(tmp_path: Path) -> None:
+def test_an_item_copied_from_a_report_is_a_valid_profile(tmp_path: Path) -> None:
     code, text = said("explain", ITEM)
     assert code == 0
     assert text.splitlines()[0] == ITEM
@@ -71,21 +71,21 @@ def test_an_item_of_a_report_can_be_pasted(tmp_path: Path) -> None:
     assert (tmp_path / "out/detection.md").exists(), "what is printed does not decide what is written"
 
 
-def test_a_family_is_listed_and_letters_may_be_small() -> None:
+def test_a_family_is_listed_by_its_name_in_any_case() -> None:
     code, text = said("explain", "topo")
     assert code == 0
     assert [line.split()[0] for line in text.splitlines()] == [id for id in LAW.ids() if id.startswith("TOPO")]
     assert said("explain", "topo-02A")[1].splitlines()[0] == "TOPO-02a"
 
 
-def test_cards_and_architectures_are_the_device_that_they_are() -> None:
+def test_a_device_can_be_named_by_card_or_architecture() -> None:
     tables = {name: said("kernels", "--device", name) for name in ("sm_90", "sm90", "h200", "hopper", "H100")}
     assert set(tables.values()) == {tables["sm_90"]}
     assert tables["sm_90"][0] == 0
     assert "device sm_90" in tables["sm_90"][1]
 
 
-def test_json_is_what_the_text_says() -> None:
+def test_json_output_has_what_the_text_has() -> None:
     [pat] = json.loads(said("list", "--profile", "PAT-01a", "--json")[1])
     assert pat == json.loads(said("explain", "PAT-01a", "--json")[1])
     assert set(pat["cases"]) == set(LAW.contracts["PAT-01a"].cases)
@@ -98,7 +98,7 @@ def test_json_is_what_the_text_says() -> None:
     assert without == kinds, "they print no results"
 
 
-def test_a_probe_has_in_json_what_holds_and_what_to_answer_next(tmp_path: Path) -> None:
+def test_a_probes_json_has_results_and_the_next_questions_to_answer(tmp_path: Path) -> None:
     (tmp_path / "ours.py").write_text((ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8"))
     done = rankproof("init", "--probe", "ours:Ours", "--propose", "declared.toml", "--json", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
@@ -123,7 +123,7 @@ def test_every_command_stands_in_one_group_of_the_help() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_gets_a_script_that_asks_this_command(shell: str) -> None:
+def test_the_completion_script_calls_this_command(shell: str) -> None:
     code, text = said("completion", shell)
     assert code == 0
     assert "_RANKPROOF_COMPLETE" in text
@@ -144,7 +144,7 @@ def test_a_shell_gets_a_script_that_asks_this_command(shell: str) -> None:
         ("rankproof sample m", "map.toml"),
     ],
 )
-def test_what_is_begun_is_completed(typed: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_finishes_a_partial_word(typed: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
     monkeypatch.setenv("_RANKPROOF_COMPLETE", "bash_complete")
@@ -153,7 +153,7 @@ def test_what_is_begun_is_completed(typed: str, wanted: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_sample_is_read_by_its_command(name: str, tmp_path: Path) -> None:
+def test_each_sample_file_is_accepted_by_its_command(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(said("sample", name)[1])
     if name == "plan.toml":  # pip would be asked
         from contracts.bringup.commands.installation import read_plan
@@ -182,6 +182,6 @@ def test_without_torch_the_numbers_are_not_run_and_the_verdict_is_incomplete(tmp
     assert "declined" not in done.stdout
 
 
-def test_the_kill_matrix_in_a_pipe_has_whole_names(tmp_path: Path) -> None:
+def test_the_kill_matrix_is_not_truncated_in_a_pipe(tmp_path: Path) -> None:
     done = rankproof("selftest", "--only", "PAT-01", "--with", "none", cwd=tmp_path)
     assert "builds_whole_periods" in done.stdout

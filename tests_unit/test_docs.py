@@ -65,7 +65,7 @@ def test_the_page_of_promises_is_current() -> None:
 
 
 @pytest.mark.parametrize("id", PROMISES)
-def test_each_test_that_holds_a_promise_is_there(id: str) -> None:
+def test_each_test_that_promises_names_exists(id: str) -> None:
     """A name that pytest collects: a function of the module, or of a class whose name begins with Test."""
     assert PROMISES[id].tests or PROMISES[id].lacks
     for name in PROMISES[id].tests:
@@ -110,7 +110,7 @@ SOURCES = sorted({*(each.source for each in LAW.contracts.values()), *(r.source.
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_part_of_a_source_leads_somewhere(source: str) -> None:
+def test_every_part_of_a_contracts_source_has_a_link(source: str) -> None:
     lost = []
     for line in explained(source):
         anchor = re.search(r" \(docs/sources\.md#([\w-]+)\)", line)
@@ -125,7 +125,7 @@ def test_every_part_of_a_source_leads_somewhere(source: str) -> None:
     assert not lost
 
 
-def test_the_titles_of_the_sources_are_those_of_the_page() -> None:
+def test_the_titles_of_sources_equal_those_of_the_page() -> None:
     text = _text(PAGE)
     rows = {id: f'<a id="{id.lower()}"></a>{id} | {title} |' for id, title in FAULTS.items()}
     rows |= {letters: f"| {letters} | {title} |" for letters, title in BUGS.items()}
@@ -156,29 +156,29 @@ def test_the_titles_of_the_sources_are_those_of_the_page() -> None:
     )),
     ("a word of another suite: x", ("a word of another suite: x",)),
 ])  # fmt: skip
-def test_a_source_as_a_reader_sees_it(source: str, lines: tuple[str, ...]) -> None:
+def test_a_contracts_source_is_explained_in_words(source: str, lines: tuple[str, ...]) -> None:
     assert explained(source) == lines
 
 
-def test_the_letters_of_every_bug_id_are_known() -> None:
+def test_every_prefix_of_a_bug_id_is_explained() -> None:
     assert {bug.partition("-")[0] for mutant in LAW.mutants for bug in mutant.bugs} <= BUGS.keys()
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_page_of_a_package_says_what_is_declared_and_for_the_same_versions(package: str) -> None:
+def test_a_packages_page_lists_its_deviations_for_the_same_versions(package: str) -> None:
     rows = [bug for bug in bugs(package) if bug.contracts]
     known = list(declared(package))
     assert {(bug.script, id) for bug in rows for id in bug.contracts} == {(script, id) for script, id, *_ in known}
     assert {(bug.script, each) for bug in rows for each in bug.versions} == {(each[0], each[2]) for each in known}
 
 
-def test_every_row_about_a_package_is_read() -> None:
+def test_every_confirmed_bug_in_a_packages_page_is_parsed() -> None:
     told = {package: _text(f"docs/{package}.md").partition("## How it is asked")[0] for package in PACKAGES}
     read = {f"confirmed/{bug.script}.py" for package in PACKAGES for bug in bugs(package)}
     assert sum(text.count("](confirmed/") for text in told.values()) == len(read)
 
 
-def test_every_fault_that_nobody_reported_has_its_report() -> None:
+def test_every_unreported_fault_has_a_report_ready() -> None:
     reports = {path.stem: path.read_text("utf-8") for path in (ROOT / "docs/confirmed/reports").glob("*.md")}
     unreported = {
         each.script: each for package in PACKAGES for each in bugs(package) if "](http" not in each.what + each.upstream
@@ -197,7 +197,7 @@ README_ROW = re.compile(r"^\| ([\w-]+) (\d[^|]*) \| ([^|]+) \| \[\w+\]\(docs/con
 PERCENT = re.compile(r"\d+(?= %| to \d+ %)")
 
 
-def test_what_the_readme_says_of_a_release_is_what_its_page_and_the_site_say() -> None:
+def test_readme_page_and_site_agree_about_the_release() -> None:
     pages = {name: page for page, (name, _) in PACKAGES.items()}
     rows = README_ROW.findall(_text("README.md"))
     assert len(rows) == _text("README.md").count("](docs/confirmed/") >= 5
@@ -209,7 +209,7 @@ def test_what_the_readme_says_of_a_release_is_what_its_page_and_the_site_say() -
         assert {*PERCENT.findall(what)} <= {*PERCENT.findall(bug.what)}, f"{script}: {what}"
 
 
-def test_the_readme_s_contract_is_the_one_of_the_snapshot() -> None:
+def test_the_contract_shown_in_the_readme_equals_the_snapshot() -> None:
     said = re.search(r"^\$ rankproof explain (\S+)\n\1\n(.+)$", _text("README.md"), re.MULTILINE)
     assert said
     [row] = re.findall(rf"^\| {said[1]} \|.*$", _text("snapshots/contracts.md"), re.MULTILINE)

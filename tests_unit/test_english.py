@@ -45,5 +45,5 @@ def test_a_turn_is_counted_in_pages_docstrings_statements_and_strings(turn: str,
             assert sorted(found) == sorted(expected * times), text
 
 
-def test_the_statements_of_contracts_have_none() -> None:
+def test_the_statements_of_contracts_have_no_banned_turn() -> None:
     assert {turn: counts["statements"] for turn, counts in english.measured().items() if counts["statements"]} == {}

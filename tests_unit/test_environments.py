@@ -32,7 +32,7 @@ def _script() -> Any:
         ("0.19.2", (3, 13), {"--no-deps megatron-core=={version}", "triton==3.7.1"}),
     ],
 )
-def test_megatron_is_built_only_if_its_wheel_is_for_a_later_python(
+def test_megatron_is_built_from_source_only_if_its_wheel_needs_a_later_python(
     monkeypatch: pytest.MonkeyPatch, version: str, python: tuple[int, int], words: set[str]
 ) -> None:
     script = _script()
@@ -43,7 +43,7 @@ def test_megatron_is_built_only_if_its_wheel_is_for_a_later_python(
     assert all(any(call.startswith(word) or call.endswith(word) for call in last) for word in words), last
 
 
-def test_only_what_a_package_moves_is_free_of_the_constraints() -> None:
+def test_an_environments_constraints_leave_out_only_the_packages_it_changes() -> None:
     script = _script()
     pins = SCRIPT.parents[1].joinpath("constraints.txt").read_text(encoding="utf-8")
     held = next(line for line in pins.splitlines() if line.startswith("transformers=="))
@@ -66,7 +66,7 @@ def _found(name: str, version: str, **more: object) -> dict[str, object]:
     return {"metadata": {"name": name, "version": version}, "download_info": {"url": "https://x/y", **more}}
 
 
-def test_a_package_without_hashes_is_refused_and_torch_is_held_by_its_version() -> None:
+def test_locking_refuses_a_package_without_hashes_and_leaves_torch_out() -> None:
     script = _script()
     found = [_found("Ruamel_yaml", "1.0"), _found("torch", "2.13.0+cpu"), _found("nvidia-nccl-cu12", "2"),
              _found("rankproof", "0.1", dir_info={"editable": True})]  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_package_without_hashes_is_refused_and_torch_is_held_by_its_version() 
         script.checked([*found, _found("other", "2")], {"ruamel-yaml==2.0": ["aa"]})
 
 
-def test_each_locked_version_has_its_packages_with_hashes_under_the_pins() -> None:
+def test_each_locked_version_has_hashes_for_its_packages() -> None:
     script = _script()
     lock = tomllib.loads(script.LOCK.read_text(encoding="utf-8"))
     locked = {f"{name} {version}": (entry, version) for name, entry in TABLE.items() for version in entry["locked"]}

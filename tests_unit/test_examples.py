@@ -120,7 +120,7 @@ def _behind(pattern: str, lines: list[str], start: int) -> int:
 
 
 @pytest.mark.parametrize("run", MARKED)
-def test_the_page_prints_what_its_commands_print(run: Run, tmp_path: Path) -> None:
+def test_the_output_on_the_page_equals_that_of_its_commands(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
     if run.folder:
@@ -167,7 +167,7 @@ def history(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", [pytest.param(each, marks=slow) for each in ("bisect", "two-commits")])
-def test_a_page_about_commits_prints_what_its_commands_print(name: str, history: Path) -> None:
+def test_the_output_on_a_page_about_commits_equals_that_of_its_commands(name: str, history: Path) -> None:
     variables = environment(PATH=os.pathsep.join([str(RANKPROOF.parent), os.environ["PATH"]]), OMP_NUM_THREADS="1")
     for _, text in _blocks("history", ROOT / f"docs/{name}.md"):
         for part in text.removeprefix("$ ").split("\n$ "):
@@ -207,7 +207,7 @@ def test_the_contract_of_contributing_is_judged_and_kills_its_mutant(tmp_path: P
     assert "1 of 1 mutants killed for their words" in done.stdout
 
 
-def test_the_code_on_the_page_stands_in_the_example() -> None:
+def test_the_code_on_the_page_is_in_the_example() -> None:
     shown = _blocks("in")
     assert shown
     for name, text in shown:
@@ -218,7 +218,7 @@ FORK = ROOT / "docs/examples/your_fork"
 TITAN = ROOT / ".venv-torchtitan-0.3.0/bin"
 
 
-def test_the_adapter_on_the_page_of_forks_is_the_example() -> None:
+def test_the_adapter_on_the_page_of_forks_equals_the_example() -> None:
     (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/your-fork.md").read_text(encoding="utf-8"), re.DOTALL)
     text = (FORK / "our_titan.py").read_text(encoding="utf-8")
     assert text.endswith(f"\n\n\n{shown}")
@@ -247,7 +247,7 @@ def test_the_adapter_of_a_fork_is_judged_on_the_checkout(tmp_path: Path) -> None
     assert done.returncode == 1
 
 
-def test_every_mistake_on_the_page_is_run() -> None:
+def test_every_mistake_on_the_page_gives_the_shown_output() -> None:
     assert CHANGES.keys() == {mistake for run in RUNS for mistake in run.mistakes}
 
 

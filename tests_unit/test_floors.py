@@ -147,13 +147,13 @@ def brought() -> dict[str, frozenset[str]]:
 
 
 @pytest.mark.parametrize("floor", FLOORS)
-def test_a_floor_stands_on_those_below_it_and_on_no_other(floor: str, brought: dict[str, frozenset[str]]) -> None:
+def test_each_layer_imports_only_the_layers_below_it(floor: str, brought: dict[str, frozenset[str]]) -> None:
     ours = {_floor(module) for module in brought[floor] if module.startswith("contracts.")}
     assert ours - {floor, "", "contracts.bringup"} <= set(FLOORS[floor])
 
 
 @pytest.mark.parametrize("floor", FLOORS)
-def test_nothing_but_what_is_made_of_tensors_loads_a_framework(floor: str) -> None:
+def test_only_modules_about_tensors_import_a_framework(floor: str) -> None:
     pure = [module for module in _modules(floor) if not module.startswith(TENSORS) and "_bugs" not in module]
     modules = modules_after("; ".join(f"import {module}" for module in pure))
     assert not {module.split(".")[0] for module in modules} & HEAVY
@@ -164,14 +164,14 @@ def test_only_the_harness_and_the_ranks_know_pytest(brought: dict[str, frozenset
     assert knows == {"contracts.harness", "contracts.ranks"}
 
 
-def test_a_stack_by_itself_loads_no_framework_of_the_suite() -> None:
+def test_a_served_stack_imports_the_standard_library_only() -> None:
     """The answering side runs in environments where nothing but the standard library can be assumed."""
     outside = modules_after("import contracts.stacks.serve, contracts.stacks.reference.stack")
     installed = {"click", "rich", "jinja2", "pytest", "pluggy", "hypothesis"}
     assert not {module.split(".")[0] for module in outside} & installed
 
 
-def test_a_whole_check_loads_no_torch(tmp_path: Path) -> None:
+def test_a_check_without_tensors_does_not_import_torch(tmp_path: Path) -> None:
     # a side of the law leaves out what is about numbers, which ids by their beginning do not
     out = str(tmp_path / "out")
     words = ["check", "--profile", "launch", "--with", "flag-table", "--report", out, "--form", "json"]
@@ -204,7 +204,7 @@ def _borrowed(module: types.ModuleType) -> set[str]:
     }
 
 
-def test_a_borrowed_function_is_seen_under_any_name() -> None:
+def test_a_check_that_uses_a_computing_function_of_spec_is_found_under_any_name() -> None:
     from contracts.spec import codec, pattern, topology
 
     module = types.ModuleType("borrower")
@@ -238,7 +238,7 @@ print(json.dumps(added))
 """
 
 
-def test_the_text_of_each_file_names_what_it_adds_to_the_law() -> None:
+def test_every_contract_and_mutant_is_found_in_the_text_of_its_file() -> None:
     """A contract that is not found in the text is judged by nobody, and a mutant that is not found proves nothing."""
     done = subprocess.run([sys.executable, "-c", _ADDED], capture_output=True, text=True, check=True, timeout=300)
     added = {module: {*ids} for module, ids in json.loads(done.stdout).items()}
@@ -251,7 +251,7 @@ def test_the_text_of_each_file_names_what_it_adds_to_the_law() -> None:
     assert {each: ids for each, ids in unnamed.items() if ids} == {}
 
 
-def test_judging_one_family_imports_no_other() -> None:
+def test_judging_one_family_imports_no_other_family() -> None:
     seen = modules_after("from contracts.harness.families import read_checks; read_checks('PAT-01')")
     read = {name for name in seen if name.startswith(("contracts.law.", "contracts.bringup.law."))}
     assert {name for name in read if "._support" not in name} == {
@@ -259,14 +259,14 @@ def test_judging_one_family_imports_no_other() -> None:
     }  # fmt: skip
 
 
-def test_without_torch_the_mutants_that_do_without_it_are_read() -> None:
+def test_without_torch_the_mutants_that_do_not_need_it_are_read() -> None:
     read = "from contracts.harness.families import read_mutants; read_mutants()"
     without = modules_after(f"import sys; sys.modules['torch'] = None; {read}")
     assert "contracts.law.pattern.layers_bugs" in without
     assert not {each for each in without if each.startswith("contracts.law.blocks.")}
 
 
-def test_an_id_tells_the_folder_and_every_file_of_checks_has_its_bugs_beside_it() -> None:
+def test_an_ids_family_gives_its_folder_and_every_file_of_checks_has_its_bugs_file() -> None:
     """Who has a red id finds its check, and its mutants beside it, without a search."""
     rooms: dict[str, set[str]] = {}
     for contract in LAW.contracts.values():
@@ -292,7 +292,7 @@ def test_checks_compute_nothing_with_the_code_under_test(name: str) -> None:
     assert not {each for each in lent if each.startswith("contracts.spec")}, "a module lends all its functions"
 
 
-def test_the_instrument_sees_what_an_import_brings() -> None:
+def test_the_test_of_layers_sees_indirect_imports() -> None:
     assert "json.decoder" in modules_after("import json")
     assert "json.decoder" not in modules_after("import math")
     assert "colorsys" in modules_after("import colorsys, sys; sys.exit(3)")

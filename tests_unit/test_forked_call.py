@@ -10,18 +10,18 @@ import pytest
 from contracts.stacks.forked_call import ForkDied, in_a_fork
 
 
-def test_an_answer_longer_than_a_pipe_arrives_whole() -> None:
+def test_an_answer_larger_than_a_pipes_buffer_arrives_complete() -> None:
     assert in_a_fork(lambda: "ä" * 200_000) == "ä" * 200_000
 
 
 @pytest.mark.parametrize(("work", "words"), [(lambda: os._exit(3), "exit code 3"), (os.abort, "SIGABRT")])
-def test_a_fork_that_dies_is_said_to_have_died(work: object, words: str) -> None:
+def test_a_fork_that_dies_is_reported_as_dead(work: object, words: str) -> None:
     with pytest.raises(ForkDied, match=words):
         in_a_fork(work)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("own_group", [False, True])
-def test_a_process_that_it_leaves_holds_nobody_up(own_group: bool) -> None:
+def test_a_process_left_by_a_fork_does_not_block_the_caller(own_group: bool) -> None:
     alive, held = os.pipe()  # the end that is held open by the process that was left
 
     def leave_one_running() -> str:

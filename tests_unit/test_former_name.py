@@ -23,7 +23,7 @@ def as_before(schema: str) -> str:
     return schema.replace("rankproof", FORMER)
 
 
-def test_a_record_of_the_former_name_is_read() -> None:
+def test_a_record_with_the_suites_former_name_is_read() -> None:
     run = recorded((A, "holds"))
     before = replace(run, header=replace(run.header, schema=as_before(run.header.schema)))
     text = record.write(before, date.fromisoformat(TODAY))
@@ -31,12 +31,12 @@ def test_a_record_of_the_former_name_is_read() -> None:
     assert record.read(text)[0] == run
 
 
-def test_a_receipt_of_the_former_name_is_read() -> None:
+def test_a_receipt_with_the_suites_former_name_is_read() -> None:
     text = codec.dumps(RECEIPT)
     assert receipts.read(text.replace(SCHEMA, as_before(SCHEMA))) == receipts.read(text)
 
 
-def test_a_manifest_of_the_former_name_is_read() -> None:
+def test_a_manifest_with_the_suites_former_name_is_read() -> None:
     launched = Manifest(
         run="r", app_id="a", function_call_id="f", launched_at="2026-06-15T00:00:00+00:00", state="detached"
     )
@@ -45,11 +45,11 @@ def test_a_manifest_of_the_former_name_is_read() -> None:
 
 
 @pytest.mark.parametrize("schema", [None, 1, "other.run/1", "rankproof.run/2", "my-rankproof.run/1"])
-def test_another_schema_stays_what_it_is(schema: object) -> None:
+def test_a_file_of_another_schema_is_not_renamed(schema: object) -> None:
     assert current(schema) == schema
 
 
-def test_variables_of_the_former_name_are_refused_once_with_what_to_set(tmp_path: Path) -> None:
+def test_variables_with_the_former_name_are_refused_with_the_new_one(tmp_path: Path) -> None:
     old = {f"{FORMER.upper()}_TELEMETRY": "told.jsonl", f"{FORMER.upper()}_HOST": "box@here"}
     done = rankproof("list", cwd=tmp_path, **old)
     assert (done.returncode, done.stdout) == (2, "")
@@ -59,12 +59,12 @@ def test_variables_of_the_former_name_are_refused_once_with_what_to_set(tmp_path
     assert "set RANKPROOF_TELEMETRY" in lines[1]
 
 
-def test_a_trainer_is_not_started_with_one() -> None:
+def test_a_trainer_refuses_a_variable_with_the_former_name() -> None:
     with pytest.raises(Refused, match="set RANKPROOF_TELEMETRY"):
         read((), {f"{FORMER.upper()}_TELEMETRY": "told.jsonl"})
 
 
-def test_the_former_name_stands_in_one_file() -> None:
+def test_only_one_file_contains_the_former_name() -> None:
     words = ["git", "grep", "-Iil", FORMER]
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout: there is no list of files")

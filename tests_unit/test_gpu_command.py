@@ -33,7 +33,7 @@ def _run(out: Path, *parts: Part, resume: bool = False, seconds: float = 60.0) -
     ("codes", "expected"),
     [([3, 1, 0], 1), ([3, 4], 4), ([4, 2], 2), ([0, 5], 5), ([3, 5], 3), ([0, 0], 0), ([], 5)],
 )
-def test_red_goes_before_incomplete(codes: list[int], expected: int) -> None:
+def test_a_violation_outweighs_incomplete_parts(codes: list[int], expected: int) -> None:
     assert gpu.worst(codes) == expected
 
 
@@ -48,7 +48,7 @@ def test_every_contract_and_every_mutant_of_the_tier_is_in_one_part(tmp_path: Pa
         assert seen.count(True) == 1, f"the mutants of {id} are in {seen.count(True)} parts"
 
 
-def test_a_part_ends_in_the_order_of_its_lines_and_leaves_them(tmp_path: Path) -> None:
+def test_a_part_of_the_gpu_run_keeps_its_output_in_order(tmp_path: Path) -> None:
     ended = _run(tmp_path, _part("one", "print('a'); print('b'); raise SystemExit(3)"), _part("two", "1 / 0"))
     assert {name: each.code for name, each in ended.items()} == {"one": 3, "two": 1}
     assert (tmp_path / "one.txt").read_text() == "a\nb\n"
@@ -67,7 +67,7 @@ subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])
 """
 
 
-def test_a_part_is_cut_off_at_its_limit_or_that_of_all(tmp_path: Path) -> None:
+def test_a_part_of_the_gpu_run_ends_at_its_own_or_the_total_time_limit(tmp_path: Path) -> None:
     before = time.monotonic()
     ended = _run(tmp_path, _part("long", WAITS, 3.0), _part("quick", "print('c')"))
     assert time.monotonic() - before < 3 + gpu.GRACE_S
@@ -77,7 +77,7 @@ def test_a_part_is_cut_off_at_its_limit_or_that_of_all(tmp_path: Path) -> None:
     assert _run(tmp_path, _part("late", "print('d')"), seconds=0.0) == {}
 
 
-def test_what_ended_is_not_run_again_on_the_same_source(
+def test_a_finished_part_is_not_run_again_on_the_same_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _run(tmp_path, _part("red", "raise SystemExit(1)"), _part("long", WAITS, 2.0))
@@ -103,7 +103,7 @@ def test_a_part_whose_package_is_missing_is_skipped_and_incomplete(tmp_path: Pat
     ]
 
 
-def test_the_rehearsal_runs_the_same_commands_and_a_stop_ends_them(tmp_path: Path) -> None:
+def test_the_rehearsal_of_the_gpu_run_runs_the_same_commands(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--out", str(tmp_path)]
     done = subprocess.run([*words, "--only", "cold,observe"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == gpu.INCOMPLETE, done.stderr
@@ -122,7 +122,7 @@ def test_the_rehearsal_runs_the_same_commands_and_a_stop_ends_them(tmp_path: Pat
         assert "3  moe: cut off" in said
 
 
-def test_the_benchmarks_are_found_where_the_environment_does_not_have_them(tmp_path: Path) -> None:
+def test_the_gpu_run_finds_the_benchmarks_outside_the_environment(tmp_path: Path) -> None:
     found = Part(name="found", words=("-S", "-c", "import benchmarks; print(benchmarks.__path__)"), limit_s=60.0)
     _run(tmp_path, found)
     assert str(ROOT / "benchmarks") in (tmp_path / "found.txt").read_text()

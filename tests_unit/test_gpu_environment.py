@@ -39,7 +39,7 @@ def _cut(library: Path, keep: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_library_keeps_the_code_of_one_architecture(tmp_path: Path) -> None:
+def test_a_shrunk_library_keeps_the_code_of_one_architecture(tmp_path: Path) -> None:
     library = tmp_path / "libcode.so"
 
     def whole(ampere: bytes, hopper: bytes, later: bytes) -> bytes:

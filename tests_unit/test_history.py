@@ -39,7 +39,7 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_rule_takes_fixes_of_what_is_asked_and_nothing_else(fork: Path) -> None:
+def test_the_history_rule_selects_fixes_of_judged_code_only(fork: Path) -> None:
     assert [(fix.subject, fix.profile) for fix in drawn(fork, RULE)] == [
         ("[fix] a comment", "PAT-01"), ("Fix the depth", "PAT-01"),
     ]  # fmt: skip
@@ -60,7 +60,7 @@ def test_a_fix_is_named_by_what_the_commit_before_it_violates(
     assert again == [*rows.values()]
 
 
-def test_what_cannot_be_asked_or_is_set_aside_says_so(fork: Path, tmp_path: Path) -> None:
+def test_a_fix_that_cannot_be_judged_or_is_set_aside_has_its_reason(fork: Path, tmp_path: Path) -> None:
     fix = Fix(commit=git(fork, "rev-parse", "HEAD"), day="", subject="s", stack="no:Such", profile="PAT-01")
     assert judged(fork, fix, sys.executable, tmp_path).fate == "not asked"
     why = {"commit": fix.commit, "kind": "device", "why": "streams"}
@@ -68,7 +68,7 @@ def test_what_cannot_be_asked_or_is_set_aside_says_so(fork: Path, tmp_path: Path
     assert (row.fate, row.first) == ("device", "streams")
 
 
-def test_the_page_has_the_results_that_are_stored() -> None:
+def test_the_history_page_has_the_stored_results() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert page(text, *stored()) == text, "python -m benchmarks.history_page"
     rules, rows, _ = stored()
@@ -102,7 +102,7 @@ def test_a_fix_that_was_judged_twice_shows_both_and_one_set_aside_neither() -> N
     assert "| blind | named | PAT-01: violated: 3\\|4 | 61 | 12 s |" in page(marks, rules, rows, [month])
 
 
-def test_a_fault_is_named_by_a_violation_and_not_by_what_is_no_longer_offered() -> None:
+def test_a_fix_is_named_by_a_violation_and_not_by_a_declined_case() -> None:
     lost = {"item": "PAT-01", "kind": "lost", "head": {"outcome": "not offered", "words": "no such option"}}
     red = {"item": "PAT-02[x]", "kind": "worse", "head": {"outcome": "violated", "words": "3 and\n4"}}
     assert fate_of([lost], "VIOLATED: (1 lost, 3 hold)") == ("not asked", "PAT-01: not offered: no such option")

@@ -94,7 +94,7 @@ def test_a_method_that_is_filled_in_is_judged_in_words(begun: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_proposal_is_no_deviation_until_somebody_signs_it(begun: Path, tmp_path: Path) -> None:
+def test_a_proposed_deviation_counts_only_after_an_owner_is_entered(begun: Path, tmp_path: Path) -> None:
     file = tmp_path / "ours.toml"
     done = rankproof("init", "--probe", "more_lane:Stack", "--propose", str(file), cwd=begun)
     assert done.returncode == EXIT_CODES["violated"], done.stderr
@@ -117,7 +117,7 @@ def test_a_proposal_is_no_deviation_until_somebody_signs_it(begun: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_everything_that_cannot_be_carried_out_is_refused_at_once(begun: Path) -> None:
+def test_init_refuses_all_wrong_options_at_once(begun: Path) -> None:
     done = rankproof("init", "Not A Name", "--group", "nobody", "--propose", "nowhere/x.toml", cwd=begun)
     assert done.returncode == USAGE
     assert [line.split(" = ")[0] for line in done.stderr.splitlines()] == [

@@ -34,7 +34,7 @@ def _of_the_suite(name: str) -> object:
 
 @pytest.mark.parametrize("touch", ["given.gone", "given.upper(wide=1)", "{}[given]", "__import__('no_such_package')",
                                    "__import__('importlib').import_module('no_such_package.part')"])  # fmt: skip
-def test_what_an_adapter_does_not_find_in_an_untried_version_is_not_offered(touch: str) -> None:
+def test_a_name_missing_from_an_untried_version_makes_the_question_not_offered(touch: str) -> None:
     answer = falls_back(_of_the_suite(touch), "stack 2.0", TRIED)  # type: ignore[arg-type]
     with pytest.raises(NotOffered, match=r"stack 2\.0 was never tried, 1\.0, 1\.1 were, and the adapter does not find"):
         answer("text")
@@ -59,7 +59,7 @@ def test_an_import_error_within_the_package_is_reported_as_it_is(
         answer("text")
 
 
-def test_a_shim_that_finds_nothing_to_change_falls_back_with_its_words() -> None:
+def test_a_shim_without_its_target_makes_the_question_not_offered_with_its_message() -> None:
     def shimmed() -> None:
         raise Unreachable("could not reach the rounding of forward")
 
@@ -67,7 +67,7 @@ def test_a_shim_that_finds_nothing_to_change_falls_back_with_its_words() -> None
         falls_back(shimmed, "stack 2.0", TRIED)()
 
 
-def test_a_name_that_a_look_up_of_the_package_does_not_find_is_what_the_adapter_did_not_find() -> None:
+def test_a_failed_attribute_lookup_inside_the_package_makes_the_question_not_offered() -> None:
     class Model:
         def __getattr__(self, name: str) -> str:
             raise AttributeError(f"a model has no {name}")
@@ -76,7 +76,7 @@ def test_a_name_that_a_look_up_of_the_package_does_not_find_is_what_the_adapter_
         falls_back(_of_the_suite("given.gone"), "stack 2.0", TRIED)(Model())  # type: ignore[arg-type]
 
 
-def test_what_a_package_does_not_make_of_what_it_is_given_is_not_offered() -> None:
+def test_a_configuration_that_the_package_rejects_is_not_offered() -> None:
     def built(given: str) -> None:
         with fitted("a configuration"):
             raise ValueError(f"unknown\n  {given}")
@@ -91,7 +91,7 @@ def test_what_a_package_does_not_make_of_what_it_is_given_is_not_offered() -> No
         falls_back(declined, "stack 2.0", TRIED)()
 
 
-def test_refusals_and_what_is_not_offered_pass_as_they_are() -> None:
+def test_refused_and_not_offered_errors_pass_through_unchanged() -> None:
     class Answers:
         offers = frozenset({"blocks"})
 
@@ -103,7 +103,7 @@ def test_refusals_and_what_is_not_offered_pass_as_they_are() -> None:
     assert raised.value.lack == "stack"
 
 
-def test_the_labels_of_an_untried_version_say_so_and_those_of_a_tried_one_do_not() -> None:
+def test_labels_mark_an_untried_version_as_untried() -> None:
     said = {"train": "shimmed: the device", "built": ""}
     assert labels(said, "1.1", TRIED) == said
     assert labels(said, "2.0", TRIED) == {
@@ -112,7 +112,7 @@ def test_the_labels_of_an_untried_version_say_so_and_those_of_a_tried_one_do_not
     }
 
 
-def test_a_package_of_an_untried_version_claims_nothing_and_answers_what_it_finds(tmp_path: Path) -> None:
+def test_an_untried_version_of_a_package_claims_nothing_and_answers_what_it_can(tmp_path: Path) -> None:
     """Of transformers there is only the name: every answer falls back, and none is raw Python."""
     told = tmp_path / "transformers-9.9.9.dist-info"
     told.mkdir()
@@ -150,7 +150,7 @@ for ask in (lambda: stack.block_weights(small, 0, "nemo_native"), lambda: stack.
 # names
 @pytest.mark.slow
 @needs_torch
-def test_one_tensor_for_each_of_a_stack_leads_there_and_back_and_a_missing_one_leaves_the_stack_out() -> None:
+def test_separate_expert_tensors_are_stacked_and_split_and_an_incomplete_stack_is_left_out() -> None:
     import torch
 
     from contracts.stacks.kit import links
@@ -170,7 +170,7 @@ def test_one_tensor_for_each_of_a_stack_leads_there_and_back_and_a_missing_one_l
 
 @pytest.mark.slow
 @needs_torch
-def test_links_lay_out_as_they_say_and_lead_back() -> None:
+def test_links_convert_tensors_to_the_stacks_layout_and_back() -> None:
     import torch
 
     from contracts.stacks.kit import links
@@ -199,7 +199,7 @@ def test_links_lay_out_as_they_say_and_lead_back() -> None:
 
 @pytest.mark.slow
 @needs_torch
-def test_a_link_of_a_part_has_the_names_of_the_whole_and_what_is_not_whole_is_left_out() -> None:
+def test_a_link_can_be_moved_into_a_submodule_and_skips_incomplete_tensors() -> None:
     import torch
 
     from contracts.stacks.kit import links
@@ -253,7 +253,9 @@ def test_a_link_of_another_shape_names_the_tensor_and_what_it_should_be_made_of(
 
 @pytest.mark.slow
 @needs_torch
-def test_every_link_that_does_not_fit_is_named_before_anything_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_link_that_does_not_match_the_model_is_named_before_any_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs/examples/toy_trainer")
     from dataclasses import replace
     from typing import Any
@@ -285,7 +287,7 @@ def test_every_link_that_does_not_fit_is_named_before_anything_is_compared(monke
 
 @pytest.mark.slow
 @needs_torch
-def test_a_run_without_gradients_rates_of_its_own_or_its_own_optimizer_is_told(
+def test_a_run_gets_fixed_rates_and_a_given_optimizer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs/examples/toy_trainer")
@@ -375,7 +377,7 @@ def test_a_moved_name_is_reported_with_where_it_was_looked_for_and_what_is_there
     assert there(error).startswith("looked for loader in json, which has load")
 
 
-def test_a_moved_name_is_reported_over_the_wire_too() -> None:
+def test_a_moved_name_is_reported_by_a_stack_in_another_process_too() -> None:
     class Fork(Reference):
         def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
             raise Moved("looked for build in forked, which has made")

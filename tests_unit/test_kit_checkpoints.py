@@ -8,7 +8,7 @@ from contracts.spec import WriteFault
 from contracts.stacks.kit.checkpoints import changed, module_with
 
 
-def test_a_writer_dies_after_each_change_and_within_a_file(tmp_path: Path) -> None:
+def test_a_simulated_crash_can_stop_a_write_after_each_change_and_within_a_file(tmp_path: Path) -> None:
     seen = []
     for boundary in range(1, 7):
         folder = tmp_path / str(boundary)
@@ -25,13 +25,13 @@ def test_a_writer_dies_after_each_change_and_within_a_file(tmp_path: Path) -> No
     assert seen == [*died, *[("done", 4, {"whole": 8})] * 2]
 
 
-def test_torch_writes_through_python_there(tmp_path: Path) -> None:
+def test_torch_save_can_be_stopped_in_the_middle_of_a_file(tmp_path: Path) -> None:
     written = changed(lambda: torch.save({"w": torch.ones(3)}, tmp_path / "w"), WriteFault(dies_after=2), ())
     assert written.ending == "died"
     assert 0 < (tmp_path / "w").stat().st_size < 1000
 
 
-def test_a_full_disk_is_a_refusal_in_its_words(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_refusal_that_says_so(tmp_path: Path) -> None:
     written = changed(lambda: _write(tmp_path / "w"), WriteFault(room=4), (OSError,))
     assert (written.ending, (tmp_path / "w").stat().st_size) == ("refused", 4)
     assert "File too large" in written.words
@@ -41,7 +41,7 @@ def _write(path: Path) -> None:
     path.write_bytes(b"12345678")
 
 
-def test_a_module_has_the_names_that_were_given() -> None:
+def test_a_module_made_from_tensors_has_their_names() -> None:
     given = {"w": torch.zeros(()), "layers.1.b/c": torch.arange(3), "layers.1.d": torch.ones(2, dtype=torch.bool)}
     held = module_with(given).state_dict()
     assert {name: each.tolist() for name, each in held.items()} == {name: each.tolist() for name, each in given.items()}

@@ -51,7 +51,7 @@ def raw(body: str) -> tuple[str, ...]:
     return (sys.executable, "-c", body)
 
 
-def test_a_command_of_four_lines_is_a_party(command: Make) -> None:
+def test_a_command_of_four_lines_can_answer_as_a_stack(command: Make) -> None:
     stack = Launched(command("say(answer=['ablock'] * asked['arguments']['depth'])"))
     assert isinstance(stack, Party)
     assert (stack.name, stack.version, stack.layouts) == ("toy", "1", {"borrowed"})
@@ -69,7 +69,7 @@ def test_every_question_and_every_answer_matches_the_published_schema(command: M
     assert not valid.is_valid({"protocol": "rankproof/1", "id": 1, "question": "blocks", "arguments": {"depth": 1}})
 
 
-def test_not_offered_is_said_for_a_case_and_known_for_a_question(command: Make) -> None:
+def test_a_launched_stack_can_decline_a_case_or_a_whole_question(command: Make) -> None:
     stack = Launched(command("say(not_offered='only depth 1')"))
     with pytest.raises(NotOffered, match="only depth 1"):
         stack.blocks("A", 2)
@@ -77,7 +77,7 @@ def test_not_offered_is_said_for_a_case_and_known_for_a_question(command: Make) 
         stack.stages("A", 1, 1)
 
 
-def test_what_is_no_question_is_no_attribute(command: Make) -> None:
+def test_a_launched_stack_has_no_attribute_that_is_no_question(command: Make) -> None:
     stack = Launched(command(""))
     assert not hasattr(stack, "colour")
     with pytest.raises(TypeError, match="blocks takes pattern, depth"):
@@ -137,7 +137,9 @@ def test_a_broken_reply_makes_the_party_unreachable(command: Make, body: str, wo
         ({"mood": "good"}, "has no such field"),
     ],
 )
-def test_a_lying_introduction_is_found_at_once(command: Make, hello: dict[str, Any], words: str) -> None:
+def test_a_false_introduction_of_a_launched_stack_is_found_at_once(
+    command: Make, hello: dict[str, Any], words: str
+) -> None:
     with pytest.raises(Unreachable, match=words):
         Launched(command("", **hello))
 
@@ -152,7 +154,7 @@ def test_a_persistent_command_that_ends_before_its_answer_is_unreachable(command
         stack.blocks("A", 1)
 
 
-def test_a_persistent_command_that_speaks_unasked_is_unreachable(command: Make) -> None:
+def test_a_persistent_command_that_prints_without_a_question_is_unreachable(command: Make) -> None:
     body = "say(answer=['ablock']); sys.stdout.flush(); time.sleep(0.05); print('more', flush=True); time.sleep(5)"
     stack = Launched(command(body, persistent=True))
     assert stack.blocks("A", 1) == ("ablock",)
@@ -201,13 +203,13 @@ def test_a_slow_command_is_waited_for_and_a_hanging_one_killed_with_all_it_start
     assert _is_gone(int(note.read_text()))
 
 
-def test_a_command_that_answers_and_does_not_end_is_unreachable(command: Make) -> None:
+def test_a_command_that_answers_and_does_not_exit_is_unreachable(command: Make) -> None:
     body = "say(answer=['ablock']); sys.stdout.flush(); os.close(1); time.sleep(60)"
     with pytest.raises(Unreachable, match="did not end within 1 s"):
         Launched(command(body), timeout_s=1.0).blocks("A", 1)
 
 
-def test_what_a_command_leaves_behind_neither_delays_nor_survives_it(command: Make, tmp_path: Path) -> None:
+def test_a_child_that_a_command_leaves_neither_delays_the_answer_nor_survives(command: Make, tmp_path: Path) -> None:
     note = tmp_path / "child"
     body = f"""
     import subprocess
@@ -221,7 +223,7 @@ def test_what_a_command_leaves_behind_neither_delays_nor_survives_it(command: Ma
     assert _is_gone(int(note.read_text()))
 
 
-def test_a_hundred_megabytes_of_output_are_not_read(command: Make) -> None:
+def test_a_hundred_megabytes_of_output_are_refused_without_being_read(command: Make) -> None:
     endless = "for _ in range(100): sys.stdout.write('x' * 2**20)\n"
     stack = Launched(command(endless), limit_bytes=2**20)
     with pytest.raises(Unreachable, match="printed more than 1048576 bytes"):
@@ -230,7 +232,7 @@ def test_a_hundred_megabytes_of_output_are_not_read(command: Make) -> None:
         Launched(command(endless)).blocks("A", 1)
 
 
-def test_a_hundred_megabytes_of_complaints_block_nothing_and_are_quoted_at_their_end(command: Make) -> None:
+def test_a_hundred_megabytes_on_stderr_do_not_block_and_their_end_is_quoted(command: Make) -> None:
     loud = "for _ in range(100): sys.stderr.write('x' * 2**20)\nsys.stderr.write('the end')\n"
     assert Launched(command(loud + "say(answer=['ablock'])\n")).blocks("A", 1) == ("ablock",)
     with pytest.raises(Unreachable, match=r"the end$") as caught:
@@ -238,12 +240,12 @@ def test_a_hundred_megabytes_of_complaints_block_nothing_and_are_quoted_at_their
     assert len(str(caught.value)) < 1000
 
 
-def test_a_question_larger_than_a_pipe_arrives_whole(command: Make) -> None:
+def test_a_question_larger_than_a_pipes_buffer_arrives_complete(command: Make) -> None:
     stack = Launched(command("say(answer=[str(len(asked['arguments']['pattern']))])"))
     assert stack.blocks("A" * 1_000_000, 1) == ("1000000",)
 
 
-def test_a_command_need_not_read_a_question_it_does_not_care_for() -> None:
+def test_a_command_may_answer_without_reading_the_question() -> None:
     line = json.dumps({"protocol": "rankproof/1", "id": 1, "answer": HELLO})
     stack = Launched(("sh", "-c", f"exec <&-; echo {shlex.quote(line)}"))
     assert stack.name == "toy"
@@ -270,7 +272,7 @@ def test_environment_and_directory_are_those_asked_for(tmp_path: Path) -> None:
     assert "WHO" not in os.environ
 
 
-def test_a_copy_in_a_forked_process_starts_a_command_of_its_own(command: Make) -> None:
+def test_a_launched_stack_starts_its_own_command_in_a_fork(command: Make) -> None:
     body = """
     while line:
         asked = json.loads(line)

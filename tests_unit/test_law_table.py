@@ -14,7 +14,7 @@ read_mutants()
 REVIEWED = Path(__file__).parents[1] / "snapshots" / "contracts.md"
 
 
-def test_the_law_is_the_one_that_was_reviewed(pytestconfig: pytest.Config) -> None:
+def test_the_table_of_contracts_equals_the_reviewed_one(pytestconfig: pytest.Config) -> None:
     # A document with a name of its own that others link to, which syrupy's rule of naming does not allow.
     if pytestconfig.getoption("update_snapshots", False):
         REVIEWED.parent.mkdir(exist_ok=True)

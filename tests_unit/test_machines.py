@@ -41,7 +41,9 @@ ALONE = (Level(name="one process", options=("--profile", "TOPO-02")),)
 
 
 @given(sizes=st.lists(st.integers(1, 5), min_size=2, max_size=7), data=st.data())
-def test_every_two_levels_meet_and_the_first_rows_are_those_asked_for(sizes: list[int], data: st.DataObject) -> None:
+def test_a_covering_array_has_every_pair_of_levels_and_begins_with_the_requested_rows(
+    sizes: list[int], data: st.DataObject
+) -> None:
     axes = {f"axis{at}": tuple(f"{at}{level}" for level in range(size)) for at, size in enumerate(sizes)}
     strength = data.draw(st.integers(1, 2))
     first = tuple(data.draw(st.sampled_from(levels)) for levels in axes.values())
@@ -53,11 +55,11 @@ def test_every_two_levels_meet_and_the_first_rows_are_those_asked_for(sizes: lis
     assert len(set(rows)) == len(rows) <= max(1, len(meetings(axes, strength)))
 
 
-def test_no_example_has_a_deadline_that_a_slow_machine_breaks() -> None:
+def test_no_hypothesis_example_has_a_deadline() -> None:
     assert settings.default.deadline is None
 
 
-def test_rows_that_bring_more_together_come_first_and_are_few() -> None:
+def test_rows_that_cover_more_pairs_come_first() -> None:
     axes = {name: tuple("abcde"[:size]) for name, size in zip("stuvwxyz", (5, 3, 3, 2, 2, 2, 2, 3), strict=True)}
     rows, seen, gains = covering(axes), set(), []
     for row in rows:
@@ -85,7 +87,7 @@ def _run(**outcomes: Outcome) -> Run:
 PLAIN = _run(one="holds", two="not offered", three="violated")
 
 
-def test_equal_outcomes_are_no_difference_whatever_the_words() -> None:
+def test_equal_outcomes_with_different_words_are_no_difference() -> None:
     again = replace(PLAIN, results=tuple(replace(result, words="in other words") for result in PLAIN.results))
     assert machines.compared(PLAIN, again) == ()
 
@@ -106,7 +108,7 @@ def test_a_changed_a_missing_and_an_extra_item_are_found(here: Run, item: str, p
     assert found.words == ("" if became == machines.MISSING else f"{item} was {became}")
 
 
-def test_a_row_that_judges_a_share_is_held_against_that_share() -> None:
+def test_a_row_that_judges_a_share_is_compared_with_that_share() -> None:
     wanted = [Item(id="TOPO-02", case="one"), Item(id="TOPO-02", case="three")]
     assert machines.compared(PLAIN, _run(one="holds", three="violated"), wanted) == ()
     (found,) = machines.compared(PLAIN, _run(one="holds"), wanted)
@@ -115,14 +117,14 @@ def test_a_row_that_judges_a_share_is_held_against_that_share() -> None:
     assert (found.case, found.plain) == ("two", machines.EXTRA)
 
 
-def test_the_shares_of_as_many_rows_are_all_items_once() -> None:
+def test_the_shares_of_all_rows_together_have_every_item_once() -> None:
     items = [Item(id="TOPO-02", case=str(number)) for number in range(100)]
     shares = [machines.share(items, turn, 6) for turn in range(3, 9)]
     assert sorted(each.case for share in shares for each in share) == sorted(each.case for each in items)
     assert machines.share(items[:20], 1, 6) == tuple(items[:20])
 
 
-def test_rows_that_take_long_judge_a_share_and_other_sums_what_has_sums(tmp_path: Path) -> None:
+def test_slow_rows_judge_only_a_share_of_the_items(tmp_path: Path) -> None:
     one, four = Level(name="one", options=("--profile", "a")), Level(name="four", options=("--profile", "a", "--ranks"))
     load = (Level(name="none"), Level(name="8 busy", busy=8))
     every = {"sums": (Level(name="as is"), Level(name="Blocked")), "load": load, "judging": (one, four)}
@@ -141,7 +143,7 @@ def test_rows_that_take_long_judge_a_share_and_other_sums_what_has_sums(tmp_path
     assert counts(("Blocked", "8 busy", "four"), whole=True) == [None]
 
 
-def test_what_is_judged_under_other_sums_asks_for_what_is_computed_in_their_order() -> None:
+def test_only_items_that_compute_sums_are_judged_in_another_summation_order() -> None:
     ids = ("BLK-03a", "COMP-01a", "TRAF-03", "PAR-01e", "TOPO-02", "TRAF-02c", "COMP-02a", "there-is-none")
     found = machines.with_sums(Item(id=id, case="one") for id in ids)
     assert [each.id for each in found] == ["BLK-03a", "COMP-01a", "TRAF-03", "PAR-01e"]  # run_block, train
@@ -161,7 +163,7 @@ def test_what_is_judged_under_other_sums_asks_for_what_is_computed_in_their_orde
         ("the check raised KeyError: 'timeout_s'", False),
     ],
 )
-def test_words_say_whether_time_ran_out(words: str, time_ran_out: bool) -> None:
+def test_a_difference_says_whether_time_ran_out(words: str, time_ran_out: bool) -> None:
     here = replace(PLAIN, results=(replace(PLAIN.results[0], outcome="broken", words=words), *PLAIN.results[1:]))
     (found,) = machines.compared(PLAIN, here)
     assert found.time == time_ran_out
@@ -171,7 +173,7 @@ def _axes_of(cpuinfo: str, torch: Torch = HERE, stack: str = "reference") -> Axe
     return _axes.axes("cpu", _axes.cpu(cpuinfo), [torch, OLDER], stack=stack, judging=ALONE)
 
 
-def test_what_the_machine_lacks_is_said_and_what_it_has_is_varied() -> None:
+def test_settings_that_this_machine_has_are_varied_and_the_others_listed() -> None:
     epyc = _axes_of(EPYC)
     assert epyc.names["aten"] == ("as is", "default")
     assert epyc.names["onednn"] == ("as is", "SSE41")
@@ -196,7 +198,7 @@ def test_what_the_machine_lacks_is_said_and_what_it_has_is_varied() -> None:
     assert "built without oneDNN" in "\n".join(bare.absent)
 
 
-def test_other_sums_are_the_references_alone_and_said_where_they_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_summation_orders_are_tried_for_the_reference_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_axes, "REORDERED", "contracts.stacks.there_is_none")
     assert "contracts.stacks.there_is_none is not there" in "\n".join(_axes_of(EPYC).absent)
     monkeypatch.setattr(_axes, "REORDERED", "contracts.stacks.reference")
@@ -204,12 +206,12 @@ def test_other_sums_are_the_references_alone_and_said_where_they_are_not_there(m
     assert "not of another" in "\n".join(_axes_of(EPYC, stack="another").absent)
 
 
-def test_no_sums_are_asked_for_that_the_suite_has_not() -> None:
+def test_every_summation_order_that_is_tried_exists() -> None:
     reordered = pytest.importorskip("contracts.stacks.reordered")
     assert {name for name in _axes.SUMS if not hasattr(reordered, name)} == set()
 
 
-def test_what_the_budget_left_is_listed() -> None:
+def test_pairs_that_the_time_budget_left_out_are_listed() -> None:
     axes = {"a": ("1", "2"), "b": ("x", "y")}
     left = machines.left_uncovered(axes, [("1", "x"), ("2", "y")], 2)
     assert [machines.said(each, axes) for each in left] == ["a 1 × b y", "a 2 × b x"]
@@ -241,7 +243,7 @@ def test_requested_rows_are_judged_after_the_plain_ones_of_their_kind(
     assert "--rows 9,11: there are rows 1 to 2, as --list shows them" in capsys.readouterr().out
 
 
-def test_a_plain_row_that_fails_takes_its_own_way_with_it_and_no_other(
+def test_a_failed_baseline_row_skips_only_the_rows_compared_with_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rows = [("as is", "one"), ("as is", "four"), ("default", "one"), ("default", "four")]
@@ -346,7 +348,7 @@ def test_the_reference_is_the_same_on_two_rows_with_its_numbers(
 
 
 @pytest.mark.slow
-def test_a_row_that_cannot_be_judged_is_said_and_not_green(
+def test_a_row_that_cannot_be_judged_is_named_and_not_green(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(machines, "torch_of", lambda python: replace(HERE, python=python))

@@ -39,7 +39,7 @@ def newest() -> Megatron:
     return megatron(NEW)
 
 
-def test_the_party_says_who_it_is_and_how_it_answers(each: Megatron) -> None:
+def test_the_megatron_adapter_reports_its_version_and_how_it_answers(each: Megatron) -> None:
     assert isinstance(each, Party)
     assert each.name == "megatron"
     assert each.layouts == {"borrowed"}
@@ -50,7 +50,7 @@ def test_the_party_says_who_it_is_and_how_it_answers(each: Megatron) -> None:
     assert each.labels["gradient_reduction"].startswith("shimmed: torch.cuda.current_device")
 
 
-def test_a_world_that_the_degrees_do_not_divide_is_refused_in_megatrons_words(each: Megatron) -> None:
+def test_degrees_that_do_not_divide_the_world_are_refused_with_megatrons_message(each: Megatron) -> None:
     with pytest.raises(Refused, match=r"world_size \(8\) is not divisible by 3"):
         each.topology(Degrees(tp=3), 8, "borrowed")
     with pytest.raises(Refused, match=r"not divisible by expert_tensor_model_pipeline_parallel size \(8\)"):
@@ -59,7 +59,7 @@ def test_a_world_that_the_degrees_do_not_divide_is_refused_in_megatrons_words(ea
         each.topology(Degrees(), 0, "borrowed")
 
 
-def test_no_other_layout_is_built(each: Megatron) -> None:
+def test_the_megatron_adapter_builds_only_the_borrowed_layout(each: Megatron) -> None:
     with pytest.raises(NotOffered, match="builds the borrowed layout, not own-axis"):
         each.topology(Degrees(), 8, "own-axis")
     with pytest.raises(NotOffered, match="own-axis"):
@@ -75,7 +75,7 @@ def test_a_rank_outside_the_world_is_refused(each: Megatron) -> None:
         each.gradient_reduction(Degrees(), 8, "borrowed", -1, "dense")
 
 
-def test_one_question_leaves_nothing_behind_for_the_next(each: Megatron) -> None:
+def test_an_answer_does_not_change_after_other_questions_and_refusals(each: Megatron) -> None:
     asked = (Degrees(tp=2, ep=2), 8, "borrowed")
     before = each.topology(*asked)
     with pytest.raises(Refused):
@@ -94,7 +94,7 @@ def test_one_question_leaves_nothing_behind_for_the_next(each: Megatron) -> None
         ("MD-/*-", "mamba ds_attention mlp", "attention mlp", 1),
     ],
 )
-def test_the_hybrid_parser_names_its_blocks(newest: Megatron, text: str, main: str, mtp: str, depth: int) -> None:
+def test_megatrons_hybrid_parser_reads_each_block(newest: Megatron, text: str, main: str, mtp: str, depth: int) -> None:
     expected = HybridPattern(main=tuple(main.split()), mtp=tuple(mtp.split()), mtp_depth=depth)
     assert newest.read_pattern(text) == expected
 
@@ -108,19 +108,19 @@ def test_the_hybrid_parser_names_its_blocks(newest: Megatron, text: str, main: s
         ("M*/M|-", r"In MTP pattern, '\|' is not a valid layer symbol"),
     ],
 )
-def test_an_illegal_hybrid_pattern_is_refused_in_megatrons_words(newest: Megatron, text: str, words: str) -> None:
+def test_an_illegal_hybrid_pattern_is_refused_with_megatrons_message(newest: Megatron, text: str, words: str) -> None:
     with pytest.raises(Refused, match=words):
         newest.read_pattern(text)
 
 
-def test_what_the_hybrid_parser_lets_pass_is_read_as_it_reads_it(newest: Megatron) -> None:
+def test_unusual_patterns_are_read_as_megatrons_parser_reads_them(newest: Megatron) -> None:
     assert newest.read_pattern("") == HybridPattern(main=())
     assert newest.read_pattern("M||*") == HybridPattern(main=("mamba", "attention"))
     assert newest.read_pattern("M*/") == HybridPattern(main=("mamba", "attention"))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule["case"] for rule in RULES])
-def test_an_observed_rule_is_observed_again(newest: Megatron, rule: dict[str, Any]) -> None:
+def test_each_recorded_argument_rule_holds_for_the_installed_megatron(newest: Megatron, rule: dict[str, Any]) -> None:
     reading = newest.read_argv(argv_of(rule), env_of(rule), rule["world"])
     assert (reading.stage, reading.version) == (rule["stage"].replace("ok", "accepted"), NEW)
     words = rule["result"].removeprefix("argparse: x: error: ").partition("Valid symbols are")[0]  # a set, in any order
@@ -144,9 +144,7 @@ def test_an_observed_rule_is_observed_again(newest: Megatron, rule: dict[str, An
         ("--num-experts 0", "--num-experts", "asks for 0, ends as None"),
     ],
 )
-def test_a_flag_that_changes_nothing_is_found_by_leaving_it_out(
-    newest: Megatron, extra: str, flag: str, why: str
-) -> None:
+def test_a_flag_that_megatron_ignores_is_reported_as_dropped(newest: Megatron, extra: str, flag: str, why: str) -> None:
     reading = newest.read_argv((*MODEL.split(), "--no-rope-fusion", *extra.split()), ONE_CONNECTION, 8)
     assert reading.stage == "accepted"
     assert list(reading.dropped) == [flag]
@@ -166,12 +164,12 @@ def test_a_flag_that_changes_nothing_is_found_by_leaving_it_out(
         "--no-rope-fusion --log-interval 7 --eval-iters 0 --lr-decay-style cosine --min-lr 1e-5 --mock-data",
     ],
 )
-def test_a_flag_that_does_something_or_states_a_default_is_not_dropped(newest: Megatron, extra: str) -> None:
+def test_a_flag_with_an_effect_or_a_default_value_is_not_reported_as_dropped(newest: Megatron, extra: str) -> None:
     reading = newest.read_argv((*MODEL.split(), *extra.split()), ONE_CONNECTION, 8)
     assert (reading.stage, reading.dropped) == ("accepted", {})
 
 
-def test_a_missing_package_is_presumed_and_said_or_makes_the_answer_unreachable(newest: Megatron) -> None:
+def test_a_missing_package_is_either_presumed_and_reported_or_makes_the_answer_unreachable(newest: Megatron) -> None:
     fused = (*MODEL.split(), "--num-experts", "8", "--moe-permute-fusion")
     reading = newest.read_argv(fused, ONE_CONNECTION, 8)
     assert (reading.stage, reading.provenance) == ("accepted", "shimmed")
@@ -180,7 +178,9 @@ def test_a_missing_package_is_presumed_and_said_or_makes_the_answer_unreachable(
         newest.read_argv((*MODEL.split(), "--enable-msc"), ONE_CONNECTION, 8)
 
 
-def test_only_the_environment_of_the_launch_is_seen(newest: Megatron, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_megatrons_parser_sees_only_the_environment_of_the_launch(
+    newest: Megatron, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     argv = (*MODEL.split(), "--no-rope-fusion", "--tensor-model-parallel-size", "2")
     assert "CUDA_DEVICE_MAX_CONNECTIONS" in newest.read_argv(argv, {}, 8).message
@@ -188,7 +188,7 @@ def test_only_the_environment_of_the_launch_is_seen(newest: Megatron, monkeypatc
     assert "CUDA_DEVICE_MAX_CONNECTIONS" in newest.read_argv(argv, {}, 8).message
 
 
-def test_the_shipped_table_is_the_live_parser_flag_by_flag(newest: Megatron) -> None:
+def test_the_shipped_flag_table_equals_megatrons_parser_flag_by_flag(newest: Megatron) -> None:
     live = {tuple(flag["names"]): flag for flag in newest.flags()}
     shipped = {tuple(flag["names"]): flag for flag in table()["flags"]}
     assert live.keys() == shipped.keys()
@@ -197,7 +197,7 @@ def test_the_shipped_table_is_the_live_parser_flag_by_flag(newest: Megatron) -> 
         assert not differing, f"{names[0]}: shipped and live differ in {differing}"
 
 
-def test_an_environment_that_is_not_there_is_said_with_the_command_that_makes_it() -> None:
+def test_a_missing_environment_is_reported_with_the_command_that_makes_it() -> None:
     with pytest.raises(Unreachable, match=r"0\.1\.2 is not installed: make it with `make megatron MEGATRON=0\.1\.2`"):
         Megatron("0.1.2")
     with pytest.raises(Unreachable, match="make megatron"):

@@ -70,7 +70,9 @@ def shown() -> Iterator[tuple[str, Path]]:
 
 
 @pytest.mark.parametrize(("version", "script"), [*shown()], ids=lambda each: getattr(each, "stem", each))
-def test_a_fault_that_is_declared_shows_without_the_suite(version: str, script: Path, forked: scripts.Run) -> None:
+def test_each_declared_fault_can_be_reproduced_without_the_suite(
+    version: str, script: Path, forked: scripts.Run
+) -> None:
     done = forked(python(version), script)
     assert done.returncode == 0, done.stdout[-600:] + done.stderr[-600:]
 
@@ -107,7 +109,7 @@ except NotOffered as declined:
 """
 
 
-def test_an_untried_version_answers_what_the_adapter_finds_in_it_and_falls_back_elsewhere() -> None:
+def test_an_untried_version_answers_what_its_adapter_can_and_declines_the_rest() -> None:
     """A version that the adapter takes for an untried one, and that has lost a class."""
     done = run(python(NEW), "-W", "ignore", "-c", UNTRIED)
     assert "weights of a block" in done.stdout, done.stdout + done.stderr
@@ -128,7 +130,7 @@ except Unreachable as error:
 """
 
 
-def test_a_fork_on_the_path_answers_for_topology_too(tmp_path: Path) -> None:
+def test_a_megatron_fork_on_pythonpath_answers_topology_too(tmp_path: Path) -> None:
     """A fork that raises at import: of the installed release nothing is asked."""
     core = Path(run(python(NEW), "-c", "import megatron.core; print(megatron.core.__path__[0])").stdout.strip())
     fork = tmp_path / "megatron/core"

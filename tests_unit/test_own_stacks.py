@@ -81,7 +81,9 @@ class Routes(Adapter):
     (("experts",), "not offered", "its blocks report experts in `seen`, and not 'gates'"),
     (("expert",), "broken", "a branch says expert; of its routing it can say experts, gates, counts"),
 ])  # fmt: skip
-def test_a_stack_is_asked_of_its_routing_what_it_says_of_it(says: tuple[str, ...], outcome: str, words: str) -> None:
+def test_routing_is_judged_only_by_the_parts_that_a_stack_reports(
+    says: tuple[str, ...], outcome: str, words: str
+) -> None:
     stack = Routes()
     stack.says = says  # type: ignore[assignment]  # of another length
     result = judge(LAW.contracts["MOE-01c"], "softmax", stack)
@@ -89,7 +91,7 @@ def test_a_stack_is_asked_of_its_routing_what_it_says_of_it(says: tuple[str, ...
 
 
 @pytest.mark.unit
-def test_what_has_no_float64_says_so_once_and_is_asked_blocks_in_float32() -> None:
+def test_a_stack_without_float64_is_asked_its_blocks_in_float32() -> None:
     class Single(Routes):
         abilities = Abilities(
             has=Routes.abilities.has - {"float64"}, lacks=(lacks("float64", "stack", "its router is float32"),)
@@ -102,7 +104,7 @@ def test_what_has_no_float64_says_so_once_and_is_asked_blocks_in_float32() -> No
 
 
 @pytest.mark.unit
-def test_a_tied_weight_has_the_name_that_a_link_leads_to() -> None:
+def test_a_tied_weight_is_found_under_the_name_of_its_link() -> None:
     class Tied(Steps):
         def __init__(self, links: Sequence[Link]) -> None:
             super().__init__(Session(recipe=DENSE, steps=0), links)
@@ -120,7 +122,7 @@ def test_a_tied_weight_has_the_name_that_a_link_leads_to() -> None:
 
 
 @pytest.mark.slow
-def test_weights_cut_by_hand_are_judged_on_ranks(tmp_path: Path) -> None:
+def test_a_stack_that_shards_weights_by_hand_is_judged_on_several_ranks(tmp_path: Path) -> None:
     text = (EXAMPLES / "tp_trainer/tp_trainer.py").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
     alone = text.replace("        dist.all_reduce(grad, group=ctx.group)\n", "")
@@ -140,7 +142,7 @@ def test_weights_cut_by_hand_are_judged_on_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("litgpt") is None, reason="pip install litgpt==0.5.13")
-def test_litgpt_is_judged_and_nothing_is_broken() -> None:
+def test_litgpt_is_judged_without_a_broken_item() -> None:
     done = rankproof("init", "--probe", "litgpt_lane:Stack", cwd=EXAMPLES / "litgpt")
     assert "lm is 4.68673" in done.stdout, done.stdout  # PAR-05a: a mean of the means of microbatches
     assert "decays by 0.3 … 0.3, expected none" in done.stdout
@@ -150,7 +152,7 @@ def test_litgpt_is_judged_and_nothing_is_broken() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("olmo_core") is None, reason="pip install ai2-olmo-core==3.0.0")
-def test_olmo_core_is_judged_and_nothing_is_broken() -> None:
+def test_olmo_core_is_judged_without_a_broken_item() -> None:
     assert len((EXAMPLES / "olmo_core/olmo_lane.py").read_text(encoding="utf-8").splitlines()) <= 600
     done = rankproof("init", "--probe", "olmo_lane:Stack", cwd=EXAMPLES / "olmo_core")
     assert "the rate of step 4 is 0.2, expected 1 (cosine)" in done.stdout, done.stdout

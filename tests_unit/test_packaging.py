@@ -98,7 +98,9 @@ def plan(python: Path, *wanted: str) -> dict[str, str]:
         pytest.param("[torch,titan]", SEEDS_NIGHTLY, "torchtitan", id="titan-beside-the-seeds-nightly"),
     ],
 )
-def test_a_torch_nightly_stays_what_it_is(wheel: Path, python: Path, extra: str, torch: str, brings: str) -> None:
+def test_installing_the_suite_does_not_change_a_torch_nightly(
+    wheel: Path, python: Path, extra: str, torch: str, brings: str
+) -> None:
     for name, version in ({"torch": torch} | BESIDE).items():
         pretend(python, name, version)
     planned = plan(python, f"rankproof{extra} @ {wheel.as_uri()}")
@@ -108,7 +110,7 @@ def test_a_torch_nightly_stays_what_it_is(wheel: Path, python: Path, extra: str,
 
 
 @pytest.mark.registry
-def test_only_a_torch_that_is_too_old_would_be_looked_for(python: Path) -> None:
+def test_pip_looks_for_another_torch_only_if_the_installed_one_is_too_old(python: Path) -> None:
     # The counterpart, without a registry: what is there does not do, so pip looks for another and finds none.
     pretend(python, "torch", "2.10.0")
     pip = (sys.executable, "-m", "pip", "--python", python, "--isolated", "install", "--dry-run", "--no-index")
@@ -147,7 +149,7 @@ def install_words() -> list[tuple[str, str, set[str], str]]:
     return found
 
 
-def test_no_install_line_takes_this_project_from_an_index() -> None:
+def test_no_install_command_on_a_page_installs_this_project_from_an_index() -> None:
     """Until a release is on an index, its name there may be anybody's: a line gives a path, a wheel or a URL."""
     found = install_words()
     assert {"README.md", "contracts/harness/torchrun.py"} <= {where.partition(":")[0] for where, *_ in found}
@@ -155,7 +157,7 @@ def test_no_install_line_takes_this_project_from_an_index() -> None:
 
 
 @pytest.mark.registry
-def test_every_install_line_names_what_the_wheel_offers(wheel: Path) -> None:
+def test_every_install_command_on_a_page_uses_extras_of_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         inside = next(name for name in packed.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(packed.read(inside).decode())
@@ -213,7 +215,7 @@ def test_of_the_project(): pass
 
 @pytest.mark.registry
 @pytest.mark.parametrize("version", ["==8.0.0", ">=9,<10"], ids=["oldest", "newest"])
-def test_a_project_s_own_tests_have_the_plugin_beside_others(
+def test_the_installed_plugin_works_in_a_projects_own_tests(
     version: str, wheel: Path, python: Path, tmp_path: Path
 ) -> None:
     pip = (sys.executable, "-m", "pip", "--python", python, *OPTIONS)
@@ -287,7 +289,7 @@ def bare(python: Path) -> Path:
     return python
 
 
-def test_the_law_is_judged_without_development_tools_and_torch_and_what_is_left_out_is_said(bare: Path) -> None:
+def test_without_torch_and_development_tools_the_other_contracts_are_judged(bare: Path) -> None:
     words = ("-q", "-m", "unit", "-k", "PAT-01 and test_law")
     done = subprocess.run(
         [bare, "-m", "pytest", *words], cwd=ROOT, env=environment(), capture_output=True,

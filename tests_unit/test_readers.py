@@ -290,7 +290,7 @@ NAMES = tuple(_readers(Path()))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_example_of_a_reader_is_read(name: str, tmp_path: Path) -> None:
+def test_each_readers_valid_example_is_read(name: str, tmp_path: Path) -> None:
     reader = _readers(tmp_path)[name]
     reader.read(reader.example)
 
@@ -338,7 +338,7 @@ PIECES = (
         pytest.param(True, marks=[pytest.mark.fuzz, pytest.mark.timeout(3600)]),
     ],
 )
-def test_a_reader_takes_no_time_for_long_lines(name: str, pairs: bool, tmp_path: Path) -> None:
+def test_a_reader_is_fast_on_long_lines(name: str, pairs: bool, tmp_path: Path) -> None:
     """A second of a quiet machine for 64 KiB; what is quadratic takes minutes. With `pairs`, also one piece many times
     after another, after many of another, and in turn with it."""
     reader = _readers(tmp_path)[name]
@@ -368,7 +368,7 @@ def test_a_reader_takes_no_time_for_long_lines(name: str, pairs: bool, tmp_path:
         ("record", _RECORD.replace("my.stack", "\ud800.stack", 1), "belongs to other lines"),
     ],
 )  # fmt: skip
-def test_what_once_raised_something_else_is_refused(name: str, text: str, says: str, tmp_path: Path) -> None:
+def test_each_input_that_once_crashed_a_reader_is_refused(name: str, text: str, says: str, tmp_path: Path) -> None:
     reader = _readers(tmp_path)[name]
     with pytest.raises(reader.errors, match=says):
         reader.read(text)
@@ -382,7 +382,7 @@ def test_what_once_raised_something_else_is_refused(name: str, text: str, says: 
         ("--bf16", "--unknown " * 5000, "words; a command of a launch has at most"),
     ],
 )
-def test_a_launch_that_divides_by_nothing_is_read_as_one_that_fails(given: str, instead: str, says: str) -> None:
+def test_an_argv_with_a_zero_divisor_is_rejected_with_a_message(given: str, instead: str, says: str) -> None:
     reading = FlagTable().read_argv(tuple(_ARGV.replace(given, instead).split()), {}, 8)
     assert reading.stage != "accepted"
     assert says in reading.message

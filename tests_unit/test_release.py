@@ -80,7 +80,7 @@ def shell(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_no_release_is_refused_before_anything_is_built(fault: str, clone: Path) -> None:
+def test_a_malformed_release_is_refused_before_anything_is_built(fault: str, clone: Path) -> None:
     spoils, words = FAULTS[fault]
     spoilt = shell(clone, spoils)
     assert spoilt.returncode == 0, spoilt.stderr

@@ -119,7 +119,7 @@ def test_the_schema_refuses_a_line_that_the_protocol_does_not_have(change: dict[
     assert not valid(answered | {"refused": [{}]})
 
 
-def test_a_served_stack_answers_as_it_does_at_home(served: Launched) -> None:
+def test_a_served_stack_gives_the_same_answers_as_in_process(served: Launched) -> None:
     home = Reference()
     assert (served.name, served.version) == (home.name, home.version)
     assert (served.offers, served.layouts, served.labels) == (home.offers, home.layouts, home.labels)
@@ -130,7 +130,7 @@ def test_a_served_stack_answers_as_it_does_at_home(served: Launched) -> None:
     assert served.gradient_reduction(*asked) == home.gradient_reduction(*asked)
 
 
-def test_a_served_stack_refuses_in_its_own_words(served: Launched) -> None:
+def test_a_served_stack_keeps_the_words_of_its_refusals(served: Launched) -> None:
     with pytest.raises(Refused) as there:
         served.topology(Degrees(tp=3), 8, "borrowed")
     with pytest.raises(Refused) as here:
@@ -145,7 +145,7 @@ def test_the_groups_of_65536_ranks_fit_through_the_pipe(served: Launched) -> Non
     assert sum(map(len, answer.groups["dp"])) == 65536
 
 
-def test_what_a_party_prints_never_reaches_the_protocol(odd: Launched) -> None:
+def test_prints_of_a_stack_never_reach_the_protocol(odd: Launched) -> None:
     assert odd.blocks("print", 1) == ("ablock",)
     assert odd.labels == {"blocks": "shimmed: everything"}
 
@@ -161,7 +161,7 @@ def test_what_a_party_prints_never_reaches_the_protocol(odd: Launched) -> None:
         ("crash", Unreachable, "odd failed: KeyError: 'rank'"),
     ],
 )
-def test_each_way_of_a_served_party_to_fail_raises_its_own_error(
+def test_each_failure_of_a_served_stack_raises_its_own_error(
     odd: Launched, pattern: str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -201,7 +201,7 @@ def test_an_unreadable_line_is_answered_and_the_next_one_too() -> None:
         Draft202012Validator(schema()).validate(line)
 
 
-def test_a_party_that_does_not_exist_is_said_in_one_line() -> None:
+def test_an_unknown_stack_is_reported_in_one_line() -> None:
     for path, words in [("nowhere:Party", "No module named"), ("contracts:Party", "no attribute"), ("odd", "usage")]:
         done = subprocess.run([*SERVED, path], cwd=ROOT, capture_output=True, text=True, check=False, input="")
         assert done.returncode == 1
@@ -209,7 +209,7 @@ def test_a_party_that_does_not_exist_is_said_in_one_line() -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_the_answering_side_needs_nothing_but_the_standard_library() -> None:
+def test_serving_a_stack_needs_only_the_standard_library() -> None:
     line = json.dumps({"protocol": PROTOCOL, "id": 1, "question": "blocks", "arguments": {"pattern": "A", "depth": 2}})
     command = [sys.executable, "-S", "-m", "contracts.stacks.serve", "contracts.stacks.reference.stack:Reference"]
     done = subprocess.run(
@@ -234,6 +234,6 @@ def test_the_worked_example_puts_a_shell_launcher_under_test() -> None:
     assert launch.recurrent.numbers == (12, 24, 36, 48)
 
 
-def test_what_the_shell_launcher_complains_about_is_a_refusal() -> None:
+def test_an_error_of_the_shell_launcher_is_a_refusal() -> None:
     with pytest.raises(Refused, match="pattern 'AXE' has a letter that is not A, E, M or R"):
         Launched(ADAPTER).blocks("AXE", 3)

@@ -64,7 +64,7 @@ def pages(site: Path) -> dict[str, Page]:
     return {f"/{path.relative_to(site)}".removesuffix("index.html"): Page(path) for path in site.rglob("*.html")}
 
 
-def test_every_link_and_every_anchor_leads_somewhere(site: Path, pages: dict[str, Page]) -> None:
+def test_every_link_and_anchor_of_the_site_has_a_target(site: Path, pages: dict[str, Page]) -> None:
     lost, followed = [], 0
     for at, page in pages.items():
         for link in page.links:
@@ -78,7 +78,7 @@ def test_every_link_and_every_anchor_leads_somewhere(site: Path, pages: dict[str
     assert followed > 10_000
 
 
-def test_nothing_is_loaded_from_elsewhere(pages: dict[str, Page]) -> None:
+def test_the_site_loads_nothing_from_other_hosts(pages: dict[str, Page]) -> None:
     assert all(page.loads for page in pages.values())
     assert not {(at, each) for at, page in pages.items() for each in page.loads if "//" in each}
 
@@ -122,7 +122,7 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-def test_pages_fit_two_widths_in_both_themes_and_search_finds_a_contract(address: str, tmp_path: Path) -> None:
+def test_the_sites_pages_fit_two_widths_in_both_themes_and_search_works(address: str, tmp_path: Path) -> None:
     for width, dark in ((1280, False), (390, True)):
         with browser(tmp_path / str(width)) as page:
             for name in ("", "packages/", "megatron/", "bugs/torchtitan_single_row/", "contracts/PAR/", "api/"):

@@ -7,12 +7,12 @@ from pathlib import Path
 from tests_unit import size
 
 
-def test_no_sum_has_grown() -> None:
+def test_the_size_of_the_code_has_not_grown() -> None:
     grown = size.grown(size.recorded(), size.measured())
     assert not grown, f"{'; '.join(grown)}: remove as much, or `python -m tests_unit.size` with a reason in the commit"
 
 
-def test_what_is_added_in_one_area_is_paid_for_in_another() -> None:
+def test_lines_added_in_one_area_must_be_removed_in_another() -> None:
     before = {"statements": {"a": 5, "b": 5}}
     assert size.grown(before, {"statements": {"a": 7, "b": 3}}) == []
     assert size.grown(before, {"statements": {"a": 7, "b": 4}}) == ["statements: 1 more than size.toml has (a +2)"]

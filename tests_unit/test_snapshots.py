@@ -62,14 +62,14 @@ LANES: Mapping[str, tuple[str, Lane]] = {
 
 
 @pytest.mark.parametrize("name", LANES)
-def test_launch_says_as_before(name: str, text: SnapshotAssertion) -> None:
+def test_a_launch_equals_its_snapshot(name: str, text: SnapshotAssertion) -> None:
     preset, lane = LANES[name]
     assert "\n".join(
         (f"{preset} as {lane.mode} under {lane.regime}", *lines(Reference().launch(PRESETS[preset], lane)))
     ) == (text)
 
 
-def test_patterns_spread_as_before(text: SnapshotAssertion) -> None:
+def test_expanded_patterns_equal_their_snapshot(text: SnapshotAssertion) -> None:
     spread = []
     for name, recipe in PRESETS.items():
         pattern = patterns.parse(recipe.pattern, recipe.depth)

@@ -52,7 +52,7 @@ def test_every_image_is_named_by_its_digest() -> None:
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
-def test_a_workflow_may_do_what_it_must_and_no_more(file: Path) -> None:
+def test_every_workflow_has_the_least_permissions(file: Path) -> None:
     workflow = _yaml(file)
     assert workflow["permissions"] in ({}, {"contents": "read"})
     for name, job in workflow["jobs"].items():
@@ -82,7 +82,7 @@ def test_a_release_is_signed_attested_and_has_its_bill_of_materials() -> None:
     assert {"dist/*.sigstore.json", "dist/SHA256SUMS", "dist/sbom.cdx.json", "--verify-tag"} <= {*last.split()}
 
 
-def test_the_jobs_of_ci_are_the_scripts_that_there_are() -> None:
+def test_every_ci_job_runs_an_existing_script() -> None:
     jobs = _yaml(ROOT / ".github/workflows/ci.yml")["jobs"]
     script = (ROOT / ".ci/job").read_text(encoding="utf-8")
     named = re.findall(r"^  ([a-z-]+)\)$", script, re.MULTILINE)
@@ -91,7 +91,7 @@ def test_the_jobs_of_ci_are_the_scripts_that_there_are() -> None:
     assert runs == [".ci/run", '.ci/job "$JOB"']
 
 
-def test_at_night_every_python_and_the_least_and_the_newest_torch_are_tried() -> None:
+def test_the_nightly_ci_tries_every_python_and_the_oldest_and_newest_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     [least] = re.findall(r"torch>=(.*)", project["optional-dependencies"]["torch"][0])
     matrix = _yaml(ROOT / ".github/workflows/nightly.yml")["jobs"]["versions"]["strategy"]["matrix"]
@@ -100,7 +100,7 @@ def test_at_night_every_python_and_the_least_and_the_newest_torch_are_tried() ->
 
 
 @pytest.mark.parametrize("file", LOCKS, ids=lambda file: file.stem)
-def test_a_lock_has_the_pins_of_the_constraints_each_with_hashes(file: Path) -> None:
+def test_a_lock_file_has_the_pins_of_constraints_txt_with_hashes(file: Path) -> None:
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
     pinned = {_normal(name): version for name, version in pins.items()}
     text = file.read_text(encoding="utf-8")
@@ -113,7 +113,7 @@ def test_a_lock_has_the_pins_of_the_constraints_each_with_hashes(file: Path) -> 
     assert not {"torch", "triton"} & {_normal(name) for name, _ in named}
 
 
-def test_the_locks_hold_all_that_is_asked_for_by_name() -> None:
+def test_the_lock_files_have_every_package_that_ci_installs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     held = {
         file.stem: {_normal(name) for name in re.findall(r"^([\w.-]+)==", file.read_text(), re.MULTILINE)}

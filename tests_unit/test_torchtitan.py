@@ -45,7 +45,7 @@ def forked() -> Iterator[scripts.Run]:
 @pytest.mark.titan
 @needs_titan
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
-def test_a_fault_that_is_declared_shows_without_the_suite(script: Path, forked: scripts.Run) -> None:
+def test_each_declared_fault_can_be_reproduced_without_the_suite(script: Path, forked: scripts.Run) -> None:
     ranks = "torchrun" in script.read_text()
     torchrun = (BIN / "torchrun", "--standalone", "--nproc-per-node", "2")
     done = run(*torchrun, script) if ranks else forked(BIN / "python", script)
@@ -63,7 +63,7 @@ def older() -> Path:
 
 @pytest.mark.titan
 @pytest.mark.parametrize("name", OLDER)
-def test_what_the_version_before_does_shows_without_the_suite(name: str, older: Path) -> None:
+def test_faults_of_the_previous_version_can_be_reproduced_without_the_suite(name: str, older: Path) -> None:
     script = ROOT / "docs/confirmed" / name
     ranks = "torchrun" in script.read_text()
     torchrun = (older / "torchrun", "--standalone", "--nproc-per-node", "2")
@@ -72,7 +72,7 @@ def test_what_the_version_before_does_shows_without_the_suite(name: str, older: 
 
 
 @pytest.mark.titan
-def test_the_version_before_is_named_for_its_router_and_its_replicas(older: Path, tmp_path: Path) -> None:
+def test_the_previous_torchtitan_is_violated_for_its_router_weights_on_replicas(older: Path, tmp_path: Path) -> None:
     """Under FSDP it is right, and under TP without experts."""
     cases = "PAR-01e[fsdp2],PAR-01e[dense-tp2-sp],PAR-01e[dense-dp2],PAR-02e[tp2-sp@pairs]"
     done = run(older / "rankproof", "check", "--stack", "torchtitan", "--ranks", "2", "--profile", cases,
@@ -92,7 +92,7 @@ DECLARED = ("--deviations", "docs/deviations/torchtitan.toml")
     ("stack", "made"),
     [("torchtitan", "make titan TITAN=9.9.9"), ("transformers", "make transformers TRANSFORMERS=9.9.9")],
 )
-def test_another_version_than_the_installed_one_is_unreachable_with_the_command(stack: str, made: str) -> None:
+def test_a_version_that_is_not_installed_is_unreachable_and_the_command_is_shown(stack: str, made: str) -> None:
     code = (
         "from contracts.harness.parties import load\nfrom contracts.spec.errors import Unreachable\n"
         f"try:\n    load('{stack}==9.9.9')\nexcept Unreachable as error:\n    print(error)\n"
@@ -134,7 +134,7 @@ except NotOffered as declined:
 
 @pytest.mark.titan
 @needs_titan
-def test_an_untried_version_answers_what_the_adapter_finds_in_it_and_falls_back_elsewhere(tmp_path: Path) -> None:
+def test_an_untried_version_answers_what_its_adapter_can_and_declines_the_rest(tmp_path: Path) -> None:
     """0.3.0 under the name of a later version, which has lost a function."""
     told = tmp_path / "torchtitan-9.9.9.dist-info"
     told.mkdir()

@@ -15,7 +15,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("name", ["max_seq_len", "max_context_length"])
-def test_the_length_of_a_table_of_rope_has_either_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rope_tables_length_is_passed_under_its_old_or_new_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from contracts.stacks.torchtitan import symbols
 
     monkeypatch.setattr(symbols, "_since_july", lambda: True)
@@ -27,7 +27,7 @@ def test_the_length_of_a_table_of_rope_has_either_name(name: str, monkeypatch: p
     assert dataclasses.asdict(made) == {"dim": 8, name: 32, "theta": 10.0}
 
 
-def test_a_table_that_takes_neither_is_what_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rope_table_without_either_name_of_the_length_is_reported_as_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     from contracts.stacks.torchtitan import symbols
 
     monkeypatch.setattr(symbols, "_since_july", lambda: True)
@@ -40,7 +40,9 @@ def test_a_table_that_takes_neither_is_what_has_moved(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("folded", [True, False])
-def test_rows_see_no_other_row_in_either_layout(folded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_reads_only_its_own_row_in_folded_and_unfolded_batches(
+    folded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each token becomes the sum of its own row up to it, times its position, whichever shape the layers take."""
     import torch
     from torch import Tensor, nn
@@ -71,7 +73,7 @@ def _configs(monkeypatch: pytest.MonkeyPatch, **kinds: list[str]) -> None:
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**made))  # type: ignore[arg-type]
 
 
-def test_the_size_of_a_batch_is_taken_in_rows_or_in_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batch_size_is_passed_in_rows_or_in_tokens_as_the_version_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     from contracts.stacks.torchtitan import symbols
 
     _configs(monkeypatch, TrainingConfig=["seq_len"], ParallelismConfig=["pipeline_parallel_microbatch_size"])
@@ -113,7 +115,9 @@ def _modules(monkeypatch: pytest.MonkeyPatch, **held: SimpleNamespace) -> None:
     monkeypatch.setattr(symbols, "importlib", SimpleNamespace(import_module=short))
 
 
-def test_a_checkpoint_manager_and_schedules_are_found_in_either_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoint_manager_and_schedules_are_found_at_their_old_or_new_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from contracts.stacks.torchtitan import symbols
 
     older, newer = (SimpleNamespace(CheckpointManager=age, LRSchedulersContainer=age) for age in ("older", "newer"))
@@ -126,7 +130,7 @@ def test_a_checkpoint_manager_and_schedules_are_found_in_either_place(monkeypatc
 
 
 @pytest.mark.parametrize(("own", "told"), [("default", "default"), ("partial_dtensor", "partial_dtensor"), ("", None)])
-def test_the_backend_of_dtensors_has_the_name_of_its_time(
+def test_the_dtensor_backend_is_passed_under_its_old_or_new_name(
     own: str, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from contracts.stacks.torchtitan import symbols
@@ -138,7 +142,9 @@ def test_the_backend_of_dtensors_has_the_name_of_its_time(
     assert symbols.dtensors().get("spmd_backend") == told
 
 
-def test_experts_and_their_products_are_reached_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_and_their_grouped_products_are_found_at_their_old_or_new_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import torch
 
     from contracts.stacks.torchtitan import symbols
@@ -169,7 +175,7 @@ def test_experts_and_their_products_are_reached_where_they_are(monkeypatch: pyte
     assert symbols.routed_experts(dim=3) == {"routed_experts": {"dim": 3}}
 
 
-def test_latent_attention_takes_initializations_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latent_attention_gets_initializations_only_if_the_version_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     from contracts.stacks.torchtitan import symbols
 
     older = SimpleNamespace(_make_dsv3_attn_config=dict)
@@ -179,7 +185,7 @@ def test_latent_attention_takes_initializations_where_it_can(monkeypatch: pytest
         assert symbols.latent_attention(dim=3, inits={"norm_init": 1}) == made
 
 
-def test_whether_a_trainer_counts_labels_is_read_off_its_own_function() -> None:
+def test_the_signature_of_a_trainers_step_shows_whether_it_counts_labels() -> None:
     from contracts.stacks.torchtitan import symbols
 
     class Counts:

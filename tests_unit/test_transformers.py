@@ -35,7 +35,7 @@ def version_of(script: Path) -> str:
 
 @pytest.mark.transformers
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
-def test_a_defect_shows_without_the_suite(script: Path, forked: scripts.Run) -> None:
+def test_each_confirmed_defect_can_be_reproduced_without_the_suite(script: Path, forked: scripts.Run) -> None:
     version = version_of(script)
     python = ROOT / f".venv-transformers-{version}/bin/python"
     if not python.exists():

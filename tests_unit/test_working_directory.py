@@ -52,13 +52,15 @@ def judged(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=["list", "explain", "check", "check-jobs", "selftest-jobs", "isolated", "coverage"],
 )
-def test_the_suite_is_the_installed_one(folder: Path, words: tuple[str, ...]) -> None:
+def test_commands_import_the_installed_suite_and_not_the_working_directory(
+    folder: Path, words: tuple[str, ...]
+) -> None:
     done = judged(folder, *words)
     assert "somebody else" not in done.stdout + done.stderr
     assert done.returncode in (0, 3), done.stderr  # 3: a party that helps is not installed here
 
 
-def test_a_process_that_the_reference_starts_finds_the_suite(folder: Path) -> None:
+def test_processes_that_the_reference_starts_import_the_installed_suite(folder: Path) -> None:
     pytest.importorskip("torch")
     asked = (
         "from contracts.stacks.reference.stack import Reference; print(Reference().allocator_seen({}, 'cpu').device)"
@@ -69,7 +71,7 @@ def test_a_process_that_the_reference_starts_finds_the_suite(folder: Path) -> No
 
 
 @pytest.mark.torchrun
-def test_the_ranks_have_the_installed_one_too(folder: Path) -> None:
+def test_ranks_import_the_installed_suite(folder: Path) -> None:
     pytest.importorskip("torch")
     done = judged(folder, "check", "--stack", "mine:Mine", "--profile", "TOPO-05d[own-axis-tp2-on-2]", "--ranks", "2",
                   "--report", "out")  # fmt: skip
@@ -79,7 +81,7 @@ def test_the_ranks_have_the_installed_one_too(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "-m"])
-def test_the_module_is_the_suite_s_own_wherever_the_folder_stands_on_the_path(folder: Path, name: str) -> None:
+def test_python_m_rankproof_imports_the_suite_with_any_order_of_sys_path(folder: Path, name: str) -> None:
     """`python -m` puts the current folder first, and so do many by PYTHONPATH."""
     path = f"{folder}:{ROOT}" if name == "PYTHONPATH" else str(ROOT)
     words = ("check", "--stack", "mine:Mine", "--profile", "PAT-01", "--with", "none", "--report", "out")
@@ -106,7 +108,7 @@ def test_a_distribution_that_was_installed_over_the_suite_is_one_clear_line(tmp_
     assert "PyContracts" in line
 
 
-def test_the_public_words_load_the_suite_when_they_are_asked_for() -> None:
+def test_import_rankproof_loads_the_suite_only_on_use() -> None:
     asked = (
         "import sys, rankproof\n"
         "assert 'contracts' not in sys.modules and 'pytest' not in sys.modules\n"
@@ -124,7 +126,7 @@ OTHERS = {"contracts/ranks/guard.py", "contracts/spec/interpreter.py"}
 """Who may make a command of this interpreter; the package of ranks stands by itself, and -I is more than -P."""
 
 
-def test_no_other_place_makes_a_command_of_this_interpreter() -> None:
+def test_python_subprocesses_are_started_by_one_function_only() -> None:
     command = re.compile(r"[\[(]\s*sys\.executable,\s*[^)\s]")
     found = {
         str(file.relative_to(ROOT))

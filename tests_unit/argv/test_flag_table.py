@@ -41,7 +41,7 @@ def test_the_flag_table_names_its_version_and_provenance() -> None:
     assert "Megatron's validation did not run" in reading.message
 
 
-def test_the_table_is_whole() -> None:
+def test_the_flag_table_has_every_flag_and_every_observed_rule() -> None:
     assert len(table()["flags"]) == 807
     assert len(table()["gone_from_canonical"]) == 107
     assert len(RULES) == 69
@@ -49,7 +49,7 @@ def test_the_table_is_whole() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule["case"] for rule in RULES])
-def test_an_observed_case_stops_at_the_same_stage(rule: dict[str, Any]) -> None:
+def test_the_flag_table_refuses_each_argv_at_the_stage_at_which_megatron_did(rule: dict[str, Any]) -> None:
     reading = FlagTable().read_argv(argv_of(rule), env_of(rule), rule["world"])
     assert reading.stage == rule["stage"].replace("ok", "accepted"), reading.message
 
@@ -74,7 +74,7 @@ def test_names_types_choices_and_arity_are_judged_as_by_the_real_parser(argv: st
     assert words in reading.message
 
 
-def test_a_version_knows_its_own_flags() -> None:
+def test_each_megatron_version_has_its_own_flags() -> None:
     assert read("--hybrid-attention-ratio 0.1", version="0.16.1").stage == "accepted"
     reading = read("--hybrid-layer-pattern M*", version="0.16.1")
     assert (reading.stage, "--hybrid-layer-pattern exists since 0.17.0" in reading.message) == ("parse", True)

@@ -59,14 +59,14 @@ def recipes(draw: st.DrawFn, base: Recipe) -> Recipe:
 
 @settings(max_examples=200)
 @given(data=st.data())
-def test_overrides_make_any_recipe_out_of_any_other(data: st.DataObject) -> None:
+def test_any_recipe_can_be_turned_into_any_other_by_overrides(data: st.DataObject) -> None:
     base, other = (data.draw(st.sampled_from(list(PRESETS.values())).flatmap(recipes)) for _ in range(2))
     changes = overrides.difference(base, other)
     assert overrides.apply(base, changes) == other
     assert overrides.difference(other, other) == {}
 
 
-def test_a_field_and_its_whole_are_not_overridden_together() -> None:
+def test_overriding_a_section_and_a_field_of_it_is_refused() -> None:
     with pytest.raises(Refused, match="as a whole"):
         overrides.apply(NAM56R, {"moe.top_k": "2", "moe": "null"})
 
@@ -75,6 +75,6 @@ def test_every_field_of_a_recipe_can_be_overridden() -> None:
     assert set(overrides.keys(NAM56R)) >= {field.name for field in fields(Recipe)}
 
 
-def test_a_nul_is_refused_before_a_process_is_given_it() -> None:
+def test_a_nul_byte_in_an_argument_is_refused_before_a_process_starts() -> None:
     with pytest.raises(Refused, match="NUL"):
         launch(replace(NAM56R, data=Data(path="/data/\0")), Lane(mode="author_dp"))

@@ -65,7 +65,7 @@ def test_dense_attention_equals_its_definition_in_every_shape(recipe: Recipe, le
 
 @given(recipe=latent(), lengths=packs(), top_k=st.integers(1, 12), heads=st.integers(1, 4), more=st.integers(0, 3))
 @SETTINGS
-def test_sparse_attention_is_attention_over_min_of_k_and_what_is_visible(
+def test_sparse_attention_reads_min_of_k_and_the_visible_keys(
     recipe: Recipe, lengths: Lengths, top_k: int, heads: int, more: int
 ) -> None:
     size = recipe.mla.qk_rope + more
@@ -116,7 +116,7 @@ def test_an_index_head_that_cannot_hold_rope_is_refused_with_both_sizes() -> Non
 
 
 @pytest.mark.parametrize("case", ["loud", "loud-packed"])
-def test_an_exact_softmax_may_send_a_saturated_token_no_gradient(case: str) -> None:
+def test_a_softmax_that_saturates_to_an_exact_zero_gradient_holds(case: str) -> None:
     """As on a CUDA device; torch's flash kernel for CPUs leaves noise there."""
     with sdpa_kernel(SDPBackend.MATH):
         attention_does_not_see_what_follows(Reference(), *SEEN[case])

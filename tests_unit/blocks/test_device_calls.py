@@ -11,7 +11,7 @@ from contracts.law._support.device_calls import call_of, rerouted, routings
 from contracts.law.compile.compiled_experts import HOST
 
 
-def test_tokens_sent_otherwise_are_those_that_would_be_drawn() -> None:
+def test_rerouting_a_drawn_batch_equals_drawing_it_with_that_routing() -> None:
     stack = parties.load("reference")
     first = call_of(stack, replace(HOST, spread="even"))
     assert HOST.recipe.moe is not None

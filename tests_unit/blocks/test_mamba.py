@@ -77,7 +77,7 @@ def test_mamba3_with_its_step_at_the_end_and_no_turn_is_mamba2() -> None:
     torch.testing.assert_close(end[0], last, rtol=1e-12, atol=1e-12)
 
 
-def test_the_last_digits_of_a_document_do_not_depend_on_the_one_before() -> None:
+def test_a_document_is_bit_identical_whatever_the_decay_of_the_one_before() -> None:
     """Differences of cumulative sums would let a decay of -1e4 eat twelve digits of what follows in its chunk."""
     length, heads = 12, 2
     decay = -fixtures.normal("decay", (1, length, heads)).abs()
@@ -89,7 +89,7 @@ def test_the_last_digits_of_a_document_do_not_depend_on_the_one_before() -> None
     assert torch.equal(one[:, 5:], two[:, 5:])
 
 
-def test_initial_values_of_mamba_lie_where_mamba_ssm_draws_them() -> None:
+def test_initial_values_of_mamba_are_in_mamba_ssms_ranges() -> None:
     torch.manual_seed(0)
     mixer = Mamba2(replace(SMALL, mamba=Mamba(heads=64, head_dim=4, state=8, groups=8)), PARTS)
     mixer.requires_grad_(False)
@@ -104,12 +104,12 @@ def test_initial_values_of_mamba_lie_where_mamba_ssm_draws_them() -> None:
             assert float(tensor.abs().max()) <= 0.5
 
 
-def test_a_state_whose_half_does_not_turn_in_pairs_is_refused() -> None:
+def test_a_state_size_whose_half_is_odd_is_refused() -> None:
     with pytest.raises(Refused, match=r"mamba\.state"):
         Mamba3(tiny(6), PARTS)
 
 
-def test_no_product_of_the_reference_asks_opt_einsum_for_an_order() -> None:
+def test_every_einsum_of_the_reference_has_at_most_two_factors() -> None:
     """torch does for three factors and more if that package is installed, and JAX brings it: COMP-04b was red there."""
     folder = Path(contracts.stacks.reference.__file__).parent
     found = re.findall(r'einsum\(\s*"([^"]+)->', "".join(each.read_text() for each in folder.rglob("*.py")))

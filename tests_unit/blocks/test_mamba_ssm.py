@@ -148,7 +148,7 @@ def agree(what: str, got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> N
 pytestmark = pytest.mark.kernels
 
 
-def test_the_scan_of_mamba2_is_the_oracles(session: Session) -> None:
+def test_mamba_ssms_scan_of_mamba2_equals_the_oracle(session: Session) -> None:
     request, answer = session.requests["ssd"], session.answers["ssd"]
     own = leaves_of(request["inputs"])
     dt = F.softplus(own["dt"] + own["dt_bias"])
@@ -185,7 +185,7 @@ def mamba3_by_the_oracle(own: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, T
     return y * F.silu(own["Z"]), {name: torch.stack([row[1][name] for row in rows]) for name in rows[0][1]}
 
 
-def test_the_scan_of_mamba3_is_the_oracles(session: Session) -> None:
+def test_mamba_ssms_scan_of_mamba3_equals_the_oracle(session: Session) -> None:
     request, answer = session.requests["siso"], session.answers["siso"]
     own = siso_leaves(session)
     y, states = mamba3_by_the_oracle(own)
@@ -202,14 +202,14 @@ def on_a_circle(states: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kernel", ["ssd", "siso"])
-def test_a_kernel_sees_nothing_of_the_future(session: Session, kernel: str) -> None:
+def test_a_kernels_output_does_not_depend_on_later_tokens(session: Session, kernel: str) -> None:
     one, two = (session.answers[name]["y"] for name in (kernel, f"{kernel}, another end"))
     assert torch.equal(one[:, :CUT], two[:, :CUT])
     assert not torch.equal(one[:, CUT:], two[:, CUT:])
 
 
 @pytest.mark.parametrize(("module", "mode"), [("Mamba2", "nemo_native"), ("Mamba3", "author_dp")])
-def test_the_whole_module_is_the_block_of_the_reference(session: Session, module: str, mode: Mode) -> None:
+def test_mamba_ssms_module_equals_the_block_of_the_reference(session: Session, module: str, mode: Mode) -> None:
     answer, request, weights = session.answers[module], session.requests[module], block_weights(mode)
     run = Reference().run_block(
         BlockCall(
@@ -263,18 +263,18 @@ def test_the_installed_build_behaves_as_the_blocks_are_defined(session: Session)
     assert behaviour(session) == {"A": "softplus", "trap": "before its sigmoid", "pairs": "2i with 2i + 1"}
 
 
-def test_the_build_is_known_by_its_files(interpreter: Path) -> None:
+def test_a_mamba_ssm_build_is_identified_by_a_digest_of_its_files(interpreter: Path) -> None:
     installed = mamba_ssm.probe(interpreter)
     assert installed.version == "2.3.2.post1"
     assert (installed.build or "").startswith(("sha256:", "git:"))
 
 
-def test_an_environment_without_it_is_absent() -> None:
+def test_an_environment_without_mamba_ssm_is_reported_as_absent() -> None:
     assert mamba_ssm.probe(Path(sys.executable)).state == "absent"
     assert mamba_ssm.probe(None).state == "absent"
 
 
-def test_an_installation_that_cannot_be_imported_is_broken_and_not_absent(tmp_path: Path) -> None:
+def test_a_mamba_ssm_that_cannot_be_imported_is_reported_as_broken_and_not_as_absent(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     said = subprocess.run([str(python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],

@@ -71,7 +71,7 @@ def own_scan(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.kernels
-def test_the_scan_is_that_of_the_kernels_over_documents(kernels: list[dict[str, Any]]) -> None:
+def test_megatrons_scan_equals_the_kernels_scan_over_documents(kernels: list[dict[str, Any]]) -> None:
     leaves = {name: each.double().requires_grad_() for name, each in scanned().items()}
     y, state = own_scan(leaves)
     found = torch.autograd.grad((y * normal("dy", B, T, HEADS, WIDTH)).sum(), list(leaves.values()))
@@ -81,7 +81,7 @@ def test_the_scan_is_that_of_the_kernels_over_documents(kernels: list[dict[str, 
 
 
 @pytest.mark.kernels
-def test_convolution_scan_gate_and_norm_are_those_of_the_mixer(kernels: list[dict[str, Any]]) -> None:
+def test_convolution_scan_gate_and_norm_equal_megatrons_mixer(kernels: list[dict[str, Any]]) -> None:
     leaves = {name: each.double().requires_grad_() for name, each in mixed().items()}
     leaves["u"] = normal("u", B, T, HIDDEN).double().requires_grad_()
     norm = GatedNorm(INNER, eps=1e-5, group_size=INNER // GROUPS, norm_before_gate=False)
@@ -96,7 +96,7 @@ def test_convolution_scan_gate_and_norm_are_those_of_the_mixer(kernels: list[dic
     agree("the kernels' gradient of", kernels[1]["gradients"], dict(zip(leaves, found, strict=True)))
 
 
-def test_the_scan_is_its_recurrence_over_documents() -> None:
+def test_megatrons_scan_equals_its_recurrence_over_documents() -> None:
     inputs = {name: each.double() for name, each in scanned().items()}
     y, state = own_scan(inputs)
     dt = F.softplus(inputs["dt"] + inputs["dt_bias"])

@@ -14,7 +14,7 @@ class _RowByRow(Reference):
         return super().run_block(replace(call, strided=False))
 
 
-def test_an_adapter_that_lays_every_tensor_row_by_row_does_not_pass() -> None:
+def test_an_adapter_that_makes_every_tensor_contiguous_is_caught() -> None:
     case = STRIDED["attention"]
     a_block_reads_memory_in_any_order(Reference(), case)
     with pytest.raises(NotOffered, match="row by row"):

@@ -26,11 +26,11 @@ def recipes(draw: st.DrawFn) -> Recipe:
 
 @given(recipe=recipes(), rows=st.integers(1, 3), length=st.integers(1, 9))
 @SETTINGS
-def test_the_mlp_is_its_definition_in_every_shape(recipe: Recipe, rows: int, length: int) -> None:
+def test_the_mlp_equals_its_definition_in_every_shape(recipe: Recipe, rows: int, length: int) -> None:
     checks.the_mlp_is_its_definition(Reference(), recipe, ((length,),) * rows, "float64")
 
 
-def test_the_oracle_has_values_worked_out_by_hand() -> None:
+def test_the_mlp_oracle_equals_values_worked_out_by_hand() -> None:
     """h = (1, 1) out of (2, 2) with eps 0: w1 h = (3, -1), squared (9, 0), and w2 adds them up."""
     recipe = replace(SMALL, moe=None, hidden=2, heads=1, kv_groups=1, norm_eps=1e-30)
     weights = {

@@ -35,7 +35,7 @@ QUICK = settings(max_examples=6)
     tied=st.booleans(),
     gated=st.booleans(),
 )
-def test_a_model_of_drawn_shape_is_its_definition(
+def test_a_model_of_random_shape_equals_its_definition(
     letters: str, streams: int, depths: int, tied: bool, gated: bool
 ) -> None:
     recipe = replace(
@@ -51,7 +51,9 @@ def test_a_model_of_drawn_shape_is_its_definition(
 
 @QUICK
 @given(streams=st.integers(1, 6), scale=st.floats(0.1, 5.0), seed=st.integers(0, 99))
-def test_mixing_is_doubly_stochastic_and_exact_on_columns(streams: int, scale: float, seed: int) -> None:
+def test_the_mixing_matrix_is_doubly_stochastic_and_its_columns_sum_to_exactly_1(
+    streams: int, scale: float, seed: int
+) -> None:
     recipe = replace(SMALL, mhc=Mhc(streams=streams))
     logits = fixtures.normal("logits", (2, 3, streams, streams), scale=scale, seed=seed)
     matrix = PARTS.streams(recipe, PARTS).mixing(logits)
@@ -61,7 +63,7 @@ def test_mixing_is_doubly_stochastic_and_exact_on_columns(streams: int, scale: f
     assert bool((matrix > 0).all())
 
 
-def test_the_value_ahead_stays_within_row_and_document() -> None:
+def test_a_shifted_label_never_comes_from_another_row_or_document() -> None:
     values, documents = torch.tensor([[10, 11, 12, 13, 14]]), torch.tensor([[0, 0, 0, 1, 1]])
     packed = packing(values, documents)
     assert shift_left(values, packed, 1, IGNORED).tolist() == [[11, 12, -100, 14, -100]]
@@ -70,7 +72,7 @@ def test_the_value_ahead_stays_within_row_and_document() -> None:
     assert shift_left(values, packed, 9, IGNORED).tolist() == [[-100] * 5]
 
 
-def test_weights_that_lack_a_name_are_refused_with_it() -> None:
+def test_given_weights_without_one_of_the_models_are_refused_with_its_name() -> None:
     weights = model_passes.drawn_weights(STACK, model_passes.AHEAD)
     del weights["mtp.1.norm.weight"]
     with pytest.raises(Refused, match=r"lack mtp\.1\.norm\.weight"):
@@ -80,14 +82,14 @@ def test_weights_that_lack_a_name_are_refused_with_it() -> None:
         STACK.run_model(model_passes.AHEAD, Execution(), more, model_passes.batch(model_passes.AHEAD), False)
 
 
-def test_the_flagship_is_built_at_its_true_size_in_seconds_and_without_its_memory() -> None:
+def test_the_largest_preset_is_built_at_true_size_in_seconds_without_its_memory() -> None:
     start = time.perf_counter()
     built = STACK.built(presets.resolve("nam56r_h200_bf16_v1"), "author_dp")
     assert time.perf_counter() - start < 30
     assert sum(math.prod(row.shape) for row in built.parameters) > 4_000_000_000
 
 
-def test_initial_scales_are_those_of_gpt_2() -> None:
+def test_initial_scales_equal_gpt_2s() -> None:
     drawn = Initializer(SMALL)
     assert float(drawn.tensor("layers.0.mixer.wq.weight", (200, 200)).std()) == pytest.approx(0.02, rel=0.02)
     for name in ("mixer.wo.weight", "mixer.shared.w2.weight", "mixer.experts.w2"):
@@ -98,7 +100,7 @@ def test_initial_scales_are_those_of_gpt_2() -> None:
 
 
 @pytest.mark.slow
-def test_initial_weights_are_equal_in_a_process_that_hashes_differently() -> None:
+def test_initial_weights_do_not_depend_on_pythonhashseed() -> None:
     program = (
         "from contracts.spec import presets; from contracts.stacks.reference.stack import Reference;"
         "held = Reference().initial(presets.resolve('tiny-nam56r'), 'nemo_native');"
@@ -125,7 +127,7 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-def test_every_field_of_a_recipe_is_felt_or_declared_to_change_no_number() -> None:
+def test_every_field_of_a_recipe_changes_a_number_or_is_declared_not_to() -> None:
     known = {*observable_features.FIELDS, *observable_features.STEPS, *INERT, *ELSEWHERE}
     everything = replace(model_passes.EVERYTHING, mla=SMALL_DSA.mla, dsa=Dsa(a_ranks=(0,)))
     whole = {"fp8", "checkpoint", "degrees"}  # judged elsewhere, field by field

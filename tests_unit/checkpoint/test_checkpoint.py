@@ -15,7 +15,7 @@ from contracts.stacks.reference.checkpoint.filesystem import Disk
 from contracts.stacks.reference.checkpoint.manifest import Manifest, Piece, StoredTensor
 
 
-def test_a_view_is_saved_without_what_it_is_a_view_of(tmp_path: Path) -> None:
+def test_a_view_is_saved_without_the_rest_of_its_storage(tmp_path: Path) -> None:
     large = torch.randn(1000, 100)
     views = {"row": large[3:4], "column": large[:, 7], "turned": large[:4, :5].T}
     kept = Checkpoints(tmp_path)
@@ -28,21 +28,21 @@ def test_a_view_is_saved_without_what_it_is_a_view_of(tmp_path: Path) -> None:
     assert all(torch.equal(target[name], each) for name, each in views.items())
 
 
-def test_a_folder_that_is_not_there_holds_nothing_and_the_first_save_makes_it(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_folder_is_empty_and_the_first_save_creates_it(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path / "run-1" / "checkpoints")
     assert kept.latest() is None
     kept.save(State(step=1, tensors={"w": torch.ones(2)}))
     assert kept.latest() == 1
 
 
-def test_a_step_is_not_written_over(tmp_path: Path) -> None:
+def test_saving_a_step_that_is_already_there_is_refused(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path)
     kept.save(State(step=1, tensors={"w": torch.ones(2)}))
     with pytest.raises(Refused, match=r"step = 1: is in .* already"):
         kept.save(State(step=1, tensors={"w": torch.zeros(2)}))
 
 
-def test_what_has_no_form_on_the_disk_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_value_that_cannot_be_saved_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"complex64.*has no form"):
         Checkpoints(tmp_path).save(State(step=1, tensors={"w": torch.ones(2, dtype=torch.complex64)}))
     assert not list(tmp_path.iterdir())
@@ -68,12 +68,12 @@ def test_a_manifest_whose_pieces_do_not_cover_a_tensor_is_not_written() -> None:
         manifests.to_text(lacking)
 
 
-def test_the_rows_of_combined_runs_are_the_covering_array_of_their_axes() -> None:
+def test_the_combined_runs_cover_every_pair_of_features() -> None:
     assert [row.split() for row in ROWS] == [[*row] for row in covering(AXES)]
     assert [row.split() for row in DROPPED] == [[*row] for row in covering(AXES, strength=1)]
 
 
-def test_what_a_disk_wrote_is_synced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_of_a_save_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing sync, or one before the last bytes left the process, shows only when the power fails."""
     synced: dict[int, int] = {}
 

@@ -11,7 +11,9 @@ from contracts.stacks.reference.answers import without_cuda
 from contracts.stacks.reference.stack import Reference
 
 
-def test_a_write_that_dies_is_the_same_from_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_in_a_save_is_the_same_in_a_process_without_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     state = Snapshot(step=3, tensors=numerics.arrays({"w": torch.arange(64.0)}), recipe="a")

@@ -40,7 +40,7 @@ def told(folder: Path, *words: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_inside_a_class_the_figures_stand_with_their_windows_and_their_ratio(folder: Path) -> None:
+def test_two_comparable_runs_are_shown_with_their_figures_windows_and_ratio(folder: Path) -> None:
     code, text = told(folder, "base", "faster/receipt.json")
     assert code == 0
     assert text.splitlines() == [
@@ -51,14 +51,14 @@ def test_inside_a_class_the_figures_stand_with_their_windows_and_their_ratio(fol
     ]
 
 
-def test_a_withheld_figure_says_why_and_there_is_no_ratio(folder: Path) -> None:
+def test_a_withheld_throughput_is_shown_with_its_reason_and_without_a_ratio(folder: Path) -> None:
     code, text = told(folder, "base", "withheld")
     assert code == 0
     assert "  candidate no figure: a gradient norm was not finite, or not measured" in text
     assert "ratio" not in text
 
 
-def test_runs_that_are_not_comparable_name_every_part_and_no_figure(folder: Path) -> None:
+def test_runs_that_are_not_comparable_are_shown_with_every_difference_and_no_figure(folder: Path) -> None:
     code, text = told(folder, "base", "elsewhere")
     assert code == 3
     assert text.splitlines() == [
@@ -68,7 +68,7 @@ def test_runs_that_are_not_comparable_name_every_part_and_no_figure(folder: Path
     ]
 
 
-def test_a_changed_class_is_named_and_no_regression(folder: Path) -> None:
+def test_a_changed_runtime_is_named_and_no_regression_is_reported(folder: Path) -> None:
     code, text = told(folder, "base", "other-image")
     assert (code, text) == (3, "changed class:\n  runtime provenance: image sha256:77aa ≠ image sha256:88bb\n")
 
@@ -83,7 +83,7 @@ def test_json_holds_the_comparison(folder: Path) -> None:
     ("name", "words"),
     [("torn.json", "is not JSON"), ("missing", "cannot be read"), ("binary.json", "is not text")],
 )
-def test_what_is_no_receipt_ends_in_one_clear_error(name: str, words: str, folder: Path) -> None:
+def test_comparing_a_file_that_is_no_receipt_ends_in_one_clear_error(name: str, words: str, folder: Path) -> None:
     code, text = told(folder, "base", name)
     assert code == 2
     assert words in text

@@ -79,7 +79,7 @@ def check(fork: Path, *words: str) -> Done:
         ("README", ["PAT", "TOPO"]),
     ],
 )
-def test_what_a_change_can_touch_is_judged_first_and_the_rest_after_it(
+def test_check_changed_judges_the_affected_contracts_first_and_then_the_others(
     file: str, families: list[str], fork: Path
 ) -> None:
     commit(fork, file)
@@ -99,7 +99,7 @@ def test_what_a_change_can_touch_is_judged_first_and_the_rest_after_it(
     assert {*plain.plan.items} == {*run.plan.items}, "it orders and never filters"
 
 
-def test_a_stack_in_a_process_of_its_own_is_known_by_the_record_of_an_earlier_run(fork: Path) -> None:
+def test_an_earlier_record_shows_which_files_a_stack_in_another_process_imports(fork: Path) -> None:
     assert check(fork, "--report", "before").returncode == 0
     commit(fork, "fork/stack.py")
     done = check(fork, "--isolated", "--changed", "main..", "--baseline", "before")
@@ -109,7 +109,7 @@ def test_a_stack_in_a_process_of_its_own_is_known_by_the_record_of_an_earlier_ru
 
 
 @pytest.mark.parametrize("given", ["no-such-branch..", "--output=stolen"])
-def test_what_git_does_not_take_is_refused_before_anything_is_written(given: str, fork: Path) -> None:
+def test_a_range_that_git_does_not_know_is_refused_before_anything_is_written(given: str, fork: Path) -> None:
     done = check(fork, f"--changed={given}")
     assert done.returncode == 2
     assert f"--changed = '{given}': git says: " in done.stderr
@@ -117,7 +117,7 @@ def test_what_git_does_not_take_is_refused_before_anything_is_written(given: str
     assert not (fork / "stolen").exists()
 
 
-def test_of_what_a_change_can_touch_alike_its_own_words_come_first(fork: Path) -> None:
+def test_among_equally_affected_contracts_those_named_like_the_changed_lines_come_first(fork: Path) -> None:
     commit(fork, "fork/stack.py", "a mesh has sizes")
     assert check(fork, "--changed", "main..").returncode == 0
     run, _ = record.load(fork / "out")

@@ -81,7 +81,7 @@ KIND = {
 
 
 @pytest.mark.parametrize("name", KIND)
-def test_a_pair_of_results_is_of_its_kind_of_change(name: str) -> None:
+def test_two_results_of_an_item_give_its_kind_of_change(name: str) -> None:
     base, head, kind = KIND[name]
     assert Pair(base=base, head=head).kind == kind
 
@@ -110,7 +110,7 @@ WORDS: dict[str, tuple[Sequence[str], str, int]] = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_the_verdict_on_a_change(name: str) -> None:
+def test_a_changes_verdict_and_exit_code_follow_from_its_kinds(name: str) -> None:
     kinds, word, code = WORDS[name]
     both = [KIND[each][:2] for each in kinds]
     named = [[None if side is None else Result(**{**vars(side), "case": str(number)}) for side in pair]
@@ -127,7 +127,7 @@ def test_an_item_without_a_result_was_not_run() -> None:
     assert difference(base, head).word == "incomplete"
 
 
-def test_every_kind_is_named() -> None:
+def test_every_kind_of_change_is_tested_here() -> None:
     assert {kind for _, _, kind in KIND.values()} == {*KINDS}
 
 
@@ -190,7 +190,7 @@ def test_a_new_violation_is_shown_first_with_both_sides(fork: Path) -> None:
     assert told["items"][0]["base"]["outcome"] == "holds"
 
 
-def test_what_both_sides_violate_is_counted_and_what_got_better_named(fork: Path) -> None:
+def test_old_violations_are_counted_and_fixed_ones_named(fork: Path) -> None:
     same = judged(fork, f"{fork}@wrong..wrong", "--json")
     assert same.returncode == 0, same.stdout + same.stderr
     assert json.loads(same.stdout)["counts"]["both"] == 6
@@ -205,14 +205,14 @@ def test_an_old_fault_does_not_hide_a_new_one_in_the_same_items(fork: Path) -> N
     assert "new" in done.stdout.splitlines()[-1]
 
 
-def test_an_adapter_that_does_not_find_its_way_leaves_the_verdict_incomplete(fork: Path) -> None:
+def test_an_adapter_that_does_not_fit_one_side_makes_the_verdict_incomplete(fork: Path) -> None:
     done = judged(fork, f"{fork}@right..moved")
     assert done.returncode == 3, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("INCOMPLETE: the change ours 1 at ")
     assert "Not judged on one side: 9 items" in done.stdout
 
 
-def test_two_folders_and_the_working_tree_are_sides_too(fork: Path) -> None:
+def test_two_folders_or_the_working_tree_can_be_compared(fork: Path) -> None:
     done = judged(fork, f"{fork}@right..")  # HEAD is `moved`
     assert done.returncode == 3, done.stdout + done.stderr
     assert judged(fork, f"{fork}..{fork}", "--profile", "PAT-01a").returncode == 5
@@ -223,7 +223,7 @@ def test_two_folders_and_the_working_tree_are_sides_too(fork: Path) -> None:
     (["--baseline", "x"], "--baseline = 'x': does not go with two sides"),
     (["--profile", "NONE"], "profile"),
 ])  # fmt: skip
-def test_what_a_difference_cannot_have_is_refused(fork: Path, words: list[str], said: str) -> None:
+def test_options_that_do_not_fit_two_commits_are_refused(fork: Path, words: list[str], said: str) -> None:
     done = judged(fork, f"{fork}@right..wrong", *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert said in done.stderr
@@ -233,7 +233,7 @@ def test_what_a_difference_cannot_have_is_refused(fork: Path, words: list[str], 
     ("x@a..b", ("x@a", "x@b")), ("a..b", (".@a", ".@b")), ("a..", (".@a", ".")), ("x@a..", ("x@a", "x")),
     ("../x@a", None), ("..", None), ("../nowhere", None), ("x", None),
 ])  # fmt: skip
-def test_how_two_sides_are_written(at: str, found: tuple[str, str] | None) -> None:
+def test_a_range_of_commits_is_split_into_base_and_head(at: str, found: tuple[str, str] | None) -> None:
     assert checkout.sides(at) == found
 
 

@@ -37,7 +37,7 @@ BEFORE = run(ended("PAR-01", "a", "holds"), ended("PAR-01", "b", "holds"))
 AFTER = run(ended("PAR-01", "a", "holds"), ended("PAR-01", "b", "not offered"))
 
 
-def test_report_names_what_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_names_the_items_that_are_no_longer_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = written(tmp_path / "before", BEFORE), written(tmp_path / "after", AFTER)
     assert rankproof("report", after) == 0
     assert rankproof("report", after, "--baseline", before) == 1
@@ -47,7 +47,7 @@ def test_report_names_what_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture
     assert rankproof("report", before, "--baseline", after) == 0
 
 
-def test_unlike_runs_are_refused_with_everything_that_differs(
+def test_a_baseline_of_another_kind_of_run_is_refused_with_every_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = written(tmp_path / "before", BEFORE, ranks=4, profile="launch")
@@ -57,7 +57,9 @@ def test_unlike_runs_are_refused_with_everything_that_differs(
     assert "baseline.ranks = 4" in said
 
 
-def test_check_compares_and_the_record_carries_the_baseline(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_check_compares_with_the_baseline_and_stores_it_in_the_record(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     asked = ("--stack", f"{BAD}:ForgetsPipeline", "--with", "none")
     item = ("--profile", "TOPO-02[tp2-ep2-on-8]")
     assert rankproof("check", *asked, *item, "--report", tmp_path / "first") == 0
@@ -94,7 +96,7 @@ class Declines(Broken):
 """
 
 
-def test_what_main_has_broken_is_owed(
+def test_an_item_that_is_broken_in_the_baseline_may_not_be_declined(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "main_or_change.py").write_text(MAIN)
@@ -188,14 +190,14 @@ def became(*pairs: tuple[Outcome, float, Outcome, float]) -> tuple[Run, list[Ite
         ("holds", "holds", ""),
     ],
 )  # fmt: skip
-def test_what_became_of_an_item_is_new_fixed_or_lost(was: Outcome, now: Outcome, told: str) -> None:
+def test_an_item_is_new_fixed_or_lost_by_its_two_outcomes(was: Outcome, now: Outcome, told: str) -> None:
     compared, [item] = became((was, 0.0, now, 0.0))
     found = change(compared, verdict(compared, TODAY))
     shown = f"{item} ({now} now)" if told == "lost" else str(item)
     assert found.told(3) == ([(told, shown)] if told else [])
 
 
-def test_what_was_not_there_is_new_where_it_is_red_and_what_is_not_planned_is_lost() -> None:
+def test_a_red_item_that_was_not_planned_is_new_and_one_no_longer_planned_is_lost() -> None:
     after = run(ended("PAR-01", "a", "broken"), ended("PAR-01", "b", "holds"))
     gone = Item(id="PAR-01", case="c")
     compared = replace(after, baseline=Baseline(of="it", judged=(gone,), before={str(gone): Before(outcome="holds")}))
@@ -209,7 +211,7 @@ def test_what_was_not_there_is_new_where_it_is_red_and_what_is_not_planned_is_lo
     [(1.0, 2.0, True), (2.0, 4.0, True), (0.5, 1.5, True), (0.5, 1.49, False), (10.0, 19.9, False), (0.1, 1.0, False),
      (4.0, 4.0, False), (4.0, 1.0, False), (0.0, 1.0, True)],
 )  # fmt: skip
-def test_slower_is_twice_as_long_and_a_second_longer(before: float, now: float, slower: bool) -> None:
+def test_an_item_is_slower_if_it_takes_twice_as_long_and_a_second_more(before: float, now: float, slower: bool) -> None:
     for was, judged in (("holds", True), ("deviates", True), ("broken", False), ("not run", False)):
         compared, [item] = became((was, before, "holds", now))  # type: ignore[arg-type]  # from a table
         found = change(compared, verdict(compared, TODAY))
@@ -245,7 +247,7 @@ def test_a_run_without_a_baseline_has_no_change() -> None:
         ("nine", "a", 1, "cuda", ["stack", "profile", "ranks", "device"]),
     ],
 )
-def test_an_earlier_run_is_of_the_same_stack_profile_ranks_and_device(
+def test_the_baseline_is_the_last_run_of_the_same_stack_profile_ranks_and_device(
     name: str, profile: str, ranks: int, device: str, fields: list[str]
 ) -> None:
     earlier = codec.loads(Header, codec.dumps(replace(BEFORE.header, profile="launch", ranks=2, device="cpu")))
@@ -264,7 +266,7 @@ def test_runs_whose_device_nobody_recorded_are_not_compared() -> None:
         unlike(BEFORE.header, "mine", BEFORE.header.profile, 1, "")
 
 
-def test_a_baseline_says_what_it_is_of_and_what_became_of_each_item() -> None:
+def test_a_baseline_holds_its_stack_and_the_outcome_of_each_item() -> None:
     earlier = on_a_cpu(run(
         ended("PAR-01", "a", "holds", seconds=2.0), ended("PAR-01", "b", "violated"), ended("PAR-01", "c", "not run"),
         ended("PAR-01", "d", "not offered"), ended("PAR-01", "e", "broken"), ended("PAR-01", "f", "violated"),

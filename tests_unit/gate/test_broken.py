@@ -63,7 +63,7 @@ def test_an_inherited_function_is_replaced_on_the_owner_and_restored(monkeypatch
         ("size", lambda size, self: size(self) + 1, lambda: Base().size, 5),
     ],
 )
-def test_each_kind_of_attribute_stays_of_its_kind(
+def test_a_replaced_method_classmethod_or_property_stays_one(
     name: str, change: Any, look: Any, want: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     former = vars(Base)[name]
@@ -71,21 +71,21 @@ def test_each_kind_of_attribute_stays_of_its_kind(
     assert vars(Base)[name] is former
 
 
-def test_a_question_within_a_question_applies_the_bug_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_applied_once_if_a_question_asks_another(monkeypatch: pytest.MonkeyPatch) -> None:
     made = _mutant(Base, "doubled", lambda doubled, self, number: doubled(self, number) + 1)
     monkeypatch.setattr(Reference, "preset_names", lambda self: (str(Base().doubled(2)),))
     monkeypatch.setattr(Reference, "host", lambda self, name: (*self.preset_names(), Base().doubled(2)))
     assert made()().host("any") == ("5", 5)
 
 
-def test_an_answer_that_fails_leaves_the_stack_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bug_is_removed_after_an_answer_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     made = _mutant(Base, "doubled", lambda doubled, self, number: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         _in_the_answer(made, monkeypatch, lambda: Base().doubled(2))
     assert Base().doubled(2) == 4
 
 
-def test_results_that_the_reference_keeps_cross_no_change() -> None:
+def test_a_cached_result_of_the_reference_is_not_used_under_a_bug() -> None:
     given = (Degrees(), 2, "own-axis")
     sound = reference_module._group_calls(*given)  # type: ignore[arg-type]  # a layout
 
@@ -99,7 +99,7 @@ def test_results_that_the_reference_keeps_cross_no_change() -> None:
     assert Reference().group_calls(*given, 0) == sound
 
 
-def test_caches_of_the_process_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_that_no_bug_can_change_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     process = functools.cache(object)
     monkeypatch.setattr(capacity, "process", process, raising=False)
     kept = process()
@@ -107,7 +107,7 @@ def test_caches_of_the_process_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     assert process() is kept
 
 
-def test_an_owner_that_answers_is_derived_from() -> None:
+def test_a_bug_in_a_stacks_own_method_makes_a_subclass() -> None:
     def nobody(host: Any, self: Any, name: str) -> Any:
         """Every host is the same one."""
         return host(self, "bench-1@us-west1-c")
@@ -118,7 +118,7 @@ def test_an_owner_that_answers_is_derived_from() -> None:
     assert made().host("any") == "bench-1@us-west1-c"
 
 
-def test_another_process_finds_a_mutant_by_its_name() -> None:
+def test_a_mutant_can_be_unpickled_in_another_process() -> None:
     from contracts.bringup.law.comparison import run_comparison_bugs as run_comparison
 
     mutant = run_comparison.compares_by_region
@@ -147,7 +147,7 @@ def _derived(change: type) -> Any:
     return lambda: broken_module.derived()(change)
 
 
-def test_new_objects_of_a_class_are_of_the_derived_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_derived_class_replaces_its_base_in_new_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     class Written(Base):
         pass
 
@@ -158,12 +158,12 @@ def test_new_objects_of_a_class_are_of_the_derived_one(monkeypatch: pytest.Monke
     assert Base().doubled(2) == 4
 
 
-def test_a_derived_class_may_be_of_a_frozen_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_dataclass_can_be_derived_from(monkeypatch: pytest.MonkeyPatch) -> None:
     change = type("Changed", (Frozen,), {"__doc__": "A bug.", "said": lambda self: self.size})
     assert _in_the_answer(_derived(change), monkeypatch, lambda: Frozen(5).said()) == 5  # type: ignore[attr-defined]
 
 
-def test_a_mutant_of_a_class_of_mutants_derives_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_a_subclass_of_the_reference_derives_from_that_subclass(monkeypatch: pytest.MonkeyPatch) -> None:
     _Doubles.__module__ = "contracts.law.here_bugs"
     made = _mutant(_Doubles, "halved", lambda halved, self, number: halved(self, number) + 10)
     assert _in_the_answer(made, monkeypatch, lambda: (Base().halved(2), Base().doubled(2))) == (11, 5)  # type: ignore[attr-defined]

@@ -33,7 +33,7 @@ read_checks()
 read_mutants()
 
 
-def test_what_is_no_convention_is_refused_with_every_fault() -> None:
+def test_unknown_conventions_and_choices_are_refused_all_at_once() -> None:
     class Inventive(Reference):
         conventions = MappingProxyType({"rope-angles": "float16", "colour": "red"})
 
@@ -43,7 +43,7 @@ def test_what_is_no_convention_is_refused_with_every_fault() -> None:
         assert words in str(caught.value)
 
 
-def test_an_introduction_and_a_record_carry_what_differs() -> None:
+def test_a_record_has_the_declared_conventions_that_differ_from_the_default() -> None:
     class Declaring(Reference):
         conventions = MappingProxyType({"rope-angles": "float32", "misfits": "all"})
 
@@ -52,7 +52,7 @@ def test_an_introduction_and_a_record_carry_what_differs() -> None:
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
-def test_every_choice_has_a_mutant_that_declares_it_and_does_another(name: str) -> None:
+def test_every_choice_of_a_convention_has_a_mutant_that_declares_it_and_violates_it(name: str) -> None:
     following = {id for id, each in LAW.contracts.items() if name in each.conventions}
     assert following, f"no contract follows {name}"
     declared = {
@@ -98,7 +98,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("item", KEPT)
-def test_what_is_declared_and_done_holds(item: str) -> None:
+def test_a_stack_that_follows_its_declared_convention_holds(item: str) -> None:
     broken, conventions = KEPT[item]
     id, _, case = item.rstrip("]").partition("[")
     keeping = type("Keeping", (broken,), {"conventions": conventions})

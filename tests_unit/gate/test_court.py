@@ -115,21 +115,21 @@ def runs(folder: Path) -> dict[str, Done]:
 
 
 @pytest.mark.parametrize("name", FAILS)
-def test_a_bad_stack_gets_the_verdict_it_deserves(name: str, runs: dict[str, Done]) -> None:
+def test_each_bad_stack_gets_its_expected_exit_code_and_words(name: str, runs: dict[str, Done]) -> None:
     expected, done = FAILS[name], runs[name]
     assert done.returncode == expected.exit, f"exit code {done.returncode}; said: {printed(done)[-600:]}"
     assert expected.says in printed(done)
 
 
 @pytest.mark.parametrize("name", FAILS)
-def test_no_bad_stack_spills_a_traceback(name: str, runs: dict[str, Done]) -> None:
+def test_no_bad_stack_makes_rankproof_print_a_traceback(name: str, runs: dict[str, Done]) -> None:
     said = runs[name].stdout + runs[name].stderr
     assert "Traceback" not in said
     assert "INTERNALERROR" not in said
 
 
 @pytest.mark.parametrize("name", FAILS)
-def test_the_record_of_a_bad_stack_is_whole_or_is_not_there(name: str, runs: dict[str, Done], folder: Path) -> None:
+def test_a_bad_stack_leaves_a_complete_record_or_none(name: str, runs: dict[str, Done], folder: Path) -> None:
     out = folder / name / "out"
     if not (out / "run.jsonl").exists():
         written = sorted(path.name for path in out.glob("*")) if out.exists() else []
@@ -147,12 +147,12 @@ def test_the_record_of_a_bad_stack_is_whole_or_is_not_there(name: str, runs: dic
     assert not list(out.glob("*.part"))
 
 
-def test_what_works_and_is_not_claimed_is_reported(runs: dict[str, Done]) -> None:
+def test_a_question_that_works_but_is_not_in_offers_is_reported(runs: dict[str, Done]) -> None:
     done = runs["does-not-claim"]
     assert re.search(r"works and is not claimed: stages \(PAT-08\[[\w-]+\] holds\)", done.stdout)
 
 
-def test_a_stack_that_prints_cannot_speak_in_the_gate_s_name(runs: dict[str, Done], folder: Path) -> None:
+def test_a_stacks_prints_cannot_be_taken_for_the_verdict(runs: dict[str, Done], folder: Path) -> None:
     assert "\nHolds: " in runs["prints"].stdout
     assert "NCCL INFO" not in runs["prints"].stdout + runs["prints"].stderr
     assert "NCCL INFO" in (folder / "prints/out/output.log").read_text()

@@ -36,7 +36,7 @@ def of(judged: Run) -> dict[str, object]:
     return coverage(judged, verdict(judged, TODAY)).as_json()
 
 
-def test_each_case_counts_once_and_lacks_are_not_held_against_the_stack() -> None:
+def test_coverage_counts_each_case_once_and_leaves_declared_lacks_out() -> None:
     found = of(RUN)
     assert found["total"] == {
         "planned": 9, "holds": 1, "violated": 1, "deviates": 0, "stack": 1, "device": 1, "adapter": 2, "case": 1,
@@ -48,21 +48,21 @@ def test_each_case_counts_once_and_lacks_are_not_held_against_the_stack() -> Non
     assert families["MOE"]["coverage"] == 0
 
 
-def test_a_part_of_a_run_is_counted_by_itself_on_any_rung() -> None:
+def test_coverage_of_a_part_counts_cases_on_richer_and_leaner_recipes() -> None:
     came = run(ended("PAR-01", "a@pairs", "holds"), ended("PAR-01", "b", "broken"), ended("MOE-01", "g", "holds"))
     planned = replace(came.plan, items=(Item(id="PAR-01", case="a"), Item(id="MOE-01", case="g")))
     found = coverage(came, verdict(came, TODAY), Part(profile="some", plan=planned))
     assert (found.profile, found.total.planned, found.total.answered) == ("some", 2, 2)
 
 
-def test_a_part_that_the_run_did_not_plan_is_refused() -> None:
+def test_coverage_of_a_part_that_was_not_planned_is_refused() -> None:
     came = run(ended("PAR-01", "a", "holds"))
     more = replace(came.plan, items=(*came.plan.items, Item(id="MOE-01", case="g")))
     with pytest.raises(Refused, match=r"profile = 'some': has items that the record did not plan, 1: MOE-01\[g\]"):
         coverage(came, verdict(came, TODAY), Part(profile="some", plan=more))
 
 
-def test_a_table_has_a_row_for_each_family_and_says_how_it_is_counted() -> None:
+def test_the_coverage_table_has_a_row_per_family_and_explains_the_count() -> None:
     title, *lines, total, kinds, _ = table(coverage(RUN, verdict(RUN, TODAY))).split("\n")
     assert title == "mine 3, profile TOPO-02,ARGV-02,PREC-04,PAT-08"
     assert lines == [
@@ -77,7 +77,7 @@ def test_a_table_has_a_row_for_each_family_and_says_how_it_is_counted() -> None:
 
 
 @pytest.mark.parametrize(("number", "of", "told"), [(3, 3, "100 %"), (0, 3, "0 %"), (2, 3, "67 %"), (1, 200, "0 %")])
-def test_a_share_is_shown_in_whole_percent(number: int, of: int, told: str) -> None:
+def test_coverage_is_rounded_to_whole_percent(number: int, of: int, told: str) -> None:
     came = [ended("PAR-01", f"c{n}", "holds" if n < number else "broken") for n in range(of)]
     judged = run(*came)
     assert f"lacks): {told}\n" in table(coverage(judged, verdict(judged, TODAY)))
@@ -87,7 +87,7 @@ BEST_FIRST = ("violated", "deviates", "holds", "broken", "not run", "case", "ada
 
 
 @pytest.mark.parametrize("pair", [*permutations(BEST_FIRST, 2)], ids=" ".join)
-def test_of_two_rungs_the_better_counts(pair: tuple[str, str]) -> None:
+def test_a_case_asked_on_two_recipes_counts_by_its_better_outcome(pair: tuple[str, str]) -> None:
     came = []
     for rung, became in zip(("pairs", "dense"), pair, strict=True):
         case = f"a@{rung}"
@@ -104,14 +104,14 @@ def test_of_two_rungs_the_better_counts(pair: tuple[str, str]) -> None:
     assert {name for name, count in counts.items() if count} == {min(pair, key=BEST_FIRST.index)}
 
 
-def test_nothing_possible_has_no_coverage() -> None:
+def test_coverage_is_shown_as_a_dash_if_the_stack_lacks_everything_planned() -> None:
     alone = run(lacking("PAR-01", "a", "stack"))
     found = coverage(alone, verdict(alone, TODAY))
     assert found.total.coverage is None
     assert "0 answered of 0 (1 planned, less 1 that the stack or this device lacks): -" in table(found)
 
 
-def test_the_command_reads_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_coverage_command_reads_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.jsonl").write_text(record.write(RUN, TODAY))
     with pytest.raises(SystemExit) as ending:
         main(["coverage", "--record", str(tmp_path), "--record", str(tmp_path / "run.jsonl"), "--json"])
@@ -125,7 +125,9 @@ def test_the_command_reads_records(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("words", [[], ["--stack", "reference", "--record", "x"], ["--record", "x", "--ranks", "2"]])
-def test_a_stack_or_records_and_not_both(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_coverage_command_refuses_a_stack_together_with_records(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ending:
         main(["coverage", *words])
     assert ending.value.code == 2

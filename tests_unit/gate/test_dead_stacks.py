@@ -8,13 +8,13 @@ from contracts.contract import LAW
 from contracts.harness.families import read_checks
 
 
-def test_the_table_names_contracts_about_training() -> None:
+def test_the_table_of_explained_passes_lists_only_contracts_that_ask_train() -> None:
     read_checks()
     named = {id for argued in power.table().values() for id in argued}
     assert not {id for id in named if "train" not in LAW.contracts[id].asks}
 
 
-def test_what_holds_is_found_unless_it_is_argued() -> None:
+def test_a_contract_that_a_dead_stack_passes_is_reported_unless_explained() -> None:
     read_checks()
     outcomes = {
         ("OPT-04a", ""): "holds",
@@ -28,7 +28,7 @@ def test_what_holds_is_found_unless_it_is_argued() -> None:
     assert found[1:] == ["PAR-13 is argued, and catches StandsStill", "PAR-05a is broken for StandsStill"]
 
 
-def test_a_witness_must_catch_the_stack_on_each_axis_of_what_is_argued() -> None:
+def test_an_explanation_needs_another_contract_that_catches_the_stack_on_each_axis() -> None:
     read_checks()
     argued = {"PAR-03e": power.Argued(because="told", witness="PAR-16")}
     outcomes = {("PAR-03e", "dp2"): "holds", **dict.fromkeys(power.fitting("PAR-16", 2), "violated")}
@@ -40,7 +40,7 @@ def test_a_witness_must_catch_the_stack_on_each_axis_of_what_is_argued() -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_updates_that_do_not_happen_are_caught_where_they_are_compared() -> None:
+def test_a_stack_that_never_updates_weights_is_caught_by_every_unexplained_contract() -> None:
     read_checks()
     outcomes = power.alone("StandsStill", power.about_training(1, ("OPT-", "CKPT-01b", "PREC-05c")))
     assert power.findings("StandsStill", outcomes, power.table()["StandsStill"]) == []

@@ -44,7 +44,7 @@ TRIALS = [
 ALARMS = [Alarms(content="c", seed=seed, cases=12, judged=12, held=11, red=({},) * seed, stack="s") for seed in (0, 1)]
 
 
-def test_counts_are_of_what_could_be_detected_and_curves_of_what_was_trained() -> None:
+def test_detection_counts_leave_out_bugs_without_effect() -> None:
     found = detection.drawn_from(KILLS, TRIALS, ALARMS)
     assert [str(each) for each in found.tiers.values()] == ["1 of 2 (50 %)", "3 of 3 (100 %)"]
     assert found.tiers["dist"].median_s == 5.0
@@ -58,14 +58,14 @@ def test_counts_are_of_what_could_be_detected_and_curves_of_what_was_trained() -
     assert (found.stacks, found.cases, found.red) == (2, 24, 1)
 
 
-def test_what_was_not_given_is_not_said() -> None:
+def test_a_detection_summary_has_only_the_parts_that_were_given() -> None:
     assert detection.summary(Detection()) == []
     assert [line.partition(":")[0] for line in detection.summary(detection.drawn_from({}, [], ALARMS))] == [
         "- False alarms"
     ]
 
 
-def test_the_command_reads_journals_of_one_source_and_writes_both_forms(tmp_path: Path) -> None:
+def test_the_detection_command_refuses_journals_of_two_versions_and_writes_text_and_json(tmp_path: Path) -> None:
     old = Trial(content="older", change="off-by-one@a.py:9:0", fate="survived")
     rows = [json.dumps(asdict(each)) for each in (old, *TRIALS)]
     (tmp_path / JOURNAL).write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -79,7 +79,7 @@ def test_the_command_reads_journals_of_one_source_and_writes_both_forms(tmp_path
         detection.detection([tmp_path / "out"])
 
 
-def test_a_current_figure_leaves_out_what_is_of_another_source(tmp_path: Path) -> None:
+def test_detection_figures_leave_out_results_of_another_version(tmp_path: Path) -> None:
     rows = [Trial(content=content(), change="off-by-one@a.py:1:0", fate="killed"), TRIALS[0]]
     for row, planted in zip(rows, (1, 0), strict=True):
         (tmp_path / JOURNAL).write_text(json.dumps(asdict(row)) + "\n", encoding="utf-8")
@@ -93,7 +93,7 @@ PG-20 PG-23 PPS-02 PPS-13 PRV-07 RSM-12 RSM-21 RSM-34 RSM-37 RSM-47 RSM-54 SSM-2
 """Planted bugs that stayed green, or ended without a verdict."""
 
 
-def test_each_survivor_is_a_mutant_or_is_argued() -> None:
+def test_each_surviving_bug_became_a_mutant_or_is_explained() -> None:
     pytest.importorskip("torch")
     read_checks()
     read_mutants()
@@ -104,7 +104,7 @@ def test_each_survivor_is_a_mutant_or_is_argued() -> None:
     assert [bug for bug in SURVIVORS.split() if bug not in embodied and bug not in reasoned] == []
 
 
-def test_the_badge_is_of_all_that_was_planted_and_red_for_a_false_alarm() -> None:
+def test_the_badge_counts_all_planted_bugs_and_turns_red_for_a_false_alarm() -> None:
     half = detection.Detected(detected=9, planted=10)
     found = detection.badge(Detection(tiers={"unit": half}, noticed=half, stacks=3, cases=36))
     assert (found["message"], found["color"]) == ("18 of 20, 0 false alarms", "yellow")
@@ -115,7 +115,7 @@ def test_the_badge_is_of_all_that_was_planted_and_red_for_a_false_alarm() -> Non
     assert detection.badge(Detection())["message"] == "nothing was planted"
 
 
-def test_a_red_case_of_a_correct_stack_is_counted_as_it_was_written_down(tmp_path: Path) -> None:
+def test_a_false_alarm_of_a_correct_stack_is_counted_from_its_record(tmp_path: Path) -> None:
     red = {"seed": 61, "stack": "drawn 61", "item": "MEM-01i[recurrent]", "outcome": "violated", "words": "it is"}
     row = {"content": "c", "seed": 61, "cases": 12, "held": 9, "judged": 12, "red": [red], "stack": "drawn 61"}
     (tmp_path / detection.FALSE_ALARMS).write_text(json.dumps(row) + "\n", encoding="utf-8")
@@ -123,7 +123,7 @@ def test_a_red_case_of_a_correct_stack_is_counted_as_it_was_written_down(tmp_pat
     assert (found.stacks, found.cases, found.red) == (1, 12, 1)
 
 
-def test_the_documents_show_the_figure_that_lies_in_docs() -> None:
+def test_the_pages_show_the_detection_figure_of_detection_json() -> None:
     data = json.loads((ROOT / "docs/detection.json").read_text(encoding="utf-8"))
     shown = detection.shown(codec.decode(Detection, data["figure"], name="figure"), date=data["date"])
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -74,7 +74,7 @@ UNLIKE = run(
 
 
 @pytest.mark.parametrize("judged", [ALIKE, UNLIKE], ids=["alike", "unlike"])
-def test_what_is_filled_in_forgives_the_run_that_it_was_taken_from(judged: Run, tmp_path: Path) -> None:
+def test_filled_in_deviations_make_their_own_run_conformant(judged: Run, tmp_path: Path) -> None:
     file = tmp_path / "old.toml"
     file.write_text(OLD)
     assert verdict(judged, TODAY).word == "violated"
@@ -90,7 +90,7 @@ def test_what_is_filled_in_forgives_the_run_that_it_was_taken_from(judged: Run, 
     assert {entry["reason"] for entry in tomllib.loads(text)["deviation"]} == {"first", "second"}
 
 
-def test_an_entry_is_left_as_it_is_where_all_its_cases_fail_alike() -> None:
+def test_fill_does_not_split_an_entry_whose_cases_fail_alike() -> None:
     text, _ = proposed_deviations.filled(OLD, _read(OLD), ALIKE.results)
     entries = tomllib.loads(text)["deviation"]
     assert [(each["case"], each["says"], each.get("tensors")) for each in entries] == [
@@ -99,7 +99,7 @@ def test_an_entry_is_left_as_it_is_where_all_its_cases_fail_alike() -> None:
     ]
 
 
-def test_paths_and_lists_of_ranks_are_no_words() -> None:
+def test_proposed_words_leave_out_paths_and_lists_of_ranks() -> None:
     found = proposed_deviations.needed((PATH, LISTS))
     assert [each.says for each in found] == [
         "a legal input was refused: load = *: Expected # entries, but got #; load less",
@@ -107,7 +107,7 @@ def test_paths_and_lists_of_ranks_are_no_words() -> None:
     ]
 
 
-def test_an_entry_that_no_run_reaches_is_named_and_kept() -> None:
+def test_fill_names_and_keeps_an_entry_that_no_run_matches() -> None:
     text, unknown = proposed_deviations.filled(OLD, _read(OLD), run(violated("TOPO-02", "pp2", DP)).results)
     assert [each.id for each in unknown] == ["PAR-01"]
     assert [each.get("says") for each in tomllib.loads(text)["deviation"]] == [None, "dp is # and not #, on rank #"]
@@ -130,7 +130,7 @@ def test_a_proposal_that_is_signed_forgives_its_run(judged: Run, tmp_path: Path)
 
 
 @given(st.floats(allow_nan=False), st.integers())
-def test_a_number_of_any_form_is_a_number(real: float, whole: int) -> None:
+def test_a_hash_in_a_deviation_matches_a_number_of_any_form(real: float, whole: int) -> None:
     words = f"y differs: L2 error {real:.1e} over {real!r}; {whole} at [{whole}, 0], in float32 and layers.1"
     masked = deviations.masked(words)
     assert masked == "y differs: L2 error # over #; # at [#, #], in float32 and layers.1"
@@ -139,7 +139,7 @@ def test_a_number_of_any_form_is_a_number(real: float, whole: int) -> None:
     assert not deviations.forgives(entry, Violation(words=words.replace("float32", "float64")))
 
 
-def test_any_text_is_looked_for_once_however_many_there_are() -> None:
+def test_many_asterisks_in_a_deviation_are_matched_quickly() -> None:
     """Four of them took five minutes on three hundred letters: every place of each was tried with every place of the
     others."""
     entry = Deviation(id="A-01", case="*", reason="r", issue="i", owner="o", expires="2099-12-31", says="a" + "*a" * 40)
@@ -149,7 +149,7 @@ def test_any_text_is_looked_for_once_however_many_there_are() -> None:
     assert deviations.forgives(replace(entry, says="dp * of #*, *"), Violation(words="the dp is 4 of 32, on rank 3"))
 
 
-def test_a_comparison_that_the_check_let_pass_is_no_part_of_the_violation() -> None:
+def test_a_violation_leaves_out_tensors_of_a_comparison_that_passed() -> None:
     with heard() as comparisons:
         compared("the weight differs", [Violation(words="the weight w differs", tensor="w")])
         failing = compared("a differs; b differs", [WQ, WK])
@@ -158,7 +158,7 @@ def test_a_comparison_that_the_check_let_pass_is_no_part_of_the_violation() -> N
     assert parts_of(raised.value, comparisons) == (WQ, WK, Violation(words="the norm is 2, 1 on one rank"))
 
 
-def test_a_check_that_gives_no_words_has_one_part() -> None:
+def test_a_violation_without_words_has_one_part() -> None:
     assert parts_of(AssertionError(), []) == (Violation(words="the check gave no words"),)
 
 
@@ -205,7 +205,7 @@ def test_a_partly_declared_violation_begins_with_the_undeclared_part() -> None:
     assert result.item == Item(id="TOPO-02", case="pp2")
 
 
-def test_a_case_that_the_profile_leaves_outside_is_left_alone_on_every_recipe() -> None:
+def test_fill_leaves_cases_outside_the_profile_unchanged() -> None:
     """A case by itself stands for all of its recipes, one with a recipe for that one."""
     declared = Deviation(
         id="PAR-01", case="tp4@pairs", says="the gradient of * differs", reason="r", issue="#1", owner="mesh",
@@ -217,7 +217,7 @@ def test_a_case_that_the_profile_leaves_outside_is_left_alone_on_every_recipe() 
         assert len(verdict(here, TODAY).faults) == faults, outside
 
 
-def test_entries_that_stand_in_another_file_are_not_filled_and_stay(tmp_path: Path) -> None:
+def test_fill_does_not_change_entries_of_an_included_file(tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text(OLD.replace("first", "of another file"))
     file = tmp_path / "mine.toml"
     taken = '[[taken]]\nfile = "other.toml"\ncases = ["TOPO-02[pp*]"]\n\n'
@@ -294,7 +294,7 @@ def test_a_faulty_entry_is_refused_for_its_fault(old: str, new: str, fault: str,
 
 
 @pytest.mark.parametrize("says", ["dp", "# is", "*ab*", "é́té"])
-def test_two_letters_are_a_word(says: str, tmp_path: Path) -> None:
+def test_the_words_of_a_deviation_may_have_two_letters(says: str, tmp_path: Path) -> None:
     assert deviations.load(written(tmp_path, ENTRY.replace("dp is #", says)))[0].says == says
 
 
@@ -322,7 +322,9 @@ def test_every_fault_of_a_file_is_reported_with_the_number_of_its_entry(tmp_path
 
 
 @pytest.mark.parametrize(("number", "more"), [(1, ""), (3, ""), (4, " and 1 more"), (6, " and 3 more")])
-def test_entries_without_words_are_one_fault_that_names_three(number: int, more: str, tmp_path: Path) -> None:
+def test_many_entries_without_words_are_one_fault_that_names_three_of_them(
+    number: int, more: str, tmp_path: Path
+) -> None:
     silent = ENTRY.replace('says = "dp is #"\n', "")
     file = written(tmp_path, ENTRY + "".join(silent.replace("tp2", f"tp{n}") for n in range(number)))
     assert len(deviations.read(file)) == number + 1
@@ -333,7 +335,7 @@ def test_entries_without_words_are_one_fault_that_names_three(number: int, more:
     assert told.problem.startswith(f"{named}{more} say nothing of what they forgive")
 
 
-def test_a_file_takes_the_entries_that_it_names_and_none_from_itself(tmp_path: Path) -> None:
+def test_a_deviations_file_can_include_another_but_not_itself(tmp_path: Path) -> None:
     others = "".join(ENTRY.replace("tp2", case) for case in ("tp2", "tp4", "tp8"))
     written(tmp_path, others, "other.toml")
     taken = '[[taken]]\nfile = "{}"\ncases = ["PAR-01[tp8]", "PAR-01[tp2]"]\n'
@@ -368,7 +370,9 @@ def test_a_file_takes_the_entries_that_it_names_and_none_from_itself(tmp_path: P
         ("x is #", (), Violation(words="x is -1_000.5e-03"), True), ("x.y", (), Violation(words="x-y"), False),
     ],
 )  # fmt: skip
-def test_what_an_entry_forgives(says: str, tensors: tuple[str, ...], part: Violation, forgiven: bool) -> None:
+def test_an_entry_forgives_exactly_the_words_and_tensors_that_it_names(
+    says: str, tensors: tuple[str, ...], part: Violation, forgiven: bool
+) -> None:
     entry = Deviation(id="A-01", case="*", reason="r", issue="i", owner="o", expires="2099-12-31", says=says,
                       tensors=tensors)  # fmt: skip
     assert deviations.forgives(entry, part) == forgiven
@@ -384,7 +388,7 @@ def test_what_an_entry_forgives(says: str, tensors: tuple[str, ...], part: Viola
         ("A", "tp2", False),
     ],
 )
-def test_an_entry_covers_cases_of_one_contract(id: str, case: str, covered: bool) -> None:
+def test_a_deviation_matches_cases_of_its_own_contract_only(id: str, case: str, covered: bool) -> None:
     entry = Deviation(
         id="A-01", case="tp*", reason="r", issue="i", owner="o", expires="2099-12-31", tensors=("w[qk]", "*.up", "b")
     )

@@ -61,14 +61,14 @@ def test_a_stack_is_asked_on_the_device_that_was_chosen(monkeypatch: pytest.Monk
     assert stack.asked == ["cuda", "cpu", "cpu"]
 
 
-def test_a_stack_that_allocates_nothing_on_the_device_judged_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_that_allocates_nothing_on_the_device_is_not_judged_there(monkeypatch: pytest.MonkeyPatch) -> None:
     result = _judged(_Recorded(), monkeypatch, "cuda")
     assert result.outcome == "broken"
     assert result.words == "reference was asked for run_model on cuda, and allocated nothing there"
     assert _judged(_Recorded(), monkeypatch, "cpu").outcome == "holds"
 
 
-def test_a_stack_that_refuses_what_it_is_asked_has_nothing_to_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_judged_without_an_allocation_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refuses(_Recorded):
         def run_model(self, *given: Any, **named: Any) -> Pass:
             raise refuse("batch", 0, "is too small", "give rows")
@@ -87,7 +87,7 @@ def test_a_stack_that_declares_no_cuda_is_not_asked_there(monkeypatch: pytest.Mo
     assert result.words == "reference does not compute on cuda"
 
 
-def test_after_a_case_that_loses_cuda_nothing_is_asked_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_cuda_is_lost_in_one_case_no_later_case_is_asked_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise RuntimeError("CUDA error: misaligned address\nSearch for it")
 
@@ -102,7 +102,7 @@ def test_after_a_case_that_loses_cuda_nothing_is_asked_there(monkeypatch: pytest
     assert _judged(stack, monkeypatch, "cpu").outcome == "holds"
 
 
-def test_an_error_that_leaves_cuda_alone_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_leaves_cuda_usable_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fails(_Recorded):
         def run_model(self, *given: Any, **named: Any) -> Pass:
             raise RuntimeError("out of memory")
@@ -112,7 +112,7 @@ def test_an_error_that_leaves_cuda_alone_loses_nothing(monkeypatch: pytest.Monke
     assert device.loss() == ""
 
 
-def test_the_gpu_tier_names_its_devices_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_does_not_change_the_cases_of_the_gpu_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = _Recorded()
     _judged(stack, monkeypatch, "cuda", tier="gpu")
     assert stack.asked == ["cpu"]
@@ -178,7 +178,7 @@ def test_every_form_of_a_report_says_on_which_device_a_stack_was_asked() -> None
     ("auto", 8, True, "8 CUDA devices here: the unit tier computes on the CPU, the gpu tier on CUDA (--device)\n"),
     ("auto", 0, True, ""), ("auto", 1, False, ""), ("cpu", 1, True, ""), ("cuda", 1, True, ""),
 ])  # fmt: skip
-def test_the_default_is_said_in_a_line_on_a_node_that_has_devices(
+def test_check_says_that_it_uses_the_cpu_on_a_node_with_gpus(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     chosen: str, devices: int, numbers: bool, said: str,
 ) -> None:  # fmt: skip

@@ -63,7 +63,7 @@ def _rankproof(*words: str, cwd: Path) -> Done:
     return rankproof(*words, cwd=cwd, limit_s=280)
 
 
-def test_without_ranks_an_item_is_not_run_and_says_what_to_type(tmp_path: Path) -> None:
+def test_without_ranks_an_item_of_several_is_not_run_and_shows_the_command(tmp_path: Path) -> None:
     words = ["check", "--profile", "TOPO-05d[own-axis-2x4]", "--report", str(tmp_path / "out"), "--form", "json"]
     done = _rankproof(*words, cwd=tmp_path)
     assert done.returncode == INCOMPLETE, done.stderr
@@ -72,13 +72,13 @@ def test_without_ranks_an_item_is_not_run_and_says_what_to_type(tmp_path: Path) 
     assert "rankproof check --ranks 8 --profile 'TOPO-05d[own-axis-2x4]'" in result["words"]
 
 
-def test_a_slow_promise_of_several_ranks_is_still_one_of_several_ranks() -> None:
+def test_a_slow_contract_of_several_ranks_belongs_to_the_dist_tier() -> None:
     plan = profiles.plan(LAW, "COMP-06[tp2]")
     gate = Gate(subject=Reference(), origin="reference", assistants=(), profile="COMP-06[tp2]", plan=plan)
     assert {mark.name for item in plan.items for mark in _marks(gate, item)} == {"dist", "slow"}
 
 
-def test_ranks_are_refused_for_what_one_process_judges(tmp_path: Path) -> None:
+def test_ranks_are_refused_for_a_profile_that_one_process_judges(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["selftest", "--profile", "dist", "--only", "PAT"])
     assert done.exit_code == USAGE
     for words, reason in (
@@ -94,14 +94,14 @@ def test_ranks_are_refused_for_what_one_process_judges(tmp_path: Path) -> None:
     (("--ranks", "4", "--dist-backend", "nccl"), "takes one rank a device, and here are 4 ranks, 0 devices; give"),
     (("--dist-backend", "staged"), "carries tensors between ranks; give --ranks too"),
 ])  # fmt: skip
-def test_a_backend_that_cannot_be_is_refused_at_once(words: tuple[str, ...], reason: str, tmp_path: Path) -> None:
+def test_a_backend_that_cannot_run_here_is_refused_at_once(words: tuple[str, ...], reason: str, tmp_path: Path) -> None:
     done = rankproof("check", *words, "--report", "out", cwd=tmp_path, limit_s=60, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == USAGE
     assert reason in done.stderr
     assert not (tmp_path / "out/run.jsonl.part").exists()
 
 
-def test_of_a_mixed_profile_the_ranks_judge_their_part() -> None:
+def test_ranks_judge_only_the_dist_cases_of_a_mixed_profile() -> None:
     plan = profiles.of_several_ranks(LAW, profiles.plan(LAW, "PREF-03"))
     assert set(plan.promises) == {"PREF-03", "PREF-03b", "PREF-03c"} == {item.id for item in plan.items}
     assert {"PREF-03a", "TOPO-01"} <= set(plan.outside)
@@ -146,7 +146,9 @@ ITEM = HOLDS.item
         pytest.param(_report(None, None, failed=False), None, id="a-test-of-somebody-else"),
     ],
 )
-def test_a_result_is_what_the_ranks_agreed_on(report: Any, expected: tuple[str, str, int | None] | None) -> None:
+def test_a_result_is_the_outcome_that_the_ranks_agreed_on(
+    report: Any, expected: tuple[str, str, int | None] | None
+) -> None:
     found = result_of(report, ITEM)
     assert (found and (found.outcome, found.words, found.rank)) == expected
 
@@ -212,7 +214,7 @@ class TestUnderTorchrun:
     pytestmark = needs_torch()
 
     @pytest.mark.parametrize("plain", [True, False])
-    def test_plain_pytest_lies_about_the_file_of_the_page_and_this_plugin_does_not(
+    def test_a_failure_on_one_rank_that_plain_pytest_hides_is_reported_by_this_plugin(
         self, plain: bool, tmp_path: Path
     ) -> None:
         files = {"test_lie.py": _example("ranks.md", "lie"), **({"conftest.py": PLAIN} if plain else {})}
@@ -221,7 +223,7 @@ class TestUnderTorchrun:
         assert outcomes == (["passed", "failed"] if plain else ["failed", "passed"]), run.output[-3000:]
         assert plain or "rank 1 diverged first: ValueError: the bug" in run.words("test_with_a_bug_on_rank_1")
 
-    def test_ranks_that_die_or_raise_or_hold_other_groups_leave_one_record(self, tmp_path: Path) -> None:
+    def test_ranks_that_die_raise_or_hold_wrong_groups_leave_one_record(self, tmp_path: Path) -> None:
         (tmp_path / "faulty.py").write_text(FAULTY, encoding="utf-8")
         cases = ("own-axis-dp3", "own-axis-pp2-tp2-on-4", "own-axis-ep2-tp2-etp1-on-4", "borrowed-cp2-ep2-on-4")
         profile = ",".join(f"TOPO-05d[{case}]" for case in cases)
@@ -239,7 +241,7 @@ class TestUnderTorchrun:
         assert (outcome, rank) == ("broken", 2)
         assert "no route to rank 3" in said
 
-    def test_what_carries_the_tensors_is_said(self, tmp_path: Path) -> None:
+    def test_the_backend_that_carried_the_tensors_is_in_report_and_log(self, tmp_path: Path) -> None:
         profile = ("--profile", "TOPO-05d[own-axis-tp2-on-2],PAR-12[tp2]")
         words = ("check", "--ranks", "2", "--dist-backend", "staged", *profile, "--report", "out", "--form", "json")
         done = _rankproof(*words, cwd=tmp_path)
@@ -249,7 +251,7 @@ class TestUnderTorchrun:
         assert "staged through host memory; NCCL is not judged" in done.stderr
         assert "ranks: 2 over staged" in (tmp_path / "out/ranks.log").read_text()
 
-    def test_the_mutants_of_the_tier_are_killed_in_one_world(self, tmp_path: Path) -> None:
+    def test_the_dist_self_test_kills_its_mutants_in_one_torchrun(self, tmp_path: Path) -> None:
         words = ("selftest", "--profile", "dist", "--ranks", "4", "--only", "TOPO", "--report", "out")
         done = _rankproof(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
@@ -262,7 +264,7 @@ class TestUnderTorchrun:
 
     @pytest.mark.parametrize(("profile", "code"), [("TOPO-05d[own-axis-pp2-tp2-on-4],ENV-06a[on-4]", 0),
                                                    ("ENV-06a", 1)])  # fmt: skip
-    def test_two_agents_are_two_nodes(self, profile: str, code: int, tmp_path: Path) -> None:
+    def test_two_torchrun_agents_are_judged_as_two_nodes(self, profile: str, code: int, tmp_path: Path) -> None:
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
         chosen = {"NODES": "2", "RANKS": "2", "ENDPOINT": f"localhost:{port}", "RUN": "two", "PROFILE": profile,

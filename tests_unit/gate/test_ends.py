@@ -46,7 +46,7 @@ def limited(folder: Path, of: int, most: int, module: str = "rankproof") -> subp
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_has_no_say_in_the_verdict(closed: str, tmp_path: Path) -> None:
+def test_a_closed_stdout_or_stderr_does_not_change_the_exit_code(closed: str, tmp_path: Path) -> None:
     for stack, code in (("reference", 0), ("wrong:Wrong", VIOLATED)):
         done = shell(tmp_path, f"rp {' '.join(WORDS)} --stack {stack} {closed}; echo code $? >> codes")
         assert (tmp_path / "codes").read_text().splitlines()[-1] == f"code {code}", done.stdout + done.stderr
@@ -54,7 +54,7 @@ def test_a_closed_stream_has_no_say_in_the_verdict(closed: str, tmp_path: Path) 
         assert "Traceback" not in done.stderr
 
 
-def test_a_reader_that_goes_away_leaves_the_verdict_its_code(tmp_path: Path) -> None:
+def test_the_exit_code_stays_right_if_the_reader_of_the_pipe_leaves(tmp_path: Path) -> None:
     for stack, code in (("reference", 0), ("wrong:Wrong", VIOLATED)):
         line = f"rp {' '.join(WORDS)} --form json --verbose --stack {stack} | head -c 1 > /dev/null"
         done = shell(tmp_path, f"{line}; echo ${{PIPESTATUS[0]}}")
@@ -65,14 +65,14 @@ def test_a_reader_that_goes_away_leaves_the_verdict_its_code(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("module", ["rankproof", "contracts.harness.cli"])
-def test_no_temporary_folder_is_broken_and_one_line(module: str, tmp_path: Path) -> None:
+def test_without_a_temporary_folder_check_ends_with_one_line_and_no_verdict(module: str, tmp_path: Path) -> None:
     done = limited(tmp_path, resource.RLIMIT_FSIZE, 0, module)
     assert done.returncode in (BROKEN, USAGE), done.stderr
     assert done.stderr.splitlines()[-1].startswith("rankproof: ")
 
 
 @pytest.mark.parametrize("files", [8, 12, 20])
-def test_too_few_descriptors_are_never_a_violation(files: int, tmp_path: Path) -> None:
+def test_too_few_file_descriptors_never_give_a_violation(files: int, tmp_path: Path) -> None:
     done = limited(tmp_path, resource.RLIMIT_NOFILE, files)
     assert done.returncode in (0, BROKEN, USAGE), done.stderr
     assert done.returncode == 0 or done.stderr.splitlines()[-1].startswith("rankproof: ")
@@ -81,14 +81,14 @@ def test_too_few_descriptors_are_never_a_violation(files: int, tmp_path: Path) -
 @pytest.mark.parametrize(
     "words", ["--deadline nan", "--deadline inf", "--deadline 1e300", "--profile ''", "--profile ' , '"]
 )
-def test_what_names_nothing_is_bad_input(words: str, tmp_path: Path) -> None:
+def test_an_unknown_stack_profile_or_file_is_a_usage_error(words: str, tmp_path: Path) -> None:
     done = shell(tmp_path, f"rp check --with none --report out {words}")
     assert done.returncode == USAGE, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_a_key_that_is_not_there_is_bad_input_before_anything_runs(tmp_path: Path) -> None:
+def test_a_missing_record_key_is_a_usage_error_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "short").write_text("x")
     for file in ("nowhere", "short"):
         done = shell(tmp_path, f"rp {' '.join(WORDS)}", RANKPROOF_RECORD_KEY_FILE=str(tmp_path / file))
@@ -96,7 +96,7 @@ def test_a_key_that_is_not_there_is_bad_input_before_anything_runs(tmp_path: Pat
         assert "RANKPROOF_RECORD_KEY_FILE" in done.stderr
 
 
-def test_files_of_somebody_else_stay_where_they_are(tmp_path: Path) -> None:
+def test_a_report_folder_with_other_files_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     for names in (["summary.md", "junit.xml", "report.html"], ["output.log"], ["run.jsonl", "summary.md"]):
         mine = dict.fromkeys(names, "mine")
@@ -143,7 +143,7 @@ def on_a_terminal(folder: Path, *words: str) -> str:
     return said.decode()
 
 
-def test_the_report_begins_in_a_line_of_its_own_and_no_older_run_is_told_of(tmp_path: Path) -> None:
+def test_the_report_begins_on_its_own_line_and_does_not_mention_older_runs(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     lines = [{"header": {}}, {"plan": {"items": [{"id": "A-01", "case": str(n)} for n in range(1755)]}},
              *({"result": {"id": "A-01", "case": str(n), "outcome": "holds"}} for n in range(220))]  # fmt: skip
@@ -161,7 +161,7 @@ def test_the_report_begins_in_a_line_of_its_own_and_no_older_run_is_told_of(tmp_
     ("TOPO-02b", "\x1b[3mKill matrix", "\r\x1b[1A\x1b[2K"),
     ("ZZZ", "rankproof: --only", "\r\x1b[K"),
 ])  # fmt: skip
-def test_what_a_self_test_says_is_not_glued_to_the_line_of_progress(
+def test_self_test_output_begins_on_its_own_line_after_progress(
     only: str, begins: str, gone: str, tmp_path: Path
 ) -> None:
     before, said, _ = on_a_terminal(tmp_path, "selftest", "--only", only, "--with", "none").partition(begins)
@@ -179,7 +179,7 @@ ADAPTERS = {
 
 
 @pytest.mark.parametrize("how", ADAPTERS)
-def test_a_stack_that_cannot_be_loaded_leaves_a_whole_report(how: str, tmp_path: Path) -> None:
+def test_a_stack_that_cannot_be_loaded_still_gets_a_complete_report(how: str, tmp_path: Path) -> None:
     """The commonest red of a pull request."""
     (tmp_path / "ours.py").write_text(ADAPTERS[how])
     done = shell(tmp_path, f"rp {' '.join(WORDS)} --stack ours:Ours")

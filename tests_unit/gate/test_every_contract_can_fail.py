@@ -51,7 +51,7 @@ def assistants(request: pytest.FixtureRequest, reference: Party, table: list[Par
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_sample_draws_nothing_that_nobody_here_can_answer(seed: int) -> None:
+def test_a_sample_of_mutants_has_only_those_that_can_be_asked_here(seed: int) -> None:
     """PAT-10 needs a parser of hybrid patterns: its mutants bring one, the reference has none."""
     drawn = selftest.sample(selftest.part_of(LAW, ["PAT-10", "PAT-01"]), (), seed)
     assert [kill.of for kill in drawn.kills] == ["PAT-01"]
@@ -64,7 +64,7 @@ def test_every_contract_has_a_mutant() -> None:
     assert not unguarded, f"nothing shows that these can fail: {', '.join(unguarded)}"
 
 
-def test_every_mutant_is_of_a_contract_in_one_of_its_cases() -> None:
+def test_every_mutant_names_an_existing_contract_and_case() -> None:
     stray = [f"{each.name} of {each.of}[{each.case}]" for each in LAW.mutants
              if each.of not in LAW.contracts or each.case not in LAW.contracts[each.of].cases]  # fmt: skip
     assert not stray, f"mutants that meet no case: {', '.join(stray)}"
@@ -84,7 +84,7 @@ IN_ONE_PROCESS = [each for each in LAW.mutants if LAW.contracts[each.of].tier !=
     "mutant",
     [pytest.param(each, id=f"{each.of}-{each.case}-{each.name}", marks=_needs(each)) for each in IN_ONE_PROCESS],
 )
-def test_a_broken_stack_is_caught_for_its_words(
+def test_every_mutant_is_caught_with_its_declared_words(
     mutant: Mutant, reference: Party, assistants: list[Party], table: list[Party],
     judged: dict[tuple[str, str], Result],
 ) -> None:  # fmt: skip

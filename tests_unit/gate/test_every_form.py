@@ -57,7 +57,7 @@ def has_what_a_reader_needs(draw: Draw, form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in ("json", "comment", "check-run")])
-def test_a_violation_has_what_a_reader_needs(form: Form) -> None:
+def test_a_violation_is_printed_with_values_statement_case_rank_and_rerun_command(form: Form) -> None:
     has_what_a_reader_needs(report, form)
 
 
@@ -117,7 +117,7 @@ def has_the_conventions(draw: Draw, form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "html", "json"])
-def test_a_reader_sees_the_declared_conventions(form: Form) -> None:
+def test_every_readable_report_names_the_declared_conventions(form: Form) -> None:
     has_the_conventions(report, form)
 
 
@@ -177,7 +177,7 @@ def is_well_formed(draw: Draw, form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_whatever_a_stack_says_a_form_is_well_formed(form: Form) -> None:
+def test_every_form_of_a_report_is_well_formed_whatever_a_stack_prints(form: Form) -> None:
     is_well_formed(report, form)
 
 
@@ -199,7 +199,7 @@ def is_cut(draw: Draw, form: Form, run: Run) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("run", [LONG_WORDS, LONG_VERSION], ids=["words", "version"])
-def test_words_that_are_too_long_are_cut_with_their_length(run: Run, form: Form) -> None:
+def test_long_words_are_cut_and_their_length_is_given(run: Run, form: Form) -> None:
     is_cut(report, form, run)
 
 
@@ -309,7 +309,7 @@ BROKEN: dict[str, tuple[Callable[[], None], str]] = {  # a requirement of somebo
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_report_is_noticed(name: str) -> None:
+def test_each_test_of_the_report_fails_for_a_report_that_breaks_it(name: str) -> None:
     requirement, words = BROKEN[name]
     with pytest.raises(AssertionError, match=words):
         requirement()

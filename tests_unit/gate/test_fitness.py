@@ -70,7 +70,7 @@ def test_three_reasons_are_shown_and_the_others_counted(number: int, more: list[
     assert found == {"A-01": "\n".join([*told[:3], *more])}
 
 
-def test_each_way_to_be_unfit_has_its_words_and_whatever_could_not_be_asked_is_none() -> None:
+def test_a_contract_is_unfit_with_its_reason_unless_it_could_not_be_asked() -> None:
     fine: tuple[Outcome, ...] = ("holds", "deviates", "not offered", "not run", "untested")
     reference = [*(_ended(each, each) for each in fine), _ended("b", "broken"), _ended("v", "violated", "A-02")]
     kills = [_fate("k", "killed"), _fate("n", "void"), _fate("s", "survived"), _fate("w", "wrong words"),
@@ -96,7 +96,7 @@ def tested(folder: Path) -> subprocess.CompletedProcess[str]:
     return _tested(folder, FALSE_ALARM)
 
 
-def test_a_self_test_that_finds_a_false_alarm_names_it_and_leaves_a_proof(
+def test_a_self_test_names_a_false_alarm_and_still_writes_its_proof(
     tested: subprocess.CompletedProcess[str], folder: Path
 ) -> None:
     assert tested.returncode == VIOLATED, tested.stderr
@@ -128,7 +128,9 @@ def test_all_but_the_unfit_contract_are_judged_and_the_verdict_names_it(
     assert "1 contract is unfit: TOPO-02b" in again.stdout
 
 
-def test_a_violation_elsewhere_is_still_one(tested: subprocess.CompletedProcess[str], folder: Path) -> None:
+def test_a_violation_counts_even_if_another_contract_is_unfit(
+    tested: subprocess.CompletedProcess[str], folder: Path
+) -> None:
     done = _run(folder, "check", "--with", "none", "--profile", "TOPO-02", "--proof", "proof", "--report", "bad",
                 "--stack", f"{BAD}:ForgetsPipeline")  # fmt: skip
     assert done.returncode == VIOLATED, done.stdout
@@ -136,7 +138,7 @@ def test_a_violation_elsewhere_is_still_one(tested: subprocess.CompletedProcess[
     assert "1 contract is unfit: TOPO-02b" in done.stdout
 
 
-def test_a_contract_that_the_proof_does_not_cover_judges_nobody(
+def test_a_contract_that_the_self_test_did_not_try_is_not_judged(
     tested: subprocess.CompletedProcess[str], folder: Path
 ) -> None:
     done = _run(folder, "check", "--with", "none", "--profile", "TOPO-03", "--proof", "proof", "--report", "beyond")
@@ -144,7 +146,7 @@ def test_a_contract_that_the_proof_does_not_cover_judges_nobody(
     assert "the self-test that was given (--only TOPO-02) did not try TOPO-03" in done.stdout
 
 
-def test_a_second_self_test_is_spared_until_something_is_different(
+def test_the_self_test_is_reused_until_something_changes(
     tested: subprocess.CompletedProcess[str], folder: Path
 ) -> None:
     words = ("selftest", "--only", "TOPO-02", "--with", "none", "--report", "proof", "--once")
@@ -162,7 +164,7 @@ def test_a_second_self_test_is_spared_until_something_is_different(
     assert other.returncode == 0, "without what was planted"
 
 
-def test_a_self_test_that_is_killed_says_nothing_of_any_contract(tmp_path: Path) -> None:
+def test_a_killed_self_test_makes_no_contract_unfit(tmp_path: Path) -> None:
     (tmp_path / "proof").mkdir()
     (tmp_path / "proof/kills.json").write_text("of an older one")
     done = _tested(tmp_path, "os.write(2, b'out of memory\\n'); os.kill(os.getpid(), signal.SIGKILL)")
@@ -197,7 +199,7 @@ def test_a_proof_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         ({"score": 1}, "score"),
     ],
 )
-def test_a_proof_of_another_content_is_refused(change: dict[str, object], words: str, tmp_path: Path) -> None:
+def test_a_proof_of_other_source_code_is_refused(change: dict[str, object], words: str, tmp_path: Path) -> None:
     kill_matrix.write(tmp_path, _proof())
     data = json.loads((tmp_path / "kills.json").read_text())
     for name, value in change.items():
@@ -210,7 +212,7 @@ def test_a_proof_of_another_content_is_refused(change: dict[str, object], words:
         kill_matrix.load(tmp_path)
 
 
-def test_what_differs_around_the_same_content_is_said_and_not_demanded(tmp_path: Path) -> None:
+def test_a_proof_from_another_machine_is_accepted_and_the_differences_are_listed(tmp_path: Path) -> None:
     made = _proof()
     where = made.about.surroundings
     other = replace(where, cpu="Another", packages={**where.packages, "torch": "2.11.0"},
@@ -222,7 +224,7 @@ def test_what_differs_around_the_same_content_is_said_and_not_demanded(tmp_path:
         assert words in told
 
 
-def test_whose_digest_it_is_changes_with_any_file(tmp_path: Path) -> None:
+def test_the_digest_of_the_suite_changes_with_any_of_its_files(tmp_path: Path) -> None:
     asked = "from contracts.harness import kill_matrix; print(kill_matrix.content())"
     root = Path(kill_matrix.__file__).parents[2]
     subprocess.run(["cp", "-r", str(root / "contracts"), str(tmp_path / "contracts")], check=True)
@@ -265,9 +267,7 @@ print("verdict")
 
 
 @pytest.mark.parametrize(("lines", "code", "ended"), [(0, 0, False), (0, 1, False), (0, 4, True), (40_000, 1, False)])
-def test_what_is_printed_meanwhile_is_in_a_log_of_a_bounded_size(
-    lines: int, code: int, ended: bool, tmp_path: Path
-) -> None:
+def test_output_of_mutants_goes_to_a_log_of_bounded_size(lines: int, code: int, ended: bool, tmp_path: Path) -> None:
     words = [sys.executable, "-c", LOUD.format(lines=lines, code=code, ended=ended)]
     done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
     log = (tmp_path / "out/output.log").read_text()

@@ -34,7 +34,7 @@ ASKED = [
 
 
 @pytest.mark.unit
-def test_only_what_is_in_float64_is_narrowed_and_all_else_stays_the_same() -> None:
+def test_a_case_in_float32_differs_from_the_float64_case_in_dtype_only() -> None:
     torch = pytest.importorskip("torch")
     numerics = instruments.numerics
     wide, whole = (numerics.array(torch.tensor([1.5, -2.0]).to(each)) for each in (torch.float64, torch.int64))
@@ -78,7 +78,7 @@ def _needs_float64(id: str, case: str) -> bool:
 
 
 @pytest.mark.parametrize("id", ASKED)
-def test_the_reference_in_float32_holds_and_the_record_says_so(id: str) -> None:
+def test_the_reference_without_float64_holds_and_the_record_says_float32(id: str) -> None:
     contract = LAW.contracts[id]
     cases = [case for case in contract.cases if not _needs_float64(id, case)]
     dtypes = set()
@@ -90,7 +90,7 @@ def test_the_reference_in_float32_holds_and_the_record_says_so(id: str) -> None:
 
 
 @pytest.mark.parametrize("id", ASKED)
-def test_mutants_die_in_float32(id: str) -> None:
+def test_mutants_are_killed_in_float32_too(id: str) -> None:
     alive = []
     for mutant in (each for each in LAW.tried() if each.of == id and not _needs_float64(id, each.case)):
         result = judge(LAW.contracts[id], mutant.case, _narrow(mutant.make))  # type: ignore[arg-type]  # made here
@@ -106,7 +106,7 @@ def test_a_stack_with_float64_is_asked_in_float64() -> None:
 
 
 @pytest.mark.unit
-def test_only_what_lacks_it_is_asked_in_float32() -> None:
+def test_only_a_stack_without_float64_is_asked_in_float32() -> None:
     asks = functools.partial(NO_FLOAT64.absence, {"float64"})
     assert asks(("train",)) is not None
     limited = Abilities(

@@ -47,7 +47,7 @@ def _judged(stack: Training, *, weights: bool = True) -> Result:
         ),
     ],
 )
-def test_a_run_that_is_compared_with_itself_is_violated_where_nothing_happens(
+def test_a_comparison_of_a_run_with_itself_is_violated_if_nothing_moved(
     dead: Callable[[], Reference], words: str
 ) -> None:
     result = _judged(dead())
@@ -57,7 +57,7 @@ def test_a_run_that_is_compared_with_itself_is_violated_where_nothing_happens(
 
 @pytest.mark.parametrize("raised", [NotOffered("it does not overflow", "case"), ZeroDivisionError(), KeyError("lm")])
 @pytest.mark.parametrize(("stack", "moves"), [(LearnsNothing, False), (Reference, True)])
-def test_a_check_that_gives_up_on_a_dead_run_is_violated(
+def test_a_dead_run_is_violated_even_if_the_check_declines_it(
     raised: Exception, stack: Callable[[], Reference], moves: bool
 ) -> None:
     def check(stack: Training) -> None:
@@ -70,7 +70,7 @@ def test_a_check_that_gives_up_on_a_dead_run_is_violated(
     assert ("nothing was learned" in result.words) != moves
 
 
-def test_a_stack_that_moves_holds() -> None:
+def test_a_stack_whose_weights_move_holds() -> None:
     assert _judged(Reference()).outcome == "holds"
 
 
@@ -79,14 +79,14 @@ def test_a_case_that_observes_no_weights_is_not_called_dead() -> None:
 
 
 @pytest.mark.parametrize(("gradient", "dead"), [(0.0, True), (-0.0, True), (1e-30, False), (float("nan"), False)])
-def test_a_pass_without_a_gradient_has_learned_nothing(gradient: float, dead: bool) -> None:
+def test_a_step_without_any_gradient_is_violated(gradient: float, dead: bool) -> None:
     held = Array(dtype="float32", shape=(1,), data=struct.pack("<f", gradient))
     floor = Floor()
     floor.note((), Pass(logits=held, losses={}, gradients={"w": held}))
     assert floor.words == ("nothing was learned: every reported gradient is 0" if dead else "")
 
 
-def test_a_weight_that_changes_its_sign_of_zero_has_not_moved() -> None:
+def test_a_weight_that_only_changes_from_0_to_minus_0_has_not_moved() -> None:
     (held, other) = (Array(dtype="float32", shape=(1,), data=struct.pack("<f", zero)) for zero in (0.0, -0.0))
     step = Step(number=1, losses={}, tokens=1, lr=0.1, grad_norm=1.0, clip_coef=1.0, weights={"w": other})
     floor = Floor()

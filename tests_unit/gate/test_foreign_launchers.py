@@ -33,7 +33,7 @@ def judged(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize("launcher", OTHERS)
-def test_a_check_of_one_process_has_no_rank(launcher: str, tmp_path: Path) -> None:
+def test_variables_of_other_launchers_do_not_change_a_check_of_one_process(launcher: str, tmp_path: Path) -> None:
     done = judged(tmp_path, "--profile", "PAT-01", **OTHERS[launcher])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "CONFORMANT: reference" in done.stdout
@@ -49,7 +49,7 @@ def options() -> dict[str, str]:
     return {f"PET_{each.dest.upper()}": hostile.get(f"PET_{each.dest.upper()}", "1") for each in read}
 
 
-def test_what_torchrun_reads_and_what_it_gives_its_ranks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_started_without_torchruns_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = pytest.importorskip("torch.distributed.elastic.agent.server.local_elastic_agent")
     source = Path(agent.__file__).read_text(encoding="utf-8")
     given = source.partition("worker_env = {")[2].partition("}\n")[0]
@@ -68,7 +68,7 @@ def test_what_torchrun_reads_and_what_it_gives_its_ranks_is_left_out(monkeypatch
 
 
 @pytest.mark.torchrun
-def test_ranks_of_its_own_start_as_ever_under_every_variable_of_other_launchers(tmp_path: Path) -> None:
+def test_check_starts_its_ranks_under_every_variable_of_other_launchers(tmp_path: Path) -> None:
     began = time.monotonic()
     every = {**options(), **{name: value for each in OTHERS.values() for name, value in each.items()}}
     done = judged(tmp_path, "--profile", "TOPO-05d[own-axis-tp2-on-2]", "--ranks", "2", **every)

@@ -16,7 +16,9 @@ from tests_unit._parties.running import RANKPROOF, environment, rankproof
     [((), "conformant"), ((0, 0), "conformant"), ((0, 3, 5), "incomplete"), ((3, 4, 0), "broken"),
      ((4, 1, 3), "violated"), ((0, -9), "broken"), ((0, 137), "broken"), ((5,), "nothing ran")],
 )  # fmt: skip
-def test_the_worst_code_is_the_gate_s_and_a_killed_check_is_broken(codes: tuple[int, ...], word: str) -> None:
+def test_the_gate_ends_with_the_worst_exit_code_and_counts_a_killed_check_as_broken(
+    codes: tuple[int, ...], word: str
+) -> None:
     assert worst(codes) == EXIT_CODES[word]  # type: ignore[index]
 
 

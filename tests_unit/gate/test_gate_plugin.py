@@ -178,7 +178,7 @@ def test_two_workers_find_what_one_process_finds(runs: dict[str, Done], folder: 
 
 
 @needs("xdist")
-def test_a_worker_that_dies_leaves_a_gap_and_no_verdict_of_conformance(runs: dict[str, Done], folder: Path) -> None:
+def test_a_dead_worker_leaves_items_not_run_and_no_conformant_verdict(runs: dict[str, Done], folder: Path) -> None:
     assert runs["worker-dies"].returncode == INCOMPLETE, printed(runs["worker-dies"])[-600:]
     run, footer = record.load(folder / "worker-dies/out")
     missing = set(run.plan.items) - {result.item for result in run.results}
@@ -192,7 +192,7 @@ def test_only_the_gate_option_decides_the_exit_code(runs: dict[str, Done], folde
     assert _judged(folder, "asked-of-nobody") == _judged(folder, "asked-of-nobody-gating")
 
 
-def test_without_gate_and_report_it_is_a_plain_test_run(runs: dict[str, Done], folder: Path) -> None:
+def test_without_gate_and_report_pytest_decides_the_exit_code(runs: dict[str, Done], folder: Path) -> None:
     done = runs["no-gate-no-report"]
     assert done.returncode == 1
     assert "VIOLATED:" not in done.stdout
@@ -204,7 +204,7 @@ def test_a_conformant_verdict_does_not_hide_a_failing_test_of_the_project(runs: 
     assert runs["own-test-fails"].returncode == 1
 
 
-def test_a_violation_says_all_that_is_needed_where_it_fails(runs: dict[str, Done]) -> None:
+def test_a_failing_test_shows_the_violation_with_everything_needed_to_rerun_it(runs: dict[str, Done]) -> None:
     said = printed(runs["violated"])
     for words in ("TOPO-02[pp13-on-52] is violated", "got dp is 52, expected 4", "contract ", "#bringup", "topology by",
                   f"rerun rankproof check --stack {BAD}:ForgetsPipeline --profile 'TOPO-02[pp13-on-52]'",
@@ -269,7 +269,7 @@ def test_a_deviation_never_covers_an_error() -> None:
 
 
 @needs("xdist")
-def test_several_processes_share_the_promises_and_draw_one_verdict(tmp_path: Path) -> None:
+def test_pytest_xdist_workers_share_the_contracts_and_give_one_verdict(tmp_path: Path) -> None:
     def rankproof(*asked: str) -> subprocess.CompletedProcess[str]:
         words = [RANKPROOF, *asked, "--jobs", "2", "--with", "none", "--report", "out"]
         return subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)

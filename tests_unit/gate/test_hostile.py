@@ -89,7 +89,7 @@ def done(folder: Path) -> Callable[[str], Done]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_gets_the_verdict_it_deserves(name: str, done: Callable[[str], Done], folder: Path) -> None:
+def test_each_hostile_stack_gets_its_expected_verdict(name: str, done: Callable[[str], Done], folder: Path) -> None:
     expected, run = ATTACKS[name], done(name)
     assert run.returncode == expected.exit, f"exit code {run.returncode}; said: {printed(run)[-600:]}"
     assert expected.says in printed(run)
@@ -98,7 +98,7 @@ def test_an_attack_gets_the_verdict_it_deserves(name: str, done: Callable[[str],
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_whatever_a_stack_says_the_files_are_whole_and_small(
+def test_a_hostile_stack_cannot_corrupt_or_bloat_the_report(
     name: str, done: Callable[[str], Done], folder: Path
 ) -> None:
     run, out = done(name), folder / name / "out"
@@ -115,7 +115,7 @@ def test_whatever_a_stack_says_the_files_are_whole_and_small(
 
 
 @pytest.mark.parametrize("group", [0, 1])
-def test_whatever_a_stack_does_to_its_judge_it_is_not_green(
+def test_a_stack_that_tampers_with_the_judge_is_never_conformant(
     group: int, folder: Path, subtests: pytest.Subtests
 ) -> None:
     """These were red when they were tried; none may become green."""
@@ -129,9 +129,7 @@ def test_whatever_a_stack_does_to_its_judge_it_is_not_green(
             assert reports[f"{name}-report"].returncode in (VIOLATED, BROKEN, USAGE_ERROR, EXIT_CODES["incomplete"])
 
 
-def test_a_record_that_is_rewritten_behind_the_gate_is_no_verdict(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_that_a_stack_rewrites_gives_no_verdict(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPORT", str(folder / "forged/out"))
     words = ("check", "--stack", f"{HOSTILE}:ForgesTheRecord", "--profile", "PAT-01[nam56r]", "--with", "none",
              "--report", "out")  # fmt: skip

@@ -33,7 +33,7 @@ def _contract(check: object, **cases: tuple[object, ...]) -> Contract:
     return Contract(id="T-01", check=check, asks=("blocks",), cases=cases or {"only": ()}, source="here", tier="unit")  # type: ignore[arg-type]
 
 
-def test_a_check_that_asks_nothing_judged_nothing() -> None:
+def test_a_check_that_asks_no_question_is_broken() -> None:
     def returns_at_once(stack: Stack) -> None:
         return  # where a skip was meant
 
@@ -60,7 +60,7 @@ def test_a_refusal_is_a_violation_only_if_the_stack_gave_it() -> None:
     assert result.violations == ()
 
 
-def test_a_refusal_for_countless_reasons_is_read_so_far() -> None:
+def test_a_refusal_with_endless_reasons_is_read_up_to_a_limit() -> None:
     class Endless(Reference):
         def blocks(self, pattern: str, depth: int) -> tuple[Any, ...]:
             raise Refused(Refusal(field=f"field{n}", value="1", problem="no", remedy="none") for n in range(1500))
@@ -125,7 +125,7 @@ def _asks_and_recalls(stack: Any, depth: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "check"), [(_Counts, _asks_twice), (_CountsAll, _asks_and_recalls)])
-def test_what_was_answered_in_an_earlier_case_stands_for_one_of_two_answers(
+def test_an_earlier_cases_answer_is_reused_once_but_never_twice_in_a_case(
     kind: type[_Counts], check: Callable[..., None]
 ) -> None:
     contract = _contract(check, a=(3,), b=(3,), c=(4,))
@@ -136,7 +136,7 @@ def test_what_was_answered_in_an_earlier_case_stands_for_one_of_two_answers(
     assert [judge(contract, "a", other).outcome, other.asked] == ["holds", 2], "another party"
 
 
-def test_what_is_recalled_was_asked_as_the_contract_says_and_stands_in_the_result() -> None:
+def test_a_recalled_answer_must_be_in_the_contracts_asks_and_is_in_the_result() -> None:
     def beyond(stack: Any) -> None:
         stack.recall("stages", "AEME", 52, 2)
 
@@ -149,7 +149,7 @@ def test_what_is_recalled_was_asked_as_the_contract_says_and_stands_in_the_resul
         assert judge(_contract(within), "only", party).answered == {"blocks": f"reference {party.version} (unpatched)"}
 
 
-def test_who_was_really_asked_stands_in_the_result() -> None:
+def test_a_result_names_the_stack_that_answered_each_question() -> None:
     def asks(stack: Stack) -> None:
         raise AssertionError(f"the family is {stack.blocks('A', 1)[0]}")
 
@@ -158,7 +158,7 @@ def test_who_was_really_asked_stands_in_the_result() -> None:
     assert result.answered == {"blocks": f"reference {Reference.version} (unpatched)"}
 
 
-def test_the_deadline_of_a_case_does_not_outlive_it() -> None:
+def test_the_deadline_of_a_case_is_removed_when_it_ends() -> None:
     import signal
 
     def asks(stack: Stack) -> None:
@@ -170,7 +170,7 @@ def test_the_deadline_of_a_case_does_not_outlive_it() -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_a_mutant_that_cannot_be_asked_proves_nothing() -> None:
+def test_a_mutant_that_cannot_be_asked_is_void_and_no_kill() -> None:
     def asks(stack: Stack) -> None:
         assert stack.blocks("A", 1) == ("ablock",), "the family is wrong"
 
@@ -207,7 +207,7 @@ def _raises(error: BaseException) -> Callable[[Any], None]:
         (pytest.skip.Exception("not here"), "broken", "the check raised Skipped: not here"),
     ],
 )
-def test_how_a_check_ends_is_its_outcome(error: BaseException, outcome: Outcome, words: str) -> None:
+def test_each_way_in_which_a_check_ends_has_its_outcome(error: BaseException, outcome: Outcome, words: str) -> None:
     result = judge(_contract(_raises(error)), "only", Reference())
     assert (result.id, result.case, result.outcome, result.words) == ("T-01", "only", outcome, words)
     assert result.violations == ((Violation(words=words),) if outcome == "violated" else ())
@@ -216,7 +216,7 @@ def test_how_a_check_ends_is_its_outcome(error: BaseException, outcome: Outcome,
     assert 0 < result.seconds < 60
 
 
-def test_an_assertion_that_a_party_fails_is_no_violation() -> None:
+def test_an_assertion_error_inside_a_stack_is_broken_and_not_violated() -> None:
     class Asserts(Reference):
         def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
             raise AssertionError("dp is 4")
@@ -247,7 +247,7 @@ def test_a_result_has_the_time_that_its_case_took() -> None:
     [("violated", "wrong words"), ("broken", "crashed"), ("holds", "survived"), ("deviates", "void"),
      ("not offered", "void"), ("untested", "void"), ("not run", "void")],
 )  # fmt: skip
-def test_the_fate_of_a_mutant_follows_from_its_outcome_also_on_record(outcome: Outcome, fate: Fate) -> None:
+def test_the_fate_of_a_mutant_follows_from_its_outcome_live_and_in_a_record(outcome: Outcome, fate: Fate) -> None:
     result = Result(id="T-01", case="only", outcome=outcome, words="dp is 4")
     for each in (result, codec.loads(Result, codec.dumps(result))):
         assert fate_of(each, "ep is") == fate
@@ -255,7 +255,7 @@ def test_the_fate_of_a_mutant_follows_from_its_outcome_also_on_record(outcome: O
 
 
 @pytest.mark.parametrize("kind", ["stack", "device", "adapter"])
-def test_what_nobody_answers_is_a_declared_lack_where_the_case_could_not_be_asked_anyway(kind: Lack) -> None:
+def test_an_unanswered_question_counts_as_the_declared_lack_of_the_case(kind: Lack) -> None:
     lack = Absence(features=frozenset({"mamba"}), kind=kind, reason="nobody wrote it")
     silent = type("Silent", (_Silent,), {"abilities": Abilities(has=frozenset({"attention"}), lacks=(lack,))})()
     needs = replace(_contract(_asks, a=(), b=()), needs={"a": frozenset({"mamba"}), "b": frozenset({"attention"})})
@@ -265,19 +265,19 @@ def test_what_nobody_answers_is_a_declared_lack_where_the_case_could_not_be_aske
     assert judge(needs, "b", silent).words == "reference does not offer blocks"
 
 
-def test_without_torch_only_what_is_about_numbers_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_only_contracts_about_tensors_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert judge(_contract(_asks), "only", Reference()).outcome == "holds"
     result = judge(replace(_contract(_asks), asks=("blocks", "train")), "only", Reference())
     assert (result.outcome, result.words) == ("not run", NO_TORCH)
 
 
-def test_an_interruption_is_nobody_s_outcome() -> None:
+def test_a_keyboard_interrupt_is_not_recorded_as_an_outcome() -> None:
     with pytest.raises(KeyboardInterrupt):
         judge(_contract(_raises(KeyboardInterrupt())), "only", Reference())
 
 
-def test_whose_lack_it_is_stands_in_the_result_of_what_was_declined() -> None:
+def test_a_declined_cases_result_says_whether_stack_adapter_or_device_lacks_it() -> None:
     class Lacks(Reference):
         def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
             raise NotOffered("it has none", lack="device")
@@ -294,7 +294,7 @@ class _Silent(Reference):
     offers = frozenset[str]()
 
 
-def test_what_nobody_answers_is_the_adapter_s_lack_or_was_not_run() -> None:
+def test_an_unanswered_question_is_the_adapters_lack_or_not_run() -> None:
     alone = judge(_contract(_asks), "only", _Silent())
     assert (alone.outcome, alone.words, alone.lack) == ("not offered", "reference does not offer blocks", "adapter")
     assert judge(_contract(_asks), "only", _Silent(), [Reference()]).words == alone.words, "nothing of its own is asked"
@@ -309,7 +309,7 @@ def test_what_nobody_answers_is_the_adapter_s_lack_or_was_not_run() -> None:
     assert declined.words == "reference does not offer step_memory, which nobody answers for it"
 
 
-def test_a_layout_that_a_stack_does_not_build_is_its_own_lack() -> None:
+def test_a_layout_that_a_stack_does_not_build_is_not_offered() -> None:
     one_layout = type("OneLayout", (Reference,), {"layouts": frozenset({"own-axis"})})()
     for layout in (None, "own-axis", "borrowed"):
         result = judge(replace(_contract(_asks), layout=layout), "only", one_layout)
@@ -324,13 +324,13 @@ def test_a_layout_that_a_stack_does_not_build_is_its_own_lack() -> None:
     ("missing", "megatron"),
     [(("read_argv",), True), (("read_pattern", "blocks"), True), (("blocks",), False), ((), False)],
 )
-def test_who_answers_what_is_missing_is_named(missing: tuple[str, ...], megatron: bool) -> None:
+def test_an_unanswered_question_is_reported_with_a_way_to_answer_it(missing: tuple[str, ...], megatron: bool) -> None:
     assert ("make megatron" in remedy_for(missing)) == megatron
     assert megatron or remedy_for(missing) == "name one that does with --with"
 
 
 @pytest.mark.parametrize(("number", "beyond"), [(1, 0), (999, 0), (1000, 0), (1001, 1), (1003, 3)])
-def test_reasons_of_a_refusal_are_parts_of_a_violation(number: int, beyond: int) -> None:
+def test_each_reason_of_a_wrong_refusal_is_a_part_of_the_violation(number: int, beyond: int) -> None:
     refused = Refused(Refusal(field=f"f{n}", value="1", problem="no", remedy="none") for n in range(number))
     found = [each.words for each in violations_of(refused, [])]
     assert found[0] == "a legal input was refused: f0 = 1: no; none"
@@ -341,7 +341,7 @@ def test_reasons_of_a_refusal_are_parts_of_a_violation(number: int, beyond: int)
     assert violations_of(AssertionError("x"), []) == (Violation(words="x"),)
 
 
-def test_a_violation_in_the_declared_words_is_a_kill_with_its_time_and_its_bugs() -> None:
+def test_a_violation_in_the_declared_words_is_recorded_as_a_kill_with_time_and_bug_ids() -> None:
     def finds(stack: Any) -> None:
         raise AssertionError(f"the family is {stack.blocks('A', 1)[0]}")
 

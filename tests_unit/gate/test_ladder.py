@@ -44,7 +44,7 @@ RICH = Recipe(
 )  # fmt: skip
 
 
-def test_each_rung_needs_less_than_the_one_above() -> None:
+def test_each_leaner_recipe_needs_fewer_features_than_the_one_before() -> None:
     found = rungs(RICH, frozenset())
     assert [*found] == ["hybrid", "pairs", "dense", "plain"]
     assert [rung_of(each) for each in found.values()] == [*found]
@@ -71,21 +71,21 @@ def test_each_rung_needs_less_than_the_one_above() -> None:
         (("checkpoint",), ["hybrid", "pairs", "dense", "plain"]),  # not a matter of the recipe
     ],
 )
-def test_a_rung_keeps_what_the_case_is_about(needs: tuple[str, ...], names: list[str]) -> None:
+def test_a_leaner_recipe_keeps_the_features_that_the_case_is_about(needs: tuple[str, ...], names: list[str]) -> None:
     found = rungs(RICH, frozenset(needs))
     assert [*found] == names
     for each in found.values():
         assert {*needs} & features(RICH) <= features(each)
 
 
-def test_a_recipe_at_the_foot_has_a_rung_only_for_what_it_sheds() -> None:
+def test_the_leanest_recipe_has_a_leaner_one_only_without_a_feature_it_may_shed() -> None:
     plain = rungs(RICH, frozenset())["plain"]
     assert rungs(plain, frozenset()) == {}
     assert [*rungs(plain, frozenset(), sheds=frozenset({"packed"}))] == ["dense"]
     assert rungs(replace(RICH, pattern="AE|MR", depth=4), frozenset()) == {}
 
 
-def test_a_layout_is_a_need_where_experts_are_spread_alone() -> None:
+def test_a_layout_is_needed_only_if_experts_are_parallel() -> None:
     def of(**degrees: int) -> frozenset[str]:
         return features(RICH, Execution(world=4, degrees=Degrees(**degrees)))  # type: ignore[arg-type]  # no sp
 
@@ -96,7 +96,7 @@ def test_a_layout_is_a_need_where_experts_are_spread_alone() -> None:
     assert not {"ep-without-fsdp", "etp-without-ep"} & of(tp=4, ep=4, etp=1)  # no rank but those of tp
 
 
-def test_abilities_say_whose_lack_it_is() -> None:
+def test_declared_abilities_say_whether_stack_adapter_or_device_lacks_a_feature() -> None:
     lacks = (
         Absence(features=frozenset({"mamba", "packed"}), kind="adapter", reason="they were not tried"),
         Absence(features=frozenset({"fp8"}), kind="device", reason="no card has it"),
@@ -113,7 +113,7 @@ def test_abilities_say_whose_lack_it_is() -> None:
     assert codec.loads(Abilities, codec.dumps(able)) == able
 
 
-def test_a_stack_may_have_nothing_to_answer_a_question_with() -> None:
+def test_a_stack_can_declare_that_it_has_nothing_for_a_question() -> None:
     none = Absence(features=frozenset(), kind="stack", reason="it plans none", asked=frozenset({"seams", "kernel"}))
     able = Abilities(has=frozenset({"attention"}), lacks=(none,))
     assert able.absence({"attention"}, ("built", "seams")) == none
@@ -128,19 +128,19 @@ def test_a_stack_may_have_nothing_to_answer_a_question_with() -> None:
 
 
 @pytest.mark.parametrize("able", [ABILITIES, TITAN, TRANSFORMERS])
-def test_questions_that_a_stack_has_nothing_for_are_questions(able: Abilities) -> None:
+def test_a_declared_lack_names_only_existing_questions(able: Abilities) -> None:
     asked = frozenset().union(*(each.asked for each in able.lacks))
     assert asked <= questions().keys()
 
 
 @pytest.mark.parametrize("able", [ABILITIES, TITAN, TRANSFORMERS])
-def test_what_whole_models_lack_rules_out_no_block(able: Abilities) -> None:
+def test_features_that_whole_models_lack_do_not_exclude_single_blocks(able: Abilities) -> None:
     """A block by itself is asked whatever other blocks its recipe has; its adapter says what it lacks."""
     plan = profiles.plan(LAW, "BLK-01a,BLK-03a,BLK-03k,MOE-02b,MOE-05a", able)
     assert not plan.choices
 
 
-def test_abilities_are_refused_with_every_fault() -> None:
+def test_wrong_abilities_are_refused_with_every_fault() -> None:
     with pytest.raises(Refused) as caught:
         Abilities(
             has=frozenset({"mamba3", "muon"}),
@@ -184,13 +184,13 @@ def test_abilities_choose_the_recipes_of_the_plan(name: str) -> None:
     assert all((f"OPT-01b[{each}]" in plan.claimed) is not (f"OPT-01b[{each}]" in ruled_out) for each in asked)
 
 
-def test_a_single_item_is_planned_as_it_is_named() -> None:
+def test_a_case_that_is_named_alone_is_planned_on_the_named_recipe() -> None:
     for name in ("muon", "muon@pairs"):
         assert profiles.plan(LAW, f"OPT-01b[{name}]", ABILITIES).items == (Item(id="OPT-01b", case=name),)
     assert "OPT-01b[muon@dense]" in profiles.plan(LAW, "OPT-01b[muon]").outside
 
 
-def test_a_single_item_that_a_stack_declares_to_lack_is_asked_and_may_be_declined() -> None:
+def test_a_case_named_alone_is_asked_even_if_the_stack_declares_to_lack_it() -> None:
     named = "OPT-04c[sparse]"
     plan = profiles.plan(LAW, named, ABILITIES)
     (choice,) = plan.choices
@@ -203,7 +203,7 @@ def test_a_single_item_that_a_stack_declares_to_lack_is_asked_and_may_be_decline
     assert [each.item for each in alongside.choices].count(named) == 1
 
 
-def test_megatron_is_asked_on_what_it_can_build() -> None:
+def test_megatron_is_asked_only_recipes_that_it_can_build() -> None:
     plan = profiles.plan(LAW, "OPT-01b", ABILITIES)
     assert {"OPT-01b[adamw@hybrid]", "OPT-01b[adamw@pairs]"} <= {*plan.claimed}
     muon = [each for each in plan.choices if each.item.startswith("OPT-01b[muon")]
@@ -211,7 +211,7 @@ def test_megatron_is_asked_on_what_it_can_build() -> None:
     assert {each.kind for each in muon} <= {"stack", "adapter"}
 
 
-def test_a_version_that_was_never_tried_claims_nothing_and_lacks_the_same() -> None:
+def test_an_untried_version_has_the_same_plan_without_claims() -> None:
     tried, untried = (profiles.plan(LAW, "OPT-01b", replace(ABILITIES, claims=each)) for each in (True, False))
     assert untried.claimed == ()
     assert (untried.items, untried.choices) == (tried.items, tried.choices)
@@ -234,7 +234,7 @@ NARROW = Abilities(
         ({"words": "mine: it is Monday"}, None, 2),
     ],
 )
-def test_what_is_declined_for_a_declared_lack_of_float64_is_no_false_claim(
+def test_declining_a_case_for_a_declared_lack_of_float64_is_no_fault(
     result: Mapping[str, str], abilities: Abilities | None, faults: int
 ) -> None:
     """One fault for the item that it claims, and one for the question, all of whose cases it declines; of a lack that
@@ -250,7 +250,7 @@ def test_what_is_declined_for_a_declared_lack_of_float64_is_no_false_claim(
 
 @pytest.mark.parametrize(("words", "faults"), [("mine does not offer plan, which nobody answers for it", 0),
                                                ("mine: it is Monday", 1)])  # fmt: skip
-def test_a_question_that_waits_for_another_one_is_no_false_claim(words: str, faults: int) -> None:
+def test_declining_a_question_because_another_is_missing_is_no_fault(words: str, faults: int) -> None:
     run = _ran(("all", "not offered"))
     both = replace(run.plan.promises["TOPO-02"], asks=("topology", "plan"))
     run = replace(
@@ -268,7 +268,7 @@ class _DoesNotMeasure(Reference):
     )
 
 
-def test_what_a_stack_could_not_be_asked_anyway_is_its_lack_and_not_its_adapters() -> None:
+def test_a_case_that_the_stack_cannot_run_is_the_stacks_lack_and_not_the_adapters() -> None:
     contract = LAW.contracts["MEM-01i"]
     needs = {case: "recurrent" in contract.features(case) for case in contract.cases}
     lacking = {case: judge(contract, case, _DoesNotMeasure()).lack for case in needs}
@@ -289,7 +289,7 @@ def test_a_case_is_put_in_float32_where_its_features_leave_no_float64(case: str,
     assert (result.outcome, result.dtype) == ("holds", dtype)
 
 
-def test_an_introduction_carries_the_abilities() -> None:
+def test_a_stack_in_another_process_sends_its_abilities() -> None:
     class Able(Reference):
         abilities = ABILITIES
 
@@ -297,7 +297,7 @@ def test_an_introduction_carries_the_abilities() -> None:
     assert introduce(Reference()).abilities is None
 
 
-def test_every_feature_that_a_case_needs_is_one() -> None:
+def test_every_feature_that_a_case_needs_exists() -> None:
     for contract in LAW.contracts.values():
         for name in contract.asked if contract.needs else ():
             assert contract.features(name) <= FEATURES.keys(), f"{contract.id}[{name}]"
@@ -316,7 +316,7 @@ def _ran(*came: tuple[str, Outcome]) -> Run:
         ((("all@dense", "holds"),), ["TOPO-02[all@pairs]"]),
     ],
 )
-def test_a_richer_recipe_stands_for_the_one_of_the_baseline(
+def test_a_case_judged_on_a_richer_recipe_is_not_lost_against_the_baseline(
     now: tuple[tuple[str, Outcome], ...], lost: list[str]
 ) -> None:
     judged = (Item(id="TOPO-02", case="all@pairs"), Item(id="TOPO-02", case="all@dense"))

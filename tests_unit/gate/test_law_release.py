@@ -23,7 +23,7 @@ read_checks()
 TODAY = datetime.date(2026, 11, 23)
 
 
-def test_every_release_is_as_it_was_frozen_and_stands_in_the_changelog() -> None:
+def test_every_frozen_law_is_unchanged_and_in_the_changelog() -> None:
     assert names()
     said = (law_release.FOLDER / law_release.CHANGELOG).read_text(encoding="utf-8")
     for name in names():
@@ -34,7 +34,7 @@ def test_every_release_is_as_it_was_frozen_and_stands_in_the_changelog() -> None
         assert {id for id in release.contracts if id not in {*LAW.ids()}} <= {*plan.gone}
 
 
-def test_an_edited_release_is_refused(tmp_path: Path) -> None:
+def test_an_edited_frozen_law_is_refused(tmp_path: Path) -> None:
     freeze(LAW, "2026.11", tmp_path)
     file = tmp_path / "2026.11.json"
     body = json.loads(file.read_text())
@@ -50,7 +50,7 @@ def test_an_edited_release_is_refused(tmp_path: Path) -> None:
     ("name", "words"),
     [("2026.11", "is not later than 2026.11"), ("2026.10", "is not later"), ("november", "is not a year and a month")],
 )
-def test_a_release_is_written_once_and_in_order(name: str, words: str, tmp_path: Path) -> None:
+def test_a_law_is_frozen_once_and_in_order(name: str, words: str, tmp_path: Path) -> None:
     freeze(LAW, "2026.11", tmp_path)
     with pytest.raises(Refused, match=words):
         freeze(LAW, name, tmp_path)
@@ -60,7 +60,7 @@ def test_a_release_is_written_once_and_in_order(name: str, words: str, tmp_path:
     assert "Nothing changed." in said
 
 
-def test_a_release_keeps_only_what_changed(tmp_path: Path) -> None:
+def test_a_frozen_law_stores_only_what_changed(tmp_path: Path) -> None:
     other = Law()
     other.contracts, other.untested = {**LAW.contracts}, LAW.untested
     del other.contracts["PAT-01"]
@@ -74,7 +74,7 @@ def test_a_release_keeps_only_what_changed(tmp_path: Path) -> None:
         load("2027.01", tmp_path)
 
 
-def test_changes_between_two_releases_are_listed() -> None:
+def test_changes_between_two_frozen_laws_are_listed() -> None:
     now = frozen(LAW, "2026.12")
     before = {**now.contracts}
     before["OLD-01"] = before.pop("PAT-01")
@@ -84,7 +84,7 @@ def test_changes_between_two_releases_are_listed() -> None:
                     "- Fewer cases: PAT-01a (gone)"]  # fmt: skip
 
 
-def test_a_plan_says_what_a_release_does_not_have_and_what_is_gone() -> None:
+def test_a_plan_lists_contracts_that_a_frozen_law_lacks_and_those_that_are_gone() -> None:
     today = frozen(LAW, "2026.11")
     cases = LAW.contracts["PAT-01"].asked
     first = next(iter(cases))
@@ -100,7 +100,7 @@ def test_a_plan_says_what_a_release_does_not_have_and_what_is_gone() -> None:
     assert plan.items == profiles.plan(LAW, "PAT-01,PAT-02").items, "all of it is judged"
 
 
-def test_the_latest_release_is_the_law_of_today_or_says_what_is_not(tmp_path: Path) -> None:
+def test_changes_since_the_latest_frozen_law_are_listed(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="is not frozen"):
         latest(LAW, tmp_path)
     freeze(LAW, "2026.11", tmp_path)
@@ -137,7 +137,7 @@ def test_contracts_added_later_are_listed_and_not_counted() -> None:
     assert verdict(again, TODAY) == found
 
 
-def test_a_check_about_a_release_says_which(tmp_path: Path) -> None:
+def test_a_check_against_a_frozen_law_names_it(tmp_path: Path) -> None:
     words = ("check", "--with", "none", "--stack", f"{BAD}:ForgetsPipeline", "--profile", "TOPO-02[tp2-ep2-on-8]")
 
     def check(*more: str) -> Done:

@@ -37,15 +37,15 @@ def _curves(*figures: tuple[float, float], recipes: tuple[Recipe, ...] = (SMALL,
     return watched.curves
 
 
-def test_a_step_that_was_taken_once_is_compared_with_nothing() -> None:
+def test_loss_curves_of_a_single_run_are_not_compared() -> None:
     assert _curves((3.0, 1.0), recipes=(SMALL,)) == Curves()
 
 
-def test_steps_of_two_recipes_are_not_compared() -> None:
+def test_loss_curves_of_two_recipes_are_not_compared() -> None:
     assert _curves((3.0, 1.0), (4.0, 2.0), recipes=(SMALL, replace(SMALL, seed=SMALL.seed + 1))) == Curves()
 
 
-def test_curves_agree_within_what_a_page_shows() -> None:
+def test_loss_curves_agree_if_the_shown_digits_are_equal() -> None:
     assert _curves((3.0, 1.0), (3.0002, 1.00005)) == Curves(loss="agrees", norm="agrees")
 
 
@@ -55,11 +55,11 @@ def test_a_difference_is_reported_with_both_numbers() -> None:
     assert _curves((3.0, 1.0), (float("nan"), 1.0)).loss == "nan and not 3"
 
 
-def test_a_run_that_differed_once_is_not_forgiven_later() -> None:
+def test_loss_curves_that_differ_once_stay_different() -> None:
     assert _curves((3.0, 1.0), (3.5, 1.0), (3.0, 1.0), recipes=(SMALL, SMALL, SMALL)).loss == "3.5 and not 3"
 
 
-def test_only_kills_that_trained_are_counted_as_seen_or_unseen() -> None:
+def test_only_kills_with_training_steps_count_as_visible_in_the_loss_or_not() -> None:
     def kill(fate: Fate, loss: str) -> Kill:
         return Kill(mutant="M", of="PAR-01a", case="tp2", fate=fate, words="w", loss=loss)
 

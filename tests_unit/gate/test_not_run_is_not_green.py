@@ -109,13 +109,13 @@ def _in_a_shell(script: str, cwd: Path, **changes: str) -> Done:
     )  # fmt: skip
 
 
-def test_a_conftest_that_forgives_exit_5_does_not_forgive_the_gate(runs: dict[str, Done]) -> None:
+def test_a_conftest_that_turns_exit_code_5_into_0_does_not_change_the_gate(runs: dict[str, Done]) -> None:
     done = runs["exit-5-forgiven-by-a-conftest"]
     assert done.returncode == INCOMPLETE, printed(done)[-400:]
     assert "INCOMPLETE: reference" in done.stdout
 
 
-def test_a_script_that_forgives_exit_5_does_not_forgive_the_gate(tmp_path: Path) -> None:
+def test_a_script_that_turns_exit_code_5_into_0_does_not_change_the_gate(tmp_path: Path) -> None:
     forgiving = "rankproof check --with none --profile gpu --report out; code=$?; [ $code -eq 5 ] && exit 0; exit $code"
     assert _in_a_shell(forgiving, tmp_path).returncode == INCOMPLETE
     shorter = "rankproof check --with none --profile gpu --report out || [ $? -eq 5 ]"
@@ -154,19 +154,21 @@ def test_a_wrong_configuration_is_an_error_and_not_an_empty_success(
     ("one-deselected", "INCOMPLETE: reference 0.1.0, profile TOPO-02 (17 holds, 1 not run)"),
     ("prerequisite-missing", "nobody answers read_pattern"),
 ])  # fmt: skip
-def test_what_was_deselected_or_lacks_a_prerequisite_is_no_pass(name: str, words: str, runs: dict[str, Done]) -> None:
+def test_a_deselected_test_or_one_without_its_prerequisite_is_no_pass(
+    name: str, words: str, runs: dict[str, Done]
+) -> None:
     assert runs[name].returncode == INCOMPLETE
     assert words in runs[name].stdout
 
 
-def test_six_of_eight_not_run_is_incomplete(runs: dict[str, Done]) -> None:
+def test_a_run_with_six_of_eight_cases_not_run_is_incomplete(runs: dict[str, Done]) -> None:
     told = json.loads(runs["six-of-eight-skipped"].stdout)
     assert (told["counts"]["holds"], told["counts"]["not run"]) == (2, 6)
     assert (told["word"], told["exit_code"]) == ("incomplete", INCOMPLETE)
     assert runs["six-of-eight-skipped"].returncode == INCOMPLETE
 
 
-def test_the_machine_s_report_says_no_more_than_the_person_s(runs: dict[str, Done], folder: Path) -> None:
+def test_json_and_junit_are_as_incomplete_as_the_printed_report(runs: dict[str, Done], folder: Path) -> None:
     out = folder / "six-of-eight-skipped/out"
     told = json.loads((out / "verdict.json").read_text())
     assert told["word"] == "incomplete"
@@ -187,7 +189,7 @@ def test_a_check_that_returns_where_it_should_skip_is_broken(runs: dict[str, Don
     assert "the check asked no question, so it judged nothing" in done.stdout
 
 
-def test_a_retry_does_not_launder_a_failure(runs: dict[str, Done]) -> None:
+def test_a_case_that_fails_and_passes_on_a_retry_is_violated(runs: dict[str, Done]) -> None:
     assert runs["retried-never"].returncode == VIOLATED
     done = runs["retried"]
     assert done.returncode == VIOLATED, printed(done)[-400:]
@@ -200,7 +202,9 @@ def test_the_gate_does_not_guess_from_the_environment_whether_it_gates(tmp_path:
     assert runs["not-gating"].returncode == 0  # without --gate the plugin is a plain test run, in CI too
 
 
-def test_the_place_it_is_called_from_does_not_thin_the_plan(tmp_path: Path, runs: dict[str, Done]) -> None:
+def test_pytest_addopts_and_pytest_plugins_do_not_remove_cases_from_a_check(
+    tmp_path: Path, runs: dict[str, Done]
+) -> None:
     assert runs["addopts"].returncode == 0
     assert "CONFORMANT: reference 0.1.0, profile TOPO-02 (18 holds)" in runs["addopts"].stdout
     check = f"rankproof check --with none --profile '{ONE}' --report out"

@@ -33,7 +33,7 @@ def every() -> list[Change]:
     return [change for file in changes.files() for change in changes.of_file(file)]
 
 
-def test_each_operator_applies_somewhere_and_a_change_is_one_by_its_id(every: list[Change]) -> None:
+def test_each_mutation_operator_applies_somewhere_and_change_ids_are_unique(every: list[Change]) -> None:
     assert {each.operator for each in every} == changes.OPERATORS.keys()
     assert len({each.id for each in every}) == len(every) > 1000
     assert changes.named(every[7].id) == every[7]
@@ -41,7 +41,7 @@ def test_each_operator_applies_somewhere_and_a_change_is_one_by_its_id(every: li
         changes.named("off-by-one@optim/schedule.py:1:0")
 
 
-def test_a_change_is_one_span_of_one_file(every: list[Change]) -> None:
+def test_a_planted_change_edits_one_span_of_one_file(every: list[Change]) -> None:
     for each in every[::50]:
         source, made = (changes.ROOT / each.file).read_bytes(), each.made().encode()
         assert source[each.span[0] : each.span[1]].decode() == each.was != each.now
@@ -50,13 +50,13 @@ def test_a_change_is_one_span_of_one_file(every: list[Change]) -> None:
         compile(made, each.file, "exec")
 
 
-def test_what_is_said_to_a_user_is_not_changed(every: list[Change]) -> None:
+def test_raise_assert_and_import_lines_are_never_changed(every: list[Change]) -> None:
     lines = {file: (changes.ROOT / file).read_text(encoding="utf-8").splitlines() for file in changes.files()}
     said = [each.id for each in every if re.match(r"\s*(raise|assert|import|from) ", lines[each.file][each.line - 1])]
     assert said == []
 
 
-def test_a_seed_draws_from_every_file_and_a_longer_draw_begins_with_a_shorter_one() -> None:
+def test_changes_are_drawn_from_every_file_and_a_longer_draw_extends_a_shorter_one() -> None:
     few, more = ([each.id for each in itertools.islice(changes.drawn(3), count)] for count in (40, 120))
     assert more[:40] == few
     assert len({id.partition("@")[2].partition(":")[0] for id in few}) == 40
@@ -64,13 +64,13 @@ def test_a_seed_draws_from_every_file_and_a_longer_draw_begins_with_a_shorter_on
     assert {each.file for each in changes.drawn(3, only=("optim/",))} == {"optim/optimizer.py", "optim/schedule.py"}
 
 
-def test_every_equivalent_change_still_exists_and_is_argued(every: list[Change]) -> None:
+def test_every_change_declared_equivalent_still_exists_and_has_a_reason(every: list[Change]) -> None:
     stale = [each for each in changes.equivalents() if not any(each.covers(change) for change in every)]
     assert stale == []
     assert [each for each in changes.equivalents() if len(each.reason.split()) < 5] == []
 
 
-def test_every_cell_of_two_ranks_is_in_the_law_and_every_file_has_some() -> None:
+def test_every_file_has_cases_of_two_ranks_that_exist_in_the_law() -> None:
     found = {item for of in CELLS.values() for item in of}
     plan = profiles.plan(LAW, ",".join(sorted(found)))
     assert {str(item) for item in plan.items} == found
@@ -81,7 +81,7 @@ def test_every_cell_of_two_ranks_is_in_the_law_and_every_file_has_some() -> None
     assert set(CELLS[""]) <= set(cells("data.py"))
 
 
-def test_every_file_has_likely_contracts_of_one_process_and_some_cases_stand_for_all_of_it() -> None:
+def test_every_file_has_likely_contracts_of_one_process() -> None:
     ids = {id for of in LIKELY.values() for id in of.split()}
     assert ids <= {each.id for each in LAW.contracts.values() if each.tier == "unit"}
     assert [begins for begins in LIKELY if not any(file.startswith(begins) for file in changes.files())] == []
@@ -91,7 +91,7 @@ def test_every_file_has_likely_contracts_of_one_process_and_some_cases_stand_for
         assert {each.id for each in reach.of(change)} == {*likely(change.file)}
 
 
-def test_what_runs_in_a_process_of_its_own_is_not_taken_for_what_an_import_runs(every: list[Change]) -> None:
+def test_code_that_runs_only_in_a_process_of_its_own_is_not_counted_as_imported(every: list[Change]) -> None:
     own = {each.file for each in every if each.scope == "__main__"}
     assert "answers/cold_compile.py" in own
 
@@ -114,7 +114,7 @@ for each in json.load(sys.stdin):
 """
 
 
-def test_a_kill_stands_while_its_files_do_and_what_survived_does_not(tmp_path: Path) -> None:
+def test_a_recorded_kill_is_valid_while_its_files_are_unchanged(tmp_path: Path) -> None:
     id = "lost-clone@data.py:1:0"
     stands = Trial(content="before", change=id, fate="killed", by="OPT-05b[cosine]", basis=reaching.basis("OPT-05b"))
     journal = tmp_path / trials.JOURNAL
@@ -126,7 +126,7 @@ def test_a_kill_stands_while_its_files_do_and_what_survived_does_not(tmp_path: P
         assert (id in trials.journal(tmp_path, "now")) == known, told
 
 
-def test_a_contract_stands_on_the_checks_that_its_file_imports() -> None:
+def test_a_contract_depends_on_the_check_files_that_its_file_imports() -> None:
     file = Path(LAW.contracts["OPT-05b"].check.__code__.co_filename)
     behind = {path.name for path in reaching._checks_behind(file)}
     assert "training_run.py" in behind
@@ -160,14 +160,14 @@ def test_a_change_is_killed_by_name_and_the_files_stay_as_they_are(tmp_path: Pat
     ([("PAT-01[a]", "holds")], 2, "crashed"),
     ([("PAT-01[a]", "holds"), ("PAT-02[a]", "holds")], 2, "survived"),
 ])  # fmt: skip
-def test_a_violation_counts_more_than_an_error_and_a_hang_is_one(
+def test_a_violation_outweighs_an_error_and_a_hang_counts_as_an_error(
     rows: list[tuple[str, str]], planned: int, fate: str
 ) -> None:
     given = [{"item": item, "outcome": outcome, "words": "it is", "seconds": 1.0} for item, outcome in rows]
     assert trials._fate(given, planned)["fate"] == fate
 
 
-def test_ranks_import_the_change(tmp_path: Path) -> None:
+def test_ranks_import_the_changed_source(tmp_path: Path) -> None:
     change = next(each for each in changes.of_file("parallel/fsdp.py"))
     trials.shadow(tmp_path / "changed", change)
     code = "from rankproof import suite; suite.load_alone(); import contracts; print(contracts.__file__)"
@@ -178,7 +178,7 @@ def test_ranks_import_the_change(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(tmp_path / "changed/contracts/__init__.py"), done.stderr
 
 
-def test_what_ranks_say_of_a_change_counts_where_they_say_nothing_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_count_as_catching_a_change_only_if_they_hold_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     change = next(each for each in changes.of_file("parallel/fsdp.py"))
     reach = Reach(content="", seconds={}, lines={})
     said = {"PAR-10[fsdp2]": {"fate": "crashed", "by": "PAR-10[fsdp2]", "words": "no port"}}
@@ -192,7 +192,7 @@ def test_what_ranks_say_of_a_change_counts_where_they_say_nothing_without_it(mon
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_a_change_that_nothing_executes_is_unreached_and_one_that_ranks_execute_survives(
+def test_a_change_that_no_test_executes_is_unreached_and_otherwise_may_survive(
     monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
     change = next(each for each in changes.of_file("parallel/fsdp.py") if each.scope and not each.is_target)
@@ -209,19 +209,19 @@ def test_a_change_that_nothing_executes_is_unreached_and_one_that_ranks_execute_
     assert told.fate == ("survived" if runs else "unreached")
 
 
-def test_a_change_with_a_mark_is_the_same_change(every: list[Change]) -> None:
+def test_a_change_that_also_records_its_execution_still_compiles(every: list[Change]) -> None:
     for each in every[::20]:
         compile(each.made(Path("a mark")), each.file, "exec")
 
 
-def test_what_is_refused_and_what_a_cuda_device_executes_is_not_changed(every: list[Change]) -> None:
+def test_lines_that_refuse_input_or_run_on_cuda_are_not_changed(every: list[Change]) -> None:
     assert "is a foreign file" in (changes.ROOT / "checkpoint/manifest.py").read_text(encoding="utf-8")
     assert not any("is a foreign file" in each.was for each in every)
     assert "torch.cuda.get_rng_state(device)" in (changes.ROOT / "checkpoint/rng_state.py").read_text(encoding="utf-8")
     assert not any("torch.cuda.get_rng_state" in each.was for each in every)
 
 
-def test_a_journal_of_another_source_is_not_read(tmp_path: Path) -> None:
+def test_a_journal_of_another_version_of_the_source_is_refused(tmp_path: Path) -> None:
     rows = [{"content": content, "change": "a@b:1:0", "fate": "killed"} for content in ("old", "new")]
     text = "".join(f"{json.dumps(row)}\n" for row in rows) + '{"content": "new", "cha'  # cut off by a kill
     (tmp_path / trials.JOURNAL).write_text(text, encoding="utf-8")
@@ -229,7 +229,7 @@ def test_a_journal_of_another_source_is_not_read(tmp_path: Path) -> None:
     assert [each.fate for each in trials.journal(tmp_path, "new").values()] == ["killed"]
 
 
-def test_the_summary_lists_survivors_with_what_stands_there_and_counts_what_could_be_noticed(
+def test_the_summary_lists_surviving_changes_with_their_source_line(
     every: list[Change],
 ) -> None:
     fates = [*FATES, "killed", "killed"]
@@ -241,14 +241,14 @@ def test_the_summary_lists_survivors_with_what_stands_there_and_counts_what_coul
     assert "80 % of 5 noticed" in text
 
 
-def test_a_contract_stands_for_the_functions_that_it_guards() -> None:
+def test_changes_drawn_for_a_contract_are_in_the_functions_it_guards() -> None:
     places = {(each.file, each.scope) for each in changes.drawn(0, ("MOE-01e",))}
     assert ("model/blocks/moe.py", "Router.weigh") in places
     assert {file for file, _ in places} == {"model/blocks/moe.py"}
     assert {scope.partition(".")[0] for _, scope in places} == {"Router"}
 
 
-def test_options_that_do_not_go_with_it_are_refused() -> None:
+def test_options_that_do_not_fit_operators_are_refused() -> None:
     told = CliRunner().invoke(main, ["selftest", "--operators", "3", "--sample", "--jobs", "2"])
     assert told.exit_code == 2
     assert "--sample = True: does not go with --operators" in told.output

@@ -82,7 +82,7 @@ def own_pytest(project: Path, tests: str, *words: str, **variables: str) -> Done
                           capture_output=True, text=True, check=False, timeout=300)  # fmt: skip
 
 
-def test_a_project_s_own_test_file_asks_its_stack_every_contract(project: Path) -> None:
+def test_a_test_file_of_a_project_can_ask_its_stack_every_contract(project: Path) -> None:
     done = own_pytest(project, OWN)
     assert done.returncode == 1, done.stdout + done.stderr
     # the value stands in the short summary, in the words of the contract and no other
@@ -112,7 +112,7 @@ def test_each_stack_has_its_tests_and_a_declared_deviation_is_an_expected_failur
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_cannot_be_judged_is_one_clear_error_of_collection(fault: str, project: Path) -> None:
+def test_a_stack_that_cannot_be_judged_is_one_clear_collection_error(fault: str, project: Path) -> None:
     given, words = FAULTS[fault]
     done = own_pytest(project, TWO.replace('[Ours(), Theirs()], profile="PAT-01[nam56r]"', given))
     assert done.returncode == pytest.ExitCode.INTERRUPTED
@@ -121,7 +121,7 @@ def test_what_cannot_be_judged_is_one_clear_error_of_collection(fault: str, proj
 
 
 @needs("xdist")
-def test_the_verdict_decides_where_it_is_asked_for(project: Path) -> None:
+def test_the_verdict_decides_the_exit_code_if_gate_is_given(project: Path) -> None:
     (project / "pytest.ini").write_text(
         "[pytest]\nrankproof_stack = ours:Ours\nrankproof_profile = PAT-01[nam56r]\nrankproof_with = none\n"
     )
@@ -137,7 +137,7 @@ def test_the_verdict_decides_where_it_is_asked_for(project: Path) -> None:
     assert "CONFORMANT: ours 2026.11" in done.stdout
 
 
-def test_a_session_that_asks_for_nothing_loads_nothing(project: Path) -> None:
+def test_a_pytest_session_without_contracts_does_not_load_the_suite(project: Path) -> None:
     counts = """
 import sys
 def test_of_the_project(request):
@@ -173,13 +173,13 @@ THEIRS = "import contracts, contracts.token\ndef test_x():\n    assert (contract
 
 
 @pytest.mark.parametrize("said", ["", "--import-mode=importlib", "-p no:rankproof", "--assert=plain"])
-def test_a_project_s_own_package_of_that_name_is_left_alone(with_contracts: Path, said: str) -> None:
+def test_a_projects_own_package_called_contracts_still_imports(with_contracts: Path, said: str) -> None:
     done = own_pytest(with_contracts, THEIRS, "-W", "error", *said.split())
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
 
 
-def test_both_packages_in_one_session_are_one_clear_error(with_contracts: Path) -> None:
+def test_using_both_packages_called_contracts_is_one_clear_error(with_contracts: Path) -> None:
     for tests in (OWN, THEIRS + OWN):
         done = own_pytest(with_contracts, tests)
         assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout + done.stderr

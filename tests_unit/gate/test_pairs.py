@@ -12,7 +12,7 @@ from contracts.harness.families import read_checks
 from contracts.spec import FEATURES, Recipe
 
 
-def test_a_pair_is_covered_by_one_case_that_has_both_and_not_by_two_cases() -> None:
+def test_a_pair_of_features_is_covered_only_by_one_case_with_both() -> None:
     found = pairs.pairs([frozenset({"tp", "cp"}), frozenset({"cp", "ep"})], ("tp", "cp", "ep", "pp"))
     assert [sorted(each) for each in found.missing] == [["ep", "tp"]]  # nobody asks for pp: it is left out
     assert (found.covered, len(found.possible)) == (2, 3)
@@ -20,7 +20,7 @@ def test_a_pair_is_covered_by_one_case_that_has_both_and_not_by_two_cases() -> N
     assert (three.covered, len(three.possible)) == (1, 4)
 
 
-def test_what_no_recipe_can_have_is_not_missing() -> None:
+def test_a_pair_that_no_recipe_can_have_is_not_missing() -> None:
     found = pairs.pairs([frozenset({"mla"}), frozenset({"gqa"}), frozenset({"qk-norm"})])
     assert frozenset({"mla", "gqa"}) not in found.possible
     assert frozenset({"mla", "qk-norm"}) in found.missing
@@ -28,7 +28,7 @@ def test_what_no_recipe_can_have_is_not_missing() -> None:
     assert unknown == set()
 
 
-def test_no_case_asks_for_what_is_said_to_be_impossible() -> None:
+def test_no_case_has_a_pair_that_is_declared_impossible() -> None:
     pytest.importorskip("torch")
     read_checks()
     asked = {  # REC-07 also asks about the recipe with one field changed; what it needs is of that one
@@ -43,7 +43,7 @@ def test_no_case_asks_for_what_is_said_to_be_impossible() -> None:
             assert together == [], reason
 
 
-def test_what_is_missing_is_listed_in_the_order_of_the_features() -> None:
+def test_missing_pairs_are_listed_in_the_order_of_the_features() -> None:
     two = pairs.pairs([frozenset({each}) for each in ("mamba", "attention", "experts", "tp")])
     assert [*pairs._grouped(two)] == ["  attention: experts, mamba, tp", "  experts: mamba, tp", "  mamba: tp"]
     three = pairs.pairs([frozenset({each}) for each in ("mamba", "attention", "experts", "tp")], size=3)
@@ -57,14 +57,14 @@ def test_what_is_missing_is_listed_in_the_order_of_the_features() -> None:
     }  # fmt: skip
 
 
-def test_of_three_no_two_may_be_apart() -> None:
+def test_three_features_are_covered_only_by_one_case_with_all_three() -> None:
     found = pairs.pairs([frozenset({"tp", "cp"}), frozenset({"mla"}), frozenset({"gqa", "tp", "cp"})], size=3)
     assert [sorted(each) for each in found.possible] == [["cp", "gqa", "tp"], ["cp", "mla", "tp"]]
     assert [sorted(each) for each in found.missing] == [["cp", "mla", "tp"]]
     assert (found.covered, found.as_json()["covered"]) == (1, 1)
 
 
-def test_no_contracts_ask_for_nothing() -> None:
+def test_the_table_of_pairs_is_empty_without_contracts() -> None:
     none = ["pairs of features: 0 of 0 are asked for together",
             "three axes of parallelism: 0 of 0 are asked for together"]  # fmt: skip
     assert pairs.table([], whole=False).split("\n") == none
@@ -73,7 +73,7 @@ def test_no_contracts_ask_for_nothing() -> None:
     ]  # fmt: skip
 
 
-def test_the_command_counts_and_lists() -> None:
+def test_the_pairs_command_counts_and_lists_missing_pairs() -> None:
     pytest.importorskip("torch")
     told = CliRunner().invoke(main, ["coverage", "--pairs"])
     assert told.exit_code == 0

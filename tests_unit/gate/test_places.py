@@ -69,7 +69,7 @@ def _reruns(contract: Contract, case: str) -> Iterator[str]:
         yield from re.findall(r"`(rankproof [^`]+)`", words)
 
 
-def test_every_item_s_own_commands_judge_that_item_on_ranks_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_contracts_own_commands_judge_it_on_enough_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "name", lambda: None)
     told, faults = 0, []
     for contract in LAW.contracts.values():
@@ -143,7 +143,7 @@ def _line(place: str) -> str:
     return (ROOT / file).read_text(encoding="utf-8").splitlines()[int(line) - 1].strip()
 
 
-def test_each_place_is_the_line_where_it_begins() -> None:
+def test_each_file_and_line_that_explain_prints_is_where_the_function_begins() -> None:
     of_mutants = {each.name: _line(places.of_mutant(each)) for each in LAW.mutants}
     assert [name for name, line in of_mutants.items() if not line.startswith((f"class {name}", f"def {name}"))] == []
     others = {place for contract in LAW.contracts.values() for place in places.guarded(contract).values()}
@@ -151,7 +151,7 @@ def test_each_place_is_the_line_where_it_begins() -> None:
     assert [each for each in others if not _line(each).startswith(("def ", "@"))] == []
 
 
-def test_what_computes_a_number_is_named_by_the_mutants_that_change_it() -> None:
+def test_explain_names_the_functions_that_a_contracts_mutants_break() -> None:
     """But where a mutant answers the question itself, or it changes something that is no function."""
     numbers = [
         each for each in LAW.contracts.values() if each.of_numbers and each.family in ("BLK", "MOE", "OPT", "PAR")
@@ -164,7 +164,7 @@ def test_what_computes_a_number_is_named_by_the_mutants_that_change_it() -> None
 
 @pytest.mark.parametrize("id", ["PAT-01", "TOPO-02", "PREC-05h"])
 @pytest.mark.slow
-def test_they_end_conformant(id: str, tmp_path: Path) -> None:
+def test_the_commands_of_explain_end_conformant(id: str, tmp_path: Path) -> None:
     for line in places.commands(LAW.contracts[id]):
         done = rankproof(*shlex.split(line)[1:], cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr

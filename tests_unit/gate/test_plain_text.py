@@ -24,7 +24,7 @@ KNOWN = frozenset({SECRET})
 
 
 @pytest.mark.parametrize("text", ["", "a" * 8000, "\n" * 199, "a\n" * 199, "é" * 7999 + "\n"])
-def test_a_text_of_the_most_characters_and_lines_is_not_cut(text: str) -> None:
+def test_a_text_at_the_limit_of_characters_and_lines_is_not_cut(text: str) -> None:
     assert cut(text) == text
     assert (LONGEST, MOST_LINES) == (8000, 200)
 
@@ -52,7 +52,7 @@ def test_of_too_many_lines_the_first_and_the_last_quarter_stay() -> None:
         assert "… 13 lines, cut here …" in cut(one_more, limit=limit, lines=12)
 
 
-def test_what_is_too_long_and_has_too_many_lines_keeps_both_measures() -> None:
+def test_a_text_over_both_limits_is_cut_to_both() -> None:
     found = cut("\n".join("abcdefghi" for _ in range(100)), limit=400, lines=8)
     assert found.split("\n") == [*5 * ["abcdefghi"], "… 999 characters, cut here …", *2 * ["abcdefghi"]]
     wide = cut("\n".join("abcdefghi" * 8 for _ in range(100)), limit=400, lines=8)
@@ -88,7 +88,7 @@ def test_unprintable_characters_are_shown_by_their_number(text: str, told: str) 
         ("## heading", "## heading"),
     ],
 )
-def test_no_line_is_a_command_to_a_ci(line: str, told: str) -> None:
+def test_no_printed_line_can_be_a_ci_workflow_command(line: str, told: str) -> None:
     assert harmless(line) == told
     assert harmless(told) == told
     assert terminal(f"{line}\x1b") == f"{told}\\x1b"
@@ -108,13 +108,13 @@ def test_in_markdown_words_are_shown_as_they_are(text: str, told: str) -> None:
     assert markdown(text) == told
 
 
-def test_an_annotation_is_one_line_whose_properties_end_where_they_should() -> None:
+def test_a_ci_annotation_is_one_line_with_escaped_properties() -> None:
     assert annotation("50 %\nof: a, b\x1b") == "50 %25%0Aof: a, b\\x1b"
     assert annotation_property("50 %\nof: a, b") == "50 %25%0Aof%3A a%2C b"
 
 
 @pytest.mark.parametrize("length", [999, 1000, 1001, 31_999, 32_000, 32_001, 40_000])
-def test_a_secret_goes_near_either_end_however_long_the_text_is(length: int) -> None:
+def test_a_secret_near_either_end_of_a_long_text_is_redacted(length: int) -> None:
     """Each of the lengths at which a text is handled otherwise, and one beside it."""
     for text in (SECRET.ljust(length, "."), SECRET.rjust(length, ".")):
         found = words(text, KNOWN)
@@ -131,7 +131,7 @@ def test_a_secret_across_a_cut_is_found_before_it_is_cut(begins: int) -> None:
     assert SECRET[7:] not in found
 
 
-def test_what_is_far_from_both_ends_is_not_looked_through() -> None:
+def test_the_middle_of_a_long_text_is_cut_without_being_searched() -> None:
     """It is cut anyway, and a text of 300 MB took minutes."""
     for length, told in ((32_000, 32_000 - len(SECRET) + len("[redacted]")), (32_001, 32_001), (40_000, 40_000)):
         text = SECRET.center(length, ".")
@@ -139,7 +139,7 @@ def test_what_is_far_from_both_ends_is_not_looked_through() -> None:
 
 
 @pytest.mark.parametrize("length", [LONGEST + 1, 31_999, 32_000, 32_001, 40_000, 1_000_000])
-def test_how_long_a_text_was_is_said_and_its_ends_are_its_own(length: int) -> None:
+def test_a_cut_text_keeps_its_ends_and_gives_its_length(length: int) -> None:
     text = f"begins{'.' * (length - 10)}ends"
     found = words(text)
     assert f"\n… {length} characters, cut here …\n" in found
@@ -147,7 +147,7 @@ def test_how_long_a_text_was_is_said_and_its_ends_are_its_own(length: int) -> No
     assert len(found) == LONGEST
 
 
-def test_only_what_may_have_several_lines_keeps_them_and_what_is_the_suites_own_is_not_redacted() -> None:
+def test_line_breaks_are_kept_only_in_multi_line_fields_and_ids_are_not_redacted() -> None:
     token = f"token={SECRET}"
     found = fit(
         Result(id=token, case="a\nb", outcome="holds", words=f"{token}\n::x", answered={f"{token}\n": "a\nb"}), KNOWN
@@ -158,6 +158,6 @@ def test_only_what_may_have_several_lines_keeps_them_and_what_is_the_suites_own_
     assert fit(("a\nb", 1, None, frozenset({"c\td"}))) == ("a\\nb", 1, None, frozenset({"c\\td"}))
 
 
-def test_what_is_fit_stays_as_it_is() -> None:
+def test_a_short_plain_text_is_unchanged() -> None:
     assert fit(RED) == RED
     assert fit(Result) is Result

@@ -72,7 +72,7 @@ def python(place: Path, *words: str, **variables: str) -> Done:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_every_entry_refuses_an_interpreter_that_strips_assertions(entry: str, place: Path) -> None:
+def test_every_command_refuses_python_with_assertions_off(entry: str, place: Path) -> None:
     by_option = entry in ("check", "own-tests")
     done = python(place, *(("-OO",) if by_option else ()), *ENTRIES[entry], PYTHONOPTIMIZE="" if by_option else "1")
     said = done.stdout + done.stderr
@@ -91,7 +91,7 @@ def test_a_rank_of_a_plain_torchrun_refuses_too(place: Path) -> None:
     assert "no test can fail: unset PYTHONOPTIMIZE" in done.stderr
 
 
-def test_a_judgement_by_itself_is_broken_without_assertions(place: Path) -> None:
+def test_judging_a_case_directly_is_broken_without_assertions(place: Path) -> None:
     asked = """
 from contracts.contract import LAW
 from contracts.court.judge import judge
@@ -106,7 +106,7 @@ print(result.outcome, result.words)
 
 
 @pytest.mark.parametrize("words", [("-W", "error"), ("-W", "ignore"), ("-bb", "-X", "dev"), ("-I",)], ids=" ".join)
-def test_other_options_of_the_interpreter_take_nothing(words: tuple[str, ...], place: Path) -> None:
+def test_other_python_options_do_not_weaken_the_check(words: tuple[str, ...], place: Path) -> None:
     here = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(place)!r}]; from contracts.harness.cli import main; main()"
     for stack, code in (("Right", 0), ("Wrong", EXIT_CODES["violated"])):
         done = python(place, *words, "-c", here, *CHECK[2:], "--stack", f"stacks:{stack}", "--report", stack)
@@ -136,7 +136,7 @@ BLUNTING = {
 
 
 @pytest.mark.parametrize("how", BLUNTING)
-def test_what_a_stack_blunts_when_it_is_loaded_ends_the_gate(how: str, place: Path) -> None:
+def test_a_stack_that_disables_checks_when_imported_ends_the_gate(how: str, place: Path) -> None:
     (place / "blunt.py").write_text("from contracts.harness.families import read_checks\nread_checks('PAT-01')\n"
                                     f"from contracts.contract import LAW\n{BLUNTING[how]}\n"
                                     "from stacks import Wrong\n")  # fmt: skip
@@ -184,7 +184,7 @@ BLIND = {
 
 @numbers
 @pytest.mark.parametrize("how", BLIND)
-def test_a_diff_that_would_see_nothing_is_broken(how: str, place: Path) -> None:
+def test_a_diff_whose_comparison_was_disabled_is_broken(how: str, place: Path) -> None:
     asked = ("from contracts.harness.cli import main\nfrom contracts.observe import diff, trace\n"
              f"trace.read = lambda folder: None\n{BLIND[how]}\nmain(['diff', 'one', 'other'])")  # fmt: skip
     done = python(place, "-c", asked)
@@ -202,7 +202,7 @@ LEFT = {
 
 @numbers
 @pytest.mark.parametrize("what", LEFT)
-def test_what_a_stack_leaves_of_torch_costs_no_power(what: str, place: Path) -> None:
+def test_torch_settings_that_a_stack_changes_do_not_weaken_the_check(what: str, place: Path) -> None:
     imports = "from contracts.harness import power\nfrom contracts.observe import power as of_diff\n"
     asked = f"import torch\n{LEFT[what]}\n{imports}print([power.lost(numbers=True), of_diff.lost()])"
     done = python(place, "-c", asked)
@@ -213,7 +213,7 @@ def test_what_a_stack_leaves_of_torch_costs_no_power(what: str, place: Path) -> 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("tolerance", [FLOAT64, FLOAT32, EXACT], ids=lambda each: each.name)
-def test_no_comparison_swallows_what_is_not_finite(value: str, dtype: str, tolerance: object) -> None:
+def test_every_comparison_reports_nan_and_inf(value: str, dtype: str, tolerance: object) -> None:
     import torch
 
     from contracts.instruments import numerics
@@ -230,14 +230,14 @@ def test_no_comparison_swallows_what_is_not_finite(value: str, dtype: str, toler
             assert numerics.gradient_differences("it", numerics.arrays(one), other, tolerance)  # type: ignore[arg-type]
 
 
-def test_a_process_shows_its_power_in_no_time() -> None:
+def test_the_test_for_a_disabled_check_takes_under_30_ms() -> None:
     import timeit
 
     assert power.lost(numbers=False) == ""
     assert min(timeit.repeat(lambda: power.lost(numbers=False), number=1, repeat=20)) < 0.03
 
 
-def test_how_an_interpreter_was_started_stands_in_the_record_and_in_a_proof(place: Path) -> None:
+def test_the_options_of_the_interpreter_are_in_record_and_proof(place: Path) -> None:
     words = ("-W", "ignore::UserWarning", "-X", "dev", *CHECK, "--stack", "stacks:Right")
     assert python(place, *words, PYTHONHASHSEED="7", PYTHONPLATLIBDIR="lib").returncode == 0
     run, _ = record.load(place / "out")

@@ -31,7 +31,7 @@ def test_a_profile_selects_by_item_id_and_prefix(profile: str) -> None:
     assert set(plan.promises) == GRAMMAR[profile]
 
 
-def test_the_named_profiles_are_tiers_and_the_launch_side() -> None:
+def test_the_named_profiles_select_their_tiers_and_families() -> None:
     planned = {name: {item.id for item in profiles.plan(LAW, name).items} for name in profiles.NAMED}
     assert planned["full"] == set(LAW.ids())
     tiers = {name: {id for id in LAW.ids() if _tier(id) == name} for name in ("unit", "gpu", "dist")}
@@ -42,14 +42,14 @@ def test_the_named_profiles_are_tiers_and_the_launch_side() -> None:
     assert planned["launch"] == {id for id in launch if _tier(id) == "unit"}
 
 
-def test_launch_machine_and_numbers_are_every_promise_of_one_process_that_has_a_check() -> None:
+def test_the_profiles_launch_machine_and_numeric_are_all_contracts_of_one_process() -> None:
     planned = profiles.plan(LAW, profiles.ONE_PROCESS).items
     every = [item for item in profiles.plan(LAW, "unit").items if item.id in LAW.contracts]
     assert set(planned) == set(every)
     assert len(planned) == len(set(planned))
 
 
-def test_four_ranks_are_a_profile_whose_larger_cases_are_listed_as_outside() -> None:
+def test_the_profile_dist4_lists_cases_of_more_ranks_as_outside() -> None:
     plan = profiles.plan(LAW, "dist4")
     assert {"PAR-01a", "PREF-03"} <= set(plan.promises)
     assert "PREF-03[16-mib-on-8]" in plan.outside
@@ -62,7 +62,7 @@ def test_four_ranks_are_a_profile_whose_larger_cases_are_listed_as_outside() -> 
     assert set(kept.outside) == set(plan.outside)
 
 
-def test_the_quick_profiles_are_a_part_that_any_machine_can_judge() -> None:
+def test_the_quick_profiles_are_subsets_that_any_machine_can_judge() -> None:
     quick = profiles.plan(LAW, "quick").items
     numbers = {id: each for id, each in LAW.contracts.items() if each.tier == "unit" and each.of_numbers}
     first = [item.id for item in dict.fromkeys(item.above for item in quick) if item.id in numbers]
@@ -114,7 +114,7 @@ def _is_named(entry: Contract | Untested, case: str, tiers: str, ranks: int, unt
 
 
 @pytest.mark.parametrize("profile", ["GATE", "GATE-04", "gate-04", "PAT-01,GATE-0"])
-def test_a_promise_of_the_suite_is_no_profile_and_is_said_to_be_one(profile: str) -> None:
+def test_a_gate_id_is_refused_as_a_profile_with_an_explanation(profile: str) -> None:
     said = "names promises of the suite itself, which no stack is asked; rankproof explain GATE prints them"
     with pytest.raises(Refused, match=said):
         profiles.plan(LAW, profile)
@@ -196,11 +196,11 @@ def _planned(law: Law, profile: str, able: Abilities | None = None) -> str:
         ("PAT-01,PAT-01[c1]", "PAT-01[c0] PAT-01[c1]"),
     ],
 )
-def test_a_word_plans_what_it_says_of_a_small_law(profile: str, planned: str) -> None:
+def test_each_profile_plans_its_items_of_a_small_law(profile: str, planned: str) -> None:
     assert _planned(_small(), profile) == planned
 
 
-def test_of_a_small_law_a_tier_and_all_of_it() -> None:
+def test_the_profile_full_is_all_tiers_of_a_small_law() -> None:
     law = _small()
     everything = _planned(law, "full").split()
     assert everything == _planned(law, "unit,gpu,dist").split()
@@ -211,7 +211,7 @@ def test_of_a_small_law_a_tier_and_all_of_it() -> None:
     assert unit.claimed == unit.choices == ()
 
 
-def test_what_a_plan_leaves_outside_is_named_by_contract_or_by_case() -> None:
+def test_a_plan_lists_what_is_outside_by_contract_or_by_case() -> None:
     law = _small()
     assert profiles.plan(law, "PAT-01[c1],dist4").outside == (
         "PAT-01[c0]", "PAT-02", "MEM-01", "OBS-01", "BLK-01", "BLK-02", "PAR-01[w5]", "PAR-02", "KRN-01", "MEM-02",
@@ -264,7 +264,7 @@ def test_a_case_is_asked_on_the_richest_recipe_and_on_the_leanest(
     assert (" ".join(map(str, plan.items)), [*plan.outside], [*plan.claimed]) == (planned, outside, claimed)
 
 
-def test_what_no_recipe_makes_possible_is_planned_and_says_whose_lack_it_is() -> None:
+def test_a_case_that_no_recipe_makes_possible_is_planned_with_the_declared_lack() -> None:
     plan = profiles.plan(_ladder(), "OPT-01", _able("mamba"))
     (choice,) = plan.choices
     assert (choice.item, choice.instead, choice.kind) == ("OPT-01[c1]", (), "adapter")
@@ -275,7 +275,7 @@ def test_what_no_recipe_makes_possible_is_planned_and_says_whose_lack_it_is() ->
     assert told == [("OPT-01[c0]", ("OPT-01[c0@dense]",)), ("OPT-01[c0@dense]", ()), ("OPT-01[c1]", ())]
 
 
-def test_what_several_ranks_do_not_judge_is_outside_of_their_plan() -> None:
+def test_the_plan_of_several_ranks_leaves_contracts_of_one_process_outside() -> None:
     law = _small()
     plan = profiles.of_several_ranks(law, profiles.plan(law, "PAT-01[c0],MEM-02,dist4"))
     assert " ".join(map(str, plan.items)) == "PAR-01[w2] PAR-01[w4]"
@@ -306,6 +306,8 @@ def test_what_several_ranks_do_not_judge_is_outside_of_their_plan() -> None:
         ("zzzzzzzz", [*profiles.NAMED]),
     ],
 )  # fmt: skip
-def test_the_nearest_names_are_cases_of_the_contract_or_else_ids(text: str, near: list[str]) -> None:
+def test_an_unknown_case_is_refused_with_the_nearest_cases_and_an_unknown_id_with_the_nearest_ids(
+    text: str, near: list[str]
+) -> None:
     assert profiles.nearest(_small(), text) == near
     assert len(profiles.nearest(LAW, "TOPO-02[nobody]")) == 3

@@ -37,7 +37,7 @@ def _until(said: Callable[[], str], words: str) -> None:
     assert words in said()
 
 
-def test_a_terminal_sees_items_and_what_is_red_in_one_line_that_goes_away(tmp_path: Path) -> None:
+def test_progress_on_a_terminal_is_one_line_that_is_erased(tmp_path: Path) -> None:
     told, terminal = Told(tmp_path / "done"), Terminal()
     with Progress(tmp_path / "done", terminal):
         _until(terminal.getvalue, "preparing")
@@ -54,7 +54,9 @@ def test_a_terminal_sees_items_and_what_is_red_in_one_line_that_goes_away(tmp_pa
     assert "1 holds" not in terminal.getvalue(), "only what needs attention is named"
 
 
-def test_a_log_gets_whole_lines_without_control_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_in_a_log_is_whole_lines_without_control_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "FIRST_S", 0.0)
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
     told, log = Told(tmp_path / "done"), io.StringIO()
@@ -67,7 +69,7 @@ def test_a_log_gets_whole_lines_without_control_characters(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("setting", [{"TERM": "dumb"}, {"RANKPROOF_PROGRESS": "0"}])
-def test_nothing_moves_where_nothing_may(
+def test_progress_is_not_drawn_if_a_setting_forbids_it(
     setting: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in setting.items():
@@ -80,7 +82,7 @@ def test_nothing_moves_where_nothing_may(
     assert terminal.getvalue() == ""
 
 
-def test_an_older_record_in_the_same_place_is_not_counted(tmp_path: Path) -> None:
+def test_progress_does_not_count_an_older_record(tmp_path: Path) -> None:
     file, terminal = tmp_path / "done", Terminal()
     for result in (HELD, WRONG):
         Told(file)(result)
@@ -114,7 +116,7 @@ def test_a_run_shows_on_a_terminal_how_far_it_is(words: tuple[str, ...], jobs: s
     assert seen.endswith(GONE.replace("\n", "\r\n").encode())
 
 
-def test_a_self_test_judges_as_often_as_it_has_planned() -> None:
+def test_a_self_tests_progress_ends_at_its_planned_count() -> None:
     read_checks()
     told: list[Result | Kill] = []
     law = selftest.part_of(LAW, ["BLK-06v", "TOPO-02"])  # the former is asked on leaner recipes too

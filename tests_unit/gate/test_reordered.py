@@ -32,7 +32,7 @@ ASKED = (
 )  # fmt: skip
 
 
-def test_every_order_has_a_party() -> None:
+def test_every_summation_order_has_a_stack() -> None:
     assert tuple(PARTIES) == ORDERS == get_args(Order)
 
 
@@ -50,7 +50,7 @@ def _products(x_TD: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("order", ORDERS)
-def test_results_differ_by_rounding_alone_and_do_differ(order: Order, dtype: torch.dtype) -> None:
+def test_another_summation_order_changes_results_by_rounding_only(order: Order, dtype: torch.dtype) -> None:
     x_TD = fixtures.normal("x", (37, 53)).to(dtype)
     plain = _products(x_TD)
     with Reordered(order) as mode:
@@ -65,7 +65,7 @@ def test_results_differ_by_rounding_alone_and_do_differ(order: Order, dtype: tor
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_gradients_are_added_in_another_order_too(order: Order) -> None:
+def test_another_summation_order_changes_gradients_too(order: Order) -> None:
     weights = fixtures.normal("w", (48, 48)).requires_grad_()
     x = fixtures.normal("x", (48, 48))
 
@@ -84,13 +84,13 @@ def test_gradients_are_added_in_another_order_too(order: Order) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("item", ASKED, ids=str)
-def test_what_holds_for_the_reference_holds_in_any_order(item: Item, order: Order) -> None:
+def test_every_contract_holds_in_any_summation_order(item: Item, order: Order) -> None:
     result = judge(LAW.contracts[item.id], item.case, PARTIES[order]())
     assert result.outcome == "holds", f"{result.outcome}: {result.words}"
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_tolerance_that_divides_by_a_zero_is_found(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tolerance_relative_to_an_exact_zero_is_found(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the floor, one token's gradients, which are zero but for rounding, are infinitely far from zero."""
     monkeypatch.setattr(numerics, "ROUNDINGS", 0.0)
     found = [judge(LAW.contracts["BLK-03a"], case, PARTIES[order]()) for case in ("one-token", "packed")]

@@ -61,7 +61,7 @@ def _several() -> list[Recorded]:
     return [Recorded(label=label, run=run, verdict=_judged(run)) for label, run in runs.items()]
 
 
-def test_a_page_is_whole_and_names_each_item_once() -> None:
+def test_a_report_page_is_valid_html_and_names_each_item_once() -> None:
     for run in (made() for made in RUNS.values()):
         text = render(run, _judged(run), "html")
         ids = re.findall(r'<li class="item" id="([^"]+)"', text)
@@ -71,7 +71,7 @@ def test_a_page_is_whole_and_names_each_item_once() -> None:
         assert "\"default-src 'none'" in text or "default-src 'none'" in text
 
 
-def test_an_overview_tells_what_each_run_broke_and_mended() -> None:
+def test_the_overview_lists_what_each_run_broke_and_fixed() -> None:
     text = overview(_several())
     words = " ".join(re.sub(r"<[^>]+>", " ", text.partition("<main>")[2]).split())
     assert "1 newly red RCPT-01[three]" in words
@@ -160,7 +160,7 @@ def _told(ranks: int, microbatches: int, chunks: int = 1) -> list[str]:
     return [" ".join(f"{one.kind}{one.microbatch}.{one.stage}" if one else "-" for one in row) for row in rows]
 
 
-def test_a_schedule_is_drawn_as_it_is_defined() -> None:
+def test_a_pipeline_schedule_is_drawn_as_it_is_defined() -> None:
     assert _told(2, 2) == ["F0.0 F1.0 - B0.0 - B1.0", "- F0.1 B0.1 F1.1 B1.1 -"]
     assert _told(3, 1) == ["F0.0 - - - - B0.0", "- F0.1 - - B0.1 -", "- - F0.2 B0.2 - -"]
     assert _told(2, 2, 2) == [
@@ -261,7 +261,7 @@ def test_the_page_of_traffic_opens(width: int, chromium: Browser, tmp_path: Path
     assert chromium.complaints == []
 
 
-def test_conventions_stand_side_by_side() -> None:
+def test_the_report_page_shows_conventions_side_by_side() -> None:
     def declaring(name: str, **declared: str) -> Recorded:
         run = run_of(*GREEN.results, name=name)
         subject = replace(run.header.subject, conventions=declared)
@@ -279,7 +279,7 @@ def test_conventions_stand_side_by_side() -> None:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 420])
 @pytest.mark.parametrize("name", [*RUNS, "overview"])
-def test_a_page_opens_without_a_complaint_or_the_network(
+def test_a_report_page_opens_without_console_errors_or_network(
     name: str, width: int, dark: bool, chromium: Browser, pages: dict[str, Path]
 ) -> None:
     chromium.open(pages[name], width=width, dark=dark)
@@ -296,7 +296,7 @@ def test_a_page_opens_without_a_complaint_or_the_network(
 
 
 @needs_chromium
-def test_tiles_families_and_words_filter(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_tiles_families_and_search_words_filter_the_report_page(chromium: Browser, pages: dict[str, Path]) -> None:
     def counted(run: Run, outcome: str, family: str = "") -> int:
         return sum(each.outcome == outcome and each.id.startswith(family) for each in run.results)
 
@@ -349,7 +349,7 @@ def test_an_item_offers_the_command_that_judges_it_again(chromium: Browser, page
 
 
 @needs_chromium
-def test_a_keyboard_is_enough(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_the_report_page_can_be_used_by_keyboard(chromium: Browser, pages: dict[str, Path]) -> None:
     chromium.open(pages["red"])
     chromium.press("/")
     assert chromium.run("document.activeElement.id") == "search"
@@ -362,7 +362,7 @@ def test_a_keyboard_is_enough(chromium: Browser, pages: dict[str, Path]) -> None
 
 
 @needs_chromium
-def test_the_theme_is_the_reader_s(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_the_report_page_follows_the_readers_colour_scheme(chromium: Browser, pages: dict[str, Path]) -> None:
     chromium.open(pages["green"])
     chromium.run("document.querySelector('#theme').click()")
     assert chromium.run("getComputedStyle(document.body).backgroundColor") == "rgb(15, 18, 22)"
@@ -372,7 +372,7 @@ def test_the_theme_is_the_reader_s(chromium: Browser, pages: dict[str, Path]) ->
 
 
 @needs_chromium
-def test_on_paper_there_are_no_tools(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_a_printed_report_page_has_no_controls(chromium: Browser, pages: dict[str, Path]) -> None:
     chromium.open(pages["red"])
     assert chromium.run("getComputedStyle(document.querySelector('.tools')).display") == "flex"
     chromium.call("Emulation.setEmulatedMedia", media="print", features=[])

@@ -69,7 +69,7 @@ def _causes(run: Run) -> list[Cause]:
         ),
     ],
 )
-def test_words_that_differ_in_values_are_one_cause(one: str, other: str) -> None:
+def test_violations_that_differ_only_in_values_are_one_cause(one: str, other: str) -> None:
     assert skeleton(one) == skeleton(other)
 
 
@@ -82,11 +82,11 @@ def test_words_that_differ_in_values_are_one_cause(one: str, other: str) -> None
         ("gradient w differs: 1", "weight w differs: 1"),
     ],
 )
-def test_messages_that_differ_beside_their_values_are_two_causes(one: str, other: str) -> None:
+def test_violations_whose_text_differs_are_two_causes(one: str, other: str) -> None:
     assert skeleton(one) != skeleton(other)
 
 
-def test_causes_of_a_run_are_worked_out_by_hand() -> None:
+def test_causes_of_a_run_equal_those_worked_out_by_hand() -> None:
     told = [(cause.outcome, cause.ids, len(cause.results)) for cause in _causes(RED)]
     assert told == [
         ("violated", ("TOPO-02",), 3),
@@ -128,7 +128,7 @@ def test_the_shape_of_a_message_leaves_out_its_values(words: str, shape: str) ->
     assert skeleton(words) == shape
 
 
-def test_words_are_one_cause_where_they_differ_far_from_their_beginning() -> None:
+def test_violations_that_differ_only_far_from_their_beginning_are_one_cause() -> None:
     begins = "word " * 799 + "last"
     assert len(begins) == 3999
     assert skeleton(f"{begins}b") != skeleton(f"{begins}c")
@@ -139,7 +139,7 @@ def _said(outcome: Outcome, words: str, id: str = "PAT-01", **more: object) -> R
     return Result(id=id, case="one", outcome=outcome, words=words, **more)  # type: ignore[arg-type]
 
 
-def test_only_violations_are_distinguished_by_their_questions() -> None:
+def test_only_violations_are_grouped_by_question_too() -> None:
     """A violation on two questions is two causes; whatever was not judged is one, whoever was asked."""
     for outcome in HEADINGS:
         pair = (_said(outcome, "w 1", answered={"b": "", "a": ""}), _said(outcome, "w 2", "TOPO-02"))
@@ -154,7 +154,7 @@ def test_only_violations_are_distinguished_by_their_questions() -> None:
             assert questions == [((), 3)]
 
 
-def test_causes_stand_in_reading_order_the_largest_first() -> None:
+def test_causes_are_listed_from_the_most_items_to_the_fewest() -> None:
     order = [each for each in HEADINGS if each != "holds"]
     results = [_said(each, words) for each in reversed(order) for words in ("small", "large", "large")]
     found = causes(RED, results)
@@ -184,7 +184,7 @@ def test_a_tensor_is_named_once_for_each_rank_that_found_it() -> None:
     assert found == [(0, "a", 1.0), (2, "a", 1.0), (1, "a", 1.0), (1, "b", 2.0)]
 
 
-def test_a_headline_counts_what_there_is() -> None:
+def test_a_headline_leaves_out_outcomes_with_no_item() -> None:
     assert headline(_judged(GREEN)) == "CONFORMANT: fork 7, profile launch,numeric (15 holds)"
     red = _judged(RED)
     assert headline(red) == (
@@ -198,7 +198,7 @@ def test_a_headline_counts_what_there_is() -> None:
     assert f", {len(late.faults)} faults of the run)" in headline(late)
 
 
-def test_a_count_is_of_one_or_of_several() -> None:
+def test_a_count_uses_the_singular_for_one() -> None:
     assert [counted(n, "item") for n in (0, 1, 2)] == ["0 items", "1 item", "2 items"]
     assert [counted(n, "entry", "entries") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
     assert families(["PAT-01", "PAT-02[a]", "TOPO-01", "PAT-03"]) == "PAT 3, TOPO 1"
@@ -236,7 +236,7 @@ def test_a_terminal_verdict_fits_a_screen_and_a_half_and_ends_with_the_verdict(n
     assert max(map(len, longest)) <= width
 
 
-def test_a_terminal_lists_every_item_where_it_is_asked_to() -> None:
+def test_the_terminal_report_lists_every_item_if_asked() -> None:
     short, long = _drawn(sick(50), "terminal"), _drawn(sick(50), "terminal", verbose=True)
     assert "case-49" not in short
     assert all(f"case-{number}" in long for number in range(50))
@@ -244,7 +244,7 @@ def test_a_terminal_lists_every_item_where_it_is_asked_to() -> None:
     assert "Holds: 15 (PAT 3, TOPO 3, PAR 3, MOE 3, RCPT 3)" in _drawn(GREEN, "terminal")
 
 
-def test_a_command_to_run_again_keeps_who_assisted() -> None:
+def test_a_rerun_command_keeps_the_assistants() -> None:
     assert (
         rerun(RED, next(each for each in RED.results if each.item == ITEM))
         == "rankproof check --stack fork.gate:Stack --with none --profile 'TOPO-02[pp4]'"
@@ -266,7 +266,7 @@ def test_a_command_to_run_again_keeps_who_assisted() -> None:
         (("--with=", "--deadline", "2"), "--with '' --deadline 2 "),
     ],
 )
-def test_a_command_to_run_again_keeps_what_changes_the_judgement(command: tuple[str, ...], kept: str) -> None:
+def test_a_rerun_command_keeps_device_release_and_deviations(command: tuple[str, ...], kept: str) -> None:
     again = replace(RED, header=replace(RED.header, command=command))
     assert rerun(again, RED.results[0]) == (f"rankproof check --stack fork.gate:Stack {kept}--profile 'TOPO-02[pp2]'")
 
@@ -281,11 +281,13 @@ def test_a_command_to_run_again_keeps_what_changes_the_judgement(command: tuple[
         ("broken", "make it and ask it by --with megatron", False),
     ],
 )
-def test_who_was_lacking_is_asked_the_next_time(outcome: Outcome, words: str, asked: bool) -> None:
+def test_a_rerun_command_adds_a_stack_that_answers_the_missing_question(
+    outcome: Outcome, words: str, asked: bool
+) -> None:
     assert ("--with megatron" in rerun(RED, _said(outcome, words))) == asked
 
 
-def test_a_case_of_several_ranks_says_how_many() -> None:
+def test_a_rerun_command_has_the_number_of_ranks() -> None:
     of_a_gpu = next(each for each in LAW.contracts.values() if each.tier == "gpu")
     for id, case, number in (
         ("PREF-03", "16-mib-on-8", 8), ("PREF-03", "no such case", 0), ("PAT-01", "nam56r", 0), ("X-01", "", 0),
@@ -300,7 +302,7 @@ def test_a_case_of_several_ranks_says_how_many() -> None:
     assert ranks_words(Item(id="X-01", case=""), 4) == ["--ranks", "4"], "of a contract that is not read here"
 
 
-def test_details_are_what_a_reader_needs() -> None:
+def test_the_details_of_a_result_have_statement_source_answers_and_rerun_command() -> None:
     found = dict(details(RED, RED.results[0]))
     assert found == {
         "got": "dp is 2, expected 2", "first rank": "2", "contract": "DP is what the other axes leave.",
@@ -313,7 +315,7 @@ def test_details_are_what_a_reader_needs() -> None:
     assert [*dict(details(RED, _said("broken", "x", "X-01")))] == ["got", "rerun", "explain"]
 
 
-def test_a_place_is_told_beside_the_stack_s_own_answers_alone() -> None:
+def test_a_file_and_line_is_shown_only_for_the_stacks_own_answers() -> None:
     answered = {"topology": "fork 7 (shimmed)", "train": "other 7 (unpatched)", "launch": "fork 7 (unpatched)"}
     assert answered_by(RED, _said("violated", "x", answered=answered)) == [
         ("topology by", "fork 7 (shimmed), fork/gate.py:12"), ("train by", "other 7 (unpatched)"),
@@ -322,7 +324,7 @@ def test_a_place_is_told_beside_the_stack_s_own_answers_alone() -> None:
 
 
 @pytest.mark.parametrize(("made", "number"), [(sick, 20_000), (colourful, 2000)], ids=["sick", "colourful"])
-def test_a_summary_is_never_larger_than_github_takes(made: Callable[[int], Run], number: int) -> None:
+def test_a_step_summary_fits_githubs_limit(made: Callable[[int], Run], number: int) -> None:
     text = _drawn(made(number), "markdown")
     assert len(text.encode()) <= LIMIT
     assert "2000 violated" in text or "20000 not run" in text
@@ -343,14 +345,16 @@ def test_json_has_the_causes_and_every_result() -> None:
     assert len(told["results"]) == len(RED.results)
 
 
-def test_a_place_is_where_the_stack_answered_or_raised() -> None:
+def test_a_violations_file_and_line_is_where_the_stack_answered_or_raised() -> None:
     by_item = {str(each.item): each for each in RED.results}
     assert place(RED, by_item["TOPO-02[pp4]"]) == ("fork/gate.py", 12)
     assert place(RED, by_item["MOE-01[k2]"]) == ("/nowhere/fork/moe.py", 27)
     assert place(RED, by_item["RCPT-01[one]"]) is None
 
 
-def test_a_place_is_the_last_question_that_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_violations_file_and_line_is_that_of_the_last_question_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     both = _said("violated", "x", "X-01", answered={"blocks": "", "topology": "", "launch": ""})
     assert place(RED, both) == ("fork/gate.py", 12)
     asked = _said("violated", "x", "TOPO-02", answered={"blocks": ""})
@@ -366,7 +370,7 @@ def test_a_place_is_the_last_question_that_has_one(tmp_path: Path, monkeypatch: 
     assert place(torn, _said("violated", "x", answered={"blocks": ""})) is None
 
 
-def test_annotations_stand_at_the_code_that_answered() -> None:
+def test_annotations_are_at_the_code_that_answered() -> None:
     first, *lines = _drawn(RED, "annotations").splitlines()
     assert first.startswith("::error title=rankproof::VIOLATED: fork 7, profile launch,numeric (")
     [topology] = [line for line in lines if "TOPO-02" in line]
@@ -378,7 +382,7 @@ def test_annotations_stand_at_the_code_that_answered() -> None:
     assert len(_drawn(colourful(500), "annotations").splitlines()) <= 10  # GitHub shows ten of a kind
 
 
-def test_junit_counts_and_places_what_it_holds() -> None:
+def test_junit_has_right_counts_and_file_locations() -> None:
     suites = ElementTree.fromstring(_drawn(RED, "junit"))
     [suite] = suites
     for kind, element in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"), ("tests", "testcase")):
@@ -392,7 +396,7 @@ def test_junit_counts_and_places_what_it_holds() -> None:
 _LEVELS = {"none", "note", "warning", "error"}
 
 
-def test_sarif_has_what_its_schema_and_code_scanning_demand() -> None:
+def test_sarif_satisfies_its_schema_and_code_scanning() -> None:
     log = json.loads(_drawn(RED, "sarif"))
     assert (log["version"], len(log["runs"])) == ("2.1.0", 1)
     assert log["$schema"].endswith("sarif-2.1.0.json")
@@ -420,7 +424,7 @@ def test_sarif_has_what_its_schema_and_code_scanning_demand() -> None:
     assert uris[-1] == "run.jsonl"  # nobody answered
 
 
-def test_a_value_changes_no_fingerprint_and_another_cause_has_another() -> None:
+def test_a_fingerprint_depends_on_the_cause_and_not_on_values() -> None:
     def prints(run: Run) -> list[str]:
         [told] = json.loads(_drawn(run, "sarif"))["runs"]
         return [each["partialFingerprints"]["rankproofCause/v1"] for each in told["results"]]
@@ -430,7 +434,7 @@ def test_a_value_changes_no_fingerprint_and_another_cause_has_another() -> None:
     assert not set(prints(sick(10))) & set(prints(RED))
 
 
-def test_the_files_of_a_report_are_its_forms() -> None:
+def test_a_report_folder_has_one_file_for_each_form() -> None:
     drawn = files(RED, _judged(RED))
     assert {*drawn} == {*FILES}
     assert all(text == _drawn(RED, FILES[name]) for name, text in drawn.items())
@@ -440,7 +444,7 @@ def _about(judged: Run, *added: str) -> Run:
     return replace(judged, plan=replace(judged.plan, law="2026.11 (0123456789ab)", added=added, gone=("PAR-09",)))
 
 
-def test_changes_of_a_release_are_listed_up_to_a_limit() -> None:
+def test_changes_since_a_frozen_law_are_listed_up_to_a_limit() -> None:
     judged = _about(run(ended("PAR-01", "a", "holds"), ended("PAR-01", "b", "violated")), "PAR-01[b]")
     found = _judged(judged)
     lines = law_lines(judged, found)

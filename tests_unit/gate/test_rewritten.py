@@ -24,7 +24,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("name", REWRITES)
-def test_each_rewrite_takes_effect_and_holds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_correct_rewrite_of_the_reference_runs_and_holds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     role, method, body = REWRITES[name]
     calls = []
 
@@ -42,7 +42,7 @@ def test_each_rewrite_takes_effect_and_holds(name: str, monkeypatch: pytest.Monk
     assert calls
 
 
-def test_a_wrong_rewrite_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_rewrite_of_the_reference_is_violated(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: Any, kv_BTGd: Any, heads: int) -> Any:
         return kv_BTGd.repeat(1, 1, heads // kv_BTGd.shape[2], 1)  # query head h reads KV head h mod G
 
@@ -65,7 +65,7 @@ def test_a_seed_draws_the_same_stack_and_cases_again() -> None:
     assert sum(contract.of_numbers for contract, _ in first) == 8
 
 
-def test_three_hundred_seeds_draw_every_rewrite_order_and_layout() -> None:
+def test_three_hundred_seeds_cover_every_rewrite_order_and_layout() -> None:
     stacks = [rewritten.drawn(seed) for seed in range(300)]
     assert {name for each in stacks for name in each.rewrites} == REWRITES.keys()  # type: ignore[attr-defined]
     assert {each.layouts for each in stacks} == {

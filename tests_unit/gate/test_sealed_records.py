@@ -38,7 +38,7 @@ def test_a_signed_record_is_read_with_its_key(key: Path) -> None:
     assert len(closing.signature) == 64
 
 
-def test_an_edit_under_a_new_digest_is_seen_by_its_signature(key: Path) -> None:
+def test_a_signature_reveals_an_edit_whose_digest_was_recomputed(key: Path) -> None:
     edited = record.write(RUN, DAY).replace('"outcome":"violated"', '"outcome":"holds"')
     assert "the footer belongs to other lines" in _refused(edited)
     assert "is not signed" in _refused(record.sealed_anew(edited))
@@ -61,7 +61,7 @@ def test_without_a_key_a_signed_record_is_read_as_any_other(key: Path, monkeypat
 
 
 @pytest.mark.parametrize(("content", "says"), [(b"short", "holds 5 bytes"), (None, "cannot be read")])
-def test_a_key_that_is_none_is_refused(key: Path, content: bytes | None, says: str) -> None:
+def test_a_missing_or_malformed_record_key_is_refused(key: Path, content: bytes | None, says: str) -> None:
     key.unlink() if content is None else key.write_bytes(content)
     with pytest.raises(Refused, match=says):
         record.write(RUN, DAY)
@@ -73,7 +73,7 @@ def test_a_record_that_was_cut_anywhere_is_refused() -> None:
         _refused(text[:end])
 
 
-def test_what_came_in_of_a_run_is_never_more_than_incomplete() -> None:
+def test_a_truncated_record_is_never_conformant() -> None:
     """Also where all that was planned holds, and only the footer is missing."""
     text = record.write(recorded((A, "holds"), (B, "holds")), DAY)
     seen = set()
@@ -137,6 +137,8 @@ def trusts_the_footer(text: str) -> tuple[Run, Footer]:
     ("read", "damage"),
     [(closes_it, "no footer"), (trusts_the_footer, "another outcome"), (trusts_the_footer, "another verdict")],
 )
-def test_a_reader_that_lets_damage_through_is_noticed(read: Callable[[str], object], damage: str) -> None:
+def test_the_test_of_damaged_records_fails_for_a_reader_that_accepts_them(
+    read: Callable[[str], object], damage: str
+) -> None:
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         refuses(read, damage)

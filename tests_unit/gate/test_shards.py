@@ -31,7 +31,7 @@ def told(folder: Path) -> tuple[str, list[tuple[str, str, str]]]:
     return verdict["word"], [(each["id"], each["case"], each["outcome"]) for each in verdict["results"]]
 
 
-def test_the_merged_record_is_that_of_one_run(folder: Path) -> None:
+def test_merged_shards_equal_the_record_of_one_run(folder: Path) -> None:
     parts = [folder / f"share-{number}/report" for number in (1, 2, 3)]
     done = rankproof("merge", *parts, "--report", "merged", cwd=folder)
     assert done.returncode == EXIT_CODES["violated"], done.stdout + done.stderr
@@ -43,7 +43,7 @@ def test_the_merged_record_is_that_of_one_run(folder: Path) -> None:
     assert again.returncode == EXIT_CODES["violated"], again.stderr
 
 
-def test_a_share_that_is_missing_is_not_run(folder: Path) -> None:
+def test_items_of_a_missing_shard_are_not_run(folder: Path) -> None:
     rankproof("merge", "share-1/report", "share-3/report", "--report", "two", cwd=folder)
     assert sum(outcome == "not run" for *_, outcome in told(folder / "two")[1]) > 0
     green = (ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def test_a_share_that_is_missing_is_not_run(folder: Path) -> None:
     assert merged.returncode == EXIT_CODES["incomplete"], merged.stdout
 
 
-def test_what_is_no_share_of_one_run_is_refused_with_every_reason(folder: Path) -> None:
+def test_merging_shards_of_different_runs_is_refused_with_every_reason(folder: Path) -> None:
     twice = rankproof("merge", "share-1/report", "whole/report", cwd=folder)
     assert twice.returncode == USAGE_ERROR
     assert "items were judged twice" in twice.stderr
@@ -72,12 +72,12 @@ def test_what_is_no_share_of_one_run_is_refused_with_every_reason(folder: Path) 
 
 
 @pytest.mark.parametrize("words", ["0/3", "4/3", "1", "1/", "a/b", "-1/2"])
-def test_what_is_no_share_is_refused(words: str) -> None:
+def test_a_malformed_shard_is_refused(words: str) -> None:
     with pytest.raises(Refused, match="is no share"):
         share([Item(id="PAT-01", case="x")], words)
 
 
-def test_shares_have_every_item_once() -> None:
+def test_the_shards_together_have_every_item_once() -> None:
     items = [Item(id="PAT-01", case=str(number)) for number in range(10)]
     shares = [share(items, f"{part}/4") for part in range(1, 5)]
     assert sorted((each for part in shares for each in part), key=lambda each: int(each.case)) == items

@@ -58,7 +58,7 @@ def test_the_command_that_judge_prints_judges_that_item_again(tmp_path: Path) ->
 
 
 @needs_torch
-def test_tests_of_a_gpu_alone_are_not_green_without_one() -> None:
+def test_a_session_of_only_gpu_tests_fails_without_a_gpu() -> None:
     if __import__("torch").cuda.is_available():
         pytest.skip("there is a device")
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests_gpu/test_law.py")
@@ -69,7 +69,7 @@ def test_tests_of_a_gpu_alone_are_not_green_without_one() -> None:
     assert "no contract of this profile is judged on a GPU" not in done.stdout
 
 
-def test_paths_for_ci_begin_at_the_root_of_the_repository(tmp_path: Path) -> None:
+def test_paths_for_ci_are_relative_to_the_root_of_the_repository(tmp_path: Path) -> None:
     trainer = tmp_path / "stacks/trainer"
     trainer.mkdir(parents=True)
     (tmp_path / ".git").mkdir()

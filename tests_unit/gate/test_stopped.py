@@ -128,14 +128,12 @@ def asked(folder: Path, *command: object) -> Started:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
-def test_a_check_that_is_stopped_takes_the_judge_with_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_check_that_is_stopped_ends_the_processes_it_started(tmp_path: Path, number: signal.Signals) -> None:
     takes_the_judge_with_it(tmp_path, number, RANKPROOF, *CHECK)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_check_of_two_sides_that_is_stopped_says_what_the_side_has_found(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_stopped_check_of_two_commits_reports_what_it_found_so_far(tmp_path: Path, number: signal.Signals) -> None:
     repository(tmp_path, {"slow.py": SLOW})
     command = [RANKPROOF, *CHECK[:-2], "--at", f"{tmp_path}@HEAD..", "--report", "two"]
     run = Started(tmp_path, *command)
@@ -186,7 +184,7 @@ def takes_the_judge_with_it(
     assert "holds a run that did not finish" in again.stderr
 
 
-def test_a_full_disk_is_no_verdict(tmp_path: Path) -> None:
+def test_a_check_on_a_full_disk_gives_no_verdict(tmp_path: Path) -> None:
     is_no_verdict(tmp_path, RANKPROOF, *CHECK)
 
 
@@ -230,7 +228,7 @@ BROKEN: dict[str, tuple[str, signal.Signals | None, str]] = {  # a part of the c
 
 
 @pytest.mark.parametrize("part", BROKEN)
-def test_a_gate_that_lives_on_is_noticed(part: str, tmp_path: Path) -> None:
+def test_the_tests_of_a_stopped_check_fail_if_processes_survive(part: str, tmp_path: Path) -> None:
     instead, number, words = BROKEN[part]
     start = f"{instead}\nfrom contracts.harness.cli import main\nmain(prog_name='rankproof')"
     command = (sys.executable, "-c", start, *CHECK)
@@ -251,7 +249,9 @@ def test_a_gate_that_lives_on_is_noticed(part: str, tmp_path: Path) -> None:
     ],
     ids=["selftest", "ranks", "ranks-killed"],
 )
-def test_workers_do_not_live_on(tmp_path: Path, command: tuple[str, ...], workers: str, number: signal.Signals) -> None:
+def test_no_worker_survives_a_stopped_check(
+    tmp_path: Path, command: tuple[str, ...], workers: str, number: signal.Signals
+) -> None:
     run = Started(tmp_path, RANKPROOF, *command)
     try:
         run.until(lambda: sum(workers in words for words in marked(run.mark).values()) >= 2)
@@ -273,7 +273,7 @@ def test_the_log_of_ranks_holds_no_secret_while_they_run(tmp_path: Path, monkeyp
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_make_gate_takes_what_it_has_started_with_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_stopped_make_gate_ends_the_processes_it_started(tmp_path: Path, number: signal.Signals) -> None:
     """With a command that never ends in the place of what the gate starts."""
     (tmp_path / ".ci/locks").mkdir(parents=True)
     for name in ("pyproject.toml", "constraints.txt", ".ci/locks/dev.txt"):
@@ -292,7 +292,7 @@ def test_make_gate_takes_what_it_has_started_with_it(tmp_path: Path, number: sig
     assert run.process.returncode != 0
 
 
-def test_a_paused_process_is_not_ended() -> None:
+def test_pausing_a_check_does_not_end_its_workers() -> None:
     """Ctrl-Z and `fg`, or a debugger, interrupt the wait of a guard past its end."""
     command = guard.command([sys.executable, "-c", "import time; time.sleep(3)"], patience_s=1.0)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as paused:

@@ -64,7 +64,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
 
 
 @given(tensors())
-def test_what_rounding_does_beside_larger_terms_is_no_difference(want: Tensor) -> None:
+def test_rounding_beside_larger_terms_is_no_difference(want: Tensor) -> None:
     """A result known to some ulps of the terms that went into it, whatever is left of it."""
     scale = max(numerics.typical_size(want), float(torch.finfo(want.dtype).tiny))
     rounding = 2 * torch.finfo(want.dtype).eps * scale
@@ -87,7 +87,7 @@ def test_an_element_off_by_a_visible_part_is_a_difference(want: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_a_zero_is_a_zero_to_the_rounding_of_its_terms(dtype: torch.dtype) -> None:
+def test_an_expected_zero_may_be_off_by_the_rounding_of_its_terms(dtype: torch.dtype) -> None:
     """An exact zero was once expected of sums that cancel: 3e-16 was then an infinite relative error."""
     want, eps = torch.zeros(8, dtype=dtype), torch.finfo(dtype).eps
     tolerance = TOLERANCES[dtype]
@@ -101,14 +101,14 @@ def test_a_zero_is_a_zero_to_the_rounding_of_its_terms(dtype: torch.dtype) -> No
 
 
 @given(tensors())
-def test_the_typical_size_needs_no_square_that_is_a_number(want: Tensor) -> None:
+def test_the_typical_size_is_right_if_squares_overflow_or_underflow(want: Tensor) -> None:
     size, largest = numerics.typical_size(want), float(want.abs().max())
     assert math.isfinite(size)
     assert 0 <= size <= largest * (1 + 1e-12)
     assert size >= largest / math.sqrt(want.numel()) * (1 - 1e-6)
 
 
-def test_the_worst_row_counts() -> None:
+def test_one_wrong_row_of_4000_is_a_difference() -> None:
     want = fixtures.normal("rows", (4000, 8))
     got = want.clone()
     got[7] = 0
@@ -118,7 +118,7 @@ def test_the_worst_row_counts() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_half_precision_beside_an_exact_zero(shape: tuple[int, ...]) -> None:
+def test_a_half_precision_error_is_compared_with_the_controls_where_zero_is_expected(shape: tuple[int, ...]) -> None:
     """A control that is off by a rounding where nothing is expected judges what is as far off, and not by a cap."""
     want, scale = torch.zeros(shape, dtype=torch.float64), 1.0
     control = want + 2**-10
@@ -135,7 +135,7 @@ def test_half_precision_beside_an_exact_zero(shape: tuple[int, ...]) -> None:
     [(step_comparison.loss_difference, FLOAT64_SCAN), (small_models.loss_difference, FLOAT32_TRANSFORMER)],
 )
 @given(loss=st.sampled_from((0.0, 1e-300, 1.0, 50.0)))
-def test_steps_are_alike_to_rounding_and_no_further(losses: Any, tolerance: Tolerance, loss: float) -> None:
+def test_two_steps_agree_only_up_to_rounding(losses: Any, tolerance: Tolerance, loss: float) -> None:
     """A step compared with the one on one rank, in float64 and in float32: losses of zero, a gradient of zero."""
     zero = numerics.arrays({"a": torch.ones(5).double(), "b": torch.zeros(5).double()})
     near = numerics.arrays({"a": torch.ones(5).double(), "b": torch.full((5,), 4e-16).double()})
@@ -160,7 +160,7 @@ def _step(loss: float, gradients: Arrays) -> Step:
     )  # type: ignore[arg-type]
 
 
-def test_a_weight_that_stands_still_moves_by_no_more_than_its_rounding() -> None:
+def test_a_weight_that_should_not_move_may_move_by_its_rounding_only() -> None:
     start = numerics.arrays({"w": torch.ones(4)})
     still, rounded, moved = (numerics.arrays({"w": torch.ones(4) + off}) for off in (0.0, 2.0**-23, 1e-3))
     assert step_comparison.update_difference(start, rounded, still, 5e-3) == ""
@@ -246,7 +246,7 @@ def takes_rounding(compare: Compare, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_rounding_is_no_difference(name: str) -> None:
+def test_a_difference_of_rounding_size_passes(name: str) -> None:
     takes_rounding(compared, name)
 
 
@@ -257,7 +257,7 @@ def reports_a_fault(compare: Compare, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNLIKE)
-def test_a_fault_is_a_difference(name: str) -> None:
+def test_a_real_fault_is_a_difference(name: str) -> None:
     """An absolute floor under every tolerance avoids the division by zero, and hides a fault as large as the floor."""
     reports_a_fault(compared, name)
 
@@ -332,7 +332,7 @@ BLUNT: dict[str, tuple[Callable[[], None], str]] = {  # a requirement of a compa
 
 
 @pytest.mark.parametrize("name", BLUNT)
-def test_a_broken_comparison_is_noticed(name: str) -> None:
+def test_the_tests_of_tolerances_fail_for_a_broken_comparison(name: str) -> None:
     requirement, words = BLUNT[name]
     with pytest.raises(AssertionError, match=words):
         requirement()

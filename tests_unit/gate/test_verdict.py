@@ -177,12 +177,12 @@ WORDS: dict[str, tuple[Run, Word, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_the_word_follows_from_the_results_and_the_faults(name: str) -> None:
+def test_the_verdict_follows_from_the_results_and_the_faults(name: str) -> None:
     run, word, faults = WORDS[name]
     assert (judged(run).word, judged(run).exit_code, said(run)) == (word, EXITS[word], faults)
 
 
-def test_a_verdict_tells_the_stack_the_profile_and_the_number_of_each_outcome() -> None:
+def test_a_headline_has_the_stack_the_profile_and_the_count_of_each_outcome() -> None:
     found = judged(recorded((A, "holds"), (B, "holds"), (C, "not run"), (UNTESTED, "untested")))
     assert (found.subject, found.profile) == ("mine 3", "launch")
     assert found.counts == {**dict.fromkeys(OUTCOMES, 0), "holds": 2, "not run": 1, "untested": 1}
@@ -199,13 +199,13 @@ def test_of_two_results_the_worse_counts(pair: tuple[Outcome, Outcome]) -> None:
     assert found.outcome == min(pair, key=WORST_FIRST.index)
 
 
-def test_what_was_planned_and_did_not_come_was_not_run() -> None:
+def test_a_planned_item_without_a_result_is_not_run() -> None:
     first, second = judged(recorded((B, "holds"), plan=(A, B))).results
     assert (first.item, first.outcome, first.words) == (A, "not run", "planned, and no result came")
     assert (second.item, second.outcome) == (B, "holds")
 
 
-def test_an_unfit_contract_is_not_judged_and_its_survivors_are_no_fault() -> None:
+def test_an_unfit_contract_is_not_judged_and_its_surviving_mutants_are_no_fault() -> None:
     run = recorded((A, "violated"), (UNTESTED, "holds"))
     unfit = (Unfit(id=A.id, words="it is blind"), Unfit(id="TOPO-09", words="it is not planned"))
     found = judged(replace(run, unfit=unfit, kills=(killed("survived"),)))
@@ -216,7 +216,7 @@ def test_an_unfit_contract_is_not_judged_and_its_survivors_are_no_fault() -> Non
 
 
 @pytest.mark.parametrize(("day", "late"), [("2026-06-14", True), ("2026-06-15", False), ("2026-06-16", False)])
-def test_a_deviation_counts_up_to_its_last_day(day: str, late: bool) -> None:
+def test_a_deviation_is_valid_up_to_its_last_day(day: str, late: bool) -> None:
     entry = declared(expires=day)
     assert expired(entry, TODAY) == late
     assert in_force([entry], recorded().header, TODAY) == ([] if late else [entry])
@@ -227,7 +227,7 @@ def test_a_deviation_counts_up_to_its_last_day(day: str, late: bool) -> None:
     [("", "", True), ("", "cpu", True), ("cpu", "", True), ("cpu", "cpu", True), ("cpu", "cuda", False),
      ("cuda", "cpu", False)],
 )  # fmt: skip
-def test_a_deviation_counts_on_its_device(device: str, here: str, counts: bool) -> None:
+def test_a_deviation_is_used_only_on_its_device(device: str, here: str, counts: bool) -> None:
     entry = declared(device=device)  # type: ignore[arg-type]  # from a table
     header = replace(recorded().header, device=here)  # type: ignore[arg-type]
     assert in_force([entry], header, TODAY) == ([entry] if counts else [])
@@ -238,7 +238,7 @@ def test_a_deviation_counts_on_its_device(device: str, here: str, counts: bool) 
     [((), "", True), (("3",), "", True), (("2", "3*"), "", True), (("2",), "", False), (("3",), "cuda", False),
      (("2",), "cpu", False)],
 )  # fmt: skip
-def test_a_deviation_counts_in_its_versions(versions: tuple[str, ...], device: str, counts: bool) -> None:
+def test_a_deviation_is_used_only_for_its_versions(versions: tuple[str, ...], device: str, counts: bool) -> None:
     entry = declared(versions=versions, device=device)  # type: ignore[arg-type]
     assert in_force([entry], replace(recorded().header, device="cpu"), TODAY) == ([entry] if counts else [])
 
@@ -254,7 +254,7 @@ def violated(*parts: Violation) -> Result:
     return Result(id=A.id, case=A.case, outcome="violated", words="in short", violations=parts)
 
 
-def test_what_is_declared_deviates_with_who_declared_it() -> None:
+def test_a_declared_violation_deviates_and_names_its_owner() -> None:
     found = as_declared(violated(DP), [declared(says="dp is #"), declared(says="ep is #")])
     assert (found.outcome, found.words) == ("deviates", f"in short\n{BY}")
     found = as_declared(violated(DP, EP), [declared(says="dp is #"), declared(says="ep is #")])
@@ -264,11 +264,11 @@ def test_what_is_declared_deviates_with_who_declared_it() -> None:
 @pytest.mark.parametrize(
     "entry", [declared(case="pp4"), declared(id="TOPO-03"), declared(says="ep is #"), declared(says="")]
 )
-def test_a_deviation_of_something_else_leaves_a_violation_as_it_is(entry: Deviation) -> None:
+def test_a_deviation_with_other_words_does_not_forgive_a_violation(entry: Deviation) -> None:
     assert as_declared(violated(DP), [entry]) == violated(DP)
 
 
-def test_what_is_declared_in_part_is_violated_and_says_what_is_not() -> None:
+def test_a_partly_declared_violation_is_violated_and_lists_the_undeclared_part() -> None:
     found = as_declared(violated(DP, EP, CP), [declared(says="ep is #")])
     assert (found.outcome, found.words) == (
         "violated", f"not declared: dp is 4; cp is 4\nbeside what is {BY}\nin all: in short",
@@ -278,7 +278,7 @@ def test_what_is_declared_in_part_is_violated_and_says_what_is_not() -> None:
 
 
 @pytest.mark.parametrize("outcome", [each for each in OUTCOMES if each != "violated"])
-def test_nothing_but_a_violation_can_be_declared(outcome: Outcome) -> None:
+def test_a_deviation_forgives_violations_only(outcome: Outcome) -> None:
     result = Result(id=A.id, case=A.case, outcome=outcome, words="some words")
     assert as_declared(result, [declared()]) == result
 
@@ -356,14 +356,14 @@ ENTRIES: dict[str, tuple[Run, Deviation, str]] = {  # a run with an entry, and w
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_what_is_wrong_with_a_deviation_is_said_in_its_words(name: str) -> None:
+def test_each_fault_of_a_deviation_has_its_own_message(name: str) -> None:
     run, entry, wrong_with = ENTRIES[name]
     fault = f"deviation: deviation {entry.id}[{entry.case}] {wrong_with}"
     assert said(replace(run, deviations=(entry,))) == ([fault] if wrong_with else [])
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_a_deviation_of_another_version_is_red_only_where_it_expired(late: bool) -> None:
+def test_a_deviation_for_another_version_is_red_only_if_expired(late: bool) -> None:
     entry = declared(versions=("2",), expires="2026-06-14" if late else "2026-12-31")
     assert said(recorded((A, "holds"), deviations=(entry,))) == ([LATE] if late else [])
 
@@ -385,7 +385,7 @@ def test_several_deviations_are_counted_with_what_they_forgive(entries: tuple[De
 
 
 @pytest.mark.parametrize("outcome", [each for each in OUTCOMES if each != "violated"])
-def test_what_is_not_violated_is_covered_by_no_deviation_too_many(outcome: Outcome) -> None:
+def test_several_deviations_of_an_item_that_is_not_violated_are_not_too_many(outcome: Outcome) -> None:
     run = recorded((A, outcome), deviations=(declared(says="#"), declared(says="some words"), declared(says="words")))
     assert not [each for each in said(run) if "keep one" in each]
 
@@ -393,7 +393,7 @@ def test_what_is_not_violated_is_covered_by_no_deviation_too_many(outcome: Outco
 @pytest.mark.parametrize(
     ("added", "faults"), [((), [STALE]), ((str(A),), [STALE]), ((str(A), str(B)), []), ((str(C),), [STALE])]
 )
-def test_a_deviation_of_what_is_not_counted_is_left_alone(added: tuple[str, ...], faults: list[str]) -> None:
+def test_a_deviation_of_a_contract_that_is_not_counted_is_no_fault(added: tuple[str, ...], faults: list[str]) -> None:
     run = recorded((A, "holds"), (B, "holds"), (C, "holds"), deviations=(declared(),))
     run = replace(run, plan=replace(run.plan, added=added))
     assert said(run) == faults
@@ -401,7 +401,7 @@ def test_a_deviation_of_what_is_not_counted_is_left_alone(added: tuple[str, ...]
     assert len(judged(run).results) == 3 - len(added)
 
 
-def test_a_deviation_of_nothing_is_red_also_where_something_is_not_counted() -> None:
+def test_a_deviation_that_matches_nothing_is_red_even_if_some_contracts_are_not_counted() -> None:
     run = recorded((A, "holds"), (B, "holds"), deviations=(declared("tp9"),))
     run = replace(run, plan=replace(run.plan, added=(str(A),)))
     assert said(run) == [f"deviation: deviation TOPO-02[tp9] {MATCHES_NOTHING}"]
@@ -418,7 +418,7 @@ ON_PAIRS = Item(id="TOPO-02", case="pp2@pairs")
         ("pp4", "holds", False), ("pp2", "not offered", False), ("pp2", "not run", False), ("pp2", "broken", False),
     ],
 )  # fmt: skip
-def test_only_a_richer_recipe_of_the_same_case_stands_for_what_was_judged(
+def test_a_baseline_case_is_kept_only_by_a_richer_recipe_of_the_same_case(
     case: str, outcome: Outcome, stands: bool
 ) -> None:
     run = recorded((Item(id="TOPO-02", case=case), outcome), (A, "holds"))
@@ -426,7 +426,7 @@ def test_only_a_richer_recipe_of_the_same_case_stands_for_what_was_judged(
     assert said(replace(run, baseline=Baseline(of="it", judged=(ON_PAIRS,)))) == ([] if stands else [lost])
 
 
-def test_a_recipe_of_no_ladder_has_none_that_is_richer() -> None:
+def test_an_unknown_recipe_of_a_case_in_a_baseline_is_lost() -> None:
     run = recorded((Item(id="TOPO-02", case="pp2"), "holds"))
     of_none = Item(id="TOPO-02", case="pp2@letters")
     assert said(replace(run, baseline=Baseline(of="it", judged=(of_none,)))) == [
@@ -445,7 +445,9 @@ def test_a_recipe_of_no_ladder_has_none_that_is_richer() -> None:
         ("holds", "", ""),
     ],
 )
-def test_what_an_earlier_run_judged_is_a_fault_or_says_so(outcome: Outcome, fault: str, words: str) -> None:
+def test_a_case_that_the_baseline_judged_and_this_run_did_not_is_a_fault(
+    outcome: Outcome, fault: str, words: str
+) -> None:
     run = replace(recorded((A, "holds"), (B, outcome)), baseline=EARLIER)
     assert said(run) == ([fault] if fault else [])
     assert [each.words for each in judged(run).results] == ["", words]
@@ -533,12 +535,12 @@ CLAIMS: dict[str, tuple[Run, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_a_claim_that_is_declined_in_every_case_is_a_fault(name: str) -> None:
+def test_an_offered_question_that_is_declined_in_every_case_is_a_fault(name: str) -> None:
     run, faults = CLAIMS[name]
     assert said(run) == faults
 
 
-def test_a_stack_that_declined_all_it_could_for_a_declared_lack_was_not_judged() -> None:
+def test_a_stack_that_declines_everything_for_declared_lacks_is_not_judged() -> None:
     assert judged(CLAIMS["each for a declared lack"][0]).word == "nothing ran"
 
 
@@ -574,7 +576,7 @@ DECLARED: dict[str, tuple[Run, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", DECLARED)
-def test_an_item_that_is_declared_and_declined_is_a_fault(name: str) -> None:
+def test_declining_a_case_whose_features_are_declared_is_a_fault(name: str) -> None:
     run, faults = DECLARED[name]
     assert said(run) == faults
 
@@ -584,6 +586,6 @@ def test_an_item_that_is_declared_and_declined_is_a_fault(name: str) -> None:
     [("survived", "survived: dp is 4"), ("wrong words", "was caught for other words: dp is 4"),
      ("crashed", "crashed: dp is 4"), ("killed", ""), ("void", "")],
 )  # fmt: skip
-def test_a_recorded_mutant_that_was_missed_is_a_fault_of_the_suite(fate: Fate, words: str) -> None:
+def test_a_surviving_mutant_in_the_record_is_a_fault_of_the_suite(fate: Fate, words: str) -> None:
     run = replace(recorded((A, "holds")), kills=(killed(fate),))
     assert said(run) == ([f"suite: mutant Forgets of TOPO-02[pp2] {words}"] if words else [])

@@ -10,17 +10,17 @@ from contracts.harness.cli import main
 from contracts.spec.goodput import Span, goodput
 
 
-def test_of_two_that_overlap_the_first_keeps_what_it_has() -> None:
+def test_of_two_overlapping_spans_the_earlier_keeps_the_overlap() -> None:
     found = goodput((Span(kind="step", start=0, end=20), Span(kind="data", start=15, end=32)), 0, 40)
     assert found.parts == {"step": 20, "compile": 0, "checkpoint": 0, "data": 12, "eval": 0, "idle": 8}
 
 
-def test_a_step_that_begins_in_the_tail_of_a_save_is_not_steady() -> None:
+def test_a_step_that_overlaps_a_save_is_not_a_steady_step() -> None:
     found = goodput((Span(kind="checkpoint", start=0, end=10), Span(kind="step", start=5, end=20)), 0, 20)
     assert (found.parts["step"], found.steady) == (10, ())
 
 
-def test_a_long_run_is_cut_in_no_time() -> None:
+def test_goodput_of_a_hundred_thousand_spans_is_computed_quickly() -> None:
     spans = [Span(kind="step", start=10 * i, end=10 * i + 9) for i in range(50_000)]
     spans += [Span(kind="compile", start=10 * i + 1, end=10 * i + 4) for i in range(0, 50_000, 50)]
     found = goodput(spans, 0, 500_000)
@@ -29,7 +29,7 @@ def test_a_long_run_is_cut_in_no_time() -> None:
     assert len(found.steady) == 49_000
 
 
-def test_the_command_prints_the_partition(tmp_path: Path) -> None:
+def test_the_goodput_command_prints_each_part_of_the_wall_clock(tmp_path: Path) -> None:
     path = tmp_path / "spans.json"
     spans = [
         {"kind": "step", "start": 0, "end": 4000}, {"kind": "compile", "start": 500, "end": 3500},
@@ -61,7 +61,7 @@ def test_the_command_prints_the_partition(tmp_path: Path) -> None:
         ('{"start": 0.5, "end": 5, "spans": []}', "spans.start"),
     ],
 )
-def test_the_command_refuses_what_is_no_clock(tmp_path: Path, text: str, said: str) -> None:
+def test_the_goodput_command_refuses_a_malformed_clock(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "spans.json"
     path.write_text(text)
     done = CliRunner().invoke(main, ["goodput", str(path)])

@@ -113,7 +113,7 @@ def problems(result: Result) -> list[str]:
     return [f"{each['field']}: {each['problem']}" for each in json.loads(result.stdout)["findings"]]
 
 
-def test_the_seeds_order_leaves_the_nightly_alone(said: dict[str, Result]) -> None:
+def test_the_documented_install_order_keeps_the_torch_nightly(said: dict[str, Result]) -> None:
     good = said["good"]
     assert good.exit_code == 0, good.output
     assert problems(good) == []
@@ -124,7 +124,7 @@ def test_the_seeds_order_leaves_the_nightly_alone(said: dict[str, Result]) -> No
     assert "https://[redacted]@host.invalid" in good.output
 
 
-def test_pip_itself_says_which_step_would_move_torch(said: dict[str, Result]) -> None:
+def test_the_plan_names_the_step_at_which_pip_would_change_torch(said: dict[str, Result]) -> None:
     bad = said["from-the-index"]
     assert bad.exit_code == 1
     assert steps(bad)["mamba"]["would_install"] == {"mamba_ssm": "2.3.1", "torch": "2.5.1", "triton": "3.1.0"}
@@ -132,7 +132,7 @@ def test_pip_itself_says_which_step_would_move_torch(said: dict[str, Result]) ->
     assert "mamba: would move triton from 3.7.0 to 3.1.0" in problems(bad)
 
 
-def test_a_package_that_is_content_with_todays_torch_is_refused_without_no_deps(said: dict[str, Result]) -> None:
+def test_a_package_that_depends_on_torch_is_refused_without_no_deps(said: dict[str, Result]) -> None:
     assert steps(said["two-faults"])["fla"]["would_install"] == {"fla_core": "0.4.2"}
     assert "fla: comes without --no-deps; fla-core requires torch" in problems(said["two-faults"])
 
@@ -153,7 +153,7 @@ def test_a_step_that_pip_cannot_resolve_proves_nothing(said: dict[str, Result]) 
         (("[[steps]]", "[[steps"), "is not TOML"),
     ],
 )
-def test_a_plan_that_cannot_be_asked_ends_in_one_clear_error(
+def test_a_plan_that_pip_cannot_be_asked_about_ends_in_one_clear_error(
     tmp_path: Path, change: tuple[str, str], words: str
 ) -> None:
     (tmp_path / "plan.toml").write_text(PLAN.replace(*change))
@@ -162,7 +162,7 @@ def test_a_plan_that_cannot_be_asked_ends_in_one_clear_error(
     assert words in done.stderr
 
 
-def test_words_that_are_no_pip_install_are_not_run(tmp_path: Path) -> None:
+def test_a_step_that_is_no_pip_install_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(PLAN.replace("MAMBA", "touch made").replace("FLA", "uv pip install fla-core"))
     plan = read_plan(tmp_path / "plan.toml")
     only = InstallPlan(torch=plan.torch, data_volume="/", environment="/", steps=plan.steps[2:])
@@ -185,24 +185,24 @@ def test_words_that_are_no_pip_install_are_not_run(tmp_path: Path) -> None:
         ("", "0", False),
     ],
 )
-def test_spelling_does_not_make_another_version(one: str, other: str, same: bool) -> None:
+def test_two_spellings_of_a_version_are_equal(one: str, other: str, same: bool) -> None:
     assert same_version(one, other) is same
     assert same_version(other, one) is same
 
 
 @given(st.lists(st.integers(0, 999), min_size=1, max_size=4), st.lists(st.integers(0, 999), min_size=1, max_size=4))
-def test_a_floor_is_compared_as_numbers(floor: list[int], found: list[int]) -> None:
+def test_a_minimum_version_is_compared_as_numbers(floor: list[int], found: list[int]) -> None:
     line = StackLine(component="driver", version=".".join(map(str, floor)), source="system", at_least=True)
     assert fits(line, ".".join(map(str, found))) == (tuple(found) >= tuple(floor))
 
 
 @given(st.text())
-def test_a_text_without_numbers_is_no_version_and_reaches_no_floor(text: str) -> None:
+def test_a_version_without_numbers_satisfies_no_minimum(text: str) -> None:
     line = StackLine(component="driver", version="0", source="system", at_least=True)
     assert fits(line, text) == (release(text) is not None)
 
 
-def test_the_seeds_table_is_whole() -> None:
+def test_the_documented_stack_table_has_all_of_its_lines() -> None:
     assert len(H200.lines) == 20
     assert {line.component for line in H200.lines if line.no_deps} == {"flash-linear-attention", "fla-core"}
     assert len([line for line in H200.lines if line.source == "wheel"]) == 4
@@ -271,19 +271,19 @@ def test_compiled_modules_are_loaded_beside_torch_and_their_error_is_kept(tmp_pa
     assert "kernels/fast.so" in bad.error
 
 
-def test_the_running_environment_is_that_of_importlib() -> None:
+def test_the_environment_that_is_read_equals_importlibs() -> None:
     seen = {part.name: part.version for part in Environment().parts()}
     assert seen["click"] == importlib.metadata.version("click")
     assert seen["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
-def test_an_interpreter_that_is_none_cannot_be_looked_at(tmp_path: Path) -> None:
+def test_a_path_that_is_no_python_interpreter_is_reported_as_unreachable(tmp_path: Path) -> None:
     for python in (str(tmp_path / "nothing"), "/bin/false", "/bin/echo"):
         with pytest.raises(Unreachable, match="cannot be looked at"):
             Environment(python)
 
 
-def test_a_tool_that_fails_or_prints_garbage_has_no_version(tmp_path: Path) -> None:
+def test_a_tool_that_fails_or_prints_garbage_is_listed_without_a_version(tmp_path: Path) -> None:
     for name, body in {"good": "echo 590.48.01", "fails": "echo 590.48.01; exit 9", "odd": "echo NVIDIA-SMI has failed",
                        "two": "echo 590.48.01; echo 580.1.2", "hoarse": "printf '\\377\\n'"}.items():  # fmt: skip
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")

@@ -30,7 +30,7 @@ class InAnotherState(Pretending):
 
 
 @pytest.mark.parametrize("case", PREBUILT)
-def test_kernels_that_run_hold(case: str) -> None:
+def test_prebuilt_kernels_that_run_hold(case: str) -> None:
     prebuilt_kernels_run_beside_the_installed_torch(Pretending(), *PREBUILT[case])
 
 
@@ -54,12 +54,12 @@ class LeavingZeros(Pretending):
     ],
     ids=["falls-back", "leaves-zeros"],
 )
-def test_kernels_that_do_not_run_are_caught(stack: Pretending, case: str, words: str) -> None:
+def test_prebuilt_kernels_that_do_not_run_are_violated(stack: Pretending, case: str, words: str) -> None:
     with pytest.raises(AssertionError, match=words):
         prebuilt_kernels_run_beside_the_installed_torch(stack, *PREBUILT[case])
 
 
-def test_what_is_broken_is_violated_and_what_is_absent_is_not_run() -> None:
+def test_a_broken_prebuilt_kernel_is_violated_and_an_absent_one_is_not_run() -> None:
     with pytest.raises(AssertionError, match="mamba-ssm is installed and cannot be imported: undefined symbol"):
         prebuilt_kernels_run_beside_the_installed_torch(InAnotherState("broken"), *PREBUILT["mamba-ssm"])
     with pytest.raises(Unreachable, match="mamba-ssm is not installed"):

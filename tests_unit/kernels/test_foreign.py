@@ -39,7 +39,7 @@ def test_a_package_is_broken_or_importable(case: str, tmp_path: Path) -> None:
     assert words in found.words
 
 
-def test_what_is_not_there_is_absent_and_metadata_without_a_module_is_broken(tmp_path: Path) -> None:
+def test_a_missing_package_is_absent_and_metadata_without_a_module_is_broken(tmp_path: Path) -> None:
     assert import_probe.probe("sample-kernels", ("sample_kernels",), path=str(tmp_path / "nothing")).state == "absent"
     _metadata(tmp_path)
     found = import_probe.probe("sample-kernels", ("sample_kernels",), path=str(tmp_path))
@@ -62,7 +62,7 @@ def test_adapters_import_no_package_when_they_are_imported() -> None:
 @pytest.mark.kernels
 @pytest.mark.skipif(mamba_ssm.python() is None, reason=f"mamba-ssm is not installed: {mamba_ssm.REMEDY}")
 @pytest.mark.parametrize("lying", ["whole", "packed"])
-def test_the_scan_of_mamba_ssm_takes_the_place_of_our_own(lying: str) -> None:
+def test_mamba_ssms_scan_replaces_the_references_scan(lying: str) -> None:
     """Output, last state and every gradient, from an initial state; packed documents begin at number 3."""
     command = [str(mamba_ssm.python()), "-O", "-P", "-s", "-W", "ignore", str(HERE / "_adapter.py"), lying]
     env = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}

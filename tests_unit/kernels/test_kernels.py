@@ -11,7 +11,7 @@ from contracts.spec.capacity import KernelRequest, Proof
 from tests_unit._parties.running import side_by_side
 
 
-def test_the_reason_names_what_each_kernel_on_the_way_lacked() -> None:
+def test_the_fallback_reason_names_what_each_kernel_of_the_chain_lacked() -> None:
     request = KernelRequest(variant="fa4", device="sm_90", installed=frozenset(), doc_ids=True, causal=False)
     choice = kernels.choose(request)
     assert (choice.actual, choice.fast) == ("sdpa", False)
@@ -38,7 +38,7 @@ RAN = Proof(
 )  # fmt: skip
 
 
-def test_a_measure_that_is_not_a_number_is_no_pass() -> None:
+def test_a_nan_measurement_does_not_promote_a_kernel() -> None:
     nan = float("nan")
     for field in ("max_abs_diff", "throughput_ratio", "memory_ratio"):
         answer = kernels.promotion("fa4", "sm_90", (replace(RAN, **{field: nan}),))  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def test_a_measure_that_is_not_a_number_is_no_pass() -> None:
         assert f"{field} is nan" in answer.reason
 
 
-def test_the_reasons_say_which_proof_did_not_count_and_why() -> None:
+def test_the_reasons_name_each_proof_that_did_not_count() -> None:
     proofs = (replace(RAN, kind="planned"), replace(RAN, actual="fa2"), replace(RAN, receipt=None))
     assert kernels.promotion("fa4", "sm_90", proofs).reason == (
         "proof 1 does not count: it is planned, not executed; "
@@ -56,7 +56,7 @@ def test_the_reasons_say_which_proof_did_not_count_and_why() -> None:
     assert kernels.promotion("fa4", "sm_90", ()).reason == "no proof was given"
 
 
-def test_the_command_shows_what_would_run_and_why(tmp_path: Path) -> None:
+def test_the_kernels_command_shows_what_would_run_and_why(tmp_path: Path) -> None:
     ended = side_by_side(
         {
             "none": ("kernels",),

@@ -87,7 +87,7 @@ def test_a_kill_at_any_line_of_a_write_leaves_the_old_manifest_or_the_new_one(tm
     )
 
 
-def test_the_instrument_sees_a_torn_manifest_where_one_is_written_in_place(tmp_path: Path) -> None:
+def test_the_test_of_torn_manifests_fails_for_a_manifest_written_in_place(tmp_path: Path) -> None:
     assert "torn" in killed(tmp_path, "plain")
 
 
@@ -100,7 +100,7 @@ def test_a_manifest_that_contradicts_itself_never_reaches_the_disk(tmp_path: Pat
 
 
 @pytest.mark.parametrize("schema", [None, "rankproof.manifest/2", 1])
-def test_another_version_is_refused_before_its_fields_are(schema: object) -> None:
+def test_a_manifest_of_another_version_is_refused_before_its_fields_are_read(schema: object) -> None:
     data = {**json.loads(dumps(RUNNING)), "schema": schema, "new_in_2": 1}
     with pytest.raises(Refused, match=r"is not rankproof\.manifest/1") as caught:
         loads(json.dumps(data))

@@ -47,7 +47,7 @@ def test_an_end_without_a_receipt_says_whether_logs_are_there(logs: bool, said: 
         ({"error": RunError(type="T", message="m")}, "error"),
     ],
 )
-def test_facts_that_cannot_be_are_refused(change: dict[str, object], field: str) -> None:
+def test_contradicting_facts_about_a_stuck_run_are_refused(change: dict[str, object], field: str) -> None:
     sound = RunFacts(
         state="running", silent_s=0.0, patience_s=600.0, startup_s=None, startup_budget_s=3600.0, steps=None,
         receipt=False, logs=False,
@@ -86,7 +86,7 @@ def asked(folder: Path, *options: str) -> Result:
         (ERROR, [], [], "execution"),
     ],
 )
-def test_the_command_names_the_layer(
+def test_the_triage_command_names_the_layer(
     tmp_path: Path, manifest: Manifest | None, files: list[str], options: list[str], layer: str | None
 ) -> None:
     folder = run_folder(tmp_path, manifest, *files)
@@ -98,7 +98,7 @@ def test_the_command_names_the_layer(
     assert layer is None or "  look first at " in told.output
 
 
-def test_a_torn_receipt_is_none_and_the_command_says_why(tmp_path: Path) -> None:
+def test_a_truncated_receipt_counts_as_missing_and_the_command_says_why(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, OK, "trace/rank-10.json")
     (folder / "receipt.json").write_text('{"schema": "rankproof.receipt/1", "run": "nam5')
     done = asked(folder)
@@ -124,7 +124,9 @@ def test_an_empty_artifact_is_absent(tmp_path: Path) -> None:
         (dumps(RUNNING), ["--stack", "no.such:Thing"], "no.such"),
     ],
 )
-def test_what_cannot_be_read_ends_in_one_clear_error(tmp_path: Path, text: str, options: list[str], said: str) -> None:
+def test_an_unreadable_manifest_ends_in_one_clear_error(
+    tmp_path: Path, text: str, options: list[str], said: str
+) -> None:
     folder = run_folder(tmp_path, None)
     (folder / "manifest.json").write_text(text)
     done = asked(folder, *options)
@@ -143,9 +145,7 @@ def run_with_receipt(tmp_path: Path, name: str, receipt: Receipt) -> Path:
 @pytest.mark.parametrize(
     ("part", "symptom"), [("nothing", None), ("mode", "numbers are suspect"), ("image", "re-run differs")]
 )
-def test_two_runs_are_held_against_each_other_by_their_receipts(
-    tmp_path: Path, part: str, symptom: Symptom | None
-) -> None:
+def test_two_runs_are_compared_by_their_receipts(tmp_path: Path, part: str, symptom: Symptom | None) -> None:
     receipt = Reference().receipt(FACTS)
     changed = {
         "nothing": receipt,
@@ -159,7 +159,7 @@ def test_two_runs_are_held_against_each_other_by_their_receipts(
     assert symptom is None or part.replace("mode", "lane") in found["why"]
 
 
-def test_a_run_is_not_held_against_one_without_a_receipt(tmp_path: Path) -> None:
+def test_a_run_is_not_compared_with_one_without_a_receipt(tmp_path: Path) -> None:
     run = run_with_receipt(tmp_path, "run", Reference().receipt(FACTS))
     (tmp_path / "prior").mkdir()
     prior = run_folder(tmp_path / "prior", OK)

@@ -25,7 +25,7 @@ def records(draw: st.DrawFn) -> OutOfMemory:
     )  # fmt: skip
 
 
-def test_a_process_holds_what_is_missing_only_where_it_holds_enough_and_is_told_in_gib() -> None:
+def test_another_process_is_blamed_for_an_oom_only_if_it_holds_enough() -> None:
     """Of 80 GiB a process has 40, 2 of them unused, another one 30; 10 are free."""
     record = OutOfMemory(
         requested=42 * GIB, capacity=80 * GIB, free=10 * GIB, allocated=38 * GIB, reserved=40 * GIB, own_overhead=0
@@ -39,7 +39,7 @@ def test_a_process_holds_what_is_missing_only_where_it_holds_enough_and_is_told_
     assert oom_cause(replace(record, requested=10 * GIB + 1)).word == "fragmentation"
 
 
-def test_the_rounding_of_an_allocator_is_no_fragmentation() -> None:
+def test_rounding_of_the_allocator_is_not_called_fragmentation() -> None:
     """1.25 GiB of 140 are held and unused, which is never nothing; giving them back mends nothing."""
     record = OutOfMemory(
         requested=GIB, capacity=140 * GIB, free=0, allocated=137 * GIB, reserved=137 * GIB + 5 * GIB // 4

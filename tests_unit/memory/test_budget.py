@@ -56,20 +56,20 @@ def test_eager_layers_that_nobody_counted_are_refused_at_once() -> None:
         assert words in str(caught.value)
 
 
-def test_eager_layers_that_are_recomputed_are_there_one_at_a_time() -> None:
+def test_recomputed_eager_layers_are_budgeted_one_at_a_time() -> None:
     spread = Spread(degrees=Degrees(), world=1, layout="borrowed", kernels="eager")
     recipe = replace(TINY, pattern="AEM", depth=3, recompute="full")
     (stage,) = memory.budget(recipe, spread, ROOMY).stages
     assert [line.what[0] for line in stage.lines if " blocks: " in line.what] == ["M"]
 
 
-def test_what_is_sharded_over_one_rank_is_not_gathered() -> None:
+def test_sharding_over_one_rank_needs_no_communication_buffer() -> None:
     spread = Spread(degrees=Degrees(), world=1, layout="borrowed", sharding="full")
     (stage,) = memory.budget(TINY, spread, ROOMY).stages
     assert [line.bytes for line in stage.lines if line.part == "communication"] == [0]
 
 
-def test_copied_heads_take_their_place_on_every_rank_that_copies_them() -> None:
+def test_replicated_heads_are_budgeted_on_every_rank_that_holds_them() -> None:
     keys = next(tensor for tensor in parameters.block(TINY, "A") if tensor.name == "key and value")
     assert [keys.on_a_rank(tp, 1, 1) for tp in (1, 2, 4)] == [256, 128, 128]
 
@@ -84,7 +84,7 @@ def _part(budget: Budget, stage: int, part: Part) -> int:
     return sum(line.bytes for line in budget.stages[stage].lines if line.part == part)
 
 
-def test_virtual_stages_hold_more_passes_of_smaller_chunks() -> None:
+def test_virtual_pipeline_stages_hold_more_microbatches_of_fewer_layers() -> None:
     """Interleaved 1F1B over 2 ranks of 2 chunks: rank 0 warms up with 4 chunk passes, rank 1 with 2, and one runs."""
     plain = replace(TINY, pattern="A" * 8, depth=8, moe=None, batch=Batch(micro=1, total=8))
     virtual = replace(plain, pattern="AA|AA|AA|AA")
@@ -98,7 +98,7 @@ def test_virtual_stages_hold_more_passes_of_smaller_chunks() -> None:
     assert blocks == [4 * chunk, 2 * chunk, 5 * chunk, 3 * chunk]
 
 
-def test_a_tied_table_stands_on_both_ends_of_a_pipeline() -> None:
+def test_a_tied_embedding_is_budgeted_on_the_first_and_the_last_stage() -> None:
     tied = replace(TINY, pattern="AAAA", depth=4, moe=None, untied_embeddings=False)
     spread = Spread(degrees=Degrees(pp=2), world=2, layout="borrowed")
     first, last = memory.budget(tied, spread, ROOMY).stages
@@ -115,7 +115,7 @@ def test_everything_that_does_not_divide_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (-1, 5)])
-def test_a_fit_of_nothing_is_refused(sizes: tuple[int, int]) -> None:
+def test_a_fit_of_zero_or_negative_bytes_is_refused(sizes: tuple[int, int]) -> None:
     needed, usable = sizes
     with pytest.raises(Refused, match="must be positive"):
         cards.fit(needed, Card(name="card", usable_bytes=usable), None)
@@ -157,7 +157,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int, str]] = {
 }
 
 
-def test_the_command_answers_by_exit_code_and_in_numbers(tmp_path: Path) -> None:
+def test_the_budget_command_answers_by_exit_code_and_in_json(tmp_path: Path) -> None:
     ended = side_by_side({name: words for name, (words, _, _) in COMMANDS.items()}, tmp_path)
     for name, (_, code, words) in COMMANDS.items():
         assert ended[name].returncode == code, f"{name}: {ended[name]}"

@@ -52,7 +52,7 @@ def rows_of(graph: GraphModule, names: tuple[str, ...]) -> list[str]:
 
 @pytest.mark.parametrize("factor", [None, 0.5])
 @pytest.mark.parametrize("activation", ["relu2", "swiglu"])
-def test_no_pass_adds_rows_into_zeros(activation: str, factor: float | None) -> None:
+def test_compiled_dispatch_and_combine_have_no_index_add(activation: str, factor: float | None) -> None:
     moe = replace(expert_calls.SOFTMAX, expert_hidden=16, shared_hidden=8, capacity_factor=factor)
     recipe = expert_calls.with_moe(moe, activation)
     assert recipe.hidden == HIDDEN
@@ -67,7 +67,7 @@ def test_no_pass_adds_rows_into_zeros(activation: str, factor: float | None) -> 
         assert len(rows_of(graph, ("index.Tensor",))) >= 2
 
 
-def test_an_indexed_add_would_be_seen() -> None:
+def test_the_test_for_index_add_sees_one() -> None:
     order_S, seen = torch.tensor([2, 0, 1]), Graphs()
     torch.compiler.reset()
     torch.compile(lambda x: x[order_S] * 2, backend=seen.backend)(

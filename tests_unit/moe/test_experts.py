@@ -86,7 +86,7 @@ def nan_in_new_memory() -> Iterator[None]:
 
 @pytest.mark.parametrize("factor", [None, 0.3, 1.0])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_uninitialised_memory_is_never_seen(factor: float | None, dtype: str) -> None:
+def test_uninitialised_rows_reach_no_output_of_experts(factor: float | None, dtype: str) -> None:
     moe = replace(expert_calls.SOFTMAX, expert_hidden=24, shared_hidden=0, capacity_factor=factor)
     call = expert_calls.drawn_call(expert_calls.with_moe(moe), 2, 7, "bfloat16" if dtype == "bfloat16" else "float32")
     plain = Reference().run_block(call)
@@ -96,20 +96,20 @@ def test_uninitialised_memory_is_never_seen(factor: float | None, dtype: str) ->
     assert numerics.differences("gradient of", fouled.gradients, plain.gradients, EXACT) == ""
 
 
-def test_a_selection_bias_is_saved_and_is_no_parameter() -> None:
+def test_a_selection_bias_is_a_saved_buffer_and_no_parameter() -> None:
     block = _block(expert_calls.with_moe(expert_calls.SIGMOID))
     assert "router.bias" in block.state_dict()
     assert "router.bias" not in dict(block.named_parameters())
 
 
-def test_the_bias_moves_in_place() -> None:
+def test_the_selection_bias_is_updated_in_place() -> None:
     bias_E = torch.zeros(4)
     held = bias_E
     MoE.update_bias(bias_E, torch.tensor([2**40 + 1, 2**40, 2**40 - 1, 2**40]), 0.5)
     assert held.tolist() == [-0.5, 0.0, 0.5, 0.0]  # counts beyond float32's integers
 
 
-def test_the_oracle_computes_what_was_worked_out_by_hand() -> None:
+def test_the_expert_oracle_equals_values_worked_out_by_hand() -> None:
     """Two tokens, two experts of one unit each, k = 1 of sigmoids: gate · w2 · relu(w1 · x)²."""
     moe = Moe(experts=2, top_k=1, expert_hidden=1, shared_hidden=0, score="sigmoid", capacity_factor=1.0)
     recipe = replace(expert_calls.with_moe(moe), hidden=4, heads=4, kv_groups=2, norm_eps=1e-30)

@@ -50,7 +50,7 @@ ITEMS = [(id, case) for id, table in TABLES.items() for case in table]
 
 
 @pytest.mark.parametrize(("id", "case"), ITEMS)
-def test_a_balance_by_scores_alone_keeps_the_law(id: str, case: str) -> None:
+def test_a_stack_that_balances_by_its_scores_only_holds(id: str, case: str) -> None:
     result = judge(LAW.contracts[id], case, BalancesByScores())
     assert result.outcome == "holds", result.words
 

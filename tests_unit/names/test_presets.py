@@ -23,7 +23,7 @@ def test_a_preset_is_stored_under_its_own_name(name: str) -> None:
     assert presets.PRESETS[name].name == name
 
 
-def test_no_name_is_of_two_kinds() -> None:
+def test_no_name_is_both_preset_alias_or_label() -> None:
     kinds = (presets.PRESETS, presets.ALIASES, presets.DEPRECATED, presets.LABELS)
     names = [name for kind in kinds for name in kind]
     assert len(names) == len(set(names))
@@ -59,7 +59,7 @@ def test_the_small_presets_keep_every_ratio_above_one() -> None:
 
 @given(st.sampled_from(presets.names()), st.integers(0, 60), st.sampled_from("abz019_-"))
 @SETTINGS
-def test_a_slip_in_a_name_is_refused_with_that_name(name: str, place: int, letter: str) -> None:
+def test_a_misspelt_preset_is_refused_with_the_nearest_name(name: str, place: int, letter: str) -> None:
     at = place % len(name)
     slipped = name[:at] + letter + name[at + 1 :]
     if slipped in presets.names():

@@ -186,9 +186,7 @@ def test_other_settings_are_named_with_the_lines_that_changed(here: Path, ab: Ab
     assert last.endswith("; see train.py:8")
 
 
-def test_other_initial_weights_are_said_first_and_the_rest_is_compared_from_those_of_the_base(
-    here: Path, ab: Ab
-) -> None:
+def test_different_initial_weights_are_reported_and_both_sides_then_start_from_the_bases(here: Path, ab: Ab) -> None:
     _edit(here / "net.py", ("nn.Linear(width, 4)\n", "nn.Linear(width, 4)\n        nn.init.zeros_(self.head.bias)\n"))
     done = ab("--base", "base", *PYTHON)
     assert done.exit_code == 1, done.output
@@ -207,7 +205,7 @@ def test_a_script_without_a_seed_is_compared_from_the_same_weights(here: Path, a
     assert "weights   every run draws others (no seed?), blocks.0.up.weight first" in done.output
 
 
-def test_a_side_that_fails_is_incomplete_in_its_own_words(here: Path, ab: Ab) -> None:
+def test_ab_shows_the_error_of_a_side_that_fails_and_is_incomplete(here: Path, ab: Ab) -> None:
     _edit(here / "train.py", ("data = ", 'rows = torch.load("rows.pt")\ndata = '))
     git(here, "commit", "-q", "-a", "-m", "Reads rows")
     (here / "net.py").write_text("raise RuntimeError('no such kernel')\n", encoding="utf-8")
@@ -220,7 +218,7 @@ def test_a_side_that_fails_is_incomplete_in_its_own_words(here: Path, ab: Ab) ->
     assert done.stdout.splitlines()[-1].startswith("INCOMPLETE: base: ended with exit code 1")
 
 
-def test_two_environments_name_their_torch_and_read_what_is_linked(here: Path, ab: Ab) -> None:
+def test_ab_of_two_environments_names_both_torch_versions(here: Path, ab: Ab) -> None:
     _edit(here / "train.py", ("data = ", 'rows = torch.load("rows.pt")\ndata = '))
     torch.save(1, here / "rows.pt")
     done = ab(
@@ -240,7 +238,7 @@ def test_two_environments_name_their_torch_and_read_what_is_linked(here: Path, a
 
 
 @pytest.mark.parametrize("script", [RANKS, NEVER_REDUCES], ids=["reduces", "never-reduces"])
-def test_a_layout_is_compared_with_one_rank(here: Path, ab: Ab, script: str) -> None:
+def test_ab_compares_a_layout_with_one_rank(here: Path, ab: Ab, script: str) -> None:
     (here / "train.py").write_text(script, encoding="utf-8")
     done = ab("--layout", "--steps", "2", *TWO)
     last = done.stdout.splitlines()[-1]
@@ -253,7 +251,7 @@ def test_a_layout_is_compared_with_one_rank(here: Path, ab: Ab, script: str) -> 
         assert re.search(r"new +OBS-02\[one-run\]: step 1: .*gradient", done.output), done.output
 
 
-def test_code_of_the_working_tree_in_a_run_of_the_base_is_no_base(here: Path, ab: Ab) -> None:
+def test_a_base_that_runs_code_of_the_working_tree_is_incomplete(here: Path, ab: Ab) -> None:
     _edit(here / "train.py", ("from net", f"import sys\n\nsys.path.insert(0, {str(here)!r})\nfrom net"))
     git(here, "commit", "-q", "-a", "-m", "A path")
     _edit(here / "net.py", ("x + self.down(y)", "x + 1.01 * self.down(y)"))
@@ -262,7 +260,7 @@ def test_code_of_the_working_tree_in_a_run_of_the_base_is_no_base(here: Path, ab
     assert f"base: runs {here}/net.py, which is not in its checkout" in done.output
 
 
-def test_a_path_of_python_into_the_repository_is_that_of_the_checkout(
+def test_pythonpath_into_the_repository_is_moved_into_the_checkout(
     here: Path, ab: Ab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     git(here, "mv", "-k", "net.py", "lib.py")
@@ -277,7 +275,7 @@ def test_a_path_of_python_into_the_repository_is_that_of_the_checkout(
     assert done.stdout.splitlines()[-1].endswith("; see lib/net.py:13")
 
 
-def test_all_that_is_wrong_with_the_question_is_refused_at_once(here: Path, ab: Ab, tmp_path: Path) -> None:
+def test_ab_refuses_all_wrong_options_at_once(here: Path, ab: Ab, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/held").touch()
     words = "--base nowhere --head neither --env /no/python --link gone --reference x -- make"
@@ -290,7 +288,7 @@ def test_all_that_is_wrong_with_the_question_is_refused_at_once(here: Path, ab: 
 
 
 @pytest.mark.parametrize(("broken", "code"), [("head", 125), ("base", 255)])
-def test_bisect_skips_what_cannot_be_tested_and_ends_if_nothing_can(here: Path, ab: Ab, broken: str, code: int) -> None:
+def test_bisect_skips_commits_that_cannot_be_tested(here: Path, ab: Ab, broken: str, code: int) -> None:
     if broken == "base":
         _edit(here / "train.py", ("model = ", "raise SystemExit(7)\nmodel = "))
         git(here, "commit", "-q", "-a", "-m", "Ends")
@@ -304,7 +302,7 @@ def test_bisect_skips_what_cannot_be_tested_and_ends_if_nothing_can(here: Path, 
     assert words in last
 
 
-def test_what_is_stopped_leaves_no_checkout(here: Path, tmp_path: Path) -> None:
+def test_a_stopped_ab_leaves_no_checkout(here: Path, tmp_path: Path) -> None:
     _edit(
         here / "train.py",
         ("model = ", "import pathlib, time; pathlib.Path('begun').touch(); time.sleep(600)\nmodel = "),
@@ -351,7 +349,7 @@ ONE: Mapping[str, str | None] = {
 
 
 @pytest.mark.parametrize("words", OBSERVED)
-def test_observe_comes_in_front_of_the_script(words: str) -> None:
+def test_ab_inserts_observe_before_the_script(words: str) -> None:
     assert shlex.join(command.observed(shlex.split(words), ["O"])) == OBSERVED[words]
 
 
@@ -362,5 +360,5 @@ def test_one_rank_is_the_command_with_other_options_of_torchrun(words: str) -> N
 
 
 @pytest.mark.parametrize("words", ["make train", "python -c pass", "python", "./train"])
-def test_a_command_without_a_script_is_none(words: str) -> None:
+def test_a_command_without_a_script_is_not_observed(words: str) -> None:
     assert command.script_at(shlex.split(words)) is None

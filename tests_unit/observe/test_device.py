@@ -135,7 +135,9 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_a_trace_is_the_same_where_a_device_sums_up(tmp_path: Path, request: pytest.FixtureRequest, left: bool) -> None:
+def test_a_trace_made_by_device_kernels_equals_that_of_the_cpu(
+    tmp_path: Path, request: pytest.FixtureRequest, left: bool
+) -> None:
     _trained(tmp_path / "here", left=left)
     started = request.getfixturevalue("launches")
     _trained(tmp_path / "there", left=left)
@@ -196,7 +198,7 @@ print(len(asked), len(outputs))
 
 
 @pytest.mark.slow
-def test_the_kernels_say_in_tritons_interpreter_what_the_cpu_says() -> None:
+def test_the_triton_kernels_equal_the_cpu_in_tritons_interpreter() -> None:
     pytest.importorskip("triton", minversion="3.7", reason="torch's CUDA builds bring Triton; before 3.7 its "
                         "interpreter does not run on numpy 2.4")  # fmt: skip
     env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join([str(ROOT), *sys.path])}

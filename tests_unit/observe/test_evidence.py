@@ -240,13 +240,15 @@ def test_a_healthy_run_violates_nothing_and_is_equal_to_itself(traces: Path, tmp
     ("forgets", "the gradient of embed.weight"),  # the backward pass of a layer cut by columns adds nothing up
     ("declared", "the weight 0.weight"),  # a replica beside declared shards
 ])  # fmt: skip
-def test_a_tensor_of_which_ranks_hold_other_bits_is_named(traces: Path, tmp_path: Path, run: str, tensor: str) -> None:
+def test_a_tensor_that_replicas_hold_with_different_bits_is_named(
+    traces: Path, tmp_path: Path, run: str, tensor: str
+) -> None:
     code, said = _judged(traces / run, tmp_path)
     assert code == 1
     assert f"OBS-02[one-run] got step 1: {tensor} has other bits on rank 1 than on rank 0" in said
 
 
-def test_shards_by_hand_are_those_of_the_whole(traces: Path) -> None:
+def test_weights_sharded_by_hand_are_compared_with_the_whole_weight(traces: Path) -> None:
     code, said = _diff(traces / "one", traces / "halves")
     assert code == 0, said
     code, said = _diff(traces / "one", traces / "forgets")
@@ -254,7 +256,7 @@ def test_shards_by_hand_are_those_of_the_whole(traces: Path) -> None:
     assert "first in step 1, gradient: embed.weight: " in said
 
 
-def test_ranks_that_hold_the_same_shard_are_named(traces: Path) -> None:
+def test_ranks_that_hold_a_shard_with_different_bits_are_named(traces: Path) -> None:
     code, said = _diff(traces / "one", traces / "copies")
     assert code == 1
     assert "initial weights: up.weight: 2 ranks hold 1 different parts of shape (16, 16) of (32, 16)" in said
@@ -286,7 +288,7 @@ def test_a_dispatch_that_loses_no_row_is_healthy(dispatch: Mapping[str, str]) ->
     LAW.contracts["OBS-18"].check(Dispatches())
 
 
-def test_the_norm_of_all_shards_is_one_to_clip_by() -> None:
+def test_clipping_by_the_norm_over_all_shards_is_healthy() -> None:
     of_shards, of_all = ", norm)", ", norm.full_tensor())"
     right = {each: new.replace("each.grad.to_local()", "each.grad").replace(of_shards, of_all)
              for each, new in ClipsByTheNormOfItsShards.edits.items()}  # fmt: skip

@@ -441,7 +441,7 @@ def test_a_healthy_run_is_not_violated(violated: Callable[..., dict[str, str]], 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_weight_that_stands_still_beyond_its_rounding_is_named(
+def test_a_weight_that_does_not_move_although_it_should_is_named(
     violated: Callable[..., dict[str, str]], dtype: torch.dtype
 ) -> None:
     def run() -> None:
@@ -457,7 +457,7 @@ def test_a_weight_that_stands_still_beyond_its_rounding_is_named(
     assert violated(run) == {"OBS-03": "1.weight is trainable and never moved in 3 steps"}
 
 
-def test_gradients_of_a_spread_clip_count_once_where_shards_are_replicated(tmp_path: Path) -> None:
+def test_a_clip_norm_counts_a_replicated_shard_once(tmp_path: Path) -> None:
     """Two replicas of two shards, as under HSDP; in each the shards' norms are 2 and 3."""
     for rank in range(4):
         writer, norm = Writer(tmp_path, rank, 4, ["train.py"], {"run": "r/0"}), (2.0, 3.0)[rank % 2]
@@ -485,7 +485,7 @@ def _consumed(folder: Path, microbatches: list[dict[str, torch.Tensor]]) -> Coun
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "mask"])  # in front of the tokens by its name, and behind them
-def test_one_row_beside_a_mask_of_all_rows_is_the_row_that_it_is_among_four(tmp_path: Path, name: str) -> None:
+def test_a_row_is_the_same_row_alone_and_in_a_batch_with_a_shared_mask(tmp_path: Path, name: str) -> None:
     tokens, mask = torch.arange(20).view(4, 5), torch.ones(1, 1, 5, 5, dtype=torch.bool).triu(1)
     four = _consumed(tmp_path / "four", [{"input_ids": tokens, name: mask}])
     apart = _consumed(tmp_path / "apart", [{"input_ids": each[None], name: mask} for each in tokens])
@@ -493,7 +493,7 @@ def test_one_row_beside_a_mask_of_all_rows_is_the_row_that_it_is_among_four(tmp_
     assert len(four) == 4
 
 
-def test_images_of_one_channel_are_no_masks(tmp_path: Path) -> None:
+def test_one_channel_images_are_not_taken_for_masks(tmp_path: Path) -> None:
     assert len(_consumed(tmp_path / "trace", [{"images": torch.randn(4, 1, 5, 5)}])) == 4
 
 
@@ -501,7 +501,9 @@ UNDECIDED = "and nothing seen before it differs: rounding may decide ties"
 
 
 @pytest.mark.parametrize("moved", [1, 20])
-def test_a_few_other_choices_of_experts_are_not_comparable_and_many_name_the_router(tmp_path: Path, moved: int) -> None:
+def test_few_different_expert_choices_are_not_comparable_and_many_are_a_difference_of_the_router(
+    tmp_path: Path, moved: int
+) -> None:
     runs = []
     for name, counts in (("one", [50, 50]), ("other", [50 + moved, 50 - moved])):
         writer = Writer(tmp_path / name, 0, 1, ["train.py"], {"run": "r/0"})

@@ -102,7 +102,7 @@ def test_a_process_that_observes_itself_says_what_observe_does(tmp_path: Path) -
         pass
 
 
-def test_what_fails_inside_is_said_and_leaves_no_hook(tmp_path: Path) -> None:
+def test_an_error_while_observing_is_reported_and_removes_every_hook(tmp_path: Path) -> None:
     before = len(hooks._global_forward_pre_hooks), torch.autograd.backward
     with pytest.raises(AssertionError, match="step 2 fails"), rankproof.observing(tmp_path / "x", steps=5):
         _train(fails=True)
@@ -134,7 +134,7 @@ def _rank(rank: int, out: str) -> None:
     distributed.destroy_process_group()
 
 
-def test_ranks_of_a_launcher_of_ones_own_observe_themselves_into_one_trace(tmp_path: Path) -> None:
+def test_ranks_of_another_launcher_write_one_trace(tmp_path: Path) -> None:
     multiprocessing.spawn(_rank, (str(tmp_path / "two"),), nprocs=2)
     done = CliRunner().invoke(main, ["judge", str(tmp_path / "two"), "--report", str(tmp_path / "judged")])
     assert done.exit_code == 0, done.output
@@ -181,7 +181,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "judged"
 
 
-def test_a_verdict_stands_in_tensorboard(report: Path, tmp_path: Path) -> None:
+def test_a_verdict_is_written_to_tensorboard(report: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
@@ -195,7 +195,7 @@ def test_a_verdict_stands_in_tensorboard(report: Path, tmp_path: Path) -> None:
     assert b"OBS-03" in text.tensor_proto.string_val[0]
 
 
-def test_a_verdict_stands_in_mlflow(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_is_written_to_mlflow(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # its other stores need a database
     mlflow.set_tracking_uri(f"file://{tmp_path}/runs")

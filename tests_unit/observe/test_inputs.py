@@ -89,7 +89,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_the_same_rows_are_the_same_however_they_are_given(one: Path, tmp_path: Path, call: str) -> None:
+def test_equal_rows_are_recognised_in_any_form_of_the_call(one: Path, tmp_path: Path, call: str) -> None:
     code, said = _diff(one, _observed(tmp_path / "other", lambda: _train(CALLS[call])))
     assert code == 0, said
 
@@ -104,7 +104,7 @@ OTHERS: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("call", OTHERS)
-def test_other_rows_are_named_with_step_rank_and_place(one: Path, tmp_path: Path, call: str) -> None:
+def test_different_rows_are_named_with_step_rank_and_place(one: Path, tmp_path: Path, call: str) -> None:
     code, said = _diff(one, _observed(tmp_path / "other", lambda: _train(OTHERS[call])))
     assert code == 3, said
     assert (
@@ -120,7 +120,7 @@ def _dropped(net: Net, optimizer: torch.optim.Optimizer, step: int) -> None:
         optimizer.zero_grad()
 
 
-def test_a_trial_pass_whose_gradients_are_dropped_is_of_no_step(one: Path, tmp_path: Path) -> None:
+def test_a_trial_pass_whose_gradients_are_dropped_belongs_to_no_step(one: Path, tmp_path: Path) -> None:
     other = _observed(tmp_path / "other", lambda: _train(CALLS["two arguments"], trial=_dropped))
     code, said = _diff(one, other)
     assert code == 0, said
@@ -130,7 +130,7 @@ def test_a_trial_pass_whose_gradients_are_dropped_is_of_no_step(one: Path, tmp_p
     ]
 
 
-def test_a_window_whose_microbatches_are_dropped_in_every_step_is_named(tmp_path: Path) -> None:
+def test_dropping_microbatches_in_every_step_is_named(tmp_path: Path) -> None:
     """`zero_grad` stands inside the loop over microbatches."""
 
     def trial(net: Net, optimizer: torch.optim.Optimizer, step: int) -> None:

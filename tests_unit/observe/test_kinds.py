@@ -118,7 +118,7 @@ def test_a_complex_weight_is_compared(tmp_path: Path) -> None:
     assert "initial weights: more: differs by" in done.output
 
 
-def test_lazy_parameters_and_nested_inputs_are_no_end_of_observing(tmp_path: Path) -> None:
+def test_lazy_parameters_and_nested_inputs_are_observed(tmp_path: Path) -> None:
     class Mean(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -140,7 +140,7 @@ def test_lazy_parameters_and_nested_inputs_are_no_end_of_observing(tmp_path: Pat
     assert (read(tmp_path / "trace").ranks[0].end or {})["steps"] == 2
 
 
-def test_an_identity_in_the_place_of_a_module_is_no_output_of_it(tmp_path: Path) -> None:
+def test_the_output_of_an_identity_is_not_compared(tmp_path: Path) -> None:
     """A stage of a pipeline that has no norm may hold an Identity under its name."""
     torch.manual_seed(0)
     _observed(tmp_path / "trace", nn.Sequential(nn.Linear(4, 4), nn.Identity()))

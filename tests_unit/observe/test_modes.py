@@ -63,7 +63,7 @@ def test_a_model_that_trains_is_healthy(tmp_path: Path, begin: Callable[[nn.Modu
     assert _judged(_observed(tmp_path / "one", begin), tmp_path)[0] == 0
 
 
-def test_a_mode_that_decides_nothing_is_no_finding(tmp_path: Path) -> None:
+def test_evaluation_mode_of_a_module_without_effect_is_no_finding(tmp_path: Path) -> None:
     traces = [
         _observed(tmp_path / name, begin, 0.0) for name, begin in (("one", nn.Module.train), ("eval", _evaluates))
     ]
@@ -71,7 +71,7 @@ def test_a_mode_that_decides_nothing_is_no_finding(tmp_path: Path) -> None:
     assert _diff(*traces)[0] == 0
 
 
-def test_two_runs_in_other_modes_differ_by_them(tmp_path: Path) -> None:
+def test_runs_in_training_and_in_evaluation_mode_differ(tmp_path: Path) -> None:
     traces = [_observed(tmp_path / name, begin) for name, begin in (("one", nn.Module.train), ("eval", nn.Module.eval))]
     assert "modes: 1: is in evaluation mode, and in training mode in the reference, on rank 0" in _diff(*traces)[1]
     assert "modes: 1: is in training mode, and in evaluation mode in the reference on rank 0" in _diff(*traces[::-1])[1]

@@ -176,7 +176,7 @@ def test_every_contract_about_a_trace_is_here() -> None:
 
 
 @pytest.mark.parametrize("id", SUBJECTS)
-def test_none_of_nothing_does_not_hold(one: Path, tmp_path: Path, id: str) -> None:
+def test_a_contract_that_compared_nothing_does_not_hold(one: Path, tmp_path: Path, id: str) -> None:
     """What holds in a run does not hold without what it is about, and not in an empty trace."""
     _judge(id, one, tmp_path / "whole", lambda line, rank: [line])
     for number, edit in enumerate((*(_without(*kinds) for kinds in SUBJECTS[id]), _empty)):
@@ -186,7 +186,7 @@ def test_none_of_nothing_does_not_hold(one: Path, tmp_path: Path, id: str) -> No
 
 
 @pytest.mark.parametrize("kinds", [*SUBJECTS["OBS-01"], ("forward", "loss", *NUMBERS)], ids=" ".join)
-def test_a_phase_of_which_nothing_is_compared_makes_runs_incomparable(
+def test_runs_are_not_comparable_if_a_phase_has_no_pair_of_tensors(
     one: Path, tmp_path: Path, kinds: tuple[str, ...]
 ) -> None:
     other = _rewritten(one, tmp_path / "other", _without(*kinds))
@@ -224,7 +224,7 @@ NAMES: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("names", NAMES)
-def test_a_tensor_that_a_wrapper_or_an_author_calls_otherwise_is_paired(one: Path, tmp_path: Path, names: str) -> None:
+def test_renamed_tensors_are_paired(one: Path, tmp_path: Path, names: str) -> None:
     for scale, code in ((1.0, 0), (0.5, 1)):
         other = _rewritten(one, tmp_path / f"by-{scale}", _named(NAMES[names], scale=scale))
         for pair in ((one, other), (other, one)):
@@ -235,7 +235,7 @@ def test_a_tensor_that_a_wrapper_or_an_author_calls_otherwise_is_paired(one: Pat
             assert code == 0 or ", first in step 1, gradient: " in done.output.splitlines()[-1]
 
 
-def test_what_nothing_pairs_is_paired_by_its_user(one: Path, tmp_path: Path) -> None:
+def test_rename_pairs_tensors_that_nothing_else_pairs(one: Path, tmp_path: Path) -> None:
     other = _rewritten(one, tmp_path / "other", _named("q.{}_".format, scale=2.0, of="weight"))
     done = CliRunner().invoke(main, ["diff", str(one), str(other)])
     assert done.exit_code == 3, done.output
@@ -253,7 +253,7 @@ def test_what_nothing_pairs_is_paired_by_its_user(one: Path, tmp_path: Path) -> 
     assert CliRunner().invoke(main, ["diff", str(one), str(other), "--rename", "0"]).exit_code == 2
 
 
-def test_a_run_whose_ranks_hold_other_bits_is_equal_to_itself(one: Path, tmp_path: Path) -> None:
+def test_a_run_whose_replicas_differ_equals_itself(one: Path, tmp_path: Path) -> None:
     """As under tensor parallelism by hand, with plain tensors."""
 
     def apart(line: Line, rank: int) -> Iterable[Line]:
@@ -272,7 +272,7 @@ def test_a_run_whose_ranks_hold_other_bits_is_equal_to_itself(one: Path, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["module.{}", "model.{}", "q.{}_x"])
-def test_ten_thousand_names_are_paired_as_they_belong(tmp_path: Path, name: str) -> None:
+def test_ten_thousand_renamed_tensors_are_paired_correctly(tmp_path: Path, name: str) -> None:
     """Without a look at each name for each other one, which takes minutes."""
     runs = []
     for run, form in (("one", "{}"), ("other", name)):

@@ -66,7 +66,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("layout", ["ddp2", "fsdp4"])
-def test_a_legal_layout_is_equal_and_healthy(traces: Path, tmp_path: Path, layout: str) -> None:
+def test_a_correct_layout_equals_one_rank_and_violates_nothing(traces: Path, tmp_path: Path, layout: str) -> None:
     done = CliRunner().invoke(main, ["diff", str(traces / "one"), str(traces / layout)])
     assert done.exit_code == 0, done.output
     assert "agrees  step 2: updated weights (28)" in done.output
@@ -75,7 +75,7 @@ def test_a_legal_layout_is_equal_and_healthy(traces: Path, tmp_path: Path, layou
 
 
 @pytest.mark.parametrize("original", [True, False])
-def test_flat_parameters_of_fsdp1_are_equal_and_healthy(traces: Path, tmp_path: Path, original: bool) -> None:
+def test_fsdp1_equals_one_rank_and_violates_nothing(traces: Path, tmp_path: Path, original: bool) -> None:
     text = NANO.read_text(encoding="utf-8")
     for old, new in (
         ("import fully_shard\n", "import FullyShardedDataParallel, fully_shard, wrap\n"),
@@ -95,7 +95,7 @@ def test_flat_parameters_of_fsdp1_are_equal_and_healthy(traces: Path, tmp_path: 
     assert done.exit_code == 0, done.output
 
 
-def test_measured_rounding_allows_what_it_does_and_no_more(traces: Path) -> None:
+def test_measured_rounding_is_the_allowed_difference(traces: Path) -> None:
     one, ddp, moved = (Merged(read(traces / each)) for each in ("one", "ddp2", "moved"))
     assert not compare(one, ddp, [moved]).differences
     weights, perturbed = one.tensors("weight", 1), moved.tensors("weight", 1)
@@ -134,7 +134,7 @@ BUGS = {  # words of the script → what stands there instead; layout; where the
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_named_first(traces: Path, tmp_path: Path, bug: str) -> None:
+def test_the_first_finding_names_the_planted_bug(traces: Path, tmp_path: Path, bug: str) -> None:
     old, new, parallel, words = BUGS[bug]
     text = NANO.read_text(encoding="utf-8")
     assert text.count(old) == 1
@@ -148,7 +148,7 @@ def test_a_planted_bug_is_named_first(traces: Path, tmp_path: Path, bug: str) ->
     assert done_diff.exit_code == (3 if "inputs" in words else 1)
 
 
-def test_a_folder_of_the_users_name_does_not_shadow_and_is_not_shadowed(tmp_path: Path) -> None:
+def test_a_users_package_called_contracts_and_the_suites_do_not_shadow_each_other(tmp_path: Path) -> None:
     own = tmp_path / "contracts"
     own.mkdir()
     (own / "__init__.py").write_text("WHOSE = 'the user'")
@@ -163,7 +163,7 @@ def test_a_folder_of_the_users_name_does_not_shadow_and_is_not_shadowed(tmp_path
     assert Merged(read(tmp_path / "out")).steps == 2
 
 
-def test_ranks_that_do_not_end_are_aborted_and_say_where_they_were(tmp_path: Path) -> None:
+def test_ranks_that_hang_are_aborted_with_their_stack_traces(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import time\nif __name__ == '__main__':\n    time.sleep(900)\n")
     assert observe(tmp_path, ("train.py",), tmp_path / "out", 2, seconds=3) == [-signal.SIGABRT] * 2
     for rank in range(2):
@@ -209,7 +209,7 @@ def test_a_trace_that_another_must_equal_is_read_before_anything_is_judged(tmp_p
     assert done.output.count("holds no trace") == 3
 
 
-def test_a_run_begins_with_the_weights_of_another_and_a_tensor_that_is_kept_whole_shows_its_elements(
+def test_weights_from_starts_a_run_with_the_weights_of_another(
     tmp_path: Path,
 ) -> None:
     """Shards draw other weights than the whole; after those of one rank, one gradient is off in one element."""
@@ -240,7 +240,7 @@ def test_a_run_begins_with_the_weights_of_another_and_a_tensor_that_is_kept_whol
     assert "must be at least 1" in refused.stderr
 
 
-def test_two_agents_of_torchrun_are_two_nodes(tmp_path: Path) -> None:
+def test_two_torchrun_agents_write_one_trace_of_two_nodes(tmp_path: Path) -> None:
     with socket.socket() as held:
         held.bind(("", 0))
         port = held.getsockname()[1]
@@ -258,7 +258,7 @@ def test_two_agents_of_torchrun_are_two_nodes(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
-def test_what_torchrun_starts_again_has_a_trace_of_its_own(tmp_path: Path) -> None:
+def test_a_run_that_torchrun_restarts_has_a_trace_of_its_own(tmp_path: Path) -> None:
     script, env = tmp_path / "train.py", {**HERE, "TORCHELASTIC_RUN_ID": "night", "TORCHELASTIC_MAX_RESTARTS": "1"}
     script.write_text("raise SystemExit(3)\n")
     command = [sys.executable, "-P", "-m", "contracts.harness.cli", "observe", "--out", tmp_path / "out", script]

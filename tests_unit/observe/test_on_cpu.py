@@ -103,7 +103,7 @@ def _observed(folder: Path, name: str, ranks: int, *options: str) -> list[str]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_script_that_only_knows_cuda_computes_what_one_for_a_cpu_does(tmp_path: Path, ranks: int) -> None:
+def test_a_script_for_cuda_computes_the_same_on_the_cpu_shims(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "for_cpu.py").write_text(CPU, encoding="utf-8")
     (tmp_path / "for_cuda.py").write_text(CUDA, encoding="utf-8")
     said = _observed(tmp_path, "for_cpu", ranks)

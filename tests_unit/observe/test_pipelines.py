@@ -56,7 +56,7 @@ TOLD = (
 
 
 @pytest.mark.parametrize("layout", LEGAL)
-def test_a_legal_pipeline_is_equal_and_healthy(one: Path, tmp_path: Path, layout: str) -> None:
+def test_a_correct_pipeline_equals_one_rank_and_violates_nothing(one: Path, tmp_path: Path, layout: str) -> None:
     """Its microbatches are told, which a schedule that cuts backward passes, or has several stages a rank, has all the
     same."""
     ranks, words = LEGAL[layout]
@@ -70,7 +70,7 @@ def test_a_legal_pipeline_is_equal_and_healthy(one: Path, tmp_path: Path, layout
     assert code == 0, said
 
 
-def test_stages_that_number_their_layers_for_themselves_are_not_taken_for_copies(one: Path, tmp_path: Path) -> None:
+def test_pipeline_stages_with_equal_layer_numbers_are_not_taken_for_replicas(one: Path, tmp_path: Path) -> None:
     own = "nn.ModuleDict({str(at): each for at, each in enumerate(net.layers.values())})"
     trace = _observed(tmp_path, 2, edits=[("    return net\n", f"    net.layers = {own}\n    return net\n")])
     code, said = _judged(trace, tmp_path / "report")
@@ -106,7 +106,7 @@ BROKEN: dict[str, tuple[int, tuple[str, str], str]] = {
 
 
 @pytest.mark.parametrize("bug", BROKEN)
-def test_a_broken_pipeline_is_named_first(one: Path, tmp_path: Path, bug: str) -> None:
+def test_the_bug_of_a_broken_pipeline_is_reported_first(one: Path, tmp_path: Path, bug: str) -> None:
     ranks, edit, words = BROKEN[bug]
     code, said = _diff(one, _observed(tmp_path, ranks, edits=[edit]))
     assert code == 1, said

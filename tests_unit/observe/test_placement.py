@@ -41,7 +41,7 @@ def _on_every_rank(mesh_shape: Sequence[int], tensor: torch.Tensor, placements: 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_parts_of_a_dtensor_lie_where_they_say_and_add_up(layout: str) -> None:
+def test_parts_of_a_dtensor_are_placed_and_add_up_to_the_whole(layout: str) -> None:
     mesh, shape, placements = LAYOUTS[layout]
     tensor = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
     ranks = _on_every_rank(mesh, tensor, placements)
@@ -61,7 +61,7 @@ def test_parts_of_a_dtensor_lie_where_they_say_and_add_up(layout: str) -> None:
     assert bits % 2**64 == fingerprint(tensor, whole(shape))
 
 
-def test_what_ranks_hold_of_a_sum_adds_up_to_it() -> None:
+def test_partial_sums_of_ranks_add_up_to_the_sum() -> None:
     tensor = torch.randn(4, 3)
     total = torch.zeros(BUCKETS, dtype=torch.float64)
     for rank in range(2):

@@ -93,7 +93,7 @@ def test_a_lock_that_no_process_holds_is_found(tmp_path: Path) -> None:
     assert _left_locks(tmp_path) == [tmp_path / "one/lock"]
 
 
-def test_a_run_that_is_late_is_ended_with_what_it_started_and_says_what_it_said(tmp_path: Path) -> None:
+def test_a_run_over_its_time_is_ended_with_its_children_and_its_output_is_shown(tmp_path: Path) -> None:
     script = "trap 'kill $!; echo ended >&2; exit 1' TERM; echo $$; sleep 60 & wait"
     with pytest.raises(pytest.fail.Exception, match=r"no end within 1 s\n\d+\n(.*\n)*ended"):
         _run(["bash", "-c", script], tmp_path, os.environ, limit_s=1)
@@ -127,7 +127,9 @@ MEGATRON = ("--on-cpu", "megatron")
 
 @pytest.mark.transformers
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_trainer_of_transformers(observe: Observe, tmp_path: Path, ranks: int) -> None:
+def test_the_trainer_of_transformers_equals_one_rank_and_violates_nothing(
+    observe: Observe, tmp_path: Path, ranks: int
+) -> None:
     one = observe("tf-one", "transformers", 1, TRAINER, "--steps", "2")
     more = observe(f"tf-{ranks}", "transformers", ranks, TRAINER, "--steps", "2")
     _equal_and_healthy(one, more, 21, tmp_path / "report")
@@ -135,7 +137,9 @@ def test_the_trainer_of_transformers(observe: Observe, tmp_path: Path, ranks: in
 
 @pytest.mark.transformers
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_loop_over_accelerate(observe: Observe, tmp_path: Path, ranks: int) -> None:
+def test_a_loop_over_accelerate_equals_one_rank_and_violates_nothing(
+    observe: Observe, tmp_path: Path, ranks: int
+) -> None:
     one = observe("accelerate-one", "transformers", 1, "observe_accelerate.py", "--steps", "2")
     more = observe(f"accelerate-{ranks}", "transformers", ranks, "observe_accelerate.py", "--steps", "2")
     _equal_and_healthy(one, more, 7, tmp_path / "report")
@@ -144,7 +148,7 @@ def test_a_loop_over_accelerate(observe: Observe, tmp_path: Path, ranks: int) ->
 @pytest.mark.transformers
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
-def test_the_partitions_of_deepspeed(
+def test_deepspeed_zero_equals_one_rank_and_violates_nothing(
     observe: Observe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, ranks: int
 ) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
@@ -155,7 +159,9 @@ def test_the_partitions_of_deepspeed(
 
 @pytest.mark.titan
 @pytest.mark.parametrize(("ranks", "configuration"), [(2, "two_ranks"), (4, "four_ranks")])
-def test_the_train_module_of_torchtitan(observe: Observe, tmp_path: Path, ranks: int, configuration: str) -> None:
+def test_torchtitans_train_module_equals_one_rank(
+    observe: Observe, tmp_path: Path, ranks: int, configuration: str
+) -> None:
     """It draws other weights where they are sharded, so that it begins with those of one rank."""
     options, words = TITAN
     one = observe("titan-one", "torchtitan", 1, *words, "one_rank", options=(*options, "--keep-weights"))
@@ -171,7 +177,9 @@ def test_the_train_module_of_torchtitan(observe: Observe, tmp_path: Path, ranks:
 @pytest.mark.megatron
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("words", [("--tp", "2"), ("--distributed-optimizer",)], ids=" ".join)
-def test_the_loop_of_megatron(observe: Observe, tmp_path: Path, words: tuple[str, ...], ranks: int) -> None:
+def test_megatrons_training_loop_equals_one_rank_and_violates_nothing(
+    observe: Observe, tmp_path: Path, words: tuple[str, ...], ranks: int
+) -> None:
     one = observe("megatron-one", "megatron", 1, "train_megatron.py", options=MEGATRON)
     name = f"megatron{''.join(words)}-{ranks}"
     more = observe(name, "megatron", ranks, "train_megatron.py", *words, options=MEGATRON)
@@ -182,7 +190,7 @@ def test_the_loop_of_megatron(observe: Observe, tmp_path: Path, words: tuple[str
 
 
 @pytest.mark.megatron
-def test_the_quick_start_of_megatron_never_trains(observe: Observe, tmp_path: Path) -> None:
+def test_megatrons_quick_start_is_violated_because_it_never_trains(observe: Observe, tmp_path: Path) -> None:
     """torch's Adam looks for gradients where Megatron's DDP leaves none: examples/run_simple_mcore_train_loop.py of
     core 0.16 to 0.19."""
     trace = observe("quick", "megatron", 2, "train_megatron.py", "--tp", "2", "--torch-optimizer", options=MEGATRON)
@@ -193,7 +201,7 @@ def test_the_quick_start_of_megatron_never_trains(observe: Observe, tmp_path: Pa
 
 
 @pytest.mark.megatron
-def test_experts_of_megatron_drift_apart(observe: Observe, tmp_path: Path) -> None:
+def test_replicated_experts_of_megatron_are_found_to_drift_apart(observe: Observe, tmp_path: Path) -> None:
     """github.com/NVIDIA/Megatron-LM/pull/5916: 0.16.1 does not add up the gradients of experts that two ranks hold."""
     words = ("train_megatron.py", "--tp", "2", "--experts", "4")
     older = observe("experts-older", "megatron-older", 2, *words, options=MEGATRON)
@@ -205,7 +213,7 @@ def test_experts_of_megatron_drift_apart(observe: Observe, tmp_path: Path) -> No
 
 
 @pytest.mark.transformers
-def test_the_trainer_resumes_without_its_experts(observe: Observe, tmp_path: Path) -> None:
+def test_transformers_trainer_is_found_to_resume_without_its_experts(observe: Observe, tmp_path: Path) -> None:
     """It saves Qwen3-MoE's experts one by one and loads them fused: a resumed run begins with freshly drawn ones."""
     found = {}
     for model in ("llama", "qwen3_moe"):

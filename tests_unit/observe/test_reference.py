@@ -32,7 +32,9 @@ def _observed(folder: Path, ranks: int, words: str) -> Path:
 
 
 @pytest.mark.parametrize(("ranks", "words"), [(ranks, words) for ranks, each in LAYOUTS.items() for words in each])
-def test_a_layout_is_equal_and_healthy(one: Path, tmp_path: Path, ranks: int, words: str) -> None:
+def test_a_layout_of_the_reference_equals_one_rank_and_violates_nothing(
+    one: Path, tmp_path: Path, ranks: int, words: str
+) -> None:
     trace = _observed(tmp_path, ranks, words)
     done = CliRunner().invoke(main, ["diff", str(one), str(trace)])
     assert done.exit_code == 0, done.output

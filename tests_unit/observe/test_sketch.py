@@ -45,7 +45,9 @@ def _add_up(parts: list[tuple[torch.Tensor, int]], tensor: torch.Tensor) -> None
 
 @settings(max_examples=60)
 @given(SHAPES.filter(len), st.integers(0, 2**31), st.data())
-def test_index_sets_of_an_axis_add_up_to_the_whole(shape: tuple[int, ...], seed: int, data: st.DataObject) -> None:
+def test_sketches_of_the_parts_of_an_axis_add_up_to_the_whole(
+    shape: tuple[int, ...], seed: int, data: st.DataObject
+) -> None:
     tensor = _drawn(shape, seed)
     axis = data.draw(st.integers(0, len(shape) - 1))
     owner = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=shape[axis], max_size=shape[axis])))
@@ -61,7 +63,7 @@ def test_index_sets_of_an_axis_add_up_to_the_whole(shape: tuple[int, ...], seed:
 
 @settings(max_examples=60)
 @given(SHAPES, st.integers(0, 2**31), st.data())
-def test_ranges_of_the_flattened_tensor_add_up_to_the_whole(
+def test_sketches_of_ranges_of_a_flattened_tensor_add_up_to_the_whole(
     shape: tuple[int, ...], seed: int, data: st.DataObject
 ) -> None:
     tensor = _drawn(shape, seed)
@@ -77,7 +79,7 @@ def test_ranges_of_the_flattened_tensor_add_up_to_the_whole(
 
 @settings(max_examples=40)
 @given(st.integers(1, 8), st.integers(1, 4), st.sampled_from([1, 2, 4]), st.booleans(), st.integers(0, 2**31))
-def test_shards_of_a_fused_weight_add_up_to_the_whole_and_their_values_are_put_where_they_lie(
+def test_sketches_of_shards_of_a_fused_weight_add_up_to_the_whole(
     rows: int, width: int, ranks: int, padded: bool, seed: int
 ) -> None:
     """Gate and up in one tensor: a rank holds a part of each, one after the other, and the last one padding."""
@@ -99,7 +101,7 @@ def test_shards_of_a_fused_weight_add_up_to_the_whole_and_their_values_are_put_w
     assert torch.equal(total, tensor)
 
 
-def test_padding_does_not_count() -> None:
+def test_padding_does_not_change_a_sketch() -> None:
     tensor = _drawn((5, 3), 1)
     padded = torch.cat([tensor, torch.full((2, 3), math.nan).nan_to_num(7.0)])
     rows = torch.tensor([0, 1, 2, 3, 4, -1, -1])
@@ -128,7 +130,7 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("kind", DIFFERENCES)
-def test_the_norm_of_a_difference_is_told_within_a_fifth(kind: str) -> None:
+def test_a_sketch_estimates_the_norm_of_a_difference_within_a_fifth(kind: str) -> None:
     told = []
     for draw in range(40):
         g = torch.Generator().manual_seed(draw)
@@ -143,7 +145,7 @@ def test_the_norm_of_a_difference_is_told_within_a_fifth(kind: str) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(1, 60), st.integers(0, 2**31), st.data())
-def test_a_fingerprint_sees_every_bit(size: int, seed: int, data: st.DataObject) -> None:
+def test_a_fingerprint_changes_with_any_bit(size: int, seed: int, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]))
     tensor = (_drawn((size,), seed) * 8).to(dtype)
     again = tensor.clone()
@@ -154,7 +156,7 @@ def test_a_fingerprint_sees_every_bit(size: int, seed: int, data: st.DataObject)
     assert fingerprint(again, whole((size,))) != fingerprint(tensor, whole((size,)))
 
 
-def test_a_fingerprint_sees_the_sign_of_zero_and_an_exchange_of_rows() -> None:
+def test_a_fingerprint_changes_with_the_sign_of_zero_and_with_swapped_rows() -> None:
     zeros = torch.zeros(4, 4)
     assert fingerprint(zeros, whole((4, 4))) != fingerprint(-zeros, whole((4, 4)))
     tensor = _drawn((4, 4), 3)
@@ -169,7 +171,7 @@ def test_no_two_names_of_a_large_model_share_a_key() -> None:
     assert key_of("a", 1) != key_of("a1", 0)
 
 
-def test_hashes_depend_on_the_counter_alone_and_are_those_of_splitmix64() -> None:
+def test_hashes_equal_splitmix64s_and_depend_on_the_counter_only() -> None:
     # the first outputs of SplitMix64 with seed 1234567 (prng.di.unimi.it/splitmix64.c; Rosetta Code's list)
     want = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
     found = hashed(1234567, torch.arange(5))
@@ -182,7 +184,7 @@ def test_an_integer_tensor_and_a_scalar_have_sketches() -> None:
     assert norm(sketch(torch.zeros(0, 4), whole((0, 4)))) == 0.0
 
 
-def test_a_coarse_sketch_adds_up_over_rows_and_tells_the_norm() -> None:
+def test_a_coarse_sketch_adds_up_over_rows_and_estimates_the_norm() -> None:
     tensor = _drawn((300, 4, 8), 5)  # more rows than buckets, so that they are added up first
     axes = [torch.arange(size) for size in tensor.shape]
     want = sketch(tensor, [Piece(start=0, indices=tuple(axes), coarse=True)])
@@ -198,7 +200,7 @@ def test_a_coarse_sketch_adds_up_over_rows_and_tells_the_norm() -> None:
 
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_sketch_is_that_of_its_formula_and_leaves_the_tensor_alone(coarse: bool, padded: bool) -> None:
+def test_a_sketch_equals_its_formula_and_does_not_change_the_tensor(coarse: bool, padded: bool) -> None:
     for shape in ((5,), (700, 3), (4, 5, 6)):
         tensor = _drawn(shape, 1).double()
         axes = [torch.arange(size) for size in shape]

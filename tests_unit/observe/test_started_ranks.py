@@ -118,7 +118,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_process_observes_itself(tmp_path: Path) -> None:
+def test_a_process_can_observe_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(IN_PROCESS)
     environment = {**without(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -133,7 +133,7 @@ def test_a_process_observes_itself(tmp_path: Path) -> None:
     assert _judged(tmp_path / "trace", tmp_path)[0] == 0
 
 
-def test_what_holds_a_destroyed_group_is_never_freed(tmp_path: Path) -> None:
+def test_objects_of_a_destroyed_group_are_never_freed(tmp_path: Path) -> None:
     """To free it could hang: gloo joins its threads under the GIL, for which they may wait."""
     noted = "import weakref; end = weakref.finalize(net, open, 'freed', 'w'); end.atexit = False"
     _observed(tmp_path, "fork", SCRIPT.replace("    optimizer = ", f"    {noted}\n    optimizer = "))

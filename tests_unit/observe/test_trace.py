@@ -52,7 +52,7 @@ def test_events_after_the_limit_are_left_out_and_the_end_says_so(tmp_path: Path)
     assert rank.end["full"] is True
 
 
-def test_a_sketch_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_trace_without_a_sketch_is_refused(tmp_path: Path) -> None:
     writer = _write(tmp_path, 0, 1)
     writer.close(steps=0, unseen={})
     (rank,) = read(tmp_path).ranks
@@ -61,7 +61,7 @@ def test_a_sketch_that_is_not_there_is_refused(tmp_path: Path) -> None:
             replace(rank, path=path).sketch(0)
 
 
-def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="holds no trace"):
         read(tmp_path / "nowhere")
     _write(tmp_path, 0, 2).close()
@@ -80,7 +80,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["rankproof.trace/3", "rankproof.trace/1.2", "rankproof.trace/2.x", "1", None])
-def test_another_version_is_refused(tmp_path: Path, version: str | None) -> None:
+def test_a_trace_of_another_version_is_refused(tmp_path: Path, version: str | None) -> None:
     begin = {"e": "begin", "version": version, "rank": 0, "world": 1, "run": ""}
     lines_of(tmp_path, 0).write_text(json.dumps(begin) + "\n")
     with pytest.raises(Refused, match=rf"is of version {version}, and this suite reads rankproof\.trace/2 up to"):
@@ -107,7 +107,7 @@ def test_lines_that_a_later_suite_added_are_left_out_and_counted(tmp_path: Path)
 
 
 @pytest.mark.parametrize("version", [VERSION, "rankproof.trace/2"])
-def test_a_line_of_no_kind_is_refused_where_nothing_was_added(tmp_path: Path, version: str) -> None:
+def test_an_unknown_line_in_a_trace_of_this_suite_is_refused(tmp_path: Path, version: str) -> None:
     _of_version(tmp_path, version, "routed-again")
     with pytest.raises(Refused, match="has no valid 'e'"):
         read(tmp_path)
@@ -131,12 +131,12 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_the_same_whatever_wraps_the_model(name: str) -> None:
+def test_a_parameters_name_does_not_depend_on_wrappers_of_the_model(name: str) -> None:
     inside, want = NAMES[name]
     assert canonical(name, inside=inside) == want
 
 
-def test_a_step_names_the_devices_of_what_it_moved(tmp_path: Path) -> None:
+def test_a_step_of_a_trace_names_the_devices_of_the_weights_it_updated(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from contracts.observe.recorder import Recorder
 

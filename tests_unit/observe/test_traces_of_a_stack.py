@@ -45,7 +45,9 @@ def runs(tmp_path: Path) -> dict[str, Script]:
     return _runs(tmp_path / "train.py")
 
 
-def test_a_run_has_its_ranks_and_is_made_once(runs: dict[str, Script], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stacks_run_has_all_of_its_ranks_and_is_started_once(
+    runs: dict[str, Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A launcher around this process is not the script's."""
     for name, value in {"RANK": "5", "WORLD_SIZE": "9", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
         monkeypatch.setenv(name, value)
@@ -55,7 +57,9 @@ def test_a_run_has_its_ranks_and_is_made_once(runs: dict[str, Script], monkeypat
 
 
 @pytest.mark.parametrize(("run", "before", "kind"), [("resumed", "whole", "updated"), ("lent", "kept", "weight")])
-def test_a_run_begins_where_the_one_before_it_says(runs: dict[str, Script], run: str, before: str, kind: str) -> None:
+def test_a_resumed_run_begins_with_the_weights_of_the_one_before(
+    runs: dict[str, Script], run: str, before: str, kind: str
+) -> None:
     """Resumed, with the weights that the one before ended with; lent, with those that it began with."""
     later, earlier = (read(Path(observed("ours", runs, each))).ranks[0] for each in (run, before))
     step = 2 if kind == "updated" else 1
@@ -64,11 +68,11 @@ def test_a_run_begins_where_the_one_before_it_says(runs: dict[str, Script], run:
     assert {line["name"]: line["bits"] for line in later.of("weight") if line["step"] == 1} == want
 
 
-def test_a_run_that_a_stack_has_not_is_not_offered(runs: dict[str, Script]) -> None:
+def test_a_run_that_a_stack_does_not_have_is_not_offered(runs: dict[str, Script]) -> None:
     with pytest.raises(NotOffered, match="ours: its script has no run 'spread'"):
         observed("ours", runs, "spread")
 
 
-def test_a_script_that_is_not_there_says_so(runs: dict[str, Script]) -> None:
+def test_a_missing_script_of_a_stack_is_reported(runs: dict[str, Script]) -> None:
     with pytest.raises(RuntimeError, match=r"nothing was observed of .*missing\.py"):
         observed("ours", runs, "dies")

@@ -54,7 +54,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("parameters", ["original", "flat"])
 @pytest.mark.parametrize(("strategy", "code"), [("unsharded", 0), ("hybrid", 1)])
-def test_replicas_that_fsdp1_does_not_shard(
+def test_fsdp1_replicas_that_are_not_sharded_are_compared(
     one: Path, tmp_path: Path, strategy: str, code: int, parameters: str
 ) -> None:
     """HYBRID_SHARD over groups of one rank becomes NO_SHARD within them, and reduces nothing: torch 2.13."""

@@ -46,7 +46,7 @@ def _said(*words: object) -> str:
     return CliRunner().invoke(main, [*map(str, words)]).output
 
 
-def test_show_has_ranks_models_steps_and_parameters(tmp_path: Path) -> None:
+def test_show_prints_ranks_models_steps_and_parameters(tmp_path: Path) -> None:
     said = _said("show", _observed(tmp_path / "one"), "--step", 2).splitlines()
     assert said[0] == f"train.py --now: 2 steps on 1 ranks, torch {torch.__version__}"
     assert said[1] == "model Sequential: 3 trainable, 0 frozen parameters"
@@ -71,13 +71,13 @@ def test_a_factor_of_gradients_is_named(tmp_path: Path, by: float, words: str) -
     assert "times that" not in _said("diff", one, _observed(tmp_path / "other", _flipped))
 
 
-def test_a_rate_that_is_another_is_one_line(tmp_path: Path) -> None:
+def test_a_different_learning_rate_is_one_line_of_a_diff(tmp_path: Path) -> None:
     said = _said("diff", _observed(tmp_path / "one"), _observed(tmp_path / "other", rate=0.2))
     assert "0.weight: learning rate 0.2 and decay 0 on rank 0, and 0.1 and 0 in the reference; so have 2 more" in said
     assert said.count("differs ") == 1
 
 
-def test_judge_writes_nowhere_unless_asked_and_recites_nothing(
+def test_judge_writes_nothing_into_the_working_directory_unless_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)

@@ -38,18 +38,18 @@ read_checks()
 torch.set_num_threads(1)
 
 
-def test_a_matrix_without_gradient_is_turned_into_zeros() -> None:
+def test_muon_turns_a_zero_matrix_into_zeros() -> None:
     assert not bool(orthogonalise(torch.zeros(2, 3, 4)).any())
 
 
-def test_a_parameter_that_is_given_twice_is_refused() -> None:
+def test_an_optimizer_refuses_a_parameter_given_twice() -> None:
     parameter = torch.nn.Parameter(torch.ones(2, 2))
     twice = [Member(name=name, parameter=parameter, role="matrix", layer=0) for name in ("one", "other")]
     with pytest.raises(Refused, match="other"):
         Optimizer(Optim(), twice)
 
 
-def test_the_text_that_ships_is_learnable_and_in_many_documents() -> None:
+def test_the_shipped_text_can_be_learnt_and_has_many_documents() -> None:
     corpus = Corpus(replace(SMALL, vocab=256, seq_length=128))
     assert len(corpus) > 300
     tokens, labels, documents = corpus.sequence(5)
@@ -58,7 +58,7 @@ def test_the_text_that_ships_is_learnable_and_in_many_documents() -> None:
     assert set(corpus.stream) < set(range(10, 127))
 
 
-def test_a_text_shorter_than_a_sequence_is_read_around(tmp_path: Path) -> None:
+def test_a_text_shorter_than_a_sequence_wraps_around(tmp_path: Path) -> None:
     path = tmp_path / "short"
     path.write_bytes(b"abc")
     corpus = Corpus(replace(SMALL, vocab=256, seq_length=5, data=Data(path=str(path))))
@@ -69,7 +69,7 @@ def test_a_text_shorter_than_a_sequence_is_read_around(tmp_path: Path) -> None:
         Corpus(replace(corpus.recipe, data=Data(path=str(path.rename(tmp_path / "other")))))
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_data_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"data\.path.*cannot be read"):
         Corpus(replace(SMALL, data=Data(path=str(tmp_path / "nothing"))))
 
@@ -148,7 +148,7 @@ class _Breaks(RankReporter):
         return done
 
 
-def test_a_rank_that_fails_speaks_for_itself_under_its_own_name(tmp_path: Path) -> None:
+def test_a_failing_rank_prints_its_error_with_its_rank(tmp_path: Path) -> None:
     taken = replace(provenance.take(folder=tmp_path, host=None, devices=0), loaded=())
     record = train.Record(started="2026-11-21T00:00:00+00:00", taken=taken)
     asked = train.read((*SHORT, "--steps", "3", "--save", str(tmp_path / "run")), {})
@@ -171,7 +171,7 @@ def test_differing_backends_are_named_by_rank() -> None:
     assert (said[0].requested, said[0].reason) == ("torch-grouped", "sm_70")
 
 
-def test_the_newest_checkpoints_stay_and_none_goes_before_its_copy_has_arrived(tmp_path: Path) -> None:
+def test_retention_keeps_the_newest_and_those_without_a_durable_copy(tmp_path: Path) -> None:
     folder, copies = tmp_path / "run" / "checkpoints", tmp_path / "elsewhere"
     each = ("--set", "checkpoint.interval=1", "--save", str(tmp_path / "run"), "--resume")
     _trains(*each, "--keep", "2", "--steps", "4")
@@ -187,7 +187,7 @@ def test_the_newest_checkpoints_stay_and_none_goes_before_its_copy_has_arrived(t
     assert Checkpoints(folder).steps() == (6, 7), "step 6 has arrived"
 
 
-def test_a_run_that_began_with_another_goes_on_with_its_own_checkpoints(tmp_path: Path) -> None:
+def test_a_fine_tuning_run_resumes_from_its_own_checkpoints(tmp_path: Path) -> None:
     _trains("--save", str(tmp_path / "base"), "--steps", "2")
     tuned = ("--set", f"checkpoint.load={tmp_path / 'base'}", "--save", str(tmp_path / "run"), "--resume")
     _trains(*tuned, "--steps", "3")
@@ -200,12 +200,12 @@ def _trains(*words: str) -> None:
     train.train(train.read((*SHORT, *words), {}), train.Record(started="2026-11-21T00:00:00+00:00", taken=taken))
 
 
-def test_to_keep_no_checkpoint_is_refused() -> None:
+def test_keeping_zero_checkpoints_is_refused() -> None:
     with pytest.raises(Refused, match="--keep = 0: must be at least 1"):
         train.read((*SHORT, "--keep", "0"), {})
 
 
-def test_words_that_nobody_reads_and_ranks_that_are_not_there_end_with_2(
+def test_unknown_options_and_missing_ranks_end_the_trainer_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train.main(("--recipe", "tiny-nam52", "--stepz", "3")) == 2
@@ -217,7 +217,7 @@ def test_words_that_nobody_reads_and_ranks_that_are_not_there_end_with_2(
 
 
 @pytest.mark.parametrize("mode", ["nemo_native", "author_dp"])
-def test_what_a_launch_writes_is_what_the_command_reads(mode: Mode) -> None:
+def test_the_trainer_reads_back_the_argv_of_a_launch(mode: Mode) -> None:
     recipe = PRESETS["tiny-nam56r"]
     lane = Lane(mode=mode, regime="fsdp2", gpus=4, overrides={"optim.lr": "1e-4", "optim.rule": "muon"})
     launched = launch(recipe, lane)
@@ -233,18 +233,18 @@ class _WideStream(Reference):
         return super().train(replace(session, recipe=replace(session.recipe, dtype="fp32")))
 
 
-def test_a_stack_in_which_nothing_overflows_is_not_asked_what_an_overflow_moves() -> None:
+def test_a_contract_about_overflows_is_not_offered_if_nothing_overflows() -> None:
     result = judge(LAW.contracts["PREC-05a"], "dense", _WideStream())
     assert (result.outcome, result.lack) == ("not offered", "case"), result.words
 
 
-def test_a_loss_scale_falls_no_further_than_one() -> None:
+def test_a_loss_scale_never_falls_below_one() -> None:
     trainer = Trainer(replace(SMALL, dtype="fp16"))
     assert not any(trainer.follow(float("inf")) for _ in range(20))
     assert trainer.position()["loss_scale"] == 1
 
 
-def test_float64_is_carried_through_a_step() -> None:
+def test_a_step_in_float64_stays_in_float64() -> None:
     trainer = Trainer(replace(SMALL, pattern="AM", depth=2), Execution(precision="float64"))
     done = trainer.next(wanted=True)
     assert {each.dtype for each in done.gradients.values()} == {torch.float64}

@@ -9,7 +9,7 @@ from contracts.stacks.reference.parallel.pipeline import (
 )
 
 
-def test_what_goes_with_a_stream_gets_a_gradient_of_one() -> None:
+def test_a_loss_joined_to_the_stream_gets_a_gradient_of_one() -> None:
     x, part = torch.randn(3, 4, dtype=torch.float64, requires_grad=True), torch.tensor(0.7, requires_grad=True)
     weight = torch.randn(3, 4, dtype=torch.float64)
     (joined(x, part) * weight).sum().backward()  # type: ignore[no-untyped-call]
@@ -43,5 +43,5 @@ def test_three_ranks_in_a_circle_wait_for_each_other() -> None:
     assert set(checks._undelivered(every)) == {0, 1, 2}
 
 
-def test_a_message_without_a_counterpart_is_left() -> None:
+def test_a_message_without_a_counterpart_is_reported_as_undelivered() -> None:
     assert set(checks._undelivered([[_message(False, 1, 0)], []])) == {0}

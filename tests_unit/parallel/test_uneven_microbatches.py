@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 SMALL = replace(LETTERS, pattern="AE", depth=2)
 
 
-def test_windows_that_are_not_as_many_as_steps_and_microbatches_are_refused() -> None:
+def test_a_wrong_number_of_windows_or_microbatches_is_refused() -> None:
     window = (batch("one", SMALL.vocab),)
     session = Session(recipe=SMALL, steps=2, windows=(window,), execution=Execution(microbatches=2))
     with pytest.raises(Refused) as refused:
@@ -37,14 +37,14 @@ def test_windows_that_are_not_as_many_as_steps_and_microbatches_are_refused() ->
         ("global-batch", Execution(world=2, microbatches=4, degrees=Degrees(pp=2)), 4),
     ],
 )
-def test_one_rank_has_the_microbatches_in_which_loads_are_alike(
+def test_one_rank_gets_the_microbatches_that_give_equal_balance_losses(
     over: str, execution: Execution, microbatches: int
 ) -> None:
     stack: Any = SimpleNamespace(conventions={"balance-over": over})
     assert like_on_one_rank(stack, execution) == microbatches
 
 
-def test_loads_so_far_of_rows_of_several_ranks_are_not_asked() -> None:
+def test_a_global_batch_balance_with_microbatches_on_several_ranks_is_not_offered() -> None:
     stack: Any = SimpleNamespace(conventions={"balance-over": "global-batch"})
     with pytest.raises(NotOffered, match="no single rank has"):
         like_on_one_rank(stack, Execution(world=2, microbatches=2))

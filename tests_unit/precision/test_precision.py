@@ -27,14 +27,14 @@ BY_HAND: dict[tuple[Format, float], float] = {
 
 
 @pytest.mark.parametrize(("form", "value"), BY_HAND)
-def test_numbers_are_rounded_as_worked_out_by_hand(form: Format, value: float) -> None:
+def test_fp8_rounding_equals_values_worked_out_by_hand(form: Format, value: float) -> None:
     single = torch.tensor([[value]], dtype=torch.float64)
     cast = Fp8Matmul(Fp8()).cast(single, form).double()
     assert (cast.item(), oracle.rounded(single, form).item()) == (BY_HAND[form, value], BY_HAND[form, value])
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_number_of_a_format_is_kept(form: Format) -> None:
+def test_every_fp8_number_is_kept_unchanged(form: Format) -> None:
     every = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(DTYPES[form]).float()
     finite = every[every.abs() <= LARGEST[form]].double()
     assert len(finite) == {"e4m3": 254, "e5m2": 248}[form]  # 256 less NaN, and the infinities of e5m2
@@ -47,7 +47,7 @@ def test_every_number_of_a_format_is_kept(form: Format) -> None:
     scaling=st.sampled_from(SCALINGS), form=st.sampled_from(("hybrid", "e4m3")), spread=st.floats(0, 6),
 )  # fmt: skip
 @SETTINGS
-def test_a_product_is_its_definition_in_every_shape(
+def test_an_fp8_product_equals_its_definition_in_every_shape(
     shape: tuple[int, int, int], scaling: Literal["delayed"], form: Literal["e4m3"], spread: float
 ) -> None:
     """Rows and columns differ by powers of ten up to `spread`, so that a block is not like its neighbour."""
@@ -89,14 +89,14 @@ def test_a_block_of_mxfp8_has_the_scale_worked_out_by_hand() -> None:
     assert product.scale_of(t_RC, 0, 1, 0)[0, [0, 31, 32, 63]].tolist() == [64.0, 64.0, 32.0, 32.0]
 
 
-def test_a_product_in_bfloat16_is_rounded_once() -> None:
+def test_a_bfloat16_product_is_rounded_once() -> None:
     """Sums are float32: 257 products of 1 and 1 are 257 before they become bfloat16's 256."""
     ones = torch.ones(1, 257, dtype=torch.bfloat16)
     assert Fp8Matmul(Fp8())(ones, torch.ones(1, 257)).item() == 256.0
     assert Fp8Matmul(Fp8())(ones.float(), torch.ones(1, 257)).item() == 257.0
 
 
-def test_a_pass_in_evaluation_records_nothing() -> None:
+def test_a_pass_in_evaluation_mode_does_not_change_the_amax_history() -> None:
     product, x, weight = Fp8Matmul(Fp8(scaling="delayed")), torch.ones(2, 4), torch.ones(3, 4)
     product.eval()(x, weight)
     assert not product.amax_history.any()

@@ -111,7 +111,7 @@ def mutated(draw: random.Random) -> NodeCapture:
 
 
 @pytest.mark.slow
-def test_nothing_sick_passes_and_nothing_breaks() -> None:
+def test_no_damaged_node_passes_preflight_and_every_finding_has_a_remedy() -> None:
     draw, passed, refused = random.Random(20260615), 0, 0
     for _ in range(HOSTILE):
         node = mutated(draw)
@@ -123,7 +123,7 @@ def test_nothing_sick_passes_and_nothing_breaks() -> None:
     assert refused > HOSTILE / 2, "the edits hardly make a node sick, so refusing proves nothing"
 
 
-def test_no_nodes_are_no_pass() -> None:
+def test_a_rank_map_without_nodes_is_refused() -> None:
     assert Reference().rank_map((), (), NEED)
 
 
@@ -133,7 +133,7 @@ def _tool(folder: Path, text: str) -> None:
     tool.chmod(0o755)
 
 
-def test_an_absent_tool_is_a_reason_and_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tool_is_a_finding_and_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     node = read_node()
     assert (node.topology, node.devices, node.memory) == (None, None, None)
@@ -141,7 +141,7 @@ def test_an_absent_tool_is_a_reason_and_not_an_error(tmp_path: Path, monkeypatch
     assert "nvidia-smi is not installed" in said(Reference().preflight(node, NEED))
 
 
-def test_a_tool_that_hangs_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_hangs_is_called_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _tool(tmp_path, f"echo asked >> {tmp_path}/asked; exec /bin/sleep 60")
     monkeypatch.setenv("PATH", str(tmp_path))
     node = read_node(timeout_s=0.5)
@@ -149,7 +149,7 @@ def test_a_tool_that_hangs_is_asked_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 
-def test_a_tool_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_of_a_failing_tool_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _tool(tmp_path, "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     monkeypatch.setenv("PATH", str(tmp_path))
     node = read_node()
@@ -181,7 +181,7 @@ def _command(folder: Path, *words: str, **nodes: object) -> Result:
     return CliRunner().invoke(main, ["preflight", *(files.get(word, word) for word in words)])
 
 
-def test_the_command_says_every_reason_with_its_remedy(tmp_path: Path) -> None:
+def test_the_preflight_command_prints_every_finding_with_its_remedy(tmp_path: Path) -> None:
     sick = replace(with_cells(H200, GPU3_GPU5="SYS"), numa_balancing="1\n")
     done = _command(tmp_path, "--capture", "sick", sick=sick)
     assert done.exit_code == 1
@@ -220,7 +220,7 @@ def test_the_command_does_not_mix_a_captured_node_with_this_ones_disks(tmp_path:
     assert "was taken elsewhere" in done.output
 
 
-def test_the_command_passes_a_fit_node_for_a_recipe(tmp_path: Path) -> None:
+def test_the_preflight_command_passes_a_healthy_node_for_a_recipe(tmp_path: Path) -> None:
     recipe = ("--recipe", "nam56r_h200_bf16_v1")
     assert _command(tmp_path, "--capture", "n0", *recipe, n0=H200).exit_code == 0
     small = replace(H200, memory="".join(f"{gpu}, 81559\n" for gpu in range(8)))
@@ -248,14 +248,16 @@ def test_a_capture_is_read_strictly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", [["--floor", "0"], ["--floor", "nan"], ["--floor", "9", "--rounds", "0"], ["--floor", "9"]]
 )
-def test_a_pass_without_bounds_or_ranks_is_a_wrong_question(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_all_reduce_pass_without_limits_or_ranks_is_a_usage_error(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(SystemExit) as ended:
         allreduce(words)
     assert ended.value.code == 2
 
 
-def test_the_check_of_this_node_is_tried_on_a_captured_one() -> None:
+def test_the_check_of_the_local_node_works_on_a_captured_one() -> None:
     """PREF-01d captures where it runs; without a GPU there is nothing to capture."""
     is_fit_for_its_gpus(Reference(), H200)
     for mutant, words in (

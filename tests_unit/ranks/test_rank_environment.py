@@ -40,7 +40,7 @@ def test_a_process_that_does_not_know_its_rank_is_refused(name: str, reads: Call
     assert words in str(caught.value).replace(REMEDY, "").replace("\n", " ")
 
 
-def test_a_training_process_is_also_refused_half_a_place_in_a_world_of_one() -> None:
+def test_a_rank_without_a_world_size_is_refused_even_in_a_world_of_one() -> None:
     assert stated({"LOCAL_RANK": "3"}) == ALONE
     for half in ({"RANK": "0"}, {"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": ""}, {"RANK": "0", "WORLD_SIZE": "1"}):
         with pytest.raises(Refused, match="is not set"):
@@ -48,12 +48,12 @@ def test_a_training_process_is_also_refused_half_a_place_in_a_world_of_one() -> 
 
 
 @pytest.mark.parametrize("alone", [{}, {"WORLD_SIZE": ""}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "1", "RANK": "0"}])
-def test_one_process_is_one_process(alone: Mapping[str, str]) -> None:
+def test_a_process_without_a_launcher_has_no_rank(alone: Mapping[str, str]) -> None:
     assert not rank_environment.several(alone)
     assert rank_environment.from_environment(alone) is None
 
 
-def test_what_torchrun_writes_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variables_of_torchrun_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     place = rank_environment.from_environment(TWO)
     assert (place.rank, place.size, place.local_rank, place.local_size, place.port) == (1, 2, 1, 2, 29511)
     for name, value in TWO.items():
@@ -62,7 +62,7 @@ def test_what_torchrun_writes_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.dictionaries(st.sampled_from([*TWO, "MASTER_ADDR"]), st.text(max_size=6)))
-def test_any_environment_is_a_place_or_is_refused_with_words(said: Mapping[str, str]) -> None:
+def test_any_environment_gives_a_rank_or_a_refusal_with_a_message(said: Mapping[str, str]) -> None:
     words, place = "", None
     try:
         place = rank_environment.from_environment({**TWO, **said})
@@ -75,7 +75,7 @@ def test_any_environment_is_a_place_or_is_refused_with_words(said: Mapping[str, 
 
 
 @pytest.mark.parametrize("plugin", ["contracts.harness.plugin", "contracts.ranks.plugin"])
-def test_pytest_refuses_before_it_collects(tmp_path: Path, plugin: str) -> None:
+def test_pytest_refuses_a_malformed_rank_before_collecting(tmp_path: Path, plugin: str) -> None:
     (tmp_path / "test_red.py").write_text("def test_red():\n    assert 0\n", encoding="utf-8")
     told = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "RANK", "LOCAL_"))}
     done = subprocess.run(

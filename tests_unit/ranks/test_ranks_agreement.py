@@ -28,7 +28,7 @@ def no_look(missing: tuple[int, ...]) -> None:
     pass
 
 
-def test_every_rank_reads_what_every_rank_wrote() -> None:
+def test_every_rank_reads_the_messages_of_all_ranks() -> None:
     def work(rank: Agreement) -> list[str]:
         rank.next()
         return rank.gather(f"of {rank.rank}", no_look)
@@ -36,7 +36,7 @@ def test_every_rank_reads_what_every_rank_wrote() -> None:
     assert together(4, work) == [["of 0", "of 1", "of 2", "of 3"]] * 4
 
 
-def test_a_hundred_exchanges_in_a_row_stay_apart() -> None:
+def test_a_hundred_consecutive_exchanges_do_not_mix() -> None:
     def work(rank: Agreement) -> list[list[str]]:
         said = []
         for number in range(100):
@@ -49,7 +49,7 @@ def test_a_hundred_exchanges_in_a_row_stay_apart() -> None:
     assert together(3, work) == [expected] * 3
 
 
-def test_a_word_of_one_rank_is_read_by_all_and_silence_by_none() -> None:
+def test_a_message_of_one_rank_reaches_all_ranks() -> None:
     def work(rank: Agreement) -> list[list[str]]:
         return [rank.gather("a word" if (number, rank.rank) == (3, 2) else "", no_look) for number in range(6)]
 
@@ -57,7 +57,7 @@ def test_a_word_of_one_rank_is_read_by_all_and_silence_by_none() -> None:
     assert together(3, work) == [expected] * 3
 
 
-def test_what_is_long_and_everybody_has_read_is_deleted() -> None:
+def test_a_long_message_is_deleted_after_every_rank_has_read_it() -> None:
     shared = store()
 
     def work(rank: Agreement) -> None:
@@ -72,7 +72,7 @@ def test_what_is_long_and_everybody_has_read_is_deleted() -> None:
     assert shared.num_keys() - 50 * 2 <= 2  # of each exchange who was there and that it is over, and the last messages
 
 
-def test_more_ranks_than_one_counter_holds_see_who_speaks_and_who_is_missing() -> None:
+def test_messages_and_missing_ranks_are_seen_with_more_ranks_than_one_counter_holds() -> None:
     size, speakers = 2 * MEMBERS + 3, ({-1}, {0, MEMBERS}, {64})
 
     def work(rank: Agreement) -> list[list[str]]:
@@ -96,7 +96,7 @@ def test_more_ranks_than_one_counter_holds_see_who_speaks_and_who_is_missing() -
     assert seen == [tuple(range(size - 1)), tuple(each for each in range(size - 1) if each != MEMBERS)]
 
 
-def test_who_waits_sees_who_is_missing_and_may_give_up() -> None:
+def test_a_waiting_rank_sees_which_ranks_are_missing_and_may_stop_waiting() -> None:
     seen: list[tuple[int, ...]] = []
 
     class GivesUp(Exception):
@@ -114,7 +114,7 @@ def test_who_waits_sees_who_is_missing_and_may_give_up() -> None:
     assert seen == [(0, 2, 3), (0, 2, 3)]
 
 
-def test_the_first_reason_to_call_a_step_off_stands_and_for_that_step_alone() -> None:
+def test_the_first_reason_to_cancel_a_step_is_kept_for_that_step_only() -> None:
     def work(rank: Agreement) -> str:
         return rank.call_off(7, f"because of {rank.rank}")
 
@@ -126,7 +126,7 @@ def test_the_first_reason_to_call_a_step_off_stands_and_for_that_step_alone() ->
     assert (rank.called_off(7), rank.called_off(8)) == ("late", None)
 
 
-def test_the_first_end_stands_with_all_that_it_says() -> None:
+def test_the_first_end_of_a_session_is_kept() -> None:
     rank = Agreement(store(), rank=0, size=2)
     assert rank.ended() is None
     end = End(reason="rank 1 died", restart=False, rank=1, silent=(1, 3))
@@ -135,14 +135,14 @@ def test_the_first_end_stands_with_all_that_it_says() -> None:
     assert rank.ended() == end
 
 
-def test_those_that_did_not_pass_are_counted_by_the_store_and_not_by_clocks() -> None:
+def test_the_rank_that_failed_first_is_decided_by_the_store_and_not_by_clocks() -> None:
     def work(rank: Agreement) -> int:
         return rank.order(5)
 
     assert sorted(together(6, work)) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_store_that_is_gone_is_no_late_rank() -> None:
+def test_a_lost_store_is_not_reported_as_a_late_rank() -> None:
     class Gone:
         def set(self, key: str, value: str) -> None: ...
 
@@ -183,12 +183,12 @@ DECISIONS = {  # what a waiting rank sees → what it does: a word of it, or Non
 
 
 @pytest.mark.parametrize("case", DECISIONS)
-def test_a_rank_that_waits_does_the_least_that_bounds_its_wait(case: str) -> None:
+def test_a_waiting_rank_takes_the_mildest_step_that_bounds_its_wait(case: str) -> None:
     seen, expected = DECISIONS[case]
     assert decide(Waiting(limit=60, missing=(1, 2), me=0, **seen), LIMITS) == expected  # type: ignore[arg-type]
 
 
-def test_no_wait_is_without_end() -> None:
+def test_every_wait_is_bounded() -> None:
     """Whatever a waiting rank sees, by limit + grace + hard + grace it has ended the run or is no longer waiting."""
     called_off_at = None
     for tenth in range(10_000):
@@ -203,7 +203,7 @@ def test_no_wait_is_without_end() -> None:
     raise AssertionError("it waits still")
 
 
-def test_ranks_that_begin_together_find_one_name_and_each_start_a_name_of_its_own() -> None:
+def test_ranks_that_start_together_agree_on_a_name_and_each_start_has_its_own() -> None:
     shared = store()
 
     def begin(size: int) -> list[str]:
@@ -216,7 +216,7 @@ def test_ranks_that_begin_together_find_one_name_and_each_start_a_name_of_its_ow
     assert len({each[0] for each in names}) == 20
 
 
-def test_a_rank_that_begins_before_rank_zero_does_not_join_the_start_before() -> None:
+def test_a_rank_that_starts_before_rank_zero_does_not_join_the_previous_start() -> None:
     shared = store()
     with ThreadPoolExecutor(2) as pool:
         first = [pool.submit(gathering, shared, rank=rank, size=2, limit=20) for rank in range(2)]
@@ -228,12 +228,12 @@ def test_a_rank_that_begins_before_rank_zero_does_not_join_the_start_before() ->
         assert {early.result()} != former
 
 
-def test_a_rank_that_never_begins_is_not_waited_for_without_end() -> None:
+def test_waiting_for_a_rank_that_never_starts_ends() -> None:
     with pytest.raises(TimeoutError, match=r"rank 0 waited 0\.1 s for the other ranks to begin"):
         gathering(store(), rank=0, size=2, limit=0.1)
 
 
-def test_differing_views_are_reported_by_field_value_and_rank() -> None:
+def test_disagreeing_ranks_are_reported_by_field_value_and_rank() -> None:
     views = [{"tests": 3, "torch": "2.13"}, {"tests": 4, "torch": "2.13"}, {"tests": 3, "torch": "2.13", "NCCL_X": "1"}]
     assert differences(views) == [
         "tests: rank 0, 2: 3; rank 1: 4",
@@ -242,7 +242,7 @@ def test_differing_views_are_reported_by_field_value_and_rank() -> None:
     assert differences([{"tests": 3}, {"tests": 3}]) == []
 
 
-def test_a_thread_of_its_own_can_call_off_what_another_waits_for() -> None:
+def test_a_second_thread_can_cancel_a_wait() -> None:
     shared = store()
     waiter, watchdog = (Agreement(shared, rank=0, size=2) for _ in range(2))
     heard: list[str] = []

@@ -19,7 +19,7 @@ SAYS = (
     ("policy", "ranks", "granted"),
     [("SCHED_OTHER", 10**6, True), ("SCHED_OTHER", 0, False), ("SCHED_IDLE", 10**6, False)],
 )
-def test_crowded_ranks_ask_for_the_batch_policy_and_others_for_none(policy: str, ranks: int, granted: bool) -> None:
+def test_more_ranks_than_cores_use_the_batch_scheduling_policy(policy: str, ranks: int, granted: bool) -> None:
     words = SAYS.format(policy=policy, ranks=ranks)  # of a process of its own: a policy is not taken back
     said = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
     kept = os.SCHED_BATCH if granted else getattr(os, policy)

@@ -74,7 +74,7 @@ EXPECTED = {  # test → outcome, words
 }
 
 
-def test_with_restarts_a_death_costs_one_test(tmp_path: Path, subtests: pytest.Subtests) -> None:
+def test_with_restarts_the_death_of_a_rank_fails_only_one_test(tmp_path: Path, subtests: pytest.Subtests) -> None:
     run = torchrun(tmp_path, {"test_deaths.py": DEATHS}, "--dist-grace=0.3", ranks=2, restarts=8, limit_s=200)
     assert list(run.outcomes) == list(EXPECTED), run.output[-4000:]
     for name, (outcome, words) in EXPECTED.items():
@@ -114,7 +114,7 @@ def test_never():
 
 
 @pytest.mark.parametrize("deed", ENDS)
-def test_without_restarts_the_end_is_reported(tmp_path: Path, deed: str) -> None:
+def test_without_restarts_a_death_is_reported_and_ends_the_session(tmp_path: Path, deed: str) -> None:
     does, said = ENDS[deed]
     run = torchrun(tmp_path, {"test_ends.py": WITHOUT.format(deed=does)}, ranks=2)
     assert run.code == 1
@@ -125,7 +125,7 @@ def test_without_restarts_the_end_is_reported(tmp_path: Path, deed: str) -> None
     assert run.journal()[-1].get("start") == "test_ends.py::test_dies" or "report" in run.journal()[-1]
 
 
-def test_the_death_of_rank_zero_without_restarts_is_reported_by_another(tmp_path: Path) -> None:
+def test_without_restarts_the_death_of_rank_0_is_reported_by_another_rank(tmp_path: Path) -> None:
     files = {"test_ends.py": WITHOUT.replace("RANK == 1", "RANK == 0").format(deed="os.kill(os.getpid(), 9)")}
     run = torchrun(tmp_path, files, ranks=2)
     assert run.code == 1
@@ -154,7 +154,7 @@ def slow_to_end():
 """
 
 
-def test_a_session_without_recovery_in_place_restarts_and_continues(tmp_path: Path) -> None:
+def test_with_recover_restart_a_failure_restarts_the_ranks_and_continues(tmp_path: Path) -> None:
     """And a death in the teardown of a module, after the last test has passed its call, is not silent."""
     run = torchrun(tmp_path, {"test_restarts.py": RESTARTS}, "--dist-recover=restart", ranks=2, restarts=2)
     assert run.code == 1

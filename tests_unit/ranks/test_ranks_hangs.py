@@ -128,7 +128,7 @@ EXPECTED = {  # a hang → words that stand in its failure
 }  # fmt: skip
 
 
-def test_a_hang_costs_one_test_and_says_where_every_rank_was(tmp_path: Path, subtests: pytest.Subtests) -> None:
+def test_a_hang_fails_one_test_and_shows_where_every_rank_was(tmp_path: Path, subtests: pytest.Subtests) -> None:
     files = {"test_hangs.py": HANGS, "conftest.py": 'pytest_plugins = ["contracts.ranks.plugin"]\n' + ALTERNATE}
     run = torchrun(tmp_path, files, "--dist-grace=0.1", "--dist-max-aborts=99")
     assert run.outcomes, run.output[-4000:]

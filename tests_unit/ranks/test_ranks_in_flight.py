@@ -119,7 +119,7 @@ def is_charged_to_who_left_it(run: Run) -> None:
 
 @pytest.mark.torchrun
 @needs_torch()[1]
-def test_what_is_left_in_flight_is_charged_to_who_left_it(tmp_path: Path) -> None:
+def test_a_collective_left_in_flight_fails_the_test_that_left_it(tmp_path: Path) -> None:
     is_charged_to_who_left_it(torchrun(tmp_path, {"test_left.py": FILE}, "--dist-grace=0.5", "-v", ranks=2))
 
 
@@ -149,7 +149,7 @@ job.leftovers = swapped
 @pytest.mark.torchrun
 @needs_torch()[1]
 @pytest.mark.parametrize("part", BROKEN)
-def test_a_plugin_that_does_not_look_is_noticed(part: str, tmp_path: Path) -> None:
+def test_the_test_of_collectives_in_flight_fails_without_the_plugins_check(part: str, tmp_path: Path) -> None:
     instead, words = BROKEN[part]
     files = {"test_left.py": FILE, "conftest.py": CONFTEST + instead}
     run = torchrun(tmp_path, files, "--dist-grace=0.5", "-v", ranks=2)
@@ -183,7 +183,7 @@ def test_group_of_the_same_name():
 
 @pytest.mark.torchrun
 @needs_torch()[1]
-def test_a_group_does_not_inherit_the_messages_of_another_of_its_name(tmp_path: Path) -> None:
+def test_a_new_group_does_not_get_messages_of_an_older_one_with_its_name(tmp_path: Path) -> None:
     run = torchrun(tmp_path, {"test_left.py": SAME_NAME}, "--dist-grace=0.5", "-v", ranks=3)
     assert [run.outcome(name) for name in run.outcomes] == ["passed", "passed", "failed", "passed"], run.output[-3000:]
 

@@ -21,17 +21,17 @@ def journal(path: Path, *calls: tuple[str, ...]) -> Past:
 A, B = "test_x.py::test_a", "test_x.py::test_b[1-é]"
 
 
-def test_no_journal_is_no_past(tmp_path: Path) -> None:
+def test_a_missing_journal_has_no_past_tests(tmp_path: Path) -> None:
     assert read_journal(tmp_path / "none") == Past()
 
 
-def test_a_test_that_was_done_is_not_run_again(tmp_path: Path) -> None:
+def test_a_finished_test_is_not_run_again_after_a_restart(tmp_path: Path) -> None:
     found = journal(tmp_path / "j", ("start", A), ("report", A, "passed"), ("report", A, "failed"), ("done", A))
     assert found.done == {A: [{"nodeid": A, "outcome": "passed"}, {"nodeid": A, "outcome": "failed"}]}
     assert found.under_way is None
 
 
-def test_a_test_that_had_begun_is_under_way_with_what_it_had_reported(tmp_path: Path) -> None:
+def test_an_unfinished_test_in_a_journal_keeps_its_reports(tmp_path: Path) -> None:
     found = journal(tmp_path / "j", ("start", A), ("done", A), ("start", B), ("report", B, "passed"))
     assert list(found.done) == [A]
     assert found.under_way == B
@@ -46,7 +46,7 @@ def test_a_journal_continues_over_several_attempts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
-def test_a_last_line_that_was_cut_short_is_no_line(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_last_line_of_a_journal_is_ignored(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "j"
     journal(path, ("start", A), ("done", A), ("start", B))
     path.write_text(path.read_text(encoding="utf-8")[:-cut], encoding="utf-8")
@@ -55,6 +55,6 @@ def test_a_last_line_that_was_cut_short_is_no_line(tmp_path: Path, cut: int) -> 
     assert found.under_way in (None, B)
 
 
-def test_a_past_travels_as_text(tmp_path: Path) -> None:
+def test_a_journals_content_survives_text_form(tmp_path: Path) -> None:
     found = journal(tmp_path / "j", ("start", A), ("report", A, "passed"), ("done", A), ("start", B))
     assert Past.of(found.text()) == found

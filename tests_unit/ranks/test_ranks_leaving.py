@@ -63,7 +63,7 @@ def is_red(run: running.Run, says: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_session_that_is_not_through_and_green_never_ends_with_0(way: str, tmp_path: Path) -> None:
+def test_a_session_that_failed_or_ended_early_never_exits_with_0(way: str, tmp_path: Path) -> None:
     """A launcher sees exit codes and nothing else, and whatever runs in a rank can leave with 0."""
     file, says = WAYS[way]
     is_red(torchrun(tmp_path, {"test_it.py": file}, ranks=2, restarts=3), says)
@@ -85,7 +85,7 @@ BELIEVED: dict[str, tuple[str, str]] = {  # a rank whose exit code is believed â
 
 
 @pytest.mark.parametrize("why", BELIEVED)
-def test_a_guard_that_believes_an_exit_code_of_0_is_noticed(why: str, tmp_path: Path) -> None:
+def test_the_test_of_exit_codes_fails_for_a_guard_that_trusts_0(why: str, tmp_path: Path) -> None:
     way, conftest = BELIEVED[why]
     file, says = WAYS[way]
     run = torchrun(tmp_path, {"test_it.py": file, "conftest.py": conftest}, ranks=2)
@@ -130,7 +130,7 @@ def test_after_the_fork():
 """
 
 
-def test_a_red_end_uses_no_restart_and_what_a_test_does_to_its_process_is_its_own(tmp_path: Path) -> None:
+def test_a_failed_session_uses_no_restart(tmp_path: Path) -> None:
     run = torchrun(tmp_path, {"test_red.py": RED_WITH_RESTARTS, "conftest.py": STARTS}, ranks=2, restarts=3)
     assert run.code == 1
     assert {*(tmp_path / "starts").read_text()} == {"0"}, "the ranks were started again"
@@ -165,7 +165,7 @@ def test_dies():
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["green", "a rank dies"])
-def test_what_tests_leave_ends_with_the_session(dies: bool, tmp_path: Path) -> None:
+def test_processes_that_tests_leave_end_with_the_session(dies: bool, tmp_path: Path) -> None:
     if dies:
         (tmp_path / "die").touch()
     mark = uuid.uuid4().hex
@@ -199,7 +199,7 @@ def test_never():
 """
 
 
-def test_a_disk_that_takes_no_more_ends_the_session_red_and_named(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_session_with_a_failure_that_names_it(tmp_path: Path) -> None:
     run = torchrun(tmp_path, {"test_full.py": FULL}, ranks=2, restarts=3, limit_s=90)
     assert run.code != 0
     assert "journal.jsonl cannot be written: No space left on device; give --dist-out a folder with space" in run.output
@@ -207,7 +207,7 @@ def test_a_disk_that_takes_no_more_ends_the_session_red_and_named(tmp_path: Path
     assert run.output.count("test session starts") == 1, "the ranks were started again"
 
 
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_an_unwritable_log_folder_is_refused(tmp_path: Path) -> None:
     run = torchrun(tmp_path, {"test_it.py": RED}, "--dist-out=/proc/nowhere", ranks=2, limit_s=90)
     assert run.code != 0
     assert "--dist-out: /proc/nowhere" in run.output
@@ -216,7 +216,9 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize(("args", "addopts"), [(("-q", "--dist-out", "out"), ""), (("-q",), "--dist-out out")])
-def test_a_folder_in_two_words_is_refused(args: tuple[str, ...], addopts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_folder_with_a_space_is_refused(
+    args: tuple[str, ...], addopts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Config:
         option = SimpleNamespace()
         invocation_params = SimpleNamespace(args=args)
@@ -233,7 +235,7 @@ def pytest_sessionfinish():
 """
 
 
-def test_a_copy_that_comes_back_after_the_last_test_is_no_rank_either(tmp_path: Path) -> None:
+def test_a_forked_child_that_returns_after_the_last_test_fails_the_session(tmp_path: Path) -> None:
     files = {"test_it.py": "def test_passes():\n    assert summed(1) == 2\n", "conftest.py": LEAVE + COMES_BACK}
     run = torchrun(tmp_path, files, ranks=2, limit_s=90)
     assert run.code == 1, run.output[-3000:]
@@ -283,7 +285,7 @@ def test_after_it_all():
 """
 
 
-def test_a_test_that_is_repeated_after_an_abort_meets_a_new_group(tmp_path: Path) -> None:
+def test_a_test_repeated_after_an_abort_gets_a_new_group(tmp_path: Path) -> None:
     run = torchrun(tmp_path, {"test_flaky.py": FLAKY, "conftest.py": running.CONFTEST + REPEATS}, ranks=2, limit_s=90)
     assert run.code == 1
     outcomes = {name: run.outcome(name) for name in run.outcomes}
@@ -333,7 +335,7 @@ def test_all_fail_alike():
 """
 
 
-def test_a_wrong_shape_that_others_assert_is_charged_to_the_rank_that_has_it(tmp_path: Path) -> None:
+def test_a_wrong_shape_is_charged_to_the_rank_that_has_it(tmp_path: Path) -> None:
     run = torchrun(tmp_path, {"test_shapes.py": SHAPES}, ranks=4, limit_s=120)
     assert run.code == 1, run.output[-3000:]
     assert re.search(r"test_one_rank_reduces_more.*: rank 2 differs: gloo:all_reduce \[\[4\]\]", run.output)
@@ -358,7 +360,7 @@ def test_destroys_groups_that_a_cycle_holds(n):
 """
 
 
-def test_destroyed_groups_do_not_use_up_what_a_rank_may_open(tmp_path: Path) -> None:
+def test_destroyed_groups_free_their_file_descriptors(tmp_path: Path) -> None:
     run = torchrun(tmp_path, {"test_kept.py": KEPT}, ranks=2, limit_s=90)
     assert run.code == 0, run.output[-3000:]
     assert len(run.outcomes) == 31
@@ -387,7 +389,7 @@ def test_ends():
 """
 
 
-def test_two_nodes_agree_on_what_one_of_them_did_and_use_no_restart(tmp_path: Path) -> None:
+def test_two_nodes_report_the_failure_of_one_and_use_no_restart(tmp_path: Path) -> None:
     files = {"test_nodes.py": NODES, "conftest.py": STARTS}
     run, other = running.two_nodes(tmp_path, files, ranks=2, restarts=3)
     assert (run.code, other) == (1, 1), run.output[-3000:]

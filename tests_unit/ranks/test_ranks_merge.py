@@ -56,19 +56,19 @@ TABLE = {  # what ranks say → kind, primary rank, poisoned
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_the_ranks_outcomes_make_one(case: str) -> None:
+def test_the_ranks_outcomes_are_merged_into_one(case: str) -> None:
     said, kind, primary, poisoned = TABLE[case]
     merged = merge(posts(*said))
     assert (merged.kind, merged.primary, merged.poisoned) == (kind, primary, poisoned), merged
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_the_order_in_which_posts_are_read_decides_nothing(case: str) -> None:
+def test_the_merged_outcome_does_not_depend_on_the_order_of_reading(case: str) -> None:
     said = posts(*TABLE[case][0])
     assert merge(said) == merge(said[::-1]) == merge(said[1:] + said[:1])
 
 
-def test_equal_failures_are_shown_once_and_the_first_to_diverge_at_the_top() -> None:
+def test_equal_failures_are_shown_once_with_the_first_diverging_rank_first() -> None:
     merged = merge(posts("failed:late@3", "passed", "failed:early@1", "failed:late@2", "failed!cut@4"))
     heads = [line for line in merged.text.splitlines() if line.startswith("-----")]
     assert heads == ["----- rank 2 -----", "----- ranks 0, 3 -----", "----- rank 4 -----"]
@@ -82,7 +82,7 @@ def test_disagreeing_ranks_are_reported_with_their_reasons() -> None:
     assert "rank 0: no disk" in merged.text
 
 
-def test_ranks_that_skip_for_different_reasons_say_so() -> None:
+def test_skips_for_different_reasons_are_shown_by_rank() -> None:
     assert merge(posts("skipped:no disk", "skipped:no card")).reason == "rank 0: no disk; rank 1: no card"
 
 
@@ -103,13 +103,13 @@ PROPERTIES = {  # what ranks say → whose properties stand
 
 
 @pytest.mark.parametrize("case", PROPERTIES)
-def test_the_properties_are_those_of_the_rank_that_decided(case: str) -> None:
+def test_a_merged_report_has_the_properties_of_the_deciding_rank(case: str) -> None:
     said, whose = PROPERTIES[case]
     merged = merge(_with_properties(*said))
     assert [value for name, value in merged.properties if name == "result"] == whose
 
 
-def test_a_failure_carries_a_verdict_for_programs_and_a_pass_none() -> None:
+def test_a_failure_has_a_machine_readable_verdict_and_a_pass_has_none() -> None:
     merged = merge(posts("passed", "failed!rank 1 did not finish@1"))
     verdict = json.loads(str(dict(merged.properties)[VERDICT]))
     assert verdict == {
@@ -122,7 +122,7 @@ def test_a_failure_carries_a_verdict_for_programs_and_a_pass_none() -> None:
     assert VERDICT not in dict(merge(posts("passed", "passed")).properties)
 
 
-def test_output_of_all_ranks_stands_once_and_of_some_with_their_names() -> None:
+def test_equal_output_is_shown_once_and_different_output_by_rank() -> None:
     from dataclasses import replace
 
     said = posts("failed:a@1", "failed:a@2", "failed:a@3")
@@ -132,12 +132,12 @@ def test_output_of_all_ranks_stands_once_and_of_some_with_their_names() -> None:
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_a_post_is_read_as_it_was_written(case: str) -> None:
+def test_a_ranks_report_is_read_as_it_was_written(case: str) -> None:
     for post in _with_properties(*TABLE[case][0]):
         assert read(written(post), post.rank) == post
 
 
-def test_a_long_failure_travels_with_its_end() -> None:
+def test_a_long_failure_keeps_its_end_when_it_is_cut() -> None:
     post = Post(rank=1, kind="failed", text="x" * 100_000 + "the end")
     assert len(read(written(post), post.rank).text) == 20_000
     assert read(written(post), post.rank).text.endswith("the end")

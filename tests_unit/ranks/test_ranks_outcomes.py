@@ -218,7 +218,9 @@ EXPECTED = {  # test → what JUnit says, words that stand in it
 }  # fmt: skip
 
 
-def test_a_test_has_one_outcome_and_the_one_after_it_its_own(tmp_path: Path, subtests: pytest.Subtests) -> None:
+def test_each_test_has_one_outcome_over_all_ranks_and_the_next_is_unaffected(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     run = torchrun(tmp_path, {"test_outcomes.py": OUTCOMES})
     assert list(run.outcomes) == list(EXPECTED), run.output[-4000:]
     for name, (outcome, words) in EXPECTED.items():
@@ -328,7 +330,9 @@ def test_after_9():
 """
 
 
-def test_whatever_a_test_does_to_its_process_the_next_one_is_right(tmp_path: Path, subtests: pytest.Subtests) -> None:
+def test_a_test_that_damages_its_process_does_not_change_the_next_outcome(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     run = torchrun(tmp_path, {"test_abused.py": ABUSED}, ranks=2, restarts=3)
     assert run.code == 1
     assert len(run.outcomes) == 18, run.output[-4000:]

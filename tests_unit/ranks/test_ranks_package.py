@@ -8,12 +8,12 @@ from contracts.instruments.import_trace import modules_after
 MODULES = [name for _, name, _ in pkgutil.iter_modules(contracts.ranks.__path__, f"{contracts.ranks.__name__}.")]
 
 
-def test_it_imports_nothing_of_this_project() -> None:
+def test_the_ranks_package_imports_nothing_of_this_project() -> None:
     brought = modules_after("; ".join(f"import {name}" for name in MODULES))
     ours = {name for name in brought if name.startswith("contracts.")}
     assert ours <= {"contracts.ranks", *MODULES}
 
 
-def test_it_loads_torch_only_where_there_are_ranks() -> None:
+def test_the_ranks_package_loads_torch_only_if_there_are_ranks() -> None:
     brought = modules_after("; ".join(f"import {name}" for name in MODULES))
     assert not {"torch", "hypothesis", "numpy"} & {name.split(".")[0] for name in brought}

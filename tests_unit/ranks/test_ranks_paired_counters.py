@@ -109,7 +109,7 @@ LEFT = {
 
 @pytest.mark.torchrun
 @needs_torch()[1]
-def test_what_one_rank_counts_alone_is_charged_to_the_test_that_did_it(
+def test_a_counter_that_advanced_on_one_rank_only_fails_the_test_that_did_it(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     run = torchrun(tmp_path, {"test_left.py": FILE}, "--dist-grace=0.5", "-v", ranks=2)
@@ -163,7 +163,7 @@ print(json.dumps([
 
 
 @needs_torch()[1]
-def test_every_count_in_the_state_of_torch_is_compared_or_known_to_pair_nothing() -> None:
+def test_every_counter_of_torch_distributed_is_compared_or_excluded_by_name() -> None:
     done = subprocess.run(python("-W", "ignore", "-c", LOOKS), capture_output=True, text=True, check=True)
     found = {*json.loads(done.stdout.splitlines()[-1])}
     assert found <= PAIRED | NOT_PAIRED.keys()
@@ -172,7 +172,7 @@ def test_every_count_in_the_state_of_torch_is_compared_or_known_to_pair_nothing(
     assert {*PAIRED, "group_count", "pg_coalesce_state"} <= read
 
 
-def test_ranks_that_made_the_same_are_even_and_the_one_that_made_more_is_named() -> None:
+def test_the_rank_that_created_more_groups_than_the_others_is_named() -> None:
     assert leftovers([View(paired={"group": 2})] * 3) == []
     (found,) = leftovers([View(paired={"group": 2}), View(paired={"group": 3}), View()])
     assert (found.rank, found.words) == (1, "rank 1 counts 3 × group, rank 2 0")

@@ -102,7 +102,7 @@ needs_neighbours = pytest.mark.skipif(
 
 
 @needs_neighbours
-def test_plugins_that_know_of_one_process_work_among_several(tmp_path: Path, subtests: pytest.Subtests) -> None:
+def test_pytest_plugins_for_one_process_work_on_several_ranks(tmp_path: Path, subtests: pytest.Subtests) -> None:
     options = ("--basetemp=base", "--snapshot-update", "--timeout=3", "--timeout-method=thread", "--dist-grace=0.2")
     run = torchrun(tmp_path, {"test_together.py": TOGETHER}, *options)
     passing = ("test_temporary_folders", "test_dice", "test_other_dice", "test_draws_alike", "test_assumes_alike",
@@ -150,7 +150,7 @@ def test_e(): assert summed(1) == 3
 """
 
 
-def test_sessions_stop_and_remember_alike_on_all_ranks(tmp_path: Path, subtests: pytest.Subtests) -> None:
+def test_maxfail_and_last_failed_work_on_all_ranks_alike(tmp_path: Path, subtests: pytest.Subtests) -> None:
     files = {"test_stops.py": STOPS}
     with subtests.test("--maxfail"):
         run = torchrun(tmp_path, files, "--maxfail=2", "-o", "cache_dir=cache", "-p", "cacheprovider")
@@ -201,7 +201,7 @@ DISAGREE = {  # files, options → exit codes, words
 
 
 @pytest.mark.parametrize("case", DISAGREE)
-def test_ranks_that_would_not_run_the_same_do_not_start(tmp_path: Path, case: str) -> None:
+def test_no_test_runs_if_ranks_would_run_different_tests(tmp_path: Path, case: str) -> None:
     files, options, words = DISAGREE[case]
     run = torchrun(tmp_path, files, *options, ranks=2)
     assert run.code == 1
@@ -223,7 +223,7 @@ def pytest_sessionfinish(): print("seconds of CPU:", time.process_time() - began
 """
 
 
-def test_agreement_costs_little(tmp_path: Path) -> None:
+def test_agreeing_on_each_test_takes_little_cpu_time(tmp_path: Path) -> None:
     """400 empty tests on 2 ranks, in CPU time, which other work on the machine does not change; pytest's own is in it.
 
     Time by the clock is what benchmarks/ranks.py measures.
@@ -234,7 +234,7 @@ def test_agreement_costs_little(tmp_path: Path) -> None:
     assert seconds / 400 < 0.01, f"{1000 * seconds / 400:.1f} ms a test"
 
 
-def test_one_rank_is_none_of_its_business(tmp_path: Path) -> None:
+def test_the_ranks_plugin_is_not_loaded_for_one_rank(tmp_path: Path) -> None:
     alone = {"test_alone.py": "import sys\ndef test_alone(request):\n"
              "    assert request.config.pluginmanager.getplugin('ranks') is None\n"}  # fmt: skip
     run = torchrun(tmp_path, alone, ranks=1)

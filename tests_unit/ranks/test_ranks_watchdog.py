@@ -49,7 +49,7 @@ def store() -> Any:
     return pytest.importorskip("torch.distributed", reason="torch is not installed").HashStore()
 
 
-def test_a_rank_in_time_is_left_alone() -> None:
+def test_the_watchdog_does_nothing_to_a_rank_within_its_limit() -> None:
     rank = rank_of(store())
     with rank.watchdog.watched(1, "the call of test_x", 5):
         rank.tick(4.9)
@@ -57,7 +57,7 @@ def test_a_rank_in_time_is_left_alone() -> None:
     assert rank.did == []
 
 
-def test_a_rank_past_its_limit_calls_the_phase_off_for_all() -> None:
+def test_a_rank_over_its_time_limit_cancels_the_phase_on_all_ranks() -> None:
     shared = store()
     late, other = rank_of(shared, 0), rank_of(shared, 1)
     with late.watchdog.watched(1, "the call of test_x", 5), other.watchdog.watched(1, "the call of test_x", 5):
@@ -72,7 +72,7 @@ def test_a_rank_past_its_limit_calls_the_phase_off_for_all() -> None:
         assert (late.did, other.did) == (["picture", "cut"], ["picture", "cut"])
 
 
-def test_a_rank_that_takes_no_picture_is_waited_for_a_second_and_no_more() -> None:
+def test_a_rank_that_does_not_dump_its_stacks_is_aborted_after_a_second() -> None:
     rank = rank_of(store())
     with rank.watchdog.watched(1, "the call", 5):
         rank.tick(5.1)
@@ -82,7 +82,7 @@ def test_a_rank_that_takes_no_picture_is_waited_for_a_second_and_no_more() -> No
         assert rank.did == ["picture", "cut"]
 
 
-def test_a_phase_called_off_is_not_the_next_one() -> None:
+def test_cancelling_one_phase_does_not_cancel_the_next() -> None:
     shared = store()
     rank = rank_of(shared)
     rank.watchdog.agreement.call_off(1, "rank 1 did not pass")
@@ -92,7 +92,7 @@ def test_a_phase_called_off_is_not_the_next_one() -> None:
     assert rank.did == []
 
 
-def test_a_rank_that_has_left_is_not_cut() -> None:
+def test_a_rank_that_has_left_its_phase_is_not_aborted() -> None:
     """A late cut would hit the group of the next test."""
     shared = store()
     rank = rank_of(shared)
@@ -103,7 +103,7 @@ def test_a_rank_that_has_left_is_not_cut() -> None:
     assert region.cut is None
 
 
-def test_a_rank_that_does_not_come_back_ends_the_run() -> None:
+def test_a_rank_that_never_returns_ends_the_run() -> None:
     rank = rank_of(store(), size=1)
     with rank.watchdog.watched(1, "the call of test_x", 5) as region:
         rank.tick(5.1)
@@ -125,7 +125,7 @@ def test_a_rank_that_does_not_come_back_ends_the_run() -> None:
     assert region.thrown
 
 
-def test_an_example_in_a_test_is_a_region_of_its_own() -> None:
+def test_a_time_limit_within_a_test_cancels_only_its_own_region() -> None:
     rank = rank_of(store(), size=1)
     with rank.watchdog.watched(1, "the call", 5):
         with rank.watchdog.watched(2, "an example", 2):
@@ -137,7 +137,7 @@ def test_an_example_in_a_test_is_a_region_of_its_own() -> None:
         assert rank.watchdog.agreement.called_off(1) is not None
 
 
-def test_a_loop_in_python_is_left_by_an_exception_that_lands_in_it() -> None:
+def test_an_endless_python_loop_is_ended_by_an_exception() -> None:
     shared = store()
     limits = Limits(test=0.1, grace=0.1, hard=5)
     over: list[End] = []
@@ -157,7 +157,7 @@ def test_a_loop_in_python_is_left_by_an_exception_that_lands_in_it() -> None:
     assert over == []
 
 
-def test_an_exception_under_way_lands_before_the_region_is_left() -> None:
+def test_the_watchdogs_exception_arrives_before_its_region_ends() -> None:
     """It may be thrown while the main thread is leaving; it is never to arrive in pytest itself."""
     limits = Limits(test=5, grace=1, hard=5)
     for _ in range(50):

@@ -130,7 +130,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Launched]:
         return dict(zip(SCRIPTS, pool.map(one, SCRIPTS), strict=True))
 
 
-def test_a_run_that_trains_leaves_a_receipt_with_its_figure(runs: Mapping[str, Launched]) -> None:
+def test_a_run_that_trains_leaves_a_receipt_with_its_throughput(runs: Mapping[str, Launched]) -> None:
     run = runs["trains"]
     receipt = run.receipt
     assert (run.code, receipt["ending"], receipt["exit_code"]) == (0, "ok", 0), run.err
@@ -159,25 +159,25 @@ def test_the_ranks_get_the_lanes_environment_and_every_gpu(runs: Mapping[str, La
     assert runs["trains"].receipt["command"][-2:] == ["--log-every", "a b"]
 
 
-def test_a_run_that_fails_ends_with_its_own_exit_code_and_its_last_words(runs: Mapping[str, Launched]) -> None:
+def test_a_failing_run_keeps_its_exit_code_and_last_output(runs: Mapping[str, Launched]) -> None:
     receipt = runs["fails"].receipt
     assert (runs["fails"].code, receipt["ending"], receipt["exit_code"]) == (7, "failed", 7)
     assert receipt["failure"].endswith("99\n100\nRuntimeError: out of patience")
     assert receipt["witness"]["steps"] == 3
 
 
-def test_a_run_that_diverged_keeps_nan_and_no_figure(runs: Mapping[str, Launched]) -> None:
+def test_a_diverged_runs_receipt_has_nan_and_no_throughput(runs: Mapping[str, Launched]) -> None:
     receipt = runs["diverges"].receipt
     assert (receipt["witness"]["last_loss"], receipt["tokens_per_second"]) == ("NaN", None)
     assert "not finite" in receipt["withheld"]
 
 
-def test_a_launcher_that_was_killed_is_told_from_one_that_was_stopped(runs: Mapping[str, Launched]) -> None:
+def test_a_receipt_shows_whether_the_launcher_was_killed_or_stopped(runs: Mapping[str, Launched]) -> None:
     receipt = runs["dies"].receipt
     assert (runs["dies"].code, receipt["ending"], receipt["exit_code"]) == (128 + 9, "failed", -9)
 
 
-def test_a_worker_that_outlives_torchrun_does_not_hold_the_receipt(runs: Mapping[str, Launched]) -> None:
+def test_a_worker_that_outlives_torchrun_does_not_delay_the_receipt(runs: Mapping[str, Launched]) -> None:
     run = runs["leaves-a-worker"]
     assert (run.code, run.receipt["ending"]) == (0, "ok")
     assert not alive(run.folder / "worker.txt"), "the worker keeps its GPU and its port"
@@ -205,7 +205,7 @@ def test_a_dry_run_starts_and_writes_nothing(runs: Mapping[str, Launched]) -> No
     ("name", "words"),
     [("contradicts", "words = '--tp=4': is set by the lane already"), ("receipts-in-a-file", "--receipts = ")],
 )
-def test_what_cannot_be_kept_or_contradicts_the_lane_is_refused_before_the_start(
+def test_an_option_that_contradicts_the_lane_is_refused_before_the_start(
     name: str, words: str, runs: Mapping[str, Launched]
 ) -> None:
     assert runs[name].code == 2
@@ -219,7 +219,7 @@ def test_a_missing_torchrun_leaves_a_receipt(runs: Mapping[str, Launched]) -> No
     assert "torchrun cannot be started: No such file or directory" in run.receipt["failure"]
 
 
-def test_the_storage_map_is_judged_and_its_caches_reach_the_ranks(runs: Mapping[str, Launched]) -> None:
+def test_the_storage_map_is_checked_and_its_caches_reach_the_ranks(runs: Mapping[str, Launched]) -> None:
     refused, stored = runs["stores-on-root"], runs["stores"]
     assert refused.code == 2, refused.err
     assert "STOR-01" in refused.err

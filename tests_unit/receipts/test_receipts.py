@@ -79,7 +79,7 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path, where: str) ->
     assert _names(tmp_path) == ["a-file", "a-folder"]
 
 
-def test_others_may_read_a_receipt_as_the_umask_says(tmp_path: Path) -> None:
+def test_a_receipts_permissions_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         STACK.publish_receipt(RECEIPT, str(tmp_path / "receipt.json"))
@@ -108,7 +108,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_clean_tree_is_clean_and_every_kind_of_change_makes_it_dirty(tree: Path) -> None:
+def test_a_clean_work_tree_is_recorded_as_clean_and_every_kind_of_change_as_dirty(tree: Path) -> None:
     clean = provenance.source(tree)
     assert (clean.revision, clean.dirty, clean.changed) == (_git(tree, "rev-parse", "HEAD"), False, ())
     (tree / "model.py").write_text("changed\n", encoding="utf-8")
@@ -124,13 +124,15 @@ def test_a_clean_tree_is_clean_and_every_kind_of_change_makes_it_dirty(tree: Pat
     assert not (tree / ".git/index.lock").exists()
 
 
-def test_a_folder_without_history_is_unknown_and_not_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_git_is_recorded_as_unknown_and_not_as_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     found = provenance.source(tmp_path)
     assert (found.revision, found.dirty) == (None, None)
 
 
-def test_taking_provenance_loads_no_framework() -> None:
+def test_collecting_provenance_imports_no_framework() -> None:
     loaded = modules_after(
         "from pathlib import Path\nfrom contracts.instruments import provenance\n"
         "assert provenance.take(folder=Path('.'), host=None, devices=8).loaded == ()"
@@ -138,9 +140,7 @@ def test_taking_provenance_loads_no_framework() -> None:
     assert not {name.split(".")[0] for name in loaded} & set(provenance.HEAVY)
 
 
-def test_the_runtime_is_that_of_the_interpreter_behind_torchrun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_receipts_runtime_is_that_of_torchruns_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A torchrun of another environment starts other ranks than the one this suite is installed in."""
     site = tmp_path / "site"
     info = site / "torch-9.9.dist-info"
@@ -201,7 +201,7 @@ def test_a_package_whose_files_were_edited_has_no_build(
 # Telemetry: a line that cannot be read costs a line.
 
 
-def test_telemetry_is_read_line_by_line_and_counts_what_it_lost(tmp_path: Path) -> None:
+def test_telemetry_is_read_line_by_line_and_lost_lines_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     path.write_bytes(
         b'{"step": {"number": 1, "seconds": 2.0, "tokens": 8, "loss": NaN, "grad_norm": -Infinity}}\n'

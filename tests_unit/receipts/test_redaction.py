@@ -34,7 +34,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_a_secrets_by_its_words(name: str) -> None:
+def test_a_variable_is_secret_if_a_word_of_its_name_is(name: str) -> None:
     assert names_a_secret(name) is NAMES[name]
 
 
@@ -80,7 +80,7 @@ KEPT = (
 
 
 @pytest.mark.parametrize("text", GONE)
-def test_a_secret_goes_and_what_stands_around_it_stays(text: str) -> None:
+def test_only_the_secret_in_a_text_is_redacted(text: str) -> None:
     assert redact(text) == GONE[text]
 
 
@@ -102,13 +102,13 @@ SECRET = st.text(string.ascii_letters + string.digits + "-_/+.", min_size=8, max
 
 
 @given(SECRET, PIECES, PIECES)
-def test_a_known_secret_stands_nowhere(secret: str, before: str, after: str) -> None:
+def test_a_known_secret_is_redacted_everywhere(secret: str, before: str, after: str) -> None:
     known = secrets_of({"ANY_TOKEN": secret})
     assert secret not in redact(f"{before}{secret}{after}", known).replace(REDACTED, "")
     assert redact_variable("MY_TOKEN", secret) == REDACTED
 
 
-def test_the_values_of_an_environment_that_are_secrets_wherever_they_stand() -> None:
+def test_values_of_secret_variables_are_redacted_in_any_text() -> None:
     env = {
         "HF_TOKEN": "abcdefgh", "X_KEY": "1", "EMPTY_TOKEN": "", "PIP_INDEX_URL": "https://u:longpassword@h/x",
         "PLAIN": "abcdefg", "TOKENIZERS_PARALLELISM": "false-and-long",
@@ -123,7 +123,7 @@ def test_the_words_of_a_command_lose_the_values_of_secret_flags() -> None:
     assert secrets_in(words) == {"abcdefgh", "ijklmnop"}
 
 
-def test_a_private_key_stays_out_line_by_line_to_its_end() -> None:
+def test_a_private_key_is_redacted_line_by_line() -> None:
     redactor = LineRedactor({"two\nlines of it"})
     lines = (
         "before\n", "key: -----BEGIN RSA PRIVATE KEY-----\n", "AAAA\n", "BBBB\n", "-----END RSA PRIVATE KEY----- x\n",
@@ -152,7 +152,7 @@ FORMS_OF_A_SECRET: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize("form", FORMS_OF_A_SECRET)
 @pytest.mark.parametrize("secret", ['q"uo\\te/+=&x y', "plain-secret-0123456789", "sécret-ünïcode-value"])
-def test_a_known_secret_stands_in_none_of_its_forms(form: str, secret: str) -> None:
+def test_a_known_secret_is_redacted_in_each_of_its_encodings(form: str, secret: str) -> None:
     text = f"before {FORMS_OF_A_SECRET[form](secret)} after"
     clean = redact(text, {secret})
     assert REDACTED in clean
@@ -173,13 +173,13 @@ def test_a_secret_across_the_parts_of_a_long_line_is_found() -> None:
         assert kept == whole.replace(secret, REDACTED)
 
 
-def test_what_a_process_was_given_are_its_secrets() -> None:
+def test_secrets_of_the_command_line_and_environment_are_known() -> None:
     command = ("rankproof", "check", "--stack", "launched:serve --password hunter2hunter2", "--api-key", "abcdefgh")
     assert secrets_here({"HF_TOKEN": "ijklmnop"}, command) == {"hunter2hunter2", "abcdefgh", "ijklmnop"}
 
 
 @pytest.mark.timeout(30)
-def test_a_rule_across_the_screen_costs_no_time() -> None:
+def test_a_line_of_thousands_of_underscores_is_redacted_quickly() -> None:
     """pytest draws lines of underscores; a pattern that tries every way to cut one takes minutes a line."""
     for rule in ("_" * 4000, "_.-" * 1500, "a_" * 2000):
         assert LineRedactor().line(f"{rule} x\n") == f"{rule} x\n"

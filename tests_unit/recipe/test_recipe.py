@@ -66,12 +66,12 @@ OVER = {  # degrees, dp → refused fields
 
 
 @pytest.mark.parametrize("case", OVER)
-def test_what_does_not_divide_is_refused_by_its_field(case: str) -> None:
+def test_a_size_that_does_not_divide_is_refused_by_its_field(case: str) -> None:
     degrees, dp, fields = OVER[case]
     assert tuple(each.field for each in refusals_on(NAM56R, degrees, dp)) == fields
 
 
-def test_declared_replication_is_for_multiples_of_the_groups() -> None:
+def test_replicated_groups_need_a_tp_size_that_is_a_multiple_of_them() -> None:
     few = dataclasses.replace(NAM56R, kv_groups=2, replicate_kv=True)
     assert not refusals_on(few, Degrees(tp=4), 1)
     assert refusals_on(dataclasses.replace(few, kv_groups=4, replicate_kv=False), Degrees(tp=8), 1)

@@ -33,7 +33,7 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         subprocess.run(["umount", str(point)], check=True)
 
 
-def test_the_mount_of_a_path_is_that_of_the_kernel(volume: Path) -> None:
+def test_the_mount_of_a_path_equals_the_kernels(volume: Path) -> None:
     mounts = parse_mountinfo(MOUNTINFO.read_text())
     for path in ("/", "/proc", str(volume), str(volume.parent)):
         device = Path(path).stat().st_dev
@@ -53,7 +53,7 @@ def test_a_bind_mount_of_the_root_volume_is_the_root_volume(volume: Path, tmp_pa
         subprocess.run(["umount", str(volume / "bound")], check=True)
 
 
-def test_what_a_later_mount_covers_cannot_be_seen(volume: Path) -> None:
+def test_a_mount_covered_by_a_later_one_is_not_used(volume: Path) -> None:
     (volume / "inner/deep").mkdir(parents=True)
     inner, deep = str(volume / "inner"), str(volume / "inner/deep")
     for point in (deep, inner):  # the deeper one first, so that the second covers it
@@ -79,7 +79,7 @@ def test_links_are_followed_as_the_kernel_follows_them(tmp_path: Path) -> None:
         assert (os.path.realpath(here) in host.directories) == Path(here).is_dir()
 
 
-def test_a_circle_of_links_is_no_directory(tmp_path: Path) -> None:
+def test_a_cycle_of_symbolic_links_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     host = disks([str(tmp_path / "a/x")])
@@ -88,7 +88,7 @@ def test_a_circle_of_links_is_no_directory(tmp_path: Path) -> None:
         resolved(str(tmp_path / "a/x"), host.links)
 
 
-def test_the_command_refuses_a_map_on_the_root_volume(tmp_path: Path) -> None:
+def test_the_storage_command_refuses_directories_on_the_root_volume(tmp_path: Path) -> None:
     for name in ("durable", "scratch", "receipts", "data"):
         (tmp_path / name).mkdir()
     lines = [f'{name} = "{tmp_path}/{name}"' for name in ("durable", "scratch", "receipts", "data")]
@@ -100,7 +100,9 @@ def test_the_command_refuses_a_map_on_the_root_volume(tmp_path: Path) -> None:
     assert {("STOR-02", "data"), ("STOR-03", "TRITON_CACHE_DIR")} <= found
 
 
-def test_the_command_takes_scratch_and_data_in_memory_and_nothing_durable(volume: Path, tmp_path: Path) -> None:
+def test_the_storage_command_accepts_scratch_and_data_in_memory_but_nothing_durable(
+    volume: Path, tmp_path: Path
+) -> None:
     for name in ("durable", "scratch", "receipts", "data"):
         (volume / name).mkdir()
     (tmp_path / "friendly").symlink_to(volume / "data")

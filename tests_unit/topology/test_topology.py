@@ -37,11 +37,11 @@ def test_coordinates_outside_the_mesh_have_no_rank(place: int) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_drawn_degrees_are_legal_and_illegal_in_number(layout: Layout) -> None:
+def test_a_third_to_two_thirds_of_the_random_degrees_are_legal(layout: Layout) -> None:
     assert DRAWS // 3 < sum(is_legal(degrees, world, layout) for degrees, world in drawn(layout)) < 2 * DRAWS // 3
 
 
-def test_the_brute_force_is_right_about_a_mesh_written_out_by_hand() -> None:
+def test_the_brute_force_enumeration_equals_a_mesh_written_out_by_hand() -> None:
     assert borrowed(Degrees(pp=2, cp=2, ep=2, etp=1, tp=1), 8) == {
         "tp": {frozenset({rank}) for rank in range(8)},
         "cp": {frozenset(pair) for pair in ((0, 1), (2, 3), (4, 5), (6, 7))},
@@ -64,11 +64,13 @@ def test_the_brute_force_is_right_about_a_mesh_written_out_by_hand() -> None:
         (((0, 1), (2, 4)), "rank 4 is no rank of a world of 4"),
     ],
 )
-def test_a_partition_is_distinguished_from_what_is_none(groups: tuple[tuple[int, ...], ...], flaw: str | None) -> None:
+def test_a_partition_is_distinguished_from_groups_that_are_none(
+    groups: tuple[tuple[int, ...], ...], flaw: str | None
+) -> None:
     assert flaw_of_partition(groups, 4) == flaw
 
 
-def test_axes_that_partition_and_are_no_grid_are_told_apart() -> None:
+def test_axes_that_partition_the_world_but_form_no_grid_are_found() -> None:
     rows, columns = ((0, 1), (2, 3)), ((0, 2), (1, 3))
     assert flaw_of_grid({"a": rows, "b": columns}, ("a", "b"), 4) is None
     assert flaw_of_grid({"a": rows, "b": rows}, ("a", "b"), 4) == "a a and a b group share ranks 0 and 1"

@@ -18,7 +18,7 @@ from contracts.stacks.kit import dry_runs, worlds
 EIGHT = tuple(range(8))
 
 
-def test_what_one_rank_of_eight_issues_is_recorded_with_its_groups() -> None:
+def test_a_dry_run_records_the_collectives_of_one_rank_of_eight_with_their_groups() -> None:
     with worlds.pretended(8, 5), traffic.recorded() as issued:
         dist.all_reduce(torch.ones(3))
         pair = dist.new_group([4, 5])
@@ -31,7 +31,7 @@ def test_what_one_rank_of_eight_issues_is_recorded_with_its_groups() -> None:
     assert (found.issued[0].reduce, found.issued[2].sent, found.issued[2].received) == ("sum", (2, 2), (1, 3))
 
 
-def test_what_an_adapter_gathers_for_its_answer_is_not_recorded() -> None:
+def test_collectives_that_an_adapter_needs_for_its_answer_are_not_recorded() -> None:
     with worlds.pretended(2, 0), traffic.recorded() as issued:
         with traffic.unrecorded():
             dist.all_reduce(torch.ones(1))
@@ -39,7 +39,7 @@ def test_what_an_adapter_gathers_for_its_answer_is_not_recorded() -> None:
     assert [each.shapes for each in issued] == [((2,),)]
 
 
-def test_what_a_rank_holds_is_counted_by_its_shard() -> None:
+def test_a_dry_run_counts_the_bytes_of_a_ranks_shards_only() -> None:
     with worlds.pretended(4, 1):
         mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
         weight = distribute_tensor(torch.ones(8, 3), mesh, [Shard(0)]).requires_grad_()
@@ -55,7 +55,7 @@ def test_a_rank_that_is_not_in_the_world_is_refused(rank: int) -> None:
         dry_runs.refuse_rank(Execution(world=4), rank)
 
 
-def test_the_batch_has_whole_rows_whose_labels_count() -> None:
+def test_a_dry_runs_batch_has_full_rows_and_labels_that_count() -> None:
     batch = dry_runs.rows_of(FLOAT32)
     tokens_BT, labels_BT = numerics.tensor(batch.tokens), numerics.tensor(batch.labels)
     assert tokens_BT.shape == (FLOAT32.batch.total, FLOAT32.seq_length)
@@ -76,12 +76,12 @@ class Answers:
         return dry_runs.rehearsal([seen], {}, ())
 
 
-def test_a_rank_of_a_real_world_is_answered_by_a_process_of_its_own() -> None:
+def test_in_a_running_world_a_dry_run_happens_in_a_process_of_its_own() -> None:
     found = dry_runs.elsewhere((__name__, "Answers", {"word": "said"}), FLOAT32, Execution(world=4), 3, "balanced")
     assert found.groups == ((3,),)
     assert (found.issued[0].op, found.issued[0].shapes, found.issued[0].reduce) == ("said", ((4,),), "balanced")
 
 
-def test_if_that_process_fails_the_end_of_its_output_is_reported() -> None:
+def test_if_the_process_of_a_dry_run_fails_the_end_of_its_output_is_reported() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)in a process of its own failed: .*it has no step"):
         dry_runs.elsewhere((__name__, "Answers", {"word": "fail"}), FLOAT32, Execution(world=4), 3, "balanced")

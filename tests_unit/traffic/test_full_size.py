@@ -31,7 +31,7 @@ LANES: Mapping[str, tuple[Execution, int, Routing]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lane", LANES)
-def test_a_step_of_nam56r_sends_what_it_sent(lane: str, snapshot: SnapshotAssertion) -> None:
+def test_a_step_of_nam56r_sends_the_messages_of_its_snapshot(lane: str, snapshot: SnapshotAssertion) -> None:
     execution, rank, routing = LANES[lane]
     recipe = fed_with_one(RECIPE, execution)
     found = Reference().rehearse(recipe, execution, rank, routing)
