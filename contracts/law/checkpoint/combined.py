@@ -114,7 +114,7 @@ def _needs() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 @contract("CKPT-01k", asks="train", cases=COMBINED, needs=dict(_needs()), source="F07 F13; TST-13")
 def whatever_a_run_combines(stack: Training, recipe: Recipe, execution: Execution, given: Given) -> None:
-    """In whatever combination of features, a run that is validated after each step, saved and resumed twice, and
+    """With any combination of features, a run that is validated after each step, saved and resumed twice, and
     recomputed where the case says so, is bit-identical to the run that only takes the steps.
 
     The cases are a covering array: every two attentions, experts, precisions, optimizers, schedules, heads and streams,

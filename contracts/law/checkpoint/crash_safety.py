@@ -62,8 +62,8 @@ ROOMS = {"nothing-fits": 0, "cut-early": 7, "cut-in-a-file": 150}
 
 @contract("CKPT-03b", asks=("write_checkpoint", "latest_checkpoint", "load_checkpoint"), cases=ROOMS, source=FAMILIES)
 def a_full_disk_takes_nothing_with_it(stack: Checkpointing, room: int) -> None:
-    """A save that runs out of disk space reports it, leaves the previous checkpoint whole and the latest, and leaves no
-    files of its own behind. Once there is space again, the step can be saved.
+    """A save that runs out of disk space reports it, leaves the previous checkpoint whole and still the latest, and
+    leaves no files of its own behind. Once there is space again, the step can be saved.
 
     A save that swallows the error passes for a success. Retention then removes the last checkpoint that was real.
     """

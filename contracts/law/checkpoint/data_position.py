@@ -163,8 +163,8 @@ COMMANDS = {"twice": (True,), "from-nothing": (False,)}
 
 @contract("CKPT-01j", asks="started", cases=COMMANDS, source=FAMILIES, slow=True)
 def the_command_goes_on_where_it_was_left(stack: Devices, saved: bool) -> None:
-    """If the training command loads from the folder that it saves to, it takes the steps that are left, each time it is
-    started anew. If it is to load and there is no checkpoint, it takes no step and ends with an exit code other than 0.
+    """If the training command loads from the folder that it saves to, each restart takes only the steps that are left.
+    If it is to load and there is no checkpoint, it takes no step and ends with an exit code other than 0.
 
     What resumes a run is mostly a script that starts the same command again. One that begins at step 1 writes over the
     checkpoints that it did not find.

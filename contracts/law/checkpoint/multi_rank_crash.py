@@ -61,8 +61,8 @@ FULL = {"the-last-of-two": (2, 1, 150), "the-first-of-two": (2, 0, 150), "the-la
 
 @contract("CKPT-03f", asks=ASKS, cases=FULL, source=FAMILIES)
 def one_full_disk_takes_nothing_with_it(stack: Checkpointing, ranks: int, full: int, room: int) -> None:
-    """If one rank runs out of disk space in a save, every rank refuses it. The previous checkpoint stays whole and the
-    latest, no new files are left behind, and once there is space again the step can be saved.
+    """If one rank runs out of disk space in a save, every rank refuses it. The previous checkpoint stays whole and is
+    still the latest, no new files are left behind, and once there is space again the step can be saved.
 
     A rank that continues alone waits for the others in the next step's collective, or believes that the step was saved.
     """

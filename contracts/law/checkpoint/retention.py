@@ -74,8 +74,8 @@ HUSKS = {  # where the writers died, and the step that is saved behind them
 @contract("CKPT-05c", asks=("write_checkpoint", "retire_checkpoints", "latest_checkpoint", "load_checkpoint"),
           cases=HUSKS, source=FAMILIES)  # fmt: skip
 def what_is_incomplete_counts_for_nothing(stack: Checkpointing, dies_after: int, behind: int) -> None:
-    """A checkpoint whose writer died counts neither as one that is kept nor as the newest, and retention removes its
-    files.
+    """An incomplete checkpoint, whose writer died, is not counted among those to keep and is never the latest, and
+    retention removes its files.
 
     A stack that counts folders keeps three incomplete ones and removes the one that works. Incomplete folders that
     nobody removes fill the volume.

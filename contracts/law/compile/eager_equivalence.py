@@ -154,7 +154,7 @@ def graphs_break_where_it_is_declared(stack: Stack, recipe: Recipe, layer: int, 
     source="notes of a hybrid stack: a stale allow-list", slow=True,
 )  # fmt: skip
 def a_declared_break_breaks(stack: Stack, layers: tuple[int, ...]) -> None:
-    """Every declared break occurs in some block: a break that no longer occurs is removed from the list.
+    """Every declared break occurs in some block: a declaration whose break no longer occurs must be removed.
 
     A stale entry permits the next break of that name.
     """

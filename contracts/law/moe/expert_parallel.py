@@ -144,7 +144,7 @@ second layer one of its experts is sometimes idle."""
 def every_token_comes_back_where_ranks_are_idle(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """Every row reaches its experts and returns to its place when one rank has all the work and the others are idle.
+    """Every row reaches its experts and returns to its place even if one rank has all the work and the others are idle.
 
     No token occurs twice in the batch, so the embedding's gradient has one row for each, and shows a row that returned
     to another token's place.

@@ -21,10 +21,10 @@ KINDS = {
 
 @contract("OBS-02", asks="trace", cases=RUN, source="F02 F14", slow=True)
 def replicas_are_equal_to_the_bit(stack: Observing) -> None:
-    """Ranks that hold the same part of a weight, of a reduced gradient or of a moment hold it bit-identical, before and
-    after every step. Ranks that share a batch also hold each buffer of a checkpoint bit-identical, unless forward
-    passes change it from a rank's own rows, as a norm's statistics. Not compared are gradients that an optimizer
-    reduces itself, and weights that start different on ranks that communicate in their forward passes.
+    """Replicas of a weight, of a reduced gradient or of a moment are bit-identical on all ranks that hold them, before
+    and after every step. So are the saved buffers of ranks that share a batch, unless forward passes update them from a
+    rank's own rows, as a norm's statistics. Exempt are gradients that an optimizer reduces itself, and weights that
+    start different on ranks that communicate in their forward passes.
 
     Replicas drift apart without a word: the loss is a mean over them.
     """

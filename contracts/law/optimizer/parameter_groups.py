@@ -224,7 +224,7 @@ OF_EXPERTS = {"adamw": ("experts",), "muon": ("experts",), "one-expert-for-all":
 
 @contract("OPT-01c", asks=("built", "train"), cases=IDLE, needs=OF_EXPERTS, sheds=("packed",), source="F18")
 def every_parameter_has_state(stack: Training, recipe: Recipe) -> None:
-    """After a step every trainable parameter has optimizer state and keeps decaying, including experts without tokens.
+    """After a step every trainable parameter has optimizer state and still decays, including experts without tokens.
 
     A tensor that the optimizer skipped has no moments to save and does not decay, while the same tensor on the next
     rank has and does.

@@ -234,7 +234,7 @@ def ranks_stay_replicas_of_one_rank(
     stack: Training, recipe: Recipe, mode: Mode, execution: Execution, world: int
 ) -> None:
     """After three steps, weights, optimizer state and router biases equal those of the run on one rank, and replicas
-    are bit-identical on every rank.
+    are bit-identical on all ranks.
 
     A correct first update can leave wrong state behind: a momentum of one shard, or a bias that each rank moved by its
     own counts. Copies that differ by rounding drift further apart, because each rank computes gradients of its own

@@ -24,7 +24,8 @@ NODES: dict[str, tuple[Recipe, Execution, int, int]] = {  # ranks of a node
 @contract("PAR-12", asks=("built", "train"), cases=with_rungs(NODES), needs=(), sheds=("packed",), float32=True,
           source="Megatron-LM#2571", tier="dist")  # fmt: skip
 def the_rank_is_that_of_the_world(stack: Training, recipe: Recipe, execution: Execution, size: int, world: int) -> None:
-    """Ranks on several nodes take the step of one rank: a rank's place is its place in the world, not in its node.
+    """Ranks on several nodes take the step of one rank: each acts by its global rank, not by its local rank on its
+    node.
 
     On one node the two are the same. A rank that takes LOCAL_RANK or the devices of its node for its place reads
     another rank's data, or waits for a world that is not there.

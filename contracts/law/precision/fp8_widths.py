@@ -58,8 +58,7 @@ ALIGNED: dict[str, tuple[Recipe, Degrees]] = {
 @contract("PREC-02b", asks="divide", cases=ALIGNED, source="hub")
 def widths_that_fp8_can_take_are_accepted(stack: Stack, recipe: Recipe, degrees: Degrees) -> None:
     """A stack accepts every width that fits. Numbers of heads, of experts and of vocabulary entries may be odd, because
-    no FP8 product has them as a width; a width of something that the model lacks, or does not run in FP8, may be
-    anything.
+    no FP8 product has them as a width. So may any width of a part that the model lacks or does not run in FP8.
     """
     dp = stack.divide(recipe, degrees, degrees.tp, "own-axis")
     assert dp == 1, f"data-parallel size is {dp}, expected 1"

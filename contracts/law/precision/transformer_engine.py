@@ -25,7 +25,9 @@ _BRIDGE = ("seams", "kernel_facts", "block_weights", "run_block")
 
 @contract("PREC-03a", asks=_BRIDGE, cases=BRIDGED, source="hub naming")
 def without_the_bridge_the_own_layer_runs(stack: Offers, recipe: Recipe, layer: int, site: Site) -> None:
-    """Without Transformer Engine, the stack's own layer runs and is recorded, with bit-identical numbers."""
+    """If Transformer Engine is asked for and not installed, the stack's own layer runs and is recorded, with the same
+    bits as when it is asked for itself.
+    """
     facts = stack.kernel_facts()
     wishes: Mapping[Site, Wish] = {site: Wish(kernel=TE)}
     if any(row.actual == TE for row in stack.seams(recipe, "nemo_native", wishes, facts)):

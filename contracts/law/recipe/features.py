@@ -167,7 +167,7 @@ REGIMES: dict[str, tuple[Regime]] = {"megatron": ("megatron",), "fsdp2": ("fsdp2
 @contract("REC-07", asks="launch", cases=REGIMES, source="F15")
 def every_field_matters(stack: Stack, regime: Regime) -> None:
     """Changing any field of a recipe changes the launch in at least one lane of every regime, unless the field is
-    declared inert. If a field turns a feature on, two values that do so give different launches.
+    declared inert. So does changing one nonzero value of a field to another.
 
     53 recipes of one framework set a flag that nothing read; the pipelines they describe never ran.
     """

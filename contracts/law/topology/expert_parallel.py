@@ -41,7 +41,7 @@ FOLLOWS: dict[str, tuple[Degrees, Degrees, int, Layout]] = {  # etp left at 0, a
 
 @contract("TOPO-03a", asks="topology", cases=FOLLOWS, source="bringup")
 def expert_tp_zero_follows_tp(stack: Stack, unset: Degrees, written: Degrees, world: int, layout: Layout) -> None:
-    """An expert TP degree of 0 means the TP degree: the mesh equals the one with that degree written out.
+    """An expert TP degree of 0 means the TP degree: the mesh equals the one in which that degree is given.
 
     When two layers of a stack resolve an unset degree differently, one as TP and one as 1, they shard one expert twice.
     """

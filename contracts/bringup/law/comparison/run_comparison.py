@@ -90,8 +90,8 @@ COMPARABLE: dict[str, tuple[Receipt, Receipt, float | None]] = {
 
 @contract("CMP-01a", asks="compare", cases=COMPARABLE, source=BRINGUP)
 def runs_of_one_class_compare(stack: Evidence, base: Receipt, candidate: Receipt, ratio: float | None) -> None:
-    """Runs of one class compare whatever their names and revisions are. The ratio is candidate over base, and there is
-    none where a figure was withheld.
+    """Runs of one class (the same host lineage, preset family and launch regime) are compared whatever their names and
+    revisions are. The ratio is candidate over base, and there is none if a figure was withheld.
 
     The revision is what a comparison is about. If it were part of the class, no change could be judged.
     """
@@ -129,7 +129,7 @@ def what_moves_a_ratio_is_said_beside_it(stack: Evidence, candidate: Receipt, wo
 
 @contract("CMP-01c", asks="compare", cases={"alike": (RECEIPT, FASTER)}, source=BRINGUP)
 def nothing_is_said_beside_a_ratio_of_like_runs(stack: Evidence, base: Receipt, candidate: Receipt) -> None:
-    """Two runs that differ only in their figures have no notes next to their ratio.
+    """If two runs differ only in their measured figures, nothing is listed next to their ratio.
 
     Nobody reads a warning that is always there.
     """

@@ -47,7 +47,7 @@ DIAGNOSES = {
 
 @contract("ENV-05a", asks="launch", cases=DIAGNOSES, source="playbook")
 def a_diagnosis_of_the_fabric_is_recorded(stack: Stack, lane: Lane, value: str) -> None:
-    """An exported NCCL_MNNVL_ENABLE of 2 (automatic) or 0 (off), as used in a diagnosis, reaches the ranks and is
+    """An exported NCCL_MNNVL_ENABLE of 2 (automatic) or 0 (off), as set for a diagnosis, reaches the ranks and is
     recorded.
     """
     launch = stack.launch(NAM56R, lane)

@@ -133,7 +133,7 @@ def the_traps_come_without_dependencies(
     stack: Installation, plan: InstallPlan, step: str, words: tuple[str, ...]
 ) -> None:
     """A step that installs a guarded package without --no-deps is refused if the package declares a dependency on
-    torch, even where today's torch satisfies it.
+    torch, even if the installed torch satisfies it.
 
     A plan is run again next week on the next host. "They have no dependency metadata; they cannot touch torch" is the
     reason for pre-built wheels.

@@ -104,7 +104,7 @@ OPEN: dict[str, Open] = {
 def what_can_run_runs_and_has_no_reason(
     stack: Seams, site: Site, kernel: Kernel, recipe: Recipe, mode: Mode, facts: Facts
 ) -> None:
-    """A kernel that can run does run, preferred or required. A row gives a reason only where a kernel fell back."""
+    """A kernel that can run does run, preferred or required. A reason is given only for a fallback."""
     for required in (False, True):
         seam = _seam(stack, site, Wish(kernel=kernel, required=required), recipe, mode, facts)
         assert seam.actual == kernel, f"{site} runs as {seam.actual} ({seam.reason}), expected {kernel}"

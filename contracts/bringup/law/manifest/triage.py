@@ -43,9 +43,9 @@ STUCK: dict[str, tuple[RunFacts, Layer | None]] = {  # facts → the layer at fa
 
 @contract("MANI-02", asks="triage", cases=STUCK, source="modal")
 def a_stuck_manifest_is_classified(stack: Lifecycle, facts: RunFacts, layer: Layer | None) -> None:
-    """A stuck manifest names the layer: detached means launch or scheduling, running without a receipt means collector
-    or remote call, and a receipt without its artifacts means observability. A run that still has time, or that ended
-    complete, is not stuck.
+    """The manifest of a stuck run names the layer to look at: detached means launch or scheduling, running without a
+    receipt means collector or remote call, and a receipt without its artifacts means observability. A run that still
+    has time, or that ended complete, is not stuck.
 
     "It just hung" is three different failures with three different fixes, and the manifest's state separates them
     before anything is run again. A result whose artifacts never arrived is not a failure of the run.
@@ -76,8 +76,8 @@ UNEVEN = {
 
 @contract("MANI-02a", asks="triage", cases=UNEVEN, source="modal")
 def an_empty_shard_is_looked_at_before_the_network(stack: Lifecycle, facts: RunFacts, layer: Layer, named: str) -> None:
-    """When ranks wait in the first collective and one of them has no tokens, the layer is sharding and that rank is
-    named. Otherwise the layer is divergence of the compiled graphs, not the network.
+    """If ranks hang in the first collective and one of them has no tokens, the layer to look at is sharding, and that
+    rank is named. Otherwise it is the compiled graphs, which differ between ranks, and not the network.
 
     If one rank gets an empty shard, the compiler optimizes its graph into another one, and the other ranks wait
     forever. Restoring divisibility is the fastest thing to try. The other known cause is a cold compile cache, which

@@ -138,8 +138,8 @@ EFFECTS = {  # without expandable_segments, with it
 def expandable_segments_is_judged_by_the_gap(
     stack: Lifecycle, off: tuple[MemorySample, ...], on: tuple[MemorySample, ...], word: str
 ) -> None:
-    """expandable_segments helps when the gap between reserved and allocated bytes grows without it and stops growing
-    with it, under the same shape; a single out-of-memory line proves nothing.
+    """expandable_segments is judged to help if, at the same shape, the gap between reserved and allocated bytes grows
+    without it and stops growing with it. A single out-of-memory line proves nothing.
 
     The flag reduces fragmentation and makes no model smaller. When both numbers grow together, the cause is model or
     activation pressure, and the flag gets the credit for what a smaller batch did.
@@ -150,7 +150,7 @@ def expandable_segments_is_judged_by_the_gap(
 
 untested(
     "MEM-03b",
-    "On a GPU, over a run with changing routing, the gap of the running allocator stops growing with "
+    "On a GPU, over a run with changing routing, the gap between reserved and allocated bytes stops growing with "
     "expandable_segments and grows without it.",
     why="needs a GPU and a run long enough to fragment its allocator; this part judges the record of one",
     tier="gpu",

@@ -53,8 +53,8 @@ ORDERS: dict[str, tuple[tuple[NodeCapture, ...], tuple[RankPlace, ...], tuple[st
 def the_communicator_has_the_order_of_the_hosts(
     stack: Machine, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], words: tuple[str, ...]
 ) -> None:
-    """Ranks are ordered node by node, every rank appears once, and each local rank is on the device of its number in
-    its host's map.
+    """Ranks are ordered node by node, every rank appears once, and each rank uses the device that its host's map lists
+    for its local rank.
 
     A clean NV18 preflight does not show how the communicator orders devices. In another order its rings cross the
     network where the map shows NVLink, and engineers search a healthy node for a fault that it does not have.

@@ -104,7 +104,7 @@ def all_reasons_come_at_once(stack: Machine, node: NodeCapture, reasons: tuple[t
     "nine-lines": (WITHOUT_NICS, range(9)), "eighteen-lines": (OTHER_CABLING, range(18)),
 }, source="playbook")  # fmt: skip
 def no_line_of_the_map_can_go_unseen(stack: Machine, node: NodeCapture, table: range) -> None:
-    """A node is refused whichever line of the table is lost, and wherever the row of a GPU is cut.
+    """If any line of the topology table is missing, or the row of a GPU is cut off anywhere, the node is refused.
 
     A console log loses lines under load. The smallest loss is the worst: one row is missing and no remaining cell is
     wrong.

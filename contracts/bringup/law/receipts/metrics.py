@@ -144,7 +144,9 @@ NO_FIGURES = {
 
 @contract("RCPT-05a", asks="figures", cases=NO_FIGURES, source=F17)
 def a_figure_without_its_denominator_is_refused(stack: Evidence, work: Work, words: tuple[str, ...]) -> None:
-    """A stack refuses an MFU for a device whose peak is unknown, and a rate over no work, instead of guessing."""
+    """A stack refuses to report an MFU for a device whose peak is unknown, or a rate without work to divide by, instead
+    of guessing.
+    """
     refused = refusal_of(stack.figures, work)
     for word in words:
         assert word in str(refused), f"the refusal does not name {word}: {refused}"
