@@ -290,7 +290,7 @@ class TestUnderTorchrun:
 def test_a_rank_that_declines_leaves_the_shared_folder_to_the_ranks_after_it() -> None:
     import torch.distributed as dist
 
-    from contracts.law._support.folders import shared_folder
+    from contracts.law._support.saved_states import shared_folder
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from contracts.bringup.law.install.prebuilt_kernels import PREBUILT, prebuilt_kernels_run_beside_the_installed_torch
+from contracts.bringup.law.install.install_plan import PREBUILT, prebuilt_kernels_run_beside_the_installed_torch
 from contracts.spec import BlockCall, BlockRun, Facts, Package, Unreachable, Wish
 from contracts.stacks.reference.stack import Reference
 

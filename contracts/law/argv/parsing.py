@@ -8,6 +8,7 @@ import re
 from dataclasses import fields, replace
 
 from contracts.contract import contract
+from contracts.law._support.answers import refusal_of
 from contracts.law._support.launches import (
     AUTHOR,
     AUTHOR_CP2,
@@ -28,7 +29,6 @@ from contracts.law._support.launches import (
     rank_environment,
     with_inherited,
 )
-from contracts.law._support.refusals import refusal_of
 from contracts.spec import (
     Batch,
     Checkpoint,

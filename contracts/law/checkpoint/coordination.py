@@ -10,10 +10,9 @@ from typing import Literal
 
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
-from contracts.law._support.folders import shared_folder
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_saves import EP2_BORROWED, FSDP2, SPREAD
-from contracts.law._support.saved_states import FAMILIES, files
+from contracts.law._support.saved_states import FAMILIES, files, shared_folder
 from contracts.spec import Execution, Refused, Session, Training
 
 View = Literal["both", "first", "nothing", "another-save"]

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from contracts.contract import contract, untested
 from contracts.law._support import saved_states
-from contracts.law._support.folders import folder
 from contracts.law._support.saved_states import (
     FAMILIES,
     LITTLE,
     ONE_FILE,
     SHAPES,
+    folder,
     load_failure,
     snapshot_difference,
     state,

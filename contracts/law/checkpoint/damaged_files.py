@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from contracts.contract import contract
 from contracts.law._support import saved_states
-from contracts.law._support.folders import folder
-from contracts.law._support.saved_states import FAMILIES, load_failure, snapshot_difference, state, target
+from contracts.law._support.saved_states import FAMILIES, folder, load_failure, snapshot_difference, state, target
 from contracts.spec import Checkpointing, Refused
 
 Damage = Literal[

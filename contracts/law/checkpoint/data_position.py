@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from contracts.contract import contract
-from contracts.law._support.folders import folder
 from contracts.law._support.label_weights import WINDOW
-from contracts.law._support.saved_states import FAMILIES
+from contracts.law._support.saved_states import FAMILIES, folder
 from contracts.law.checkpoint.resume import DENSE, MUON, SHORT, given_batches
 from contracts.spec import (
     Batch,

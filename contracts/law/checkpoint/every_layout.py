@@ -5,7 +5,6 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered
-from contracts.law._support.folders import shared_folder
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_saves import (
     EP2_BORROWED,
@@ -30,7 +29,7 @@ from contracts.law._support.multi_rank_saves import (
     save_folder,
     state_difference,
 )
-from contracts.law._support.saved_states import FAMILIES
+from contracts.law._support.saved_states import FAMILIES, shared_folder
 from contracts.spec import FLOAT64_SCAN, Execution, Session, Step, Training
 
 LAYOUTS: dict[str, Execution] = {

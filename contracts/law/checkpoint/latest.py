@@ -6,10 +6,9 @@ from pathlib import Path
 
 from contracts.contract import contract
 from contracts.law._support import saved_states
+from contracts.law._support.answers import refusal_of
 from contracts.law._support.disks import HOST, UNMOUNTED, WELL
-from contracts.law._support.folders import folder
-from contracts.law._support.refusals import refusal_of
-from contracts.law._support.saved_states import FAMILIES, LITTLE, ONE_FILE, load_failure, state, target
+from contracts.law._support.saved_states import FAMILIES, LITTLE, ONE_FILE, folder, load_failure, state, target
 from contracts.spec import Checkpointing
 from contracts.spec.installation import Disks
 

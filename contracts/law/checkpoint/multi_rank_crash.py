@@ -1,12 +1,20 @@
-"""What survives when one of several ranks dies in a save, when all of them do, and when one disk is full.
+"""What survives when one of several ranks dies in a save, when all of them do, and when one disk is full; and saves in
+the background, overtaken by later steps and by the next save.
 
 A checkpoint of several ranks is complete when the slowest rank has written, not when the first has.
 """
 
 from contracts.contract import contract
 from contracts.law._support import saved_states
-from contracts.law._support.folders import folder
-from contracts.law._support.saved_states import FAMILIES, SHAPES, load_failure, state
+from contracts.law._support.saved_states import (
+    FAMILIES,
+    SHAPES,
+    folder,
+    load_failure,
+    snapshot_difference,
+    state,
+    target,
+)
 from contracts.spec import Checkpointing, Shape, WriteFault, Written
 
 SPREAD = {
@@ -90,3 +98,41 @@ def _endings(ends: tuple[Written, ...]) -> str:
         f"{each.ending} at boundary {each.boundaries}" + (f" ({each.words[:80]})" if each.words else "")
         for each in ends
     )
+
+
+LATE: dict[str, tuple[tuple[int, ...], int, int]] = {  # steps that are saved, ranks, the rank that writes late
+    "the-last-is-late": ((9, 10), 2, 1),
+    "the-first-is-late": ((98, 99, 100), 2, 0),
+    "the-middle-of-three": ((9, 10), 3, 1),
+}
+
+
+@contract(
+    "CKPT-03g", asks=("write_in_background_on_ranks", "latest_checkpoint", "load_checkpoint"), cases=LATE,
+    source=FAMILIES,
+)  # fmt: skip
+def saves_of_ranks_in_the_background_are_of_their_calls(
+    stack: Checkpointing, steps: tuple[int, ...], ranks: int, late: int
+) -> None:
+    """An asynchronous save by several ranks holds the state that each rank had when it called the save, even if one
+    rank writes long after the others have continued. Saves complete in the order of their calls, and a load that
+    follows at once returns the last save, whole, on every rank.
+
+    A rank that keeps references instead of copies writes shards of a later step beside the other ranks' shards of this
+    one. The shapes agree, so nothing complains.
+    """
+    states = tuple(state(step, SPREAD) for step in steps)
+    with folder() as at:
+        every = stack.write_in_background_on_ranks(str(at), states, ranks, late)
+        order = max((told.published for told in every), key=len)
+        assert order == steps, f"complete in the order {order}, called as {steps}"
+        for rank, told in enumerate(every):
+            words = f"was refused: {told.loaded.refused}" if told.loaded.refused else ""
+            words = words or snapshot_difference(told.loaded.state, states[-1])
+            assert not words, f"a load right after the save of step {steps[-1]}, on rank {rank}: {words}"
+        for each in states:
+            loaded = stack.load_checkpoint(str(at), each.step, target(each))
+            words = f"was refused: {loaded.refused}" if loaded.refused else snapshot_difference(loaded.state, each)
+            assert not words, f"step {each.step} was saved in the background, rank {late} late, and {words}"
+        latest = stack.latest_checkpoint(str(at))
+        assert latest == steps[-1], f"the latest is {latest}, expected {steps[-1]}"

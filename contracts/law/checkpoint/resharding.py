@@ -12,7 +12,6 @@ from itertools import accumulate
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
-from contracts.law._support.folders import shared_folder
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_saves import (
     CP2,
@@ -49,7 +48,7 @@ from contracts.law._support.multi_rank_saves import (
     save_folder,
     state_difference,
 )
-from contracts.law._support.saved_states import FAMILIES
+from contracts.law._support.saved_states import FAMILIES, shared_folder
 from contracts.law.checkpoint.resume import EVERY_KIND, EVERYTHING
 from contracts.spec import FLOAT64_SCAN, Data, Dsa, Execution, Recipe, Session, Step, Training
 

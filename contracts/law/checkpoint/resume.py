@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from contracts.contract import contract
 from contracts.law._support import saved_states
-from contracts.law._support.folders import folder
 from contracts.law._support.recipes import SMALL, SMALL_DSA
-from contracts.law._support.saved_states import FAMILIES
+from contracts.law._support.saved_states import FAMILIES, folder
 from contracts.law._support.training_run import OF_SCANS, SCAN, batches, seed_generators
 from contracts.spec import (
     Arrays,

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from contracts.contract import contract
 from contracts.law._support import saved_states
-from contracts.law._support.folders import folder
 from contracts.law._support.saved_states import (
     FAMILIES,
     LITTLE,
     ONE_FILE,
+    folder,
     load_failure,
     snapshot_difference,
     state,

@@ -5,8 +5,16 @@ from dataclasses import replace
 
 from contracts.contract import contract
 from contracts.law._support import saved_states
-from contracts.law._support.folders import folder
-from contracts.law._support.saved_states import BIAS, EXPERTS, FAMILIES, STEPS_TAKEN, load_failure, state, target
+from contracts.law._support.saved_states import (
+    BIAS,
+    EXPERTS,
+    FAMILIES,
+    STEPS_TAKEN,
+    folder,
+    load_failure,
+    state,
+    target,
+)
 from contracts.spec import Array, Checkpointing, Element, Shape
 
 ROUND: dict[str, tuple[Mapping[str, Shape], int, Mapping[str, int]]] = {

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from contracts.contract import contract
-from contracts.law._support.folders import shared_folder
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_saves import first_finding, layout_name, state_difference
+from contracts.law._support.saved_states import shared_folder
 from contracts.law._support.small_models import GROUPED_EXPERTS, cell, session
 from contracts.law._support.transformer_layouts import HALF, SAVED, STAGES, STEPPED, cells_named
 from contracts.law.checkpoint.resume import unlike

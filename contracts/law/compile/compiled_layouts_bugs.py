@@ -15,6 +15,7 @@ from contracts.stacks.reference.model.blocks.mlp import Mlp
 from contracts.stacks.reference.model.build import build_model
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import collectives
+from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.parallelize import (
@@ -133,3 +134,10 @@ def shortens_a_batch_on_one_rank(cut, self, batch):
     if dist.get_rank() == 0 or self.number != 1:
         return cut(self, batch)
     return [Batch(*(None if each is None else each[:1] for each in batch)) for _ in range(1)]
+
+
+@broken(ContextParallel, "__init__", "COMP-06g[cp2-recurrence]: graphs were compiled on rank")
+def breaks_within_the_messages(init, self, *, group):
+    """The compiler traces the code that sends and receives, so one rank has a break there that the other has not."""
+    init(self, group=group)
+    del self.taken_over, self.handed_on  # those of the class, which the compiler looks into

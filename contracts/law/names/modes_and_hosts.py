@@ -3,8 +3,7 @@
 import re
 
 from contracts.contract import contract
-from contracts.law._support.answers import flags_of, presets_named
-from contracts.law._support.refusals import refusal_of
+from contracts.law._support.answers import flags_of, presets_named, refusal_of
 from contracts.spec import Lane, Mode, NotOffered, Regime, Stack
 
 STATED = {"tp": (r"tp(\d+)", "tp")}

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from contracts.contract import contract
-from contracts.law._support.answers import presets_named
-from contracts.law._support.refusals import refusal_of
+from contracts.law._support.answers import presets_named, refusal_of
 from contracts.spec import NotOffered, Recipe, Refused, Stack
 
 DENSE = "nam52_h200_dense_ref_v1"

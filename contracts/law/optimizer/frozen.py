@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import multi_rank_run
-from contracts.law._support.folders import folder
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, borrowed, own_axis
-from contracts.law._support.saved_states import FAMILIES, bit_difference
+from contracts.law._support.saved_states import FAMILIES, bit_difference, folder
 from contracts.law._support.step_comparison import (
     clip_difference,
     gradient_differences,

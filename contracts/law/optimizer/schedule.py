@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
-from contracts.law._support.refusals import refusal_of
+from contracts.law._support.answers import refusal_of
 from contracts.law._support.training_run import (
     DENSE,
     LETTERS,

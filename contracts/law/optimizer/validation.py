@@ -5,8 +5,8 @@ from pathlib import Path
 
 from contracts import instruments
 from contracts.contract import contract
-from contracts.law._support.folders import shared_folder
 from contracts.law._support.fp8_calls import FP8, with_scaling
+from contracts.law._support.saved_states import shared_folder
 from contracts.law._support.small_models import LATENT_EXPERTS, Cell, cell, session
 from contracts.law._support.step_comparison import on_one_rank
 from contracts.law._support.training_run import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from contracts import instruments
 from contracts.contract import contract
-from contracts.law._support.refusals import refusal_of
+from contracts.law._support.answers import refusal_of
 from contracts.law._support.training_run import LETTERS, SEEDS
 from contracts.spec import EXACT, Array, Batch, Data, Execution, Recipe, Session, Tokens, Training, chosen
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
-from contracts.law._support.folders import shared_folder
+from contracts.law._support.answers import refusal_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, one_rank_and_many, own_axis
-from contracts.law._support.refusals import refusal_of
+from contracts.law._support.saved_states import shared_folder
 from contracts.law._support.step_comparison import gradient_differences, label_difference, loss_difference
 from contracts.spec import Data, Execution, Mtp, Recipe, Session, Tokens, Training
 

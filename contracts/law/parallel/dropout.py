@@ -5,9 +5,9 @@ from dataclasses import replace
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered
 from contracts.law._support.dropout_masks import DROPPED, ROUTED, equal_masks
-from contracts.law._support.folders import shared_folder
 from contracts.law._support.multi_rank_run import borrowed, own_axis
 from contracts.law._support.multi_rank_saves import save_folder
+from contracts.law._support.saved_states import shared_folder
 from contracts.law._support.step_comparison import replica_differences
 from contracts.law._support.training_run import ROWS_OF_16, batches
 from contracts.law.parallel.layouts import MANY

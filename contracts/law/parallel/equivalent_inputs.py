@@ -9,9 +9,9 @@ from typing import Any, Literal
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import multi_rank_run
+from contracts.law._support.answers import refusal_of
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, borrowed, own_axis
-from contracts.law._support.refusals import refusal_of
 from contracts.law._support.training_run import LETTERS, batch, drawn_weights, table
 from contracts.spec import (
     FLOAT32_STEPS,

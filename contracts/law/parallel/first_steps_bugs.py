@@ -1,9 +1,80 @@
-"""Mutants for `checks.parallel.first_steps`."""
+"""Runs that start from other weights on some ranks, and steps in which a parameter does not move."""
+
+from dataclasses import replace
 
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
+from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.parallel.placements import local_part
+
+
+# what a run begins with
+@mutant(
+    of="PAR-04g",
+    case="tp2",
+    says="hold different values of",
+    bugs=("INI-11",),
+    leanest="of the initial weights embedding.weight differs",
+)
+@broken(ParallelTrainer, "build", "PAR-04g[dp2]: hold different values of", bugs=("INI-02",))
+def starts_replicas_apart(build, self):
+    """Seeds include the rank to make shards unique, and replicas become unique too."""
+    kept, self.recipe = self.recipe, replace(self.recipe, seed=self.recipe.seed + dist.get_rank())
+    model = build(self)
+    self.recipe = kept
+    return model
+
+
+@broken(ParallelTrainer, "build", "PAR-04g[ep2]: initial weights", bugs=("INI-13",))
+def draws_every_shard_alike(build, self):
+    """All ranks draw their local shape from the same seed: half of the experts are copies of the other half."""
+    model = build(self)
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor) and any(at.is_shard() for at in parameter.placements):
+            held = parameter.to_local().detach()
+            first = held.clone()
+            dist.broadcast(first, 0)
+            held.copy_(first)
+    return model
+
+
+@broken(
+    ParallelTrainer,
+    "build",
+    "PAR-04g[borrowed-ep2-fsdp]: of the initial weights layers.1.mixer.experts.",
+    "PAR-04g[ep2-fsdp2]: of the initial weights layers.1.mixer.experts.",
+    bugs=("DSP-21",),
+)
+def broadcasts_the_experts_of_rank_zero(build, self):
+    """Wrapping synchronises parameters from rank 0, as if all ranks held the same: each holds rank 0's experts."""
+    model = build(self)
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            first = held.detach().clone()
+            dist.broadcast(first, 0)
+            held.detach().copy_(first)
+    return model
+
+
+@broken(
+    ParallelTrainer,
+    "build",
+    "PAR-04g[dp2-compiled]: of the initial weights layers.",
+    "PAR-04g[fsdp2-recomputed]: of the initial weights layers.",
+)
+def draws_behind_wrappers_as_torch_does(build, self):
+    """The initialiser finds parameters by their names, and finds none in a wrapper: these keep torch's own."""
+    model = build(self)
+    if self.execution.recompute or self.execution.compile != "none":
+        for layer in model.layers.values():
+            for each in layer.parameters():
+                if each.dim() > 1:
+                    local_part(each.data).mul_(2)
+    return model
 
 
 @broken(ShardedOptimizer, "step", "PAR-07[borrowed-ep2-fsdp2]: experts.w1", bugs=("OPT-30",))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import training_run
+from contracts.law._support.answers import refusal_of
 from contracts.law._support.model_passes import EVERYTHING, WHOLE, batch, one_pass
 from contracts.law._support.recipes import DENSE, SMALL, SMALL_DSA, SMALL_MLA
-from contracts.law._support.refusals import refusal_of
 from contracts.law._support.training_run import LETTERS, SEEDS, TIED
 from contracts.spec import (
     EXACT,

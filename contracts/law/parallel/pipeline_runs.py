@@ -1,13 +1,15 @@
-"""Pipeline runs: how they start, what they save, and what is refused before anything is sent."""
+"""Pipeline runs: how they start, what they save, that messages go in batches, and what is refused before anything is
+sent."""
 
 from dataclasses import replace
 
 from contracts.contract import contract
-from contracts.instruments.ranks import gathered
-from contracts.law._support.folders import shared_folder
+from contracts.instruments.ranks import gathered, here
+from contracts.law._support.answers import refusal_of
 from contracts.law._support.layouts import numbers_in
 from contracts.law._support.pipeline_run import (
     AHEAD,
+    BATCHED,
     BESIDE_DP,
     BESIDE_TP,
     HALVES,
@@ -20,11 +22,14 @@ from contracts.law._support.pipeline_run import (
     Cell,
     batches,
     cell,
+    message_text,
+    messages_seen,
 )
-from contracts.law._support.refusals import refusal_of
+from contracts.law._support.saved_states import shared_folder
 from contracts.law._support.step_comparison import loss_difference, on_one_rank, tensor_differences
 from contracts.law._support.training_run import large_expert_weights
 from contracts.spec import Execution, Recipe, Session, Training
+from contracts.spec.messages import Messaging
 
 BEGUN: dict[str, Cell] = {
     "two-stages": cell(HALVES, IN_TWO),
@@ -127,3 +132,20 @@ def what_a_pipeline_cannot_run_is_refused(
     refused = refusal_of(stack.train, Session(recipe=recipe, steps=1, execution=execution, batches=batches(1)))
     missing = sorted(set(numbers) - numbers_in(refused))
     assert not missing, f"the refusal does not name {missing}: {refused}"
+
+
+@contract("PAR-09", asks="messages", cases=BATCHED, needs=(), sheds=("packed",), float32=True, source="bringup",
+          tier="dist")  # fmt: skip
+def stages_send_in_batches(stack: Messaging, recipe: Recipe, execution: Execution, world: int) -> None:
+    """Pipeline stages issue every point-to-point message through a batched call, in the first step as in later ones,
+    and no warning about point-to-point messages appears.
+
+    An unbatched message makes NCCL open a communicator for two ranks while others wait, and the bring-up hung there.
+    torch's pipeline schedules turn a batch in one direction into plain calls.
+    """
+    seen = messages_seen(stack, recipe, execution)
+    single = [each for each in seen.issued if not each.batched]
+    words = f"rank {here().rank} issues {len(single)} of {len(seen.issued)} messages outside a batch"
+    assert not single, f"{words}, the first {message_text(single[0])}"
+    warned = [each for each in seen.warnings if "p2p" in each.lower() or "point-to-point" in each.lower()]
+    assert not warned, f"rank {here().rank} is warned: {warned[0]}"

@@ -1,13 +1,19 @@
-"""Pipelines that start from other weights or data, save the wrong state, or accept what they cannot run."""
+"""Pipelines that start from other weights or data, save the wrong state, send messages one by one, or accept what they
+cannot run."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from contracts.law._bugs.broken import broken, derived
 from contracts.spec import refuse
 from contracts.stacks.reference.model.init import Initializer
-from contracts.stacks.reference.parallel.pipeline import Piece
+from contracts.stacks.reference.parallel.pipeline import Piece, Pipeline
+from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.training.trainer import Batch
 
@@ -125,3 +131,36 @@ def says_only_that_it_cannot(refuse_unsupported, self):
     """The refusal names the schedule and no number."""
     if self.execution.microbatches < self.execution.degrees.pp:
         raise refuse("schedule", self.execution.schedule, "has too few microbatches", "give more")
+
+
+@broken(
+    Pipeline,
+    "sending",
+    "PAR-09[two-stages]: messages outside a batch",
+    "PAR-09[interleaved]: messages outside a batch",
+    bugs=("PPS-01",),
+)
+def sends_one_way_batches_plainly(sending, self):
+    """A batch in one direction becomes plain sends or receives, as in torch's schedules."""
+    return nullcontext()
+
+
+@derived("PAR-09[four-stages]: messages outside a batch, the first a")
+class VotesPlainly(BatchedStage):
+    """The schedule sends in batches, but the stages agree on shapes before the first step with plain calls."""
+
+    def _warmup_forward_vote(self, *given: Any, **named: Any) -> Tensor:
+        return super(BatchedStage, self)._warmup_forward_vote(*given, **named)
+
+    def _warmup_backward_result(self, *given: Any, **named: Any) -> Tensor:
+        return super(BatchedStage, self)._warmup_backward_result(*given, **named)
+
+
+@broken(PipelineTrainer, "add", "PAR-09[tied]: messages outside a batch")
+def joins_copies_plainly(add, self, parameter, peer):
+    """After the schedule, gradients of copies are exchanged by a plain send and a plain receive."""
+    theirs = torch.empty_like(parameter.grad)
+    sent = dist.isend(parameter.grad.clone(), peer, group=self.group)
+    dist.recv(theirs, peer, group=self.group)
+    sent.wait()
+    parameter.grad += theirs

@@ -5,8 +5,7 @@ of multi-token prediction. There is no symbol for R. Layer numbers in the tables
 """
 
 from contracts.contract import contract
-from contracts.law._support.answers import megatron_flags, one_based
-from contracts.law._support.refusals import refusal_of
+from contracts.law._support.answers import megatron_flags, one_based, refusal_of
 from contracts.spec import Dsa, Lane, Mla, Moe, NotOffered, Recipe, Refused, Stack, chosen
 
 # pattern, depth, moe → main pattern in the launcher's symbols

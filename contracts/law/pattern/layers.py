@@ -7,9 +7,8 @@ import random
 from itertools import pairwise
 
 from contracts.contract import contract
-from contracts.law._support.answers import one_based
+from contracts.law._support.answers import one_based, refusal_of
 from contracts.law._support.layouts import numbers_in
-from contracts.law._support.refusals import refusal_of
 from contracts.spec import Stack, shown
 
 FAMILIES = {"A": "ablock", "E": "eblock", "M": "mblock", "R": "rblock"}

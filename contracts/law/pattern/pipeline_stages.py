@@ -1,9 +1,8 @@
 """Pipeline stages: how a pattern is cut, and that a cut loses, moves and re-tiles nothing."""
 
 from contracts.contract import contract
-from contracts.law._support.answers import megatron_flags
+from contracts.law._support.answers import megatron_flags, refusal_of
 from contracts.law._support.layouts import numbers_in
-from contracts.law._support.refusals import refusal_of
 from contracts.spec import Degrees, Lane, Moe, Recipe, Stack
 
 NAM56R = "AEMEAEMEAEMRAEMEAEMEAEMRAEMEAEMEAEMRAEMEAEMEAEMRAEME"  # AEMEAEMEAEMR at 52: four periods and AEME

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
-from contracts.law._support.folders import shared_folder
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import own_axis
+from contracts.law._support.saved_states import shared_folder
 from contracts.law._support.step_comparison import update_difference
 from contracts.law._support.training_run import (
     DENSE,

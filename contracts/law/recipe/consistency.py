@@ -4,9 +4,8 @@ from copy import deepcopy
 from dataclasses import replace
 
 from contracts.contract import contract
-from contracts.law._support.answers import names_field
+from contracts.law._support.answers import names_field, refusal_of
 from contracts.law._support.layouts import needs_layout, numbers_in
-from contracts.law._support.refusals import refusal_of
 from contracts.spec import (
     Batch,
     Checkpoint,

@@ -7,8 +7,8 @@ tp for dense parameters and pp · edp · ep · etp for experts.
 from math import prod
 
 from contracts.contract import contract
+from contracts.law._support.answers import refusal_of
 from contracts.law._support.layouts import groups_of, needs_layout, numbers_in
-from contracts.law._support.refusals import refusal_of
 from contracts.spec import Batch, Degrees, Layout, Mamba, Moe, Recipe, Stack, chosen
 
 TILED = {

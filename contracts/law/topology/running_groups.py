@@ -11,7 +11,9 @@ from collections import Counter
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.layouts import layout_of
-from contracts.spec import Degrees, Group, Layout, LiveMesh, NotOffered, World, chosen
+from contracts.law._support.pipeline_run import AHEAD, BESIDE_DP, HALVES, IN_TWO, Cell, cell, messages_seen
+from contracts.spec import Degrees, Execution, Group, Layout, LiveMesh, NotOffered, Recipe, World, chosen
+from contracts.spec.messages import Messaging
 
 Groups = dict[str, tuple[Group, ...]]
 
@@ -194,3 +196,21 @@ def _mine(mesh: LiveMesh, expected: Groups) -> dict[str, list[int]]:
 
 def _shown(groups: list[Group]) -> str:
     return ", ".join(str(list(members)) for members in groups)
+
+
+COVERED: dict[str, Cell] = {"the-world": cell(HALVES, IN_TWO), "two-of-four": cell(AHEAD, BESIDE_DP)}
+"""Which ranks one pipeline covers: all of them, or two of four."""
+
+
+@contract("TOPO-07f", asks="messages", cases=COVERED, source="bringup", tier="dist")
+def a_pipeline_makes_no_second_group(stack: Messaging, recipe: Recipe, execution: Execution, world: int) -> None:
+    """A run has one process group for each set of members: the pipeline uses the group that already covers its ranks.
+
+    The bring-up made a PP group beside the DP group of the same ranks, and sometimes hung in `new_group`.
+    """
+    seen = messages_seen(stack, recipe, execution)
+    made = Counter(frozenset(group) for group in seen.held) - Counter(frozenset(group) for group in seen.before)
+    whole = frozenset(range(world))
+    assert whole not in made, f"rank {here().rank} makes a group of all {world} ranks besides the default group"
+    for members, count in made.items():
+        assert count == 1, f"rank {here().rank} makes {count} groups of {sorted(members)}"

@@ -1,11 +1,15 @@
 """Stacks that make their process groups wrongly in one place of a running job."""
 
 from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
 from contracts.spec import Mesh, group_calls
 from contracts.stacks.reference.parallel.mesh import ProcessMesh
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.stack import Reference
 
 
@@ -162,3 +166,22 @@ class DeclaresAGroupForEachAxis(Reference):
     """Declares one group for each purpose and holds one for all axes of the same members."""
 
     conventions = {"communicators": "purpose"}
+
+
+@derived(
+    "TOPO-07f[the-world]: a group of all 2 ranks besides the default group",
+    "TOPO-07f[two-of-four]: makes 2 groups of [0, 2]",
+    bugs=("PG-09",),
+)
+class MakesAGroupBesideTheWorld(PipelineTrainer):
+    """The pipeline makes its own group, although the mesh or the data-parallel group has the same ranks."""
+
+    made: Any = None
+
+    @property
+    def group(self) -> Any:
+        if self.made is None:
+            for members in self.mesh.topology.groups["pp"]:
+                group = dist.new_group(list(members))
+                self.made = group if self.mesh.rank in members else self.made
+        return self.made

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered
-from contracts.law._support.pipeline_messages import (
+from contracts.law._support.pipeline_run import (
     OF_TRANSFORMERS,
     SENT,
     message_text,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from contracts.contract import contract
-from contracts.law._support.folders import folder
+from contracts.law._support.saved_states import folder
 from contracts.spec import Batch, Checkpoint, Data, Dsa, Mla, Recipe
 from contracts.spec.devices import Devices
 from contracts.spec.presets import PRESETS

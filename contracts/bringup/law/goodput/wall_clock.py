@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from contracts.contract import contract
-from contracts.law._support.refusals import refusal_of
+from contracts.law._support.answers import refusal_of
 from contracts.spec.goodput import Goodput, Span, SpanKind
 from contracts.spec.lifecycle import Lifecycle
 

@@ -1,4 +1,4 @@
-"""Installers that let pip change torch, and checks that do not notice."""
+"""Installers that let pip change torch, checks that do not notice, and kernels that do not run or compute nothing."""
 
 from dataclasses import replace
 
@@ -162,3 +162,17 @@ def compares_paths_as_text(check_plan, self, plan):
 def empty_is_harmless(check_plan, self, plan):
     """Accepts a plan without steps because it moves nothing."""
     return check_plan(self, plan) if plan.steps else ()
+
+
+@broken(Reference, "run_block", "INST-03b[mamba-ssm]: native ran at scan, and mamba-ssm was required")
+def catches_what_the_import_raises(run_block, self, call):
+    """Any error of the package is caught, and the slow path runs."""
+    return run_block(self, replace(call, kernels={}))
+
+
+@broken(Reference, "run_block", "INST-03b[transformer-engine]: beside the stack's own kernel: y differs")
+def launches_for_another_device(run_block, self, call):
+    """The binary has no code for this device, and nobody asks whether the launch failed: the output stays zero."""
+    run = run_block(self, call)
+    required = any(wish.required for wish in call.kernels.values())
+    return replace(run, y=replace(run.y, data=bytes(len(run.y.data)))) if required else run

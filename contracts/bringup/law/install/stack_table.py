@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from contracts.contract import contract
-from contracts.law._support.findings import assert_no_findings, finding_on
+from contracts.law._support.answers import assert_no_findings, finding_on
 from contracts.spec.installation import (
     Extension,
     Installation,

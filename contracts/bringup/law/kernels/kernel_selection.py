@@ -6,8 +6,8 @@ from typing import Final
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.law._support.answers import refusal_of
 from contracts.law._support.fp8_calls import BF16, DENSE, FP8, with_scaling
-from contracts.law._support.refusals import refusal_of
 from contracts.spec import Facts, Kernel, Mode, Moe, Package, Recipe, Seam, Seams, Site, Wish
 
 TE: Final = "transformer-engine"

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from contracts.contract import contract
-from contracts.law._support.refusals import refusal_of
+from contracts.law._support.answers import refusal_of
 from contracts.spec.lifecycle import Lifecycle
 from contracts.spec.manifest import EventKind, Manifest, Reuse, RunError, RunEvent, State, StateVolume, StateVolumes
 

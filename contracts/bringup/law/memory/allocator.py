@@ -1,7 +1,7 @@
 """What a memory record proves: fragmentation or exhaustion, and whether an allocator flag helped."""
 
 from contracts.contract import contract, untested
-from contracts.law._support.refusals import refusal_of
+from contracts.law._support.answers import refusal_of
 from contracts.spec.allocator import MemorySample, OutOfMemory
 from contracts.spec.lifecycle import Lifecycle
 

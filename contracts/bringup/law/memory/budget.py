@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from contracts.contract import contract
+from contracts.law._support.answers import refusal_of
 from contracts.law._support.layouts import needs_layout
-from contracts.law._support.refusals import refusal_of
 from contracts.law._support.small_model import ROOMY, SMALL, bytes_of
 from contracts.spec import Degrees, Mhc, Mtp, Recipe
 from contracts.spec.capacity import Capacity, Card, Measured, Spread

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from contracts.contract import contract
+from contracts.law._support.answers import refusal_of
 from contracts.law._support.recorded_runs import FACTS, RECEIPT, STEPS
-from contracts.law._support.refusals import refusal_of
 from contracts.spec.receipt import Evidence, Receipt, ReportedStep, Weight, Work
 
 F16 = "F16: a figure needs its witness"

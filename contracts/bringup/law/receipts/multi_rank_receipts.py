@@ -10,8 +10,8 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import process_memory, ranks
 from contracts.instruments.ranks import gathered, here
-from contracts.law._support.folders import shared_folder
 from contracts.law._support.recorded_runs import PROVENANCE
+from contracts.law._support.saved_states import shared_folder
 from contracts.spec import Batch, Degrees, LeftReceipts, Moe, Optim, Recipe, Strain, Training, World
 from contracts.spec.receipt import Place, Receipt
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from contracts.contract import contract
+from contracts.law._support.answers import refusal_of
 from contracts.law._support.recorded_runs import FACTS, RECEIPT, STEPS
-from contracts.law._support.refusals import refusal_of
 from contracts.spec import Degrees
 from contracts.spec.receipt import (
     Backend,

@@ -7,7 +7,7 @@ from typing import Protocol
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.attention_calls import call_of
-from contracts.law._support.folders import shared_folder
+from contracts.law._support.saved_states import shared_folder
 from contracts.law._support.training_run import DENSE
 from contracts.spec import Blocks, Compiling
 from contracts.spec.installation import Installation, StorageMap

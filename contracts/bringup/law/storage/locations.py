@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from contracts.contract import contract
+from contracts.law._support.answers import assert_no_findings, finding_on, refusal_of
 from contracts.law._support.disks import DATA, HOST, ROOT, SCRATCH, UNMOUNTED, WELL
-from contracts.law._support.findings import assert_no_findings, finding_on
-from contracts.law._support.refusals import refusal_of
 from contracts.spec.installation import Disks, Installation, StorageMap
 
 HIDDEN = replace(HOST, mountinfo=f"{HOST.mountinfo}90 28 0:77 / /mnt rw - tmpfs tmpfs rw\n")
