@@ -173,6 +173,10 @@ STATED: dict[str, tuple[Recipe, Lane, dict[str, float]]] = {
         "--v-head-dim": 112, "--dsa-indexer-n-heads": 5, "--dsa-indexer-head-dim": 88, "--dsa-indexer-topk": 208,
     }),
     "author": (DISTINCT, AUTHOR, NUMBERS),
+    "groups": (
+        replace(DISTINCT, moe=replace(DISTINCT.moe or Moe(), top_k=4, groups=(12, 2))), NATIVE,
+        {"--moe-router-num-groups": 12, "--moe-router-group-topk": 2, "--moe-router-topk": 4},
+    ),
 }  # fmt: skip
 
 

@@ -54,6 +54,16 @@ def exchanges_the_ranks_of_latents(former, self, recipe, lane):
     return _saying(_saying(launch, "--q-lora-rank", str(mla.kv_lora)), "--kv-lora-rank", str(mla.q_lora))
 
 
+@broken(Reference, "launch", "ARGV-01c[groups]: --moe-router-num-groups is 2, expected 12")
+def exchanges_groups_and_choice(former, self, recipe, lane):
+    """How many groups there are stands where it is asked how many are chosen, and the other way round."""
+    launch, moe = former(self, recipe, lane), recipe.moe
+    if moe is None or moe.groups is None:
+        return launch
+    number, chosen = map(str, moe.groups)
+    return _saying(_saying(launch, "--moe-router-num-groups", chosen), "--moe-router-group-topk", number)
+
+
 @broken(
     Reference,
     "launch",

@@ -19,6 +19,7 @@ ENDS: dict[str, tuple[str, Moe, tuple[int, ...]]] = {  # loss, router, tokens of
     "sigmoid-balance": ("aux", replace(SIGMOID, selection_bias=False, aux_loss=0.3, z_loss=0.0), (3, 6)),
     "sigmoid-z": ("z", replace(SIGMOID, selection_bias=False, aux_loss=0.0, z_loss=0.2), (3, 6)),
     "selection-bias": ("aux", replace(SIGMOID, aux_loss=0.3, z_loss=0.0), (7, 4, 2)),
+    "a-row-of-padding": ("aux", replace(SOFTMAX, aux_loss=0.3, z_loss=0.0), (4, 0, 7)),
     "no-padding": ("aux", replace(SOFTMAX, aux_loss=0.3, z_loss=0.0), (7, 7)),
 }
 SOURCE = "Megatron-Core: MoELayer.forward, padding_mask; transformers: load_balancing_loss_func, attention_mask"
@@ -38,7 +39,7 @@ def padding_counts_in_no_loss_of_a_router(stack: Blocks, loss: str, moe: Moe, le
     call = expert_calls.drawn_call(expert_calls.with_moe(moe), len(lengths), LENGTH)
     x_BTD = numerics.tensor(call.x)
     pooled = loss == "aux" and chosen(stack, "balance-over") != "sequence"
-    rows = [x_TD[:length] for x_TD, length in zip(x_BTD, lengths, strict=True)]
+    rows = [x_TD[:length] for x_TD, length in zip(x_BTD, lengths, strict=True) if length]  # without a token it is none
     parts = [torch.cat(rows)] if pooled else rows
     runs = [stack.run_block(_silent(replace(call, x=numerics.array(part_TD[None])))) for part_TD in parts]
     sizes = [1 if loss == "aux" else len(part_TD) for part_TD in parts]

@@ -45,6 +45,13 @@ def weighs_rows_by_their_tokens(without_padding, self, logits_BTE, experts_BTK, 
     return counts, {**losses, "aux": torch.stack(parts).sum() / token_BT.sum()}
 
 
+@broken(Router, "without_padding", "MOE-09a[a-row-of-padding]: the loss aux differs")
+def counts_rows_of_padding(without_padding, self, logits_BTE, experts_BTK, token_BT):
+    """The mean over sequences divides by the rows of the batch, also by those that hold no token."""
+    counts, losses = without_padding(self, logits_BTE, experts_BTK, token_BT)
+    return counts, {**losses, "aux": losses["aux"] * token_BT.any(1).sum() / len(token_BT)}
+
+
 @broken(MoE, "forward", "MOE-09b[a-row-of-padding]: loses expert", "MOE-09b[by-gate]: loses expert")
 def gives_slots_to_padding(forward, self, x_BTD, packing, state):
     """A row of padding fills the experts before the first token of the next row."""

@@ -145,6 +145,36 @@ def one_tensor_that_overflows_leaves_the_whole_step_out(stack: Training, recipe:
     assert scales[-1] < scales[0], fell
 
 
+STEEP = {"dense": (DENSE_HALF,)}
+FALLS = 24  # steps: from 2^16, by half of them, to 2^4
+
+
+@contract("PREC-05o", asks=("built", "train"), cases=STEEP, source=f"{SOURCE}; apex: min_loss_scale")
+def the_loss_scale_falls_as_far_as_it_must(stack: Training, recipe: Recipe) -> None:
+    """Under float16 the loss scale falls with the steps that overflow until one does not, and that one moves weights.
+
+    A scale that keeps a floor which no recipe names, or falls once, overflows in every further step: the run counts
+    steps, logs a loss and learns nothing. Here hidden states are 2^9 times as large as usual before the output
+    projection, whose weights are that much smaller. A stack whose first step does not overflow is not asked.
+    """
+    numerics = instruments.numerics
+    held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
+    for row in stack.built(recipe, "nemo_native").parameters:
+        if row.role == "head" or (row.role == "norm" and row.layer is None):
+            held[row.name] *= 2**-9 if row.role == "head" else 2**9
+    given, weights = (_batch(recipe, "steep", rows=FEW),) * FALLS, numerics.arrays(held)
+    steps = run(stack, recipe, given, "weights", weights=weights, declared=True).steps
+    if math.isfinite(steps[0].grad_norm):
+        raise NotOffered("its gradients do not overflow", "case")
+    finite = [step for step in steps if math.isfinite(step.grad_norm)]
+    assert finite, (
+        f"each of {FALLS} steps overflows: the loss scale is {scale_of(steps[-1]):g}, {scale_of(steps[0]):g} "
+        "after the first"
+    )
+    moved = numerics.differences("", finite[-1].weights, weights, EXACT)
+    assert moved, f"step {finite[0].number} does not overflow, and no weight has moved after step {finite[-1].number}"
+
+
 SPREAD_OUT: dict[str, tuple[Recipe, Execution, int]] = {
     "dp2": (DENSE_HALF, own_axis(2), 2),
     "fsdp2": (DENSE_HALF, own_axis(2, fsdp=True), 2),

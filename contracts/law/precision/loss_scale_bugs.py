@@ -62,6 +62,14 @@ def each_optimizer_looks_for_itself(follow, self, norm):
     return taken
 
 
+@broken(Trainer, "follow", "PREC-05o[dense]: each of 24 steps overflows: the loss scale is 16384, 32768 after")
+def keeps_a_floor(follow, self, norm):
+    """The least loss scale is a constant of the trainer, far above what these gradients can take."""
+    taken = follow(self, norm)
+    self.scale = max(self.scale, 2.0**14) if self.recipe.dtype == "fp16" else self.scale
+    return taken
+
+
 @derived("PREC-05j[adamw]: gradients overflow moved: the weight")
 class AsksTheLossAlone(Trainer):
     """A step is left out where the loss is not finite; after a finite loss a gradient may overflow."""
