@@ -4,20 +4,10 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
-from contracts.law._support.dropout_masks import DROPPED, LEAST, ROUTED, equal_masks
+from contracts.law._support.dropout_masks import DROPPED, LEAST, ROUTED, equal_masks, recomputed_difference
 from contracts.law._support.model_passes import needs_canonical_names, one_pass, tensor
-from contracts.law._support.training_run import (
-    AHEAD,
-    LETTERS,
-    Rows,
-    batch,
-    batches,
-    drawn_weights,
-    run,
-    seed_generators,
-    table,
-)
-from contracts.spec import FLOAT64, Arrays, Execution, Mhc, Mode, NotOffered, Recipe, Shape, Tokens, Training, within
+from contracts.law._support.training_run import AHEAD, LETTERS, batch, seed_generators
+from contracts.spec import Arrays, Execution, Mhc, Mode, Recipe, Shape, Tokens, Training
 
 ADDED = 1e-3  # what each layer adds to an element of a stream of ones
 WIDE = replace(DROPPED, hidden=64, heads=4, kv_groups=2)
@@ -139,7 +129,6 @@ def every_layer_drops(stack: Training, recipe: Recipe, place: str, mode: Mode = 
     assert not where, f"with dropout {recipe.dropout}, what {place} adds to token {where} is what it adds without"
 
 
-EIGHT: Rows = (((8,), 3), ((8,), 0), ((8,), 6), ((8,), 1))
 RECOMPUTED: dict[str, tuple[Recipe, int]] = {"dense": (DROPPED, 1), "experts-in-microbatches": (ROUTED, 2)}
 
 
@@ -150,22 +139,5 @@ def a_recomputed_layer_drops_what_it_dropped(stack: Training, recipe: Recipe, mi
     If the mask of the second forward pass is another, gradients are of no loss that was ever computed, and the loss
     looks as it should. A recomputation that takes numbers from the generator gives the next step other masks.
     """
-    numerics = instruments.numerics
-    weights = drawn_weights(table(stack, recipe))
-    given = batches(2, "dropped", recipe.vocab, EIGHT)
-    taken = []
-    for recompute in (False, False, True):
-        seed_generators(7)
-        taken.append(
-            run(
-                stack, recipe, given, "gradients", weights=weights, microbatches=microbatches, recompute=recompute
-            ).steps
-        )
-    plain, again, found = taken
-    if any(one.losses != two.losses for one, two in zip(plain, again, strict=True)):
-        raise NotOffered("its masks are others in each run", "case")
-    for got, want in zip(found, plain, strict=True):
-        lm, due = got.losses["lm"], want.losses["lm"]
-        words = f"lm is {lm:.9g}, otherwise {due:.9g}" if abs(lm - due) > within(1e-9) * due else ""
-        words = words or numerics.gradient_differences("the gradient of", got.gradients, want.gradients, FLOAT64)
-        assert not words, f"recomputed, {words} (step {got.number})"
+    words = recomputed_difference(stack, recipe, Execution(microbatches=microbatches, precision="float64"))
+    assert not words, words

@@ -26,7 +26,7 @@ DRAWN: dict[str, tuple[Any, ...]] = {  # moe, activation, rows, tokens, dtype, f
     "sigmoid-swiglu": (SIGMOID, "swiglu", 3, 5, "float64"),
     "without-shared": (replace(SIGMOID, shared_hidden=0, top_k=4), "relu2", 2, 6, "float64"),
     "one-expert-a-token": (replace(SIGMOID, top_k=1), "swiglu", 2, 6, "float64"),
-    "groups": (replace(SIGMOID, top_k=4, groups=(4, 2)), "swiglu", 2, 7, "float64"),
+    "groups": (replace(SIGMOID, top_k=4, groups=(4, 2), aux_loss=0.0), "swiglu", 2, 7, "float64"),
     "17-experts": (replace(SOFTMAX, experts=17, top_k=5), "swiglu", 2, 5, "float64"),
     "300-experts": (replace(SIGMOID, experts=300, top_k=4, expert_hidden=3), "relu2", 2, 3, "float64"),
     "one-token": (SOFTMAX, "relu2", 1, 1, "float64"),

@@ -19,7 +19,7 @@ ENDS: dict[str, tuple[str, Moe, tuple[int, ...]]] = {  # loss, router, tokens of
     "sigmoid-balance": ("aux", replace(SIGMOID, selection_bias=False, aux_loss=0.3, z_loss=0.0), (3, 6)),
     "sigmoid-z": ("z", replace(SIGMOID, selection_bias=False, aux_loss=0.0, z_loss=0.2), (3, 6)),
     "selection-bias": ("aux", replace(SIGMOID, aux_loss=0.3, z_loss=0.0), (7, 4, 2)),
-    "a-row-of-padding": ("aux", replace(SOFTMAX, aux_loss=0.3, z_loss=0.0), (4, 0, 7)),
+    "row-of-padding-balance": ("aux", replace(SOFTMAX, aux_loss=0.3, z_loss=0.0), (4, 0, 7)),
     "no-padding": ("aux", replace(SOFTMAX, aux_loss=0.3, z_loss=0.0), (7, 7)),
 }
 SOURCE = "Megatron-Core: MoELayer.forward, padding_mask; transformers: load_balancing_loss_func, attention_mask"

@@ -45,7 +45,7 @@ def weighs_rows_by_their_tokens(without_padding, self, logits_BTE, experts_BTK, 
     return counts, {**losses, "aux": torch.stack(parts).sum() / token_BT.sum()}
 
 
-@broken(Router, "without_padding", "MOE-09a[a-row-of-padding]: the loss aux differs")
+@broken(Router, "without_padding", "MOE-09a[row-of-padding-balance]: the loss aux differs")
 def counts_rows_of_padding(without_padding, self, logits_BTE, experts_BTK, token_BT):
     """The mean over sequences divides by the rows of the batch, also by those that hold no token."""
     counts, losses = without_padding(self, logits_BTE, experts_BTK, token_BT)

@@ -4,7 +4,14 @@ from dataclasses import replace
 
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered
-from contracts.law._support.dropout_masks import DROPPED, ROUTED, equal_masks
+from contracts.law._support.dropout_masks import (
+    DEEP,
+    DROPPED,
+    ROUTED,
+    equal_masks,
+    kept_elements,
+    recomputed_difference,
+)
 from contracts.law._support.multi_rank_run import borrowed, own_axis
 from contracts.law._support.multi_rank_saves import save_folder
 from contracts.law._support.saved_states import shared_folder
@@ -73,3 +80,76 @@ def what_ranks_hold_alike_is_dropped_alike(
                 words = replica_differences({**step.weights, **step.buffers})
                 assert not words, f"after step {step.number}, {words}"
             (load, *_) = gathered(kept)
+
+
+LAYERS: dict[str, tuple[Execution, int]] = {
+    "dp2": (own_axis(2), 2),
+    "tp2-sp": (own_axis(2, tp=2, sp=True), 2),
+    "pp2": (replace(own_axis(2, pp=2), microbatches=2), 2),
+    "interleaved": (replace(own_axis(2, pp=2), microbatches=2, schedule="interleaved"), 2),
+}
+
+
+@contract("PAR-18c", asks=("built", "train"), cases=LAYERS, source="Megatron-Core: model_parallel_cuda_manual_seed",
+          tier="dist")  # fmt: skip
+def layers_drop_other_elements(stack: Training, execution: Execution, world: int) -> None:
+    """On several ranks no two layers drop the same elements of a token, whichever stages they are on, and no layer
+    drops in a step what it dropped in the step before.
+
+    Stages that begin with one seed drop in their first layers the same elements, and so on layer by layer.
+    """
+    found = kept_elements(stack, Session(recipe=DEEP, steps=2, execution=replace(execution, precision="float64")))
+    for place, kept_D in found.items():
+        share = float(kept_D.double().mean())
+        assert 0 < share < 1, f"{place} keeps {share:.0%} of the elements of a token, and drops {DEEP.dropout:.0%}"
+        same = [other for other, each in found.items() if other != place and bool((each == kept_D).all())]
+        assert not same, f"{place} drops the same elements of a token as {same[0]}"
+
+
+LOADED: dict[str, tuple[Execution, Execution, int]] = {
+    "dp2-to-tp2": (own_axis(2), own_axis(2, tp=2), 2),
+    "tp2-to-dp2": (own_axis(2, tp=2), own_axis(2), 2),
+}
+
+
+@contract("PAR-18d", asks=("built", "train"), cases=LOADED, source="RSM-23; F07", tier="dist")
+def a_load_on_another_layout_begins_no_masks_again(
+    stack: Training, saves: Execution, execution: Execution, world: int
+) -> None:
+    """After a load on another layout, no layer drops of a token what it drops in the first steps of a run on that
+    layout.
+
+    No saved generator fits, and one that begins again as the run began gives the same masks after each such load.
+    """
+    with shared_folder() as at:
+        kept = save_folder(at / "kept", saves).as_posix()
+        asked = Session(recipe=DEEP, steps=2, execution=replace(execution, precision="declared"))
+        first = kept_elements(stack, asked)
+        saved = replace(asked, execution=replace(saves, precision="declared"), save=kept, save_at=frozenset({2}))
+        kept_elements(stack, saved)
+        (load, *_) = gathered(kept)
+        for place, kept_D in kept_elements(stack, replace(asked, load=load)).items():
+            same = [other for other, each in first.items() if bool((each == kept_D).all())]
+            assert not same, f"after the load {place} drops the same elements of a token as {same[0]} of a new run"
+
+
+AGAIN: dict[str, tuple[Recipe, Execution, int]] = {
+    "fsdp2": (DROPPED, own_axis(2, fsdp=True), 2),
+    "tp2-sp": (DROPPED, own_axis(2, tp=2, sp=True), 2),
+    "cp2": (DROPPED, borrowed(2, cp=2), 2),
+    "ep2": (ROUTED, own_axis(2, ep=2), 2),
+    "pp2": (DROPPED, replace(own_axis(2, pp=2), microbatches=2), 2),
+}
+
+
+@contract("PAR-18e", asks=("built", "train"), cases=AGAIN, source="F13; ACK-01", tier="dist")
+def a_layer_recomputed_on_ranks_drops_what_it_dropped(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """With dropout on several ranks, two steps whose layers are recomputed in the backward pass have the losses and
+    gradients of two steps whose layers are not.
+
+    What wraps layers on several ranks is often not what wraps them on one, and keeps the generators by itself.
+    """
+    words = recomputed_difference(stack, recipe, replace(execution, precision="float64"))
+    assert not words, words

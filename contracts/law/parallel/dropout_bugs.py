@@ -1,7 +1,10 @@
 """Ranks that drop the same elements of other tokens, or other elements of what they hold alike."""
 
+import re
+
 from contracts.law._bugs.broken import broken
 from contracts.stacks.reference.checkpoint import rng_state
+from contracts.stacks.reference.parallel import parallelize
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
@@ -35,3 +38,29 @@ def seeds_by_rank_after_a_load(resume, self, folder):
     resume(self, folder)
     if self.recipe.dropout:
         rng_state.seed_rank_stream(self.recipe.seed, self.number, str(self.mesh.rank))
+
+
+@broken(ParallelTrainer, "stream", "PAR-18c[pp2]: layer 0 in step 1 drops the same elements of a token as layer 2")
+def seeds_all_stages_alike(stream, self):
+    """The seed is made of the ranks that read other tokens, and stages read the same."""
+    return "/".join(part for part in _axes(stream(self)) if not part.startswith("pp"))
+
+
+def _axes(whose):
+    """The axes of a stream's name, each with its place."""
+    return re.findall(r"[a-z]+\d+", whose)
+
+
+@broken(ParallelTrainer, "resume", "PAR-18d[dp2-to-tp2]: after the load layer 0 in step 3 drops the same elements")
+def begins_the_masks_again(resume, self, folder):
+    """A load on another layout seeds as the run was seeded."""
+    resume(self, folder)
+    if self.recipe.dropout:
+        rng_state.seed_rank_stream(self.recipe.seed, 0, self.stream())
+
+
+@broken(parallelize, "checkpoint", "PAR-18e[fsdp2]: recomputed, the gradient of",
+        "PAR-18e[tp2-sp]: recomputed, the gradient of", bugs=("ACK-01",))  # fmt: skip
+def wraps_without_the_generators(checkpoint, *given, **named):
+    """What wraps a layer on ranks saves the time of keeping the generators' states."""
+    return checkpoint(*given, **named, preserve_rng_state=False)
