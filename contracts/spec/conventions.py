@@ -206,6 +206,15 @@ CONVENTIONS: Mapping[str, Convention] = {
         ),
         shown="torchtitan_muon_in_bfloat16",
     ),
+    "muon-projections": _convention(
+        "whether Muon orthogonalizes apart what several projections make of one input",
+        ("apart", "each is a matrix of its own", "arXiv 2502.16982; torchtitan: DistMuon"),
+        (
+            "stacked",
+            "gate and up projection of an MLP or expert are one matrix, and so are z, x, B, C and dt of Mamba-2",
+            "Megatron-Core: TensorParallelMuon, which cuts linear_qkv, and neither linear_fc1 nor in_proj",
+        ),
+    ),
     "padding-slots": _convention(
         "whether positions that hold no token take slots where experts drop tokens",
         ("none", "they take none; slots are counted over all positions", "flaxformer: ignore_padding_tokens"),

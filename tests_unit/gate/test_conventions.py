@@ -18,7 +18,7 @@ from contracts.law.moe.capacity_bugs import counts_what_was_kept
 from contracts.law.moe.padding_bugs import gives_slots_to_padding
 from contracts.law.moe.routing_bugs import RoundsTheRoutersWeight
 from contracts.law.moe.selection_bias_bugs import centres_each_move
-from contracts.law.optimizer.parameter_groups_bugs import decays_norms
+from contracts.law.optimizer.parameter_groups_bugs import TurnsProjectionsAsOneMatrix, decays_norms
 from contracts.law.optimizer.schedule_bugs import StartsAtZero
 from contracts.law.optimizer.updates_bugs import orthogonalizes_in_bfloat16
 from contracts.law.optimizer.validation_bugs import takes_the_mean_of_batches
@@ -88,6 +88,7 @@ KEPT = {
     "OPT-02a[adamw]": (DecaysEverything, {"undecayed": "nothing"}),
     "OPT-04a[muon-never-clipped]": (orthogonalizes_in_bfloat16, {"muon-products": "bfloat16"}),
     "OPT-01b[muon@pairs]": (orthogonalizes_in_bfloat16, {"muon-products": "bfloat16"}),
+    "OPT-01b[streams-and-swiglu]": (TurnsProjectionsAsOneMatrix, {"muon-projections": "stacked"}),
     "OPT-06b[few-labels]": (takes_the_mean_of_batches, {"validation-mean": "batches"}),
     "PAR-05b[four]": (takes_the_mean_of_means, {"window-divides-by": "microbatch-means"}),
     "OPT-05b[cosine]": (StartsAtZero, {"first-rate": "step-0"}),

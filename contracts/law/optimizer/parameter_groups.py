@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +25,7 @@ from contracts.law._support.training_run import (
     table,
     updates,
 )
-from contracts.spec import Mhc, Mode, Moe, Recipe, Tolerance, Training, chosen, within
+from contracts.spec import Mhc, Mode, Moe, Recipe, Step, Tolerance, Training, chosen, within
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 ORTHOGONAL = Tolerance(
     name="orthogonalized", bound=1e-4, why="whether momentum is a mean or a sum changes what 1e-7 is added to"
 )
+LARGE = 2e-3
+"""The gradient of an expert that is judged: to a smaller one that 1e-7 is more than this bound."""
 ROUNDED = 3.0
 """How much farther off a move may be than the suite's own in bfloat16. Small singular values grow 3.4-fold a step, and
 their rounding with them: 2e-2 to 2e-1 of a move, and another order of sums rounds otherwise."""
@@ -78,7 +82,9 @@ def the_table_has_each_parameter_once(stack: Training, recipe: Recipe, mode: Mod
         assert not strange, f"{row.name} has state {dict(row.state)}, expected float32"
 
 
-PRODUCTS = ("muon-products",)
+OF_MUON = ("muon-products", "muon-projections")
+TOGETHER = (("w1", "w3"), ("wz", "wx", "wb", "wc", "wdt"))
+"""Gate and up projection of an MLP or an expert; what Mamba-2 makes of its input."""
 
 
 def muon_difference(stack: object, what: str, moved: Tensor, exact: Tensor, rounded: Tensor) -> str:
@@ -99,7 +105,7 @@ def muon_difference(stack: object, what: str, moved: Tensor, exact: Tensor, roun
 
 @contract(
     "OPT-01b", asks=("built", "train"), cases=TABLES, needs=FEATURES, sheds=("packed",),
-    source="F09 F18", conventions=PRODUCTS,
+    source="F09 F18", conventions=OF_MUON,
 )  # fmt: skip
 def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe, mode: Mode = "nemo_native") -> None:
     """A gradient reaches every trainable parameter, and the first step moves each one by the rule that the table names
@@ -118,23 +124,53 @@ def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe, mo
         assert row.name in gradients, f"{row.name} got no gradient and is in the table under {row.optimizer}"
         assert bool(gradients[row.name].any()), f"no gradient reaches {row.name}, in the table under {row.optimizer}"
         assert bool(moved[row.name].any()), f"{row.name} did not move, and is in the table under {row.optimizer}"
-        by = _rules(stack, moved[row.name], gradients[row.name] * step.clip_coef, step.lr)
+        by = _rules(stack, row.name, moved[row.name], gradients, step)
         assert row.optimizer in by, (
             f"{row.name} {row.shape} is in the table under {row.optimizer} and moved "
             f"{'as by ' + by[0] if by else 'by another rule, ' + _size(moved[row.name], step.lr)}"
         )
 
 
-def _rules(stack: object, moved: Tensor, gradient: Tensor, lr: float) -> list[str]:
+def after_muon(
+    stack: object, name: str, weights: Mapping[str, Tensor], gradients: Sequence[Mapping[str, Tensor]],
+    rates: Sequence[float], *, decay: float, half: bool = False,
+) -> list[Tensor]:  # fmt: skip
+    """A matrix after each step of Muon's, from what its gradients were; `half` is for products in bfloat16.
+
+    If a stack declares so, what several projections make of one input lies in one matrix.
+    """
+    import torch
+
+    among = beside(name, weights) if chosen(stack, "muon-projections") == "stacked" else [name]
+    weight, *given = (torch.cat([held[each] for each in among], dim=-2) for held in (weights, *gradients))
+    after = instruments.oracles.optimizers.muon(weight, given, rates, decay=decay, half=half)
+    sizes = [weights[each].shape[-2] for each in among]
+    return [torch.split(each, sizes, dim=-2)[among.index(name)] for each in after]
+
+
+def beside(name: str, names: Collection[str]) -> list[str]:
+    """The projections that read what this one reads, and stacks keep in one tensor with it."""
+    begin, stem, end = re.fullmatch(r"(.*?)(w\w+|)((?:\.weight)?)", name).groups()  # type: ignore[union-attr]
+    group = next((each for each in TOGETHER if stem in each), (stem,))
+    return [other for each in group if (other := f"{begin}{each}{end}") in names]
+
+
+def _rules(stack: object, name: str, moved: Tensor, gradients: Mapping[str, Tensor], step: Step) -> list[str]:
     """The rules that explain a first step without decay."""
     import torch
 
-    oracle = instruments.oracles.optimizers
-    none = torch.zeros_like(gradient)
-    adamw = oracle.adamw(none, [gradient], [lr], decay=0.0, beta1=0.9, beta2=0.95)[0]
-    found = [] if instruments.numerics.difference("", moved, adamw, ORTHOGONAL) else ["adamw"]
-    if gradient.dim() > 1:
-        exact, rounded = (oracle.muon(none, [gradient], [lr], decay=0.0, half=half)[0] for half in (False, True))
+    clipped = {each: gradient * step.clip_coef for each, gradient in gradients.items()}
+    none = {each: torch.zeros_like(gradient) for each, gradient in clipped.items()}
+    adamw = instruments.oracles.optimizers.adamw
+    after = adamw(none[name], [clipped[name]], [step.lr], decay=0.0, beta1=0.9, beta2=0.95)[0]
+    found = [] if instruments.numerics.difference("", moved, after, ORTHOGONAL) else ["adamw"]
+    if moved.dim() > 1:
+        exact, rounded = (
+            after_muon(stack, name, none, [clipped], [step.lr], decay=0.0, half=half)[0] for half in (False, True)
+        )
+        large = clipped[name].flatten(1).norm(dim=1) > LARGE
+        if moved.dim() > 2 and bool(large.any()):
+            moved, exact, rounded = (each[large] for each in (moved, exact, rounded))
         found += [] if muon_difference(stack, "", moved, exact, rounded) else ["muon"]
     return found
 
@@ -190,7 +226,7 @@ and (40, 24) occur in prediction heads alone; the others are matrices of the lay
 
 
 @contract(
-    "OPT-02b", asks=("built", "train"), cases=MUON_ALONE, source="hub F09", conventions=PRODUCTS,
+    "OPT-02b", asks=("built", "train"), cases=MUON_ALONE, source="hub F09", conventions=OF_MUON,
 )  # fmt: skip
 def muon_moves_matrices_of_the_layers_alone(
     stack: Training, recipe: Recipe, spared: set[tuple[int, ...]], taken: set[tuple[int, ...]]
@@ -204,9 +240,10 @@ def muon_moves_matrices_of_the_layers_alone(
     weights = drawn_weights(table(stack, recipe))
     trained = run(stack, recipe, (batch("shapes"),), "gradients", "weights", weights=weights)
     (step,), (moved,) = trained.steps, updates(weights, trained)
-    for name, gradient in instruments.numerics.tensors(step.gradients).items():
+    gradients = instruments.numerics.tensors(step.gradients)
+    for name, gradient in gradients.items():
         shape = tuple(gradient.shape)
-        by = _rules(stack, moved[name], gradient * step.clip_coef, step.lr)
+        by = _rules(stack, name, moved[name], gradients, step)
         if len(shape) < 2 or shape in spared:
             assert "adamw" in by, f"{name} {shape} moved as by {' and '.join(by) or 'neither rule'}, expected adamw"
         if shape in taken:
@@ -216,10 +253,11 @@ def muon_moves_matrices_of_the_layers_alone(
 IDLE = {
     "adamw": (LETTERS,),
     "muon": (MUON,),
+    "half-muon": (replace(MUON, name="letters-half-muon", dtype="bf16"),),
     "dense": (DENSE,),
     "one-expert-for-all": (replace(LETTERS, moe=Moe(experts=14, top_k=1, expert_hidden=20)),),
 }
-OF_EXPERTS = {"adamw": ("experts",), "muon": ("experts",), "one-expert-for-all": ("experts", "top-1")}
+OF_EXPERTS = {**dict.fromkeys(("adamw", "muon", "half-muon"), ("experts",)), "one-expert-for-all": ("experts", "top-1")}
 
 
 @contract("OPT-01c", asks=("built", "train"), cases=IDLE, needs=OF_EXPERTS, sheds=("packed",), source="F18")

@@ -1,5 +1,6 @@
 """Parameter groups that differ from the table: forgotten, doubled or misrouted parameters, wrong decay."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -9,11 +10,12 @@ from torch import nn
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
+from contracts.law.optimizer.parameter_groups import beside
 from contracts.spec import Optim, Rule
 from contracts.stacks.reference.model.blocks.attention import Indexer, LatentAttention
 from contracts.stacks.reference.model.blocks.moe import Experts
 from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.optim.optimizer import Member, Muon, Optimizer
+from contracts.stacks.reference.optim.optimizer import MOMENTUM, Member, Muon, Optimizer, orthogonalise
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer
 
@@ -245,6 +247,45 @@ class SkipsExpertsWithoutTokens(Optimizer):
         with torch.no_grad():
             for (parameter, busy), old in zip(idle, before, strict=True):
                 parameter[~busy] = old[~busy]
+
+
+class _Stacks(Optimizer):
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        held = {each.name: each for each in self.members if self.rule(each) == "muon"}
+        start = {name: each.parameter.clone() for name, each in held.items()}
+        super().step(lr)
+        for names in {tuple(beside(name, held)) for name in held}:
+            several = [held[name] for name in names]
+            buffers = [self.rules["muon"].state[each.parameter]["momentum_buffer"] for each in several]
+            given = [each.parameter.grad + MOMENTUM * own for each, own in zip(several, buffers, strict=True)]
+            turned = orthogonalise(torch.cat(given, dim=-2))
+            size = 0.2 * math.sqrt(max(turned.shape[-2:]))
+            parts = torch.split(turned, [each.parameter.shape[-2] for each in several], dim=-2)
+            for each, part in zip(several, parts, strict=True):
+                each.parameter.copy_(start[each.name] * (1 - lr * self.decay(each)) - lr * size * part)
+
+
+@derived("OPT-01b[streams-and-swiglu]: is in the table under muon and moved by another rule")
+class TurnsProjectionsAsOneMatrix(Trainer):
+    """Projections of one input lie in one tensor, and Muon takes that for a matrix."""
+
+    optimizer_class = _Stacks
+
+
+@mutant(of="OPT-01b", case="streams-and-swiglu", says="is in the table under muon and moved by another rule")
+class DeclaresThatProjectionsAreStacked(Reference):
+    """Declares projections of one input as one matrix, and turns each by itself."""
+
+    conventions = {"muon-projections": "stacked"}
+
+
+@broken(Optimizer, "groups", "OPT-01c[half-muon]: router.weight has no state of its shape after step 1")
+def leaves_matrices_that_muon_spares_to_nobody(groups, self, rule):
+    """What hands matrices to Muon and what hands the others to AdamW do not share the list of what Muon spares."""
+    spared = {id(each.parameter) for each in self.members if each.role == "router" and self.optim.rule == "muon"}
+    found = groups(self, rule)
+    return [{**group, "params": [each for each in group["params"] if id(each) not in spared]} for group in found]
 
 
 @broken(Muon, "direction", "OPT-01c[muon]: of which experts got no token, is not finite")

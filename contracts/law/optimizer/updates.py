@@ -22,11 +22,12 @@ from contracts.law._support.training_run import (
     table,
     updates,
 )
-from contracts.law.optimizer.parameter_groups import PRODUCTS, SPARSE, muon_difference
+from contracts.law.optimizer.parameter_groups import OF_MUON, SPARSE, after_muon, muon_difference
 from contracts.spec import (
     FLOAT32,
     FLOAT64,
     FLOAT64_SCAN,
+    Arrays,
     Execution,
     Optim,
     Parameter,
@@ -68,7 +69,7 @@ OF_RATES = {"two-rates": ("outer-rates",), "rates-in-layers": ("layer-rates",), 
 
 @contract(
     "OPT-04a", asks=("built", "train"), cases=STEPS, sheds=("packed",), source="F01 F09",
-    needs={"": (), "gradients-as-small-as-epsilon": ("float64",), **OF_RATES}, conventions=PRODUCTS,
+    needs={"": (), "gradients-as-small-as-epsilon": ("float64",), **OF_RATES}, conventions=OF_MUON,
 )  # fmt: skip
 def weights_after_each_step_are_those_of_the_rule(
     stack: Training, recipe: Recipe, rates: Mapping[str, float] | None = None
@@ -86,10 +87,12 @@ def weights_after_each_step_are_those_of_the_rule(
     moved = updates(weights, trained)
     for row in rows:
         weight, share = instruments.numerics.tensor(weights[row.name]), (rates or {}).get(row.name, 1.0)
-        wanted = _wanted(row, weight, trained, recipe.optim, share)
-        rounded = _wanted(row, weight, trained, recipe.optim, half=True) if row.optimizer == "muon" else wanted
+        what = f"the {row.optimizer} move of {row.name}"
+        if row.optimizer == "muon":
+            wanted, rounded = (_by_muon(stack, row, weights, trained, half=half) for half in (False, True))
+        else:
+            wanted = rounded = _by_adamw(row, weight, trained, recipe.optim, share)
         for step, (move, want, half) in enumerate(zip(moved, wanted, rounded, strict=True), start=1):
-            what = f"the {row.optimizer} move of {row.name}"
             if row.optimizer == "muon":
                 words = muon_difference(stack, what, move[row.name], want, half)
             else:
@@ -97,18 +100,28 @@ def weights_after_each_step_are_those_of_the_rule(
             assert not words, f"{words} (step {step})"
 
 
-def _wanted(
-    row: Parameter, weight: Tensor, trained: Trained, optim: Optim, share: float = 1.0, *, half: bool = False
-) -> list[Tensor]:
-    """The moves of one parameter by the oracle of its rule; `half` is for Muon's products in bfloat16."""
-    oracle = instruments.oracles.optimizers
-    gradients = _clipped(trained, row.name)
+def _by_adamw(row: Parameter, weight: Tensor, trained: Trained, optim: Optim, share: float) -> list[Tensor]:
+    """The moves of one parameter by AdamW's oracle."""
     rates = [step.lr * share for step in trained.steps]
-    if row.optimizer == "muon":
-        after = oracle.muon(weight, gradients, rates, decay=row.weight_decay, half=half)
-    else:
-        betas = {"beta1": optim.beta1, "beta2": optim.beta2}
-        after = oracle.adamw(weight, gradients, rates, decay=row.weight_decay, **betas)
+    betas = {"beta1": optim.beta1, "beta2": optim.beta2}
+    gradients = _clipped(trained, row.name)
+    return _moves(weight, instruments.oracles.optimizers.adamw(
+        weight, gradients, rates, decay=row.weight_decay, **betas
+    ))  # fmt: skip
+
+
+def _by_muon(stack: object, row: Parameter, weights: Arrays, trained: Trained, *, half: bool) -> list[Tensor]:
+    """Those by Muon's; `half` is for products in bfloat16."""
+    start = instruments.numerics.tensors(weights)
+    given = [
+        {name: each * step.clip_coef for name, each in instruments.numerics.tensors(step.gradients).items()}
+        for step in trained.steps
+    ]
+    rates = [step.lr for step in trained.steps]
+    return _moves(start[row.name], after_muon(stack, row.name, start, given, rates, decay=row.weight_decay, half=half))
+
+
+def _moves(weight: Tensor, after: list[Tensor]) -> list[Tensor]:
     return [new - old for new, old in zip(after, [weight, *after[:-1]], strict=True)]
 
 

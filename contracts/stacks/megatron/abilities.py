@@ -6,6 +6,7 @@ from contracts.spec import Abilities, public
 from contracts.stacks.kit.declining import lacks, without
 
 NO_EVEN_ROUTER = "a dry run has no even router: its forced balance draws experts at random"
+NO_MUON = "its Muon is of a package of its own, emerging_optimizers, which is not installed"
 VERSIONS = ("0.16.1", "0.17.1", "0.18.1", "0.19.2")
 """The tried versions, oldest first. 0.17 and later ship the training script and its parser."""
 
@@ -45,7 +46,7 @@ ABILITIES = Abilities(
         lacks("float64 fsdp", "stack", "the buffers of its FSDP know no float64"),
         lacks("fp16 fsdp", "stack", "under a loss scale its FSDP raises where a rank has an empty shard"),
         lacks("mamba prediction-heads", "adapter", "its hybrid model with prediction heads was not tried"),
-        lacks("muon", "adapter", "its Muon is a package of its own, which is not asked"),
+        lacks("muon", "adapter", NO_MUON),
         lacks("own-data", "adapter", "it reads data sets of its own and not the recipe's"),
         lacks("checkpoint-of-a-recipe", "stack", "of a checkpoint's arguments it compares layers, width and heads"),
         lacks("largest-loss", "stack", "its training logs means over ranks"),
@@ -93,9 +94,19 @@ OF_AN_OPTIMIZER = frozenset({"built", "initial", "train", "messages", "rehearse"
 """The questions in whose answers an optimizer has a part."""
 
 
-def of_version(version: str, *, distributed_optimizer: bool = False) -> Abilities:
+WITH_MUON = (
+    lacks("muon fp16", "stack", "its emerging optimizers refuse float16"),
+    *(lacks(f"muon {each}", "stack", "its emerging optimizers refuse it")
+      for each in ("fsdp", "replicas")),
+)  # fmt: skip
+
+
+def of_version(version: str, *, distributed_optimizer: bool = False, muon: bool = False) -> Abilities:
     """What is asked of a version; of an untried one what is asked of the newest."""
     found, version = ABILITIES, public(version)
+    if muon:
+        rest = tuple(each for each in found.lacks if each.reason != NO_MUON)
+        found = replace(found, has=found.has | {"muon"}, lacks=(*WITH_MUON, *rest))
     if version in ("0.16.1", "0.17.1"):
         lacking = [lacks(feature, "adapter", FROM_18) for feature in sorted(_LATER)]
         lacking.append(lacks("mamba mla", "stack", BEFORE_18))
@@ -120,6 +131,7 @@ CONVENTIONS = {
     "sigmoid-router": "bfloat16-weight",
     "gate-sum": "1e-20",
     "capacity-counts": "kept",
+    "muon-projections": "stacked",
     "padding-slots": "as-others",
     "prediction-input": "normed",
     "first-rate": "step-0",
