@@ -19,6 +19,9 @@ from contracts.spec import Execution, Recipe
 
 L, G, H = LATENT_EXPERTS, GROUPED_EXPERTS, HYBRID_EXPERTS
 PLAIN = replace(DENSE, name="plain", qk_norm=False)
+MUON_EXPERTS, MUON_HYBRID = (
+    replace(each, name=f"{each.name}-muon", optim=replace(each.optim, rule="muon")) for each in (G, H)
+)
 
 
 CELLS: dict[str, Cell] = {
@@ -69,6 +72,15 @@ STEPPED = cells_named("dense-dp2", "dense-fsdp2", "plain-tp2", "dp2", "fsdp2", "
                "borrowed-ep2-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp", "hybrid-tp2-sp")  # fmt: skip
 
 
+BY_MUON: dict[str, Cell] = {
+    "muon-tp2-sp": cell(MUON_EXPERTS, 2, tp=2, sp=True),
+    "muon-borrowed-ep2": cell(MUON_EXPERTS, 2, ep=2),
+    "muon-borrowed-tp2-sp-ep2-etp1": cell(MUON_EXPERTS, 2, tp=2, ep=2, etp=1, sp=True),
+    "muon-hybrid-tp2-sp": cell(MUON_HYBRID, 2, tp=2, sp=True),
+}
+"""Without shards and without data-parallel ranks: few stacks have Muon beside those."""
+
+
 HALF_DENSE = replace(HALF_EXPERTS, name="dense-bf16", moe=None)
 HALF: dict[str, Cell] = {
     "bf16-dense-fsdp2": cell(HALF_DENSE, 2, fsdp=True),
@@ -83,7 +95,8 @@ HALF: dict[str, Cell] = {
 
 def needs_of(cells: Mapping[str, Cell]) -> dict[str, tuple[str, ...]]:
     """What each layout is about: experts, and the scan or the prediction heads where there are some."""
-    about = ((DENSE, ()), (PLAIN, ()), (H, ("experts", "mamba")), (AHEAD_EXPERTS, ("experts", "prediction-heads")))
+    hybrid, ahead = ("experts", "mamba"), ("experts", "prediction-heads")
+    about = ((DENSE, ()), (PLAIN, ()), (H, hybrid), (MUON_HYBRID, hybrid), (AHEAD_EXPERTS, ahead))
     return {
         name: next((needs for one, needs in about if recipe is one), ("experts",))
         for name, (recipe, _, _) in cells.items()

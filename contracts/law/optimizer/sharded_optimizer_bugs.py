@@ -9,12 +9,16 @@ from torch.distributed.tensor import DTensor
 
 from contracts.law._bugs.broken import broken, derived
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.optim.optimizer import orthogonalise
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
-from contracts.stacks.reference.parallel.placements import local_part
+from contracts.stacks.reference.parallel.placements import from_local_part, local_part
 from contracts.stacks.reference.training.trainer import Batch
 
 
-@broken(ShardedOptimizer, "clip", "OPT-04d[ep2]: the weight ", "OPT-04e[ep2]: exp_avg of ", bugs=("CLP-07",))
+@broken(
+    ShardedOptimizer, "clip", "OPT-04d[ep2]: the weight ", "OPT-04e[ep2]: exp_avg of ",
+    "OPT-04e[muon-borrowed-ep2]: momentum_buffer of ", bugs=("CLP-07",),
+)  # fmt: skip
 def clips_experts_by_themselves(clip, self):
     """Experts and the other parameters are clipped by separate norms; the reported norm covers all."""
     norm, coefficient = clip(self)
@@ -45,6 +49,15 @@ def forgets_the_momentum_of_shards(direction, self, grad, buffer, momentum):
     if isinstance(grad, DTensor):
         return direction(self, grad, torch.zeros_like(buffer), momentum)
     return direction(self, grad, buffer, momentum)
+
+
+@broken(ShardedMuon, "direction", "OPT-04e[muon-tp2-sp]: moved differently")
+def orthogonalizes_what_a_rank_has(direction, self, grad, buffer, momentum):
+    """A matrix that ranks cut is orthogonalized part by part (--muon-tp-mode blockwise of Megatron-LM)."""
+    if not isinstance(grad, DTensor):
+        return direction(self, grad, buffer, momentum)
+    held = local_part(buffer).mul_(momentum).add_(local_part(grad))
+    return from_local_part(orthogonalise(local_part(grad) + momentum * held), grad)
 
 
 @broken(ShardedMuon, "step", "OPT-04d[dp2-muon]: the weight ")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.stack import Reference
 
 
@@ -12,3 +13,11 @@ def tells_another_decay(built, self, recipe, mode):
     answer = built(self, recipe, mode)
     rows = tuple(replace(row, weight_decay=0.1) for row in answer.parameters)
     return replace(answer, parameters=rows)
+
+
+@broken(ParallelTrainer, "take", "OPT-05f[bf16-borrowed-ep2]: was given in float32, and is off by")
+def casts_experts_before_they_are_copied(take, self, value, into):
+    """What hands a loaded state to several optimizers hands it to the first: the others copy weights that were cast
+    (Megatron-LM #3676).
+    """
+    take(self, value.to(self.model.activations).to(value.dtype) if value.dim() > 2 else value, into)
