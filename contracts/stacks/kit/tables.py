@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from contracts.spec import Built, BuiltLayer, Parameter
+from contracts.spec import Built, BuiltLayer, Parameter, Rule
 from contracts.stacks.kit.roles import layer_of, role_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's state of a parameter."""
+STATE: Mapping[Rule, tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
+"""What a rule keeps of a parameter."""
+MOMENTS = STATE["adamw"]
 
 
-def built(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], decays: Mapping[str, float]) -> Built:
-    """The model that has these tensors, each used in the dtype in which it is held, and trained by AdamW.
+def built(
+    parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], decays: Mapping[str, float],
+    muon: Collection[str] = (),
+) -> Built:  # fmt: skip
+    """The model that has these tensors, each used in the dtype in which it is held.
 
     Args:
         decays: the weight decay of each parameter, as the stack's optimizer has it. One that is not there has no rule.
+        muon: what Muon moves; AdamW moves the others.
     """
-    rows = tuple(_row(name, each, decays.get(name)) for name, each in parameters.items())
+    rows = tuple(
+        _row(name, each, decays.get(name), "muon" if name in muon else "adamw") for name, each in parameters.items()
+    )
     numbers = sorted({row.layer for row in rows if row.layer is not None})
     tied = "head.weight" not in parameters
     ahead = {"mtp"} if any(name.startswith("mtp.") for name in parameters) else set()
@@ -34,12 +41,12 @@ def built(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], decay
     )
 
 
-def _row(name: str, tensor: Tensor, decay: float | None) -> Parameter:
+def _row(name: str, tensor: Tensor, decay: float | None, rule: Rule) -> Parameter:
     dtype: Any = str(tensor.dtype).removeprefix("torch.")
     return Parameter(
         name=name, shape=tuple(tensor.shape), dtype=dtype, compute=dtype, role=role_of(name), layer=layer_of(name),
-        optimizer=None if decay is None else "adamw", weight_decay=decay or 0.0,
-        state={} if decay is None else dict.fromkeys(MOMENTS, dtype),
+        optimizer=None if decay is None else rule, weight_decay=decay or 0.0,
+        state={} if decay is None else dict.fromkeys(STATE[rule], dtype),
     )  # fmt: skip
 
 

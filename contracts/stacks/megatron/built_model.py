@@ -13,6 +13,7 @@ from contracts.stacks.kit.links import Link
 from contracts.stacks.megatron.hybrid_model import chunks_of
 from contracts.stacks.megatron.mamba_kernels import kernels
 from contracts.stacks.megatron.model import config_of, planned
+from contracts.stacks.megatron.muon import rules_of
 from contracts.stacks.megatron.optimizer import inner, optimizer_of, wrapped
 from contracts.stacks.megatron.process_groups import parallel
 from contracts.stacks.megatron.rank_tensors import is_trained, rank_tensors_of
@@ -36,10 +37,11 @@ def built(recipe: Recipe) -> Built:
     with on_the_host(besides=kernels(plan.letters)), parallel(Degrees(), 1):
         chunks = chunks_of(plan, config_of(plan))
         held = [each for chunk in chunks for each in rank_tensors_of(chunk, plan.table())]
-        decays = _decays(optimizer_of(plan, [wrapped(chunk.config, chunk) for chunk in chunks]), recipe)
+        optimizer = optimizer_of(plan, wrapped(plan, chunks[0].config, chunks))
+        decays, rules = _decays(optimizer, recipe), rules_of(inner(optimizer))
         trained, others = [e for e in held if is_trained(e)], [e for e in held if not is_trained(e)]
-        decay = {
-            re.sub(r"(\.experts\.w\d)\.\d+$", r"\1", name): decays[id(each.tensor)]
+        moved = {
+            re.sub(r"(\.experts\.w\d)\.\d+$", r"\1", name): id(each.tensor)
             for each in trained
             if id(each.tensor) in decays
             for name in plan.table()[each.name].ours
@@ -48,7 +50,8 @@ def built(recipe: Recipe) -> Built:
             dict(sorted(ours_of(plan.table(), {e.name: e.tensor.detach() for e in of}).items()))
             for of in (trained, others)
         )
-    return tables.built(rows, buffers, decay)
+    by_muon = {name for name, tensor in moved.items() if rules[tensor] == "muon"}
+    return tables.built(rows, buffers, {name: decays[tensor] for name, tensor in moved.items()}, by_muon)
 
 
 def _decays(optimizer: Any, recipe: Recipe) -> dict[int, float]:

@@ -61,7 +61,7 @@ def load(trainer: HasState, folder: str) -> None:
     failures = (mcore("dist_checkpointing.core").CheckpointingException, CheckpointException)
     try:
         found = checkpointing.load(_state(trainer, loading=True), str(at))
-        for key, chunk in zip(_keys(trainer), trainer.bare, strict=True):
+        for key, chunk in zip(keys(trainer), trainer.bare, strict=True):
             chunk.load_state_dict(found[key])
         trainer.optimizer.load_state_dict(found["optimizer"])
         trainer.rate.num_steps = 0  # Megatron adds the loaded number to it
@@ -94,8 +94,7 @@ def _state(trainer: HasState, *, loading: bool) -> dict[str, Any]:
     if trainer.pieces is not None:  # its --dist-ckpt-optim-fully-reshardable
         metadata |= {"distrib_optim_sharding_type": "fully_reshardable"}
     state = {
-        key: chunk.sharded_state_dict(metadata=metadata)
-        for key, chunk in zip(_keys(trainer), trainer.bare, strict=True)
+        key: chunk.sharded_state_dict(metadata=metadata) for key, chunk in zip(keys(trainer), trainer.bare, strict=True)
     }
     optimizer = trainer.optimizer.sharded_state_dict(dict(state), is_loading=loading, metadata=metadata)
     return state | {
@@ -105,7 +104,7 @@ def _state(trainer: HasState, *, loading: bool) -> dict[str, Any]:
     }
 
 
-def _keys(trainer: HasState) -> list[str]:
+def keys(trainer: HasState) -> list[str]:
     """The key of each chunk of this rank: `model`, or `model0`, `model1` … if there are several."""
     several = len(trainer.bare) > 1
     return [f"model{number}" if several else "model" for number in range(len(trainer.bare))]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contracts.spec import NotOffered
-from contracts.stacks.megatron.shims import Shim
+from contracts.stacks.megatron.shims import Shim, mcore
 
 BUCKET = 2048
 """Elements of a bucket where two ranks share data. Elsewhere it is Megatron's default, forty million, which holds a
@@ -128,23 +128,32 @@ class Piece:
         return value.detach().flatten()[self.start : self.stop]
 
 
+def links(optimizer: Any) -> list[Any]:
+    """Megatron's optimizers of one kind each: links of a chain, and of what is chained in it."""
+    chained = getattr(optimizer, "chained_optimizers", None)
+    return [optimizer] if chained is None else [link for each in chained for link in links(each)]
+
+
 class Pieces:
     """The pieces of a rank's tensors that its optimizers move, by index of the tensor."""
 
     def __init__(self, optimizer: Any, tensors: list[Any]) -> None:
-        every = getattr(optimizer, "chained_optimizers", [optimizer])
-        self._optimizers = [each for each in every if not each.is_stub_optimizer]
+        self._optimizers = [each for each in links(optimizer) if not each.is_stub_optimizer]
         self._tensors = tensors
 
     def _held(self, optimizer: Any) -> dict[int, Piece]:
-        """As the optimizer finds them itself when it writes a checkpoint."""
+        """As the optimizer finds them itself when it writes a checkpoint; a layer-wise one has whole matrices."""
         found = {}
+        byte_wise = hasattr(optimizer, "model_param_gbuf_map")
+        whole = {id(each) for group in optimizer.optimizer.param_groups for each in group["params"]}
         for n, tensor in enumerate(self._tensors):
-            if tensor in optimizer.model_param_gbuf_map:
+            if byte_wise and tensor in optimizer.model_param_gbuf_map:
                 at = optimizer._get_model_param_range_map(tensor)["param"]
                 group, place = optimizer.model_param_group_index_map[tensor]
                 moved = optimizer.optimizer.param_groups[group]["params"][place]
                 found[n] = Piece(at.start, at.end, moved)
+            elif not byte_wise and id(main := getattr(tensor, "main_param", tensor)) in whole:
+                found[n] = Piece(0, tensor.numel(), main)
         return found
 
     def mine(self) -> dict[int, Piece]:
@@ -155,7 +164,7 @@ class Pieces:
         with torch.no_grad():
             for n, piece in self.mine().items():
                 if n in values:
-                    piece.moved.copy_(piece.of(values[n]))
+                    piece.moved.copy_(piece.of(values[n]).view_as(piece.moved))
 
     def whole(self, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Tensors put together from the pieces of the ranks that share each.
@@ -163,10 +172,12 @@ class Pieces:
         Args:
             values: by index of a tensor, this rank's flat piece of a value of that tensor's form.
         """
+        state = mcore("parallel_state")
+        groups = (state.get_data_parallel_group(with_context_parallel=True), state.get_expert_data_parallel_group())
         found: dict[int, Tensor] = {}
-        for optimizer in self._optimizers:
-            group = optimizer.data_parallel_group
-            mine = {n: values[n].detach() for n in self._held(optimizer) if n in values}
+        for group, expert in zip(groups, (False, True), strict=True):
+            of_group = [n for n, each in enumerate(self._tensors) if expert is not getattr(each, "allreduce", True)]
+            mine = {n: values[n].detach().flatten() for n in self.mine().keys() & {*of_group} if n in values}
             every: list[Any] = [None] * dist.get_world_size(group)
             dist.all_gather_object(every, mine, group=group)
             for n in sorted(set().union(*every)):

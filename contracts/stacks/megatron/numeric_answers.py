@@ -41,6 +41,7 @@ from contracts.stacks.megatron import (
     fsdp,
     losses,
     mamba_kernels,
+    muon,
     observed_runs,
     process_groups,
     shims,
@@ -67,7 +68,7 @@ class NumericAnswers:
         **dict.fromkeys(("run_block", "run_model"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE),
         **dict.fromkeys(
             ("train", "messages"),
-            shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE + fsdp.LABEL + losses.LABEL,
+            shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE + fsdp.LABEL + losses.LABEL + muon.LABEL,
         ),
         "run_delta_rule": f"its own operations of deterministic mode{shims.WIDE}",
         "rehearse": shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + fsdp.LABEL + "; torch's fake process group",

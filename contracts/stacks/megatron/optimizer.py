@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from contracts.spec import NotOffered, Recipe, refuse
-from contracts.stacks.megatron import distributed_optimizer
+from contracts.stacks.megatron import distributed_optimizer, muon
 from contracts.stacks.megatron.fsdp import is_sharded, sharded
 from contracts.stacks.megatron.model import Plan
 from contracts.stacks.megatron.shims import mcore
@@ -16,24 +16,28 @@ LOSS_SCALE = 2.0**10
 that is the 2^16 of a mean. From Megatron's default, 2^32, it would leave out the first two dozen steps."""
 
 
-def wrapped(config: Any, chunk: Any, copies: int = 0, *, distributed: bool = False, first: bool = True) -> Any:
-    """A chunk as Megatron's training wraps it: in 16 bits after a cast, with gradients in float32. Its arguments ask
+def wrapped(plan: Plan, config: Any, chunks: list[Any], copies: int = 0) -> list[Any]:
+    """Chunks as Megatron's training wraps it: in 16 bits after a cast, with gradients in float32. Its arguments ask
     for those in bfloat16 by themselves, in float16 by `--accumulate-allreduce-grads-in-fp32`.
 
     Args:
         copies: of its parameters, where they are sharded; 0 where every rank has all of them.
-        distributed: whether its optimizer is to be distributed. first: of the chunks of its rank, which alone has
-            several buckets.
     """
-    module = mcore("transformer.module").Float16Module(config, chunk) if config.bf16 or config.fp16 else chunk
+    half = config.bf16 or config.fp16
+    modules = [mcore("transformer.module").Float16Module(config, chunk) for chunk in chunks] if half else chunks
     if copies:
-        return sharded(config, module, copies)
+        return [sharded(config, module, copies) for module in modules]
     ranks = mcore("parallel_state").get_data_parallel_world_size()
-    options = distributed_optimizer.options(ranks) if distributed else {}
-    made = mcore("distributed").DistributedDataParallelConfig(grad_reduce_in_fp32=config.bf16 or config.fp16, **options)
-    return mcore("distributed").DistributedDataParallel(
-        config=config, ddp_config=made, module=module, disable_bucketing=distributed and not first
-    )
+    options = distributed_optimizer.options(ranks) if plan.distributed else {}
+    made = mcore("distributed").DistributedDataParallelConfig(grad_reduce_in_fp32=half, **options)
+    if plan.distributed and plan.recipe.optim.rule == "muon":
+        return muon.wrapped(config, made, modules)
+    return [  # only the first chunk of a rank has several buckets
+        mcore("distributed").DistributedDataParallel(
+            config=config, ddp_config=made, module=module, disable_bucketing=plan.distributed and number > 0
+        )
+        for number, module in enumerate(modules)
+    ]
 
 
 OUTSIDE = frozenset({"embedding.weight", "head.weight"})
@@ -54,17 +58,20 @@ def share_of(plan: Plan, rates: Mapping[str, float]) -> float:
 def optimizer_of(plan: Plan, chunks: list[Any], share: float = 1.0) -> Any:
     """Its optimizer; `share` of the rate is what embedding and output projection have."""
     optim, module = plan.recipe.optim, mcore("optimizer")
-    if optim.rule != "adamw":
-        raise NotOffered("Megatron-Core's Muon is a package of its own that is not asked here")
+    if optim.rule == "muon":
+        options = muon.options(layer_wise=plan.distributed)
+    else:
+        shards = chunks[0].ddp_config.use_distributed_optimizer  # its FSDP's too
+        options = {"optimizer": "adam", "use_distributed_optimizer": shards}
     config = module.OptimizerConfig(
-        optimizer="adam", lr=optim.lr, min_lr=optim.min_lr, weight_decay=optim.weight_decay, adam_beta1=optim.beta1,
+        lr=optim.lr, min_lr=optim.min_lr, weight_decay=optim.weight_decay, adam_beta1=optim.beta1,
         adam_beta2=optim.beta2, adam_eps=1e-8, clip_grad=optim.clip, params_dtype=plan.dtype,
         bf16=plan.dtype is torch.bfloat16, fp16=plan.dtype is torch.float16, initial_loss_scale=LOSS_SCALE,
-        use_distributed_optimizer=chunks[0].ddp_config.use_distributed_optimizer,
         decoupled_lr=optim.lr * share if share != 1.0 else None,
-        decoupled_min_lr=optim.min_lr * share if share != 1.0 else None,
+        decoupled_min_lr=optim.min_lr * share if share != 1.0 else None, **options,
     )  # fmt: skip
-    return module.get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
+    build = muon.builder() if optim.rule == "muon" else module.get_megatron_optimizer
+    return build(config, chunks, use_gloo_process_groups=False)
 
 
 def gradient(tensor: Any) -> Any:
@@ -79,8 +86,7 @@ def main(tensor: Any) -> Any:
 
 def inner(optimizer: Any) -> list[Any]:
     """The torch optimizers inside Megatron's."""
-    chained = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [each.optimizer for each in chained if each.optimizer is not None]
+    return [each.optimizer for each in distributed_optimizer.links(optimizer) if each.optimizer is not None]
 
 
 def rate_of(recipe: Recipe, optimizer: Any) -> Any:

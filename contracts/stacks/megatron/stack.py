@@ -9,6 +9,7 @@ Questions about numbers are answered in process, by a suite that runs in that en
 
 import functools
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -90,7 +91,8 @@ class Megatron:
             self.answering += answering(MODULE, own, JUDGE)
             self._numbers = answers if tried else FallingBack(answers, f"megatron {self.version}", versions)
             self.offers |= answers.offers
-            can = of_version(self.version, distributed_optimizer=distributed_optimizer)
+            muon = importlib.util.find_spec("emerging_optimizers") is not None
+            can = of_version(self.version, distributed_optimizer=distributed_optimizer, muon=muon)
             self.abilities = can if tried else replace(can, claims=False)
             self.repeats -= answers.offers
             self.labels = {**self.labels, **labels(answers.labels, self.version, versions)}

@@ -31,10 +31,10 @@ from contracts.spec import (
     refuse,
 )
 from contracts.stacks.kit import dry_runs, runs, worlds
-from contracts.stacks.kit.tables import MOMENTS
-from contracts.stacks.megatron import checkpoint, distributed_optimizer, losses
+from contracts.stacks.kit.tables import STATE
+from contracts.stacks.megatron import checkpoint, distributed_optimizer, losses, muon
 from contracts.stacks.megatron.abilities import BEFORE_17, FROM_18, NO_EVEN_ROUTER, NOT_SHARDED
-from contracts.stacks.megatron.built_model import whole_of, whole_shapes
+from contracts.stacks.megatron.built_model import built, whole_of, whole_shapes
 from contracts.stacks.megatron.distributed_optimizer import Pieces
 from contracts.stacks.megatron.fsdp import (
     DRY_RUN_SHIMS,
@@ -77,10 +77,7 @@ class Trainer:
         torch.manual_seed(self.recipe.seed + 100 * mcore("parallel_state").get_pipeline_model_parallel_rank())
         self.bare = chunks_of(plan, self.config)
         copies = execution.replicas if execution.fsdp else 0
-        self.chunks = [
-            wrapped(self.config, chunk, copies, distributed=plan.distributed, first=not number)
-            for number, chunk in enumerate(self.bare)
-        ]
+        self.chunks = wrapped(plan, self.config, self.bare, copies)
         self.config.finalize_model_grads_func = mcore("distributed.finalize_model_grads").finalize_model_grads
         if execution.fsdp:  # as its training does where reductions overlap; copies are reduced in the last microbatch
             self.config.no_sync_func = self.chunks[0].no_sync
@@ -133,13 +130,28 @@ class Trainer:
                 for chunk in self.chunks:
                     chunk.module.install_optimized_model_weights()
                 return
-            self.optimizer.reload_model_params()
-            if self.pieces is not None:
-                self.pieces.put(parts)
-                return
-            for n, each in enumerate(self.held):
-                if n in parts and main(each.tensor) is not each.tensor:  # as a checkpoint gives it
-                    main(each.tensor).copy_(parts[n])
+            self._hand_over(parts)
+
+    def _hand_over(self, parts: Mapping[int, Tensor]) -> None:
+        """Give the optimizer its float32 copies; the distributed one, as its --load-main-params-from-ckpt does."""
+        if self.pieces is not None and self.recipe.optim.rule == "adamw":
+            self.optimizer.reload_model_params(state_dict=self._named(parts))
+            return
+        self.optimizer.reload_model_params()
+        if self.pieces is not None:
+            self.pieces.put(parts)
+            return
+        for n, each in enumerate(self.held):
+            if n in parts and main(each.tensor) is not each.tensor:  # as a checkpoint gives it
+                main(each.tensor).copy_(parts[n])
+
+    def _named(self, parts: Mapping[int, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """Its state of weights, as a checkpoint has it: what is given, and the model's own of all others."""
+        given = {id(self.held[n].tensor): part for n, part in parts.items()}
+        return {
+            key: {name: given.get(id(tensor), tensor) for name, tensor in chunk.named_parameters()}
+            for key, chunk in zip(checkpoint.keys(self), self.bare, strict=True)
+        }
 
     def close(self) -> None:
         """Release the model. Hooks of Megatron's DDP and FSDP keep it alive through autograd nodes, which Python's
@@ -279,18 +291,28 @@ class Trainer:
         return self._whole({n: gradient(each.tensor) for n, each in enumerate(self.held) if is_trained(each)})
 
     def weights(self) -> dict[str, Tensor]:
-        return self._whole(self._moved())
+        """What the optimizer moves, by our names; what no rank's optimizer has, as the model has it."""
+        moved = self._whole(self._moved())
+        if {row.name for row in built(self.recipe).parameters} <= moved.keys():  # which are equal on all ranks
+            return moved
+        model = {n: each.tensor.float() for n, each in enumerate(self.held) if is_trained(each)}
+        return full_tensors(self.table, self.shapes, self.held, model) | moved
 
     def buffers(self) -> dict[str, Tensor]:
         local = {n: each.tensor for n, each in enumerate(self.held) if not is_trained(each)}
         return full_tensors(self.table, self.shapes, self.held, local)
 
     def moments(self) -> dict[str, Tensor]:
-        """Adam's two moments as `name/entry`."""
+        """The state of each parameter as `name/entry`."""
         states = [torch_optimizer.state for torch_optimizer in inner(self.optimizer)]
         found: dict[str, Tensor] = {}
-        for entry in MOMENTS:
-            local = {n: state[moved][entry] for n, moved in self._moved().items() for state in states if moved in state}
+        for entry in sum(STATE.values(), ()):
+            local = {
+                n: state[moved][entry]
+                for n, moved in self._moved().items()
+                for state in states
+                if moved in state and entry in state[moved]
+            }
             found |= {f"{name}/{entry}": each for name, each in self._whole(local).items()}
         return found
 
@@ -435,6 +457,8 @@ def _running(
             "Megatron-Core: packed rows are one sequence to its mixers and several to its attention here", "case"
         )
     plan = replace(plan, recompute=execution.recompute or recipe.recompute == "full", distributed=distributed)
+    if distributed and recipe.optim.rule == "muon" and dtype is not torch.bfloat16:
+        raise NotOffered(f"Megatron-Core: {muon.LAYER_WISE}", "case")
     if execution.fsdp and distributed:
         raise NotOffered(f"Megatron-Core: {NOT_SHARDED}", "stack")
     if execution.fsdp and older():
@@ -450,6 +474,7 @@ def _running(
         *(FSDP_SHIMS if execution.fsdp else ()),
         *(DRY_RUN_SHIMS if execution.fsdp and dry else ()),
         *(distributed_optimizer.SHIMS if plan.distributed else ()),
+        *(muon.wide() if recipe.optim.rule == "muon" and dtype is torch.float64 else ()),
     )
     with (
         on_the_host(wide=dtype is torch.float64, besides=besides),

@@ -1,11 +1,10 @@
 """The model that torchtitan builds from a recipe, read off the model on the meta device."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
-from contracts.spec import Built, Element, Execution, Mode, Recipe
+from contracts.spec import Built, Execution, Mode, Recipe
 from contracts.stacks.kit import tables
 from contracts.stacks.kit.links import to_canonical
 from contracts.stacks.kit.roles import role_of
@@ -13,8 +12,6 @@ from contracts.stacks.torchtitan.abilities import ABILITIES
 from contracts.stacks.torchtitan.configuration import declined
 from contracts.stacks.torchtitan.model import config_of
 from contracts.stacks.torchtitan.weight_mapping import links, orthogonal
-
-MUON: Mapping[str, Element] = {"momentum_buffer": "float32"}
 
 
 def built(recipe: Recipe, mode: Mode) -> Built:
@@ -28,12 +25,11 @@ def built(recipe: Recipe, mode: Mode) -> Built:
         model = config_of(recipe).build()
     held = (dict(model.named_parameters()), {n: each for n, each in model.named_buffers() if n.endswith("bias_E")})
     rows, buffers = (to_canonical(one, links(recipe)) for one in held)
-    found = tables.built(rows, buffers, {n: 0.0 if role_of(n) == "norm" else recipe.optim.weight_decay for n in rows})
-    moved = _by_muon(recipe)
-    parameters = (replace(row, optimizer="muon", state=MUON) if row.name in moved else row for row in found.parameters)
-    if recipe.dtype == "bf16":
-        parameters = (replace(row, compute="bfloat16") for row in parameters)
-    return replace(found, parameters=tuple(parameters))
+    decays = {n: 0.0 if role_of(n) == "norm" else recipe.optim.weight_decay for n in rows}
+    found = tables.built(rows, buffers, decays, _by_muon(recipe))
+    if recipe.dtype != "bf16":
+        return found
+    return replace(found, parameters=tuple(replace(row, compute="bfloat16") for row in found.parameters))
 
 
 def _by_muon(recipe: Recipe) -> set[str]:
