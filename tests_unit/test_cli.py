@@ -392,7 +392,7 @@ def test_selftest_prints_the_kill_matrix_and_writes_it(runs: dict[str, Done], fo
     kills = json.loads((folder / "selftest/kills/kills.json").read_text())
     assert kills["unguarded"] == []
     assert {kill["fate"] for kill in kills["kills"]} == {"killed"}
-    assert f"{len(kills['kills'])} of {len(kills['kills'])} mutants killed for their words" in done.stdout
+    assert f"{len(kills['kills'])} of {len(kills['kills'])} mutants killed with their declared words" in done.stdout
 
 
 def test_help_names_every_command(runs: dict[str, Done]) -> None:
@@ -432,5 +432,5 @@ def test_the_verdict_of_a_canned_run_equals_the_one_worked_out_by_hand() -> None
     }  # fmt: skip
     assert judged.faults == ()
     late = verdict(CANNED, today().replace(year=2027, month=1, day=1))
-    words = "deviation TOPO-02[pp*] expired on 2026-12-31; mend it or argue for a new date"
+    words = "deviation TOPO-02[pp*] expired on 2026-12-31; fix the fault, or give a new date and its reason"
     assert late.faults == (Fault(kind="deviation", words=words),)

@@ -204,7 +204,7 @@ def test_the_contract_of_contributing_is_judged_and_kills_its_mutant(tmp_path: P
         words, cwd=tmp_path, env=environment(), check=False, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 of 1 mutants killed for their words" in done.stdout
+    assert "1 of 1 mutants killed with their declared words" in done.stdout
 
 
 def test_the_code_on_the_page_is_in_the_example() -> None:

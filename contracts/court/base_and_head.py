@@ -21,7 +21,7 @@ from contracts.spec.records import EXIT_CODES, Result, Run, Violation, Word
 Kind = Literal["new", "worse", "lost", "unknown", "both", "better", "hold", "neither"]
 KINDS: Mapping[Kind, str] = {
     "new": "Violated at the head and not at the base",
-    "worse": "Violated on both sides, and further off at the head",
+    "worse": "Violated on both sides, with a larger error at the head",
     "lost": "Judged or broken at the base, and no longer offered at the head",
     "unknown": "Not judged on one side",
     "better": "Violated at the base, and holds at the head",

@@ -42,7 +42,7 @@ def baseline(earlier: Run, judged: Verdict, of: Header) -> Baseline:
     items = tuple(each.item for each in judged.results if each.outcome in OWED and each.id not in PROMISES)
     if not items:
         found = Refusals()
-        found.add("baseline", str(judged.word), "judged nothing, so that nothing can be lost", "give another record")
+        found.add("baseline", str(judged.word), "judged nothing, so nothing can be lost", "give another record")
         found.raise_any()
     begun, suite = earlier.header.started, earlier.header.revision
     return Baseline(

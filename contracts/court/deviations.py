@@ -86,7 +86,7 @@ def load(path: Path) -> tuple[Deviation, ...]:
         found.add(
             "deviations",
             str(path),
-            f"{named} say nothing of what they forgive: `says` is missing, the words of the violation",
+            f"{named} do not say what they forgive: `says` is missing, the words of the violation",
             "run `rankproof check` without this file, then `rankproof deviations REPORT --fill` with it writes them in",
         )
     found.raise_any()
@@ -186,10 +186,10 @@ def _empty(entry: dict[str, object], name: str) -> Refusals:
     for field in ("id", "case", "reason", "issue", "owner"):
         given = texts.get(field, "given")
         found.unless(
-            bool(given.strip()), f"{name}.{field}", given, "is empty", "say it; a reader must be able to judge"
+            bool(given.strip()), f"{name}.{field}", given, "is empty", "fill it in, so that a reader can judge"
         )
     told = re.search(rf"[^\W\d_]{{{_LETTERS}}}", texts.get("says", "no words yet"))
-    found.unless(bool(told), f"{name}.says", texts.get("says"), "has no word in it, so that anything would match",
+    found.unless(bool(told), f"{name}.says", texts.get("says"), "has no word in it, so anything would match",
                  "give words of the violation")  # fmt: skip
     for field, kind in (("tensors", "name"), ("versions", "version")):
         named = entry.get(field)

@@ -6,7 +6,7 @@ from contracts.spec.records import Fate, Kill, Result
 
 MISSED: Mapping[Fate, str] = {
     "survived": "survived",
-    "wrong words": "was caught for other words",
+    "wrong words": "was caught with other words",
     "crashed": "crashed",
 }
 """The fates that show a contract to be blind. A void mutant could not be asked, which shows nothing."""

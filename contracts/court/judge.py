@@ -141,7 +141,7 @@ def violations_of(error: BaseException, comparisons: Heard) -> tuple[Violation, 
     """Everything that is wrong, where an exception from a check stands for a violation."""
     if isinstance(error, Refused):
         read, more = error.refusals[:MOST_REFUSALS], len(error.refusals) - MOST_REFUSALS
-        beyond = (Violation(words=f"a legal input was refused for {more} reasons more"),) if more > 0 else ()
+        beyond = (Violation(words=f"a legal input was refused for {more} more reasons"),) if more > 0 else ()
         return (*(Violation(words=f"a legal input was refused: {refusal}") for refusal in read), *beyond)
     return parts_of(error, comparisons) if isinstance(error, AssertionError) else ()
 

@@ -49,7 +49,7 @@ def _blocks(run: Run, verdict: Verdict) -> list[str]:
     declared = run.header.subject.conventions
     if declared:
         rows = [f"| {markdown(name)} | {markdown(choice)} |" for name, choice in declared.items()]
-        blocks += ["", "### Conventions that it declares", "", "| convention | choice |", "|---|---|", *rows]
+        blocks += ["", "### Conventions that the stack declares", "", "| convention | choice |", "|---|---|", *rows]
     blocks += [line for each in judged_code(run) for line in ("", f"Judged: {markdown(each)}")]
     blocks += ["", markdown(device_line(run))] if device_line(run) else []
     if run.header.proof:
@@ -84,7 +84,7 @@ def _blocks(run: Run, verdict: Verdict) -> list[str]:
             blocks += [f"| {' | '.join(map(markdown, (k.of, k.case, k.mutant, k.fate)))} |" for k in alive]
     if run.unclaimed:
         told = [f"- {markdown(f'{each.question}: {each.evidence}')}" for each in run.unclaimed]
-        blocks += ["", "### Works and is not claimed", "", *told]
+        blocks += ["", "### Works, but is not in offers", "", *told]
     if run.plan.outside:
         title = f"### Outside the profile {markdown(verdict.profile)}: {len(run.plan.outside)}"
         blocks += ["", title, "", _folded(families(run.plan.outside), markdown(" ".join(run.plan.outside)))]

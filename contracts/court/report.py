@@ -94,7 +94,7 @@ def _terminal(run: Run, verdict: Verdict, verbose: bool, width: int) -> str:
     lines += filter(None, [device_line(run)])
     if run.header.subject.conventions:
         told = ", ".join(f"{name} {choice}" for name, choice in run.header.subject.conventions.items())
-        lines += _wrapped(f"Conventions that it declares: {told}", width)
+        lines += _wrapped(f"Conventions that the stack declares: {told}", width)
     lines += [
         line for each in law_lines(run, verdict, None if verbose else _FAULTS) for line in _wrapped(each, width, 3)
     ]
@@ -106,9 +106,9 @@ def _terminal(run: Run, verdict: Verdict, verbose: bool, width: int) -> str:
     lines += [line for each in verdict.faults[:shown] for line in _wrapped(f"fault ({each.kind}): {each.words}", width)]
     lines += _left(len(verdict.faults) - shown, "fault")
     if verbose or len(run.unclaimed) == 1:
-        lines += [f"works and is not claimed: {each.question} ({each.evidence})" for each in run.unclaimed]
+        lines += [f"works, but is not in offers: {each.question} ({each.evidence})" for each in run.unclaimed]
     elif run.unclaimed:
-        lines += _wrapped("works and is not claimed: " + ", ".join(each.question for each in run.unclaimed), width)
+        lines += _wrapped("works, but is not in offers: " + ", ".join(each.question for each in run.unclaimed), width)
     if run.plan.outside:
         lines.append(f"Outside the profile {verdict.profile}: {len(run.plan.outside)}")
         told = " ".join(run.plan.outside) if verbose else f"{families(run.plan.outside)} (--verbose lists them)"

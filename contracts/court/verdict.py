@@ -60,7 +60,7 @@ def verdict(run: Run, today: datetime.date) -> Verdict:
     faults += _suite_faults(run)
     if run.cut_off:
         came = f"{len(run.results)} of {len(run.plan.items)} planned items have a result"
-        faults.insert(0, Fault(kind="cut off", words=f"the run did not finish: {came}, and no footer vouches for them"))
+        faults.insert(0, Fault(kind="cut off", words=f"the run did not finish: {came}, and its record has no footer"))
     counts = Counter(result.outcome for result in results)
     return Verdict(
         word="incomplete" if run.cut_off else _word(results, faults),
@@ -154,7 +154,7 @@ def _deviation_faults(run: Run, results: list[Result], today: datetime.date) -> 
             continue  # it forgives what is not counted
         entry = f"deviation {deviation.id}[{deviation.case}]"
         if expired(deviation, today):
-            words.append(f"{entry} expired on {deviation.expires}; mend it or argue for a new date")
+            words.append(f"{entry} expired on {deviation.expires}; fix the fault, or give a new date and its reason")
         elif not _elsewhere(deviation, run.header):
             wrong = _wrong_with(deviation, results, run.plan)
             words += [f"{entry} {wrong}"] if wrong else []
@@ -176,7 +176,7 @@ def _wrong_with(deviation: Deviation, results: list[Result], plan: Plan) -> str:
     parts = [part for result in failing for part in result.parts]
     forgiven = [part for part in parts if forgives(deviation, part)]
     if not deviation.says:
-        return "names no words, so that it forgives nothing; `rankproof deviations` writes them from a record"
+        return "names no words, so it forgives nothing; `rankproof deviations` writes them from a record"
     if not matched:
         return (
             "" if _lies_outside(deviation, plan) else "matches nothing in the plan; remove it or correct its selector"
@@ -226,7 +226,7 @@ def _compared(run: Run, baseline: Baseline, results: list[Result]) -> tuple[list
     """What an earlier run judged and this one does not. What is not offered or not planned any more is a fault; what
     was not run says so in its own words, because that may be this machine's doing."""
     if baseline.missing:
-        words = f"{baseline.of} was to be compared with, and {baseline.missing}: judge the default branch first"
+        words = f"{baseline.of} was to be the baseline, and {baseline.missing}: judge the default branch first"
         return results, [Fault(kind="no baseline", words=words)]
     now = {result.item: result for result in results}
     lost = []
@@ -256,7 +256,7 @@ def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
     for question in sorted(run.header.subject.offers):
         asked = [r for r in results if question in _asks(run, r.id) and not _for_want_of_another(run, r)]
         if asked and all(result.outcome == "not offered" for result in asked) and not _foretold(run, asked):
-            words = f"{run.header.subject.name} claims {question} and declined each of its {len(asked)} cases"
+            words = f"{run.header.subject.name} offers {question} and declined each of its {len(asked)} cases"
             found.append(Fault(kind="claim", words=words))
     claimed = {*run.plan.claimed}
     # in which precision a check asks is nothing that a plan can know
@@ -265,7 +265,8 @@ def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
         offered = {*_asks(run, each.id)} <= run.header.subject.offers
         too_wide = not each.dtype and each.words.endswith(narrow)
         if each.outcome == "not offered" and offered and str(each.item) in claimed and not too_wide:
-            words = f"{run.header.subject.name} declares all that {each.item} needs and declined it: {each.words}"
+            name = run.header.subject.name
+            words = f"{name} declares every feature that {each.item} needs, and declined it: {each.words}"
             found.append(Fault(kind="claim", words=words))
     return found
 

@@ -94,7 +94,7 @@ def _kept(command: Sequence[str]) -> Iterator[str]:
 
 
 def law_lines(run: Run, verdict: Verdict, limit: int | None = None) -> list[str]:
-    """What a frozen set of contracts changes: what was added later, is gone, or is worded otherwise today."""
+    """What a frozen set of contracts changes: what was added later, is gone, or is reworded since."""
     plan = run.plan
     if not plan.law:
         return []
@@ -103,7 +103,7 @@ def law_lines(run: Run, verdict: Verdict, limit: int | None = None) -> list[str]
     lines = [f"Law {plan.law}; added later, not counted: {len(verdict.added)}{f' ({told})' if told else ''}"]
     red = [result for result in verdict.added if result.outcome in ("violated", "broken")]
     lines += [f"added later, not counted: {each.item} is {each.outcome}: {each.words}" for each in red]
-    besides = (("named by it and gone", plan.gone), ("worded otherwise today", plan.reworded))
+    besides = (("in it, and removed since", plan.gone), ("reworded since", plan.reworded))
     lines += [f"{words}: {', '.join(named)}" for words, named in besides if named]
     left = 0 if limit is None else len(lines) - limit
     return [*lines[:limit], f"… and {left} lines more"] if left > 0 else lines

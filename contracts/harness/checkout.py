@@ -50,7 +50,7 @@ def sides(at: str) -> tuple[str, str] | None:
     if not dots or not base:
         return None
     if head.startswith("."):
-        problem = "has three dots: which base that is stands in no commit"
+        problem = "has three dots, which name a merge base and no commit"
         raise refuse("--at", at, problem, "name the base, such as `$(git merge-base BASE HEAD)..HEAD`")
     path = path or "."
     return f"{path}@{base}", f"{path}@{head}" if head else path

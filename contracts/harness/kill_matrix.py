@@ -116,7 +116,7 @@ def load(path: Path) -> Proof:
     about = codec.decode(About, data.pop("about"), name="proof.about")
     proof = Proof(about=about, matrix=codec.decode(Matrix, data, name="proof"))
     if proof.about.content != content():
-        problem = f"is of content {proof.about.content[:12]}, and what would judge here is {content()[:12]}"
+        problem = f"is of the suite with digest {proof.about.content[:12]}, and the suite here has {content()[:12]}"
         raise refuse("proof", str(file), problem, again)
     return proof
 

@@ -269,7 +269,7 @@ def introduced(name: str, party: object) -> None:
         said = getattr(party, field)
         found.unless(bool(said), f"{name}.{field}", said, "is empty", "a report must be able to name it")
     for question in sorted({*party.offers, *party.labels} - questions().keys()):
-        found.add(f"{name}.offers", question, "is asked by nobody", f"the questions are {', '.join(questions())}")
+        found.add(f"{name}.offers", question, "is not a question", f"the questions are {', '.join(questions())}")
     found.raise_any()
 
 

@@ -152,7 +152,7 @@ class _Watch:
                 self._nudged = beat.what
                 send(signal.SIGALRM, {beat.pid})
         if now > self._heard + QUIET_S:
-            self._end(self._child, f"nothing was heard of the process for {QUIET_S:g} s, and nothing was asked")
+            self._end(self._child, f"the process was silent for {QUIET_S:g} s, with no question pending")
 
     def _judge(self) -> int:
         """The process that works, which need not be the child itself."""

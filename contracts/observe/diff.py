@@ -53,7 +53,7 @@ class Comparison:
         unseen: what one of them has and the other has not, or could not be placed, by how often.
         paired: names of the second run → those of the reference that they were taken for.
         compared: how many pairs were compared, by what they are.
-        nothing: the phases in which not one pair was compared. Without a difference, the runs are not comparable then.
+        nothing: the phases in which no pair was compared. Without a difference, the runs are not comparable then.
     """
 
     differences: tuple[Difference, ...] = ()
@@ -85,7 +85,7 @@ def compare(reference: Merged, other: Merged, repeats: Sequence[Merged] = ()) ->
     differences, why = found.walk(steps)
     nothing = () if differences or why else found.nothing(steps)
     if nothing:
-        why = f"not one pair was compared of {', '.join(nothing)}{found.leftover()}"
+        why = f"no pair was compared of {', '.join(nothing)}{found.leftover()}"
     return Comparison(
         differences=tuple(differences), agreed=tuple(found.agreed), incomparable=why, unseen=found.unseen,
         compared=found.counts(), nothing=nothing, paired=pairs,

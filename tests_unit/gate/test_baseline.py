@@ -121,7 +121,7 @@ def test_a_baseline_that_is_not_there_is_incomplete_in_every_form(
     report = tmp_path / "change"
     assert rankproof(*asked, "--report", report, "--baseline", tmp_path / "main") == 3
     why = "its run did not finish" if there == "a run that did not finish" else "there is no record"
-    said = f"{tmp_path / 'main'} was to be compared with, and {why}"
+    said = f"{tmp_path / 'main'} was to be the baseline, and {why}"
     assert f"fault (no baseline): {said}" in " ".join(capfd.readouterr().out.split())
     found, closing = record.load(report)
     assert (verdict(found, TODAY).word, closing.exit_code) == ("incomplete", 3)
@@ -282,7 +282,7 @@ def test_a_baseline_holds_its_stack_and_the_outcome_of_each_item() -> None:
         "PAR-01[c]": Before(outcome="not run"),
     }  # fmt: skip
     nothing = on_a_cpu(run(ended("PAR-01", "a", "not run"), ended("PAR-01", "b", "not offered")))
-    with pytest.raises(Refused, match=r"^baseline = 'incomplete': judged nothing, so that nothing can be lost"):
+    with pytest.raises(Refused, match=r"^baseline = 'incomplete': judged nothing, so nothing can be lost"):
         baseline(nothing, verdict(nothing, TODAY), nothing.header)
 
 

@@ -51,7 +51,7 @@ FAILS: dict[str, Fails] = {
                               says="could not be loaded within 0.5 s"),
     "leaves-when-built": Fails(stack=f"{BAD}:LeavesWhenBuilt", exit=_is("incomplete"), says="SystemExit"),
     "offers-a-list": Fails(stack=f"{BAD}:OffersAList", exit=USAGE, says="bad:OffersAList.offers = ['blocks']"),
-    "offers-what-nobody-asks": Fails(stack=f"{BAD}:OffersWhatNobodyAsks", exit=USAGE, says="is asked by nobody"),
+    "offers-what-nobody-asks": Fails(stack=f"{BAD}:OffersWhatNobodyAsks", exit=USAGE, says="is not a question"),
     "has-no-name": Fails(stack=f"{BAD}:HasNoName", exit=USAGE, says=".name = '': is empty"),
     "is-no-stack": Fails(stack=f"{BAD}:IsNoStack", exit=USAGE, says="it has no name, version, offers, layouts, labels"),
     "prints-garbage-at-hello": Fails(stack="launched:echo hello", exit=_is("incomplete"),
@@ -62,7 +62,7 @@ FAILS: dict[str, Fails] = {
     "claims-what-it-lacks": Fails(stack=f"{BAD}:ClaimsWhatItLacks", exit=_is("broken"),
                                   says="raised AttributeError on blocks"),
     "declines-everything": Fails(stack=f"{BAD}:DeclinesEverything", exit=_is("violated"), profile="PAT-01,TOPO-02",
-                                 says="bad claims blocks and declined each of its"),
+                                 says="bad offers blocks and declined each of its"),
     "claims-nothing": Fails(stack=f"{BAD}:ClaimsNothing", exit=_is("nothing ran"), says="does not offer blocks"),
     "answers-nan": Fails(stack=f"{BAD}:AnswersNan", exit=_is("broken"), profile="NAME-01",
                          says="which is not a Recipe"),
@@ -90,7 +90,7 @@ FAILS: dict[str, Fails] = {
                             says="printed something else than a reply"),
     # the controls: a promise that is really broken, and a stack that breaks none
     "breaks-a-promise": Fails(stack=f"{BAD}:ForgetsPipeline", exit=_is("violated"), profile="TOPO-02", says="dp is"),
-    "does-not-claim": Fails(stack=f"{BAD}:DoesNotClaim", exit=0, says="works and is not claimed: stages"),
+    "does-not-claim": Fails(stack=f"{BAD}:DoesNotClaim", exit=0, says="works, but is not in offers: stages"),
     "prints": Fails(stack=f"{BAD}:Prints", exit=0, says="CONFORMANT"),
     "is-right": Fails(stack=f"{BAD}:RightAndHonest", exit=0, profile="PAT-01,TOPO-02", says="CONFORMANT"),
 }  # fmt: skip
@@ -149,7 +149,7 @@ def test_a_bad_stack_leaves_a_complete_record_or_none(name: str, runs: dict[str,
 
 def test_a_question_that_works_but_is_not_in_offers_is_reported(runs: dict[str, Done]) -> None:
     done = runs["does-not-claim"]
-    assert re.search(r"works and is not claimed: stages \(PAT-08\[[\w-]+\] holds\)", done.stdout)
+    assert re.search(r"works, but is not in offers: stages \(PAT-08\[[\w-]+\] holds\)", done.stdout)
 
 
 def test_a_stacks_prints_cannot_be_taken_for_the_verdict(runs: dict[str, Done], folder: Path) -> None:

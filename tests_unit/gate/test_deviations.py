@@ -78,7 +78,7 @@ def test_filled_in_deviations_make_their_own_run_conformant(judged: Run, tmp_pat
     file = tmp_path / "old.toml"
     file.write_text(OLD)
     assert verdict(judged, TODAY).word == "violated"
-    with pytest.raises(Refused, match="say nothing of what they forgive"):
+    with pytest.raises(Refused, match="do not say what they forgive"):
         deviations.load(file)
     count, unknown = proposed_deviations.fill(file, deviations.read(file), [judged])
     assert (count, unknown) == (2, ())
@@ -317,7 +317,7 @@ def test_every_fault_of_a_file_is_reported_with_the_number_of_its_entry(tmp_path
     assert sorted(caught.value.fields) == sorted(expected)
     said = str(caught.value)
     assert f"deviations = '{tmp_path / 'missing.toml'}': cannot be read" in said
-    assert "PAR-01[tp4] say nothing of what they forgive" in said
+    assert "PAR-01[tp4] do not say what they forgive" in said
     assert f"is no entry of {other}" in said
 
 
@@ -332,7 +332,7 @@ def test_many_entries_without_words_are_one_fault_that_names_three_of_them(
     with pytest.raises(Refused) as caught:
         deviations.load(file)
     (told,) = caught.value.refusals
-    assert told.problem.startswith(f"{named}{more} say nothing of what they forgive")
+    assert told.problem.startswith(f"{named}{more} do not say what they forgive")
 
 
 def test_a_deviations_file_can_include_another_but_not_itself(tmp_path: Path) -> None:

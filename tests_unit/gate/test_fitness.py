@@ -77,7 +77,7 @@ def test_a_contract_is_unfit_with_its_reason_unless_it_could_not_be_asked() -> N
              _fate("c", "crashed", "A-03")]  # fmt: skip
     assert unfit(reference, kills, ["A-02", "A-04"]) == {
         "A-01": "on the reference A-01[b] is broken: words of b\nits mutant M in s survived: words of s\n"
-        "its mutant M in w was caught for other words: words of w",
+        "its mutant M in w was caught with other words: words of w",
         "A-02": "on the reference A-02[v] is violated: words of v\n"
         "it has no mutant, or none on its leanest recipes, so nothing shows that it can fail",
         "A-03": "its mutant M in c crashed: words of c",
@@ -100,7 +100,7 @@ def test_a_self_test_names_a_false_alarm_and_still_writes_its_proof(
     tested: subprocess.CompletedProcess[str], folder: Path
 ) -> None:
     assert tested.returncode == VIOLATED, tested.stderr
-    assert "unfit, so that they judge nobody who gives this proof: TOPO-02b\n" in tested.stdout
+    assert "unfit, and left out of every check with this proof: TOPO-02b\n" in tested.stdout
     assert (folder / "proof/kills.json").exists()
 
 
@@ -153,7 +153,7 @@ def test_the_self_test_is_reused_until_something_changes(
     before = (folder / "proof/kills.json").read_bytes()
     spared = _run(folder, *words, OMP_NUM_THREADS="1")
     assert spared.stdout.startswith("not again: proof/kills.json is of these files, packages and settings, on this CPU")
-    assert "unfit, so that they judge nobody" in spared.stdout
+    assert "unfit, and left out of every check" in spared.stdout
     assert (spared.returncode, (folder / "proof/kills.json").read_bytes()) == (VIOLATED, before)
     changed = folder / "changed"
     changed.mkdir()
@@ -195,7 +195,7 @@ def test_a_proof_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"about": None}, "does not say what it is about"),
-        ({"about": {"content": "0" * 64}}, "is of content 000000000000, and what would judge here is"),
+        ({"about": {"content": "0" * 64}}, "is of the suite with digest 000000000000, and the suite here has"),
         ({"score": 1}, "score"),
     ],
 )

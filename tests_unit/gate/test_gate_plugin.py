@@ -67,7 +67,7 @@ DEVIATIONS: dict[str, tuple[str, str, int, str]] = {  # file, profile, exit code
     "covered-twice": (_entry() + _entry(case="pp13-*"), ITEM, VIOLATED, "is covered by 2 deviations"),
     "not-for-this-profile": (_entry(id="ARGV-01", case="*"), HOLDS, CONFORMANT, "CONFORMANT"),
     "other-words": (_entry(says="ep is #"), ITEM, VIOLATED, "matches none of the words: dp is"),
-    "no-words": (_entry(says=None), ITEM, USAGE, "TOPO-02[pp13-on-52] say nothing of what they forgive"),
+    "no-words": (_entry(says=None), ITEM, USAGE, "TOPO-02[pp13-on-52] do not say what they forgive"),
     "taken-from-another": ('[[taken]]\nfile = "declared.toml"\ncases = ["TOPO-02[pp13-on-52]"]\n', ITEM, CONFORMANT,
                            "declared by mesh until"),
     "all-faults-at-once": (_entry(reason=" ") + _entry(expires="soon"), ITEM, USAGE, "deviation 2.expires = 'soon'"),

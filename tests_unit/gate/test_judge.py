@@ -70,7 +70,7 @@ def test_a_refusal_with_endless_reasons_is_read_up_to_a_limit() -> None:
 
     found = judge(_contract(asks_for_a_pattern), "only", Endless()).violations
     assert len(found) == MOST_REFUSALS + 1
-    assert found[-1].words == "a legal input was refused for 500 reasons more"
+    assert found[-1].words == "a legal input was refused for 500 more reasons"
 
 
 def test_a_party_that_cannot_be_reached_is_broken_and_not_merely_not_run() -> None:
@@ -335,7 +335,7 @@ def test_each_reason_of_a_wrong_refusal_is_a_part_of_the_violation(number: int, 
     found = [each.words for each in violations_of(refused, [])]
     assert found[0] == "a legal input was refused: f0 = 1: no; none"
     assert len(found) == min(number, MOST_REFUSALS) + bool(beyond)
-    told = f"a legal input was refused for {beyond} reasons more"
+    told = f"a legal input was refused for {beyond} more reasons"
     assert (found[-1] == told) == bool(beyond)
     assert violations_of(KeyError("x"), []) == ()
     assert violations_of(AssertionError("x"), []) == (Violation(words="x"),)

@@ -451,7 +451,7 @@ def test_changes_since_a_frozen_law_are_listed_up_to_a_limit() -> None:
     assert lines == [
         "Law 2026.11 (0123456789ab); added later, not counted: 1 (1 violated)",
         "added later, not counted: PAR-01[b] is violated: some words",
-        "named by it and gone: PAR-09",
+        "in it, and removed since: PAR-09",
     ]
     assert law_lines(judged, found, 1) == [lines[0], "… and 2 lines more"]
     assert law_lines(judged, found, 3) == law_lines(judged, found, 9) == lines
@@ -468,7 +468,7 @@ def test_of_contracts_added_later_only_red_ones_are_named() -> None:
         "(2 holds, 1 violated, 1 not offered, 1 not run, 1 broken)",
         "added later, not counted: PAR-01[c0] is broken: some words",
         "added later, not counted: PAR-01[c1] is violated: some words",
-        "worded otherwise today: PAR-01, PAR-02",
+        "reworded since: PAR-01, PAR-02",
     ]
     alone = replace(judged, plan=replace(judged.plan, added=(), reworded=()))
     lines = ["Law 2026.11 (0123456789ab); added later, not counted: 0"]

@@ -64,11 +64,11 @@ def killed(fate: Fate) -> Kill:
 
 
 STALE = "deviation: deviation TOPO-02[pp2-*] is stale: the contract now holds; remove it"
-LATE = "deviation: deviation TOPO-02[pp2-*] expired on 2026-06-14; mend it or argue for a new date"
+LATE = "deviation: deviation TOPO-02[pp2-*] expired on 2026-06-14; fix the fault, or give a new date and its reason"
 TWICE = f"plan: {A} has 2 results"
 STRANGE = f"plan: a result came for {B}, which was not planned"
 BLIND = "suite: mutant Forgets of TOPO-02[pp2] survived: dp is 4"
-CLAIMED = "claim: mine claims topology and declined each of its 1 cases"
+CLAIMED = "claim: mine offers topology and declined each of its 1 cases"
 LOST = f"baseline: {B} was judged in it, and is not planned now"
 EARLIER = Baseline(of="it", judged=(A, B))
 AGAIN = f"plan: {A} is planned 2 times"
@@ -87,7 +87,7 @@ def on(device: Literal["cpu", "cuda"], run: Run) -> Run:
 
 BROKE = Baseline(of="it", judged=(A, B), before={str(A): Before(outcome="holds"), str(B): Before(outcome="broken")})
 GONE = Baseline(of="reports/main", judged=(), missing="there is no record")
-NONE = "no baseline: reports/main was to be compared with, and there is no record: judge the default branch first"
+NONE = "no baseline: reports/main was to be the baseline, and there is no record: judge the default branch first"
 GPU_ONLY = (declared("pp2-tp2", device="cuda"),)
 WORDS: dict[str, tuple[Run, Word, list[str]]] = {
     "holds": (recorded((A, "holds")), "conformant", []),
@@ -289,7 +289,7 @@ ENTRIES: dict[str, tuple[Run, Deviation, str]] = {  # a run with an entry, and w
     "forgives all that fails": (recorded((A, "violated"), (B, "violated")), declared(), ""),
     "no words": (
         recorded((A, "holds")), declared(says=""),
-        "names no words, so that it forgives nothing; `rankproof deviations` writes them from a record",
+        "names no words, so it forgives nothing; `rankproof deviations` writes them from a record",
     ),
     "no case": (recorded((A, "holds")), declared("tp9"), MATCHES_NOTHING),
     "no contract": (recorded((A, "holds")), declared(id="TOPO-99"), MATCHES_NOTHING),
@@ -469,7 +469,7 @@ def offering(run: Run, *questions: str) -> Run:
 
 
 def claims(number: int, question: str = "topology") -> str:
-    return f"claim: mine claims {question} and declined each of its {number} cases"
+    return f"claim: mine offers {question} and declined each of its {number} cases"
 
 
 def asking(run: Run, **asks: tuple[str, ...]) -> Run:
@@ -548,7 +548,7 @@ def claimed(run: Run, *items: Item) -> Run:
     return replace(run, plan=replace(run.plan, claimed=tuple(map(str, items))))
 
 
-NEEDS = f"claim: mine declares all that {A} needs and declined it: "
+NEEDS = f"claim: mine declares every feature that {A} needs, and declined it: "
 ONE = saying(recorded((A, "not offered"), (B, "holds")), "mine: no", "")
 IN_FLOAT64 = saying(ONE, f"mine: {NARROW.reason}", "")
 DECLARED: dict[str, tuple[Run, list[str]]] = {
@@ -583,7 +583,7 @@ def test_declining_a_case_whose_features_are_declared_is_a_fault(name: str) -> N
 
 @pytest.mark.parametrize(
     ("fate", "words"),
-    [("survived", "survived: dp is 4"), ("wrong words", "was caught for other words: dp is 4"),
+    [("survived", "survived: dp is 4"), ("wrong words", "was caught with other words: dp is 4"),
      ("crashed", "crashed: dp is 4"), ("killed", ""), ("void", "")],
 )  # fmt: skip
 def test_a_surviving_mutant_in_the_record_is_a_fault_of_the_suite(fate: Fate, words: str) -> None:

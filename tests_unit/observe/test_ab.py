@@ -190,7 +190,7 @@ def test_different_initial_weights_are_reported_and_both_sides_then_start_from_t
     _edit(here / "net.py", ("nn.Linear(width, 4)\n", "nn.Linear(width, 4)\n        nn.init.zeros_(self.head.bias)\n"))
     done = ab("--base", "base", *PYTHON)
     assert done.exit_code == 1, done.output
-    assert "weights   the sides draw others: head.bias; below, both begin with those of the base" in done.output
+    assert "weights   the sides draw different ones: head.bias; below, both begin with the base's" in done.output
     assert "from the base's weights\nEQUAL: the head does what the base does" in done.output
     assert "initial weights: head.bias" in done.stdout.splitlines()[-1]
     assert done.stdout.splitlines()[-1].endswith("; see net.py:21")
@@ -202,7 +202,7 @@ def test_a_script_without_a_seed_is_compared_from_the_same_weights(here: Path, a
     _edit(here / "net.py", ("torch.relu(self.up(x))", "self.up(x).relu()"))
     done = ab("--base", "HEAD", *PYTHON)
     assert done.exit_code == 0, done.output
-    assert "weights   every run draws others (no seed?), blocks.0.up.weight first" in done.output
+    assert "weights   they differ in every run (no seed?), blocks.0.up.weight first" in done.output
 
 
 def test_ab_shows_the_error_of_a_side_that_fails_and_is_incomplete(here: Path, ab: Ab) -> None:
@@ -214,7 +214,7 @@ def test_ab_shows_the_error_of_a_side_that_fails_and_is_incomplete(here: Path, a
     assert done.exit_code == 3, done.output
     assert "No such file or directory: 'rows.pt'" in done.output
     assert "RuntimeError: no such kernel" in done.output
-    assert "a checkout has not what git ignores (rows.pt); if the script reads it: --link rows.pt" in done.output
+    assert "a checkout lacks what git ignores (rows.pt); if the script reads it: --link rows.pt" in done.output
     assert done.stdout.splitlines()[-1].startswith("INCOMPLETE: base: ended with exit code 1")
 
 

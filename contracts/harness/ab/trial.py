@@ -130,13 +130,15 @@ class Trial:
             return Found(comparison=found)
         lent = self.run(self.sides.head, "head-from-base", lender=lender)
         if lent.trace is None:
-            return Found(comparison=found, weights=f"not run from those of the base: {lent.problem}")
+            return Found(comparison=found, weights=f"not run from the base's: {lent.problem}")
         if not drawn:
             rest = self._compared(one, lent, (moved,))
             return Found(comparison=found, weights=_weights(found), rest=rest)
         moved = self.run(self.sides.base, "base-from-base", perturb=1, lender=lender)
         repeats = (moved,) if moved.trace is not None else ()
-        said = f"every run draws others (no seed?), {found.differences[0].name} first; both sides begin with the base's"
+        said = (
+            f"they differ in every run (no seed?), {found.differences[0].name} first; both sides begin with the base's"
+        )
         return Found(comparison=self._compared(one, lent, repeats), weights=said)
 
     def _compared(self, one: Ran, two: Ran, repeats: Sequence[Ran] = ()) -> Comparison:
@@ -241,7 +243,7 @@ class Trial:
 def _weights(found: Comparison) -> str:
     names = [each.name for each in found.differences]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"the sides draw others: {names[0]}{more}; below, both begin with those of the base"
+    return f"the sides draw different ones: {names[0]}{more}; below, both begin with the base's"
 
 
 def ignored(sides: Sides) -> str:
@@ -249,5 +251,5 @@ def ignored(sides: Sides) -> str:
     if not sides.ignored:
         return ""
     names = ", ".join(sides.ignored[:4]) + (" …" if len(sides.ignored) > 4 else "")
-    told = f"a checkout has not what git ignores ({names}); if the script reads it"
+    told = f"a checkout lacks what git ignores ({names}); if the script reads it"
     return f"{told}: --link {shlex.quote(sides.ignored[0])}"

@@ -39,7 +39,7 @@ def _texts(answer: Answer) -> dict[str, str]:
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--base", metavar="REV", help="Compare with this commit of the repository.")
-@click.option("--head", metavar="REV", help="Instead of the working tree, with its changes: this commit.")
+@click.option("--head", metavar="REV", help="The head: this commit, instead of the working tree.")
 @click.option("--env", "envs", multiple=True, metavar="PYTHON",
               help="Compare two environments, by interpreter or folder; given twice.")  # fmt: skip
 @click.option("--layout", is_flag=True, help="Compare with one rank.")
@@ -50,9 +50,9 @@ def _texts(answer: Answer) -> dict[str, str]:
 @click.option("--from-step", "first", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="Leave out the steps before step N of both runs.")  # fmt: skip
 @click.option("--rename", "renames", multiple=True, metavar="A=B", callback=pairs,
-              help="What the base calls A, or beginning with A, the head calls B; may be repeated.")  # fmt: skip
+              help="Pair A, or names that begin with A, of the base with B of the head; may be repeated.")  # fmt: skip
 @click.option("--link", "links", multiple=True, metavar="PATH",
-              help="What git ignores and the script reads: linked into each checkout; may be repeated.")  # fmt: skip
+              help="A path that git ignores and the script reads, linked into each checkout; repeatable.")  # fmt: skip
 @click.option("--bisect", is_flag=True, help="Exit codes for `git bisect run`: 125 in place of 3.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="A new folder for traces and answers; without it one for temporary files.")  # fmt: skip

@@ -73,7 +73,7 @@ SUITE = Path(__file__).parents[1] / "suite.py"
 @click.option("--isolated", is_flag=True,
               help="Run package.module:Name in a process of its own, apart from the one that judges it.")  # fmt: skip
 @click.option("--with", "assistants", multiple=True, metavar="NAME",
-              help="Who answers what the stack does not, such as a launcher's parser; `none` for nobody.")  # fmt: skip
+              help="Who answers questions that the stack does not, as a launcher's parser; or `none`.")  # fmt: skip
 @click.option("--profile", show_default=f"{profiles.DEFAULT}; with --ranks: dist", callback=not_empty,
               help=f"A comma-separated list of {', '.join(profiles.NAMED)}, ids, prefixes, single cases.",
               shell_complete=complete_items)  # fmt: skip
@@ -86,7 +86,7 @@ SUITE = Path(__file__).parents[1] / "suite.py"
               help="An earlier record or its folder: what was judged or broken there and is not judged now is red; "
                    "without a record there the verdict is incomplete.")  # fmt: skip
 @click.option("--changed", metavar="RANGE",
-              help="What `git diff` takes (main..): what it can touch comes first, then the rest.")  # fmt: skip
+              help="A range as for `git diff` (main..): contracts that it can affect are judged first.")  # fmt: skip
 @click.option("--shard", metavar="I/N",
               help="Judge the Ith of N shares of the plan, one a machine; `merge` draws the verdict.")  # fmt: skip
 @click.option("--law", metavar="RELEASE",

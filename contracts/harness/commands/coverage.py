@@ -80,4 +80,4 @@ def _judge(stack: str, profile: str, ranks: int | None, folder: str) -> None:
                    "--report", folder, *(["--ranks", str(ranks)] if ranks else []))  # fmt: skip
     done = subprocess.run(words, check=False, capture_output=True, text=True)
     if not (Path(folder) / "run.jsonl").exists():
-        raise Ended(f"no verdict came, and without one nothing is counted: {(done.stderr or done.stdout).strip()}")
+        raise Ended(f"there is no verdict, so nothing is counted: {(done.stderr or done.stdout).strip()}")

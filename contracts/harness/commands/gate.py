@@ -56,7 +56,7 @@ def gate(
     code = worst(codes)
     _say()
     if suite.unfit:
-        click.echo(f"unfit here, so that they judged nobody: {suite.unfit}", err=True)
+        click.echo(f"unfit here, and not judged: {suite.unfit}", err=True)
     if code:
         click.echo(f"not conformant: the worst exit code is {code}", err=True)
     if not whole:
@@ -91,7 +91,7 @@ def _proved(jobs: int) -> Suite:
         words = ["selftest", "--once", "--jobs", str(jobs), "--report", str(PROOF)]
         code = _run([judge_of("reference"), *words], out)
     if not (PROOF / "kills.json").exists():
-        raise Ended(f"the self-test did not finish, and without it nobody is judged; see {matrix}")
+        raise Ended(f"the self-test did not finish, so no stack is judged; see {matrix}")
     said = matrix.read_text(encoding="utf-8")
     _say(f"selftest: {said.rstrip().rpartition(chr(10))[2]} (matrix: {matrix})")
     unfit = re.search(r"^unfit, [^:]*: (.*)$", said, re.MULTILINE)

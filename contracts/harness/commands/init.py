@@ -71,7 +71,7 @@ def _refuse(
     if propose is not None:
         found.unless(stack is not None, "propose", str(propose), "proposes what a probe found", "give --probe")
         found.unless(not propose.exists(), "propose", str(propose), "exists and is not written over",
-                     "what somebody declared there stays; choose another file")  # fmt: skip
+                     "it may hold declared deviations; choose another file")  # fmt: skip
         found.unless(propose.parent.is_dir(), "propose", str(propose), "lies in no folder", "make the folder first")
     found.raise_any()
 
@@ -127,7 +127,7 @@ def _show(run: Run, judged: Verdict) -> None:
     for fault in judged.faults:
         click.echo(f"fault ({fault.kind}): {fault.words}")
     for each in run.unclaimed:
-        click.echo(f"works and is not claimed: {each.question} ({each.evidence}); name it in `offers`")
+        click.echo(f"works, but is not in offers: {each.question} ({each.evidence}); name it in `offers`")
 
 
 def _show_next(run: Run) -> None:
@@ -135,7 +135,7 @@ def _show_next(run: Run) -> None:
     subject = run.header.subject
     wide = adapter_probe.of_ranks(subject.offers)
     if wide:
-        click.echo(f"\n{len(wide)} contracts of several ranks ask for nothing else:\n"
+        click.echo(f"\n{len(wide)} contracts of several ranks need no other question:\n"
                    f"  rankproof check --stack {subject.origin} --with none --profile dist --ranks 4")  # fmt: skip
     rows = adapter_probe.unlocked(subject.offers)
     if not rows:

@@ -105,7 +105,7 @@ def pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) 
 @click.option("--from-step", "first", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="Leave out the steps before step N of both runs.")  # fmt: skip
 @click.option("--rename", "renames", multiple=True, metavar="A=B", callback=pairs,
-              help="What REFERENCE calls A, or beginning with A, OTHER calls B; may be repeated.")  # fmt: skip
+              help="Pair A, or names that begin with A, of REFERENCE with B of OTHER; may be repeated.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @one_clear_error
 def diff(

@@ -55,9 +55,9 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
               help="For unit: processes that share the contracts.")  # fmt: skip
 @click.option("--with", "assistants", multiple=True, metavar="NAME", help="As for `check`.")
 @on_device
-@click.option("--once", is_flag=True, help="With --report: do not run again where the matrix there was made with the "
+@click.option("--once", is_flag=True, help="With --report: do not run again if the matrix there was made with the "
               "same files, packages, CPU and settings.")  # fmt: skip
-@click.option("--sample", is_flag=True, help="Only one drawn mutant of each family, beside a proof that was made "
+@click.option("--sample", is_flag=True, help="Only one random mutant of each family, with a proof that was made "
               "elsewhere.")  # fmt: skip
 @click.option("--operators", "drawn", type=click.IntRange(min=1), metavar="N",
               help="In place of the mutants: N changes of the reference's source, drawn over its files. --only takes "
@@ -280,7 +280,9 @@ def _show_sample(matrix: self_test.Matrix, seed: int) -> None:
         words = short(kill.words, quote=False)
         click.secho(f"{kill.of}[{kill.case}] against {kill.mutant}: {kill.fate}: {words}", fg="red")
     killed = sum(kill.fate == "killed" for kill in matrix.kills)
-    line = f"SAMPLE {matrix.word.upper()}: {killed} of {len(matrix.kills)} drawn mutants killed for their words"
+    line = (
+        f"SAMPLE {matrix.word.upper()}: {killed} of {len(matrix.kills)} drawn mutants killed with their declared words"
+    )
     click.secho(line, fg=COLOURS.get(matrix.word, "red"), bold=True)
 
 
@@ -368,12 +370,12 @@ def _show_matrix(matrix: self_test.Matrix, as_json: bool, folder: Path | None) -
     for id in matrix.unguarded:
         click.secho(f"no mutant: {id}", fg="red")
     if matrix.unfit:
-        click.secho(f"unfit, so that they judge nobody who gives this proof: {', '.join(matrix.unfit)}", fg="red")
+        click.secho(f"unfit, and left out of every check with this proof: {', '.join(matrix.unfit)}", fg="red")
     if figure is not None:
         click.echo(figure)
     killed = sum(kill.fate == "killed" for kill in matrix.kills)
-    line = f"{matrix.word.upper()}: {killed} of {len(matrix.kills)} mutants killed for their words, "
+    line = f"{matrix.word.upper()}: {killed} of {len(matrix.kills)} mutants killed with their declared words, "
     line += f"{len(matrix.baseline)} baseline judgements, {len(matrix.bugs)} catalogued bugs embodied"
     if matrix.trained:
-        line += f"; {matrix.unseen} of {len(matrix.trained)} that trained invisible to the loss"
+        line += f"; {matrix.unseen} of {len(matrix.trained)} that trained do not change the loss"
     click.secho(line, fg=COLOURS.get(matrix.word, "red"), bold=True)

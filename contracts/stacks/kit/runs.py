@@ -221,7 +221,7 @@ def put(
                 part = distribute_tensor(part, target.device_mesh, target.placements, src_data_rank=None)
             target.copy_(part)
             if not torch.allclose(local(target.detach()), local(part), rtol=0.0, atol=0.0, equal_nan=True):
-                raise RuntimeError(f"{name} was put and is another")
+                raise RuntimeError(f"{name} was set, and has another value")
 
 
 def gradients(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
