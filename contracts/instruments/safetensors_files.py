@@ -4,8 +4,6 @@ Of each file, 8 bytes have the length of a header in JSON, which has dtype, shap
 at 0 and have no hole. https://huggingface.co/docs/safetensors. Nothing of the package is used.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

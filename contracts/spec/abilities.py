@@ -8,8 +8,6 @@ The plan of a run compares the two before anything runs (`contracts.court.profil
 asked everything and declines by `NotOffered`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ numbers grow together, the model needs more. Neither one out-of-memory record no
 sizes are in bytes.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """GPUs and their usable bytes, and whether a need fits one: what a plan can say, and what only a measurement proves."""
 
-from __future__ import annotations
-
 import re
 
 from contracts.spec.capacity import Card, Fit, FitWord, Measured

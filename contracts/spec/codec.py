@@ -9,8 +9,6 @@ path. A `bool` is not an `int`, an `int` is not a `str`, and JSON has no NaN. A 
 infinities; their JSON form is one of the texts "NaN", "Infinity", "-Infinity".
 """
 
-from __future__ import annotations
-
 import base64
 import collections.abc
 import dataclasses

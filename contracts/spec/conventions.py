@@ -7,8 +7,6 @@ has bfloat16 ones, and one that declares float32 angles and has exact ones.
 A convention is no way out. A new choice needs a stack that has it on purpose, and a source.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

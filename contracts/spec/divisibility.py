@@ -1,7 +1,5 @@
 """How a recipe divides over ranks: heads, groups, experts, tokens and layers, and the widths that FP8 takes."""
 
-from __future__ import annotations
-
 from contracts.spec import pattern as patterns
 from contracts.spec.errors import Refusals, Refused
 from contracts.spec.recipe import Fp8, Recipe

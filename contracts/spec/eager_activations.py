@@ -10,8 +10,6 @@ T tokens of a sequence · D hidden · H heads of d, G KV groups · F inner width
 elements and n states, g groups, Q tokens of a chunk
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from contracts.spec.capacity import Spread

@@ -7,8 +7,6 @@ mean something else: missing or unknown cells, a row without its column, a devic
 two directions disagree.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The project's former name. Only this file knows it: schemas under that name are read, variables are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

@@ -8,8 +8,6 @@ Spans are whole milliseconds of one timeline, so the parts add up exactly. Every
 4. a background span (an asynchronous save) only where no other span covers the instant, because it delays nobody.
 """
 
-from __future__ import annotations
-
 import bisect
 import heapq
 from collections.abc import Iterable, Mapping, Sequence

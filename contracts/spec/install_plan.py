@@ -4,8 +4,6 @@ As soon as one package requires torch, pip replaces a torch nightly with any sta
 here do not guess what pip would do: each step carries pip's own report.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 

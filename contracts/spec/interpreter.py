@@ -1,7 +1,5 @@
 """How this interpreter was started, as far as that has a say in a verdict."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ Only one of the four kinds of evidence counts, `executed`. A plan, an observatio
 another kernel show only that a kernel could have run.
 """
 
-from __future__ import annotations
-
 import math
 
 from contracts.spec.capacity import KernelChoice, KernelRequest, KernelRule, Need, Promotion, Proof

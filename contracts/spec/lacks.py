@@ -1,7 +1,5 @@
 """Why a stack does not answer: whose lack it is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

@@ -6,8 +6,6 @@ embeddings, and whatever the case needs; blocks and features beyond its own it l
 experts that no grouped product takes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache

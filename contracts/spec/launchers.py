@@ -4,8 +4,6 @@ A command that judges in one process, or starts ranks of its own, has none: left
 others, or change how its ranks are started.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, MutableMapping
 
 _NAMES = frozenset(

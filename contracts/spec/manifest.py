@@ -5,8 +5,6 @@ whose collector died. So the types here can express a broken manifest, and the r
 ISO 8601.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -18,8 +18,6 @@ kernels (`eager_activations.py` has what layers keep without); FP8 changes matmu
 runs 1F1B, interleaved if stages are virtual, with equal chunks; 1.5 GB for context, libraries and workspaces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod

@@ -1,7 +1,5 @@
 """What a stack must have to be asked about a recipe under an execution, as features (`contracts.spec.abilities`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from contracts.spec import pattern as patterns

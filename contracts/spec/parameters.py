@@ -15,8 +15,6 @@ Assumptions, where a recipe leaves it open:
 - the vocabulary is not padded. Megatron-LM pads it to a multiple of 128 · tp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 

@@ -8,8 +8,6 @@ The sources state NAM56R's sizes in full. For NAM52 and NAM52R they state patter
 sizes; those presets take NAM56R's.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from dataclasses import dataclass, replace

@@ -12,8 +12,6 @@ The forms of tokens follow the prefixes that their issuers publish. The lists th
 another dialect of regular expressions (RE2, flags inside a pattern) and are not used as they are.
 """
 
-from __future__ import annotations
-
 import base64
 import bisect
 import contextlib

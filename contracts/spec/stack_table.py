@@ -3,8 +3,6 @@
 The table comes from the source articles: their H200:8 hosts, spring 2026.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Nothing here reads a disk. A mount table that cannot be parsed is a finding, because a truncated one proves nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ element, and the worst row over the typical element (`instruments.numerics.dista
 masks: the 95th percentile in upstream Mamba-3 tests passes a zeroed token.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar

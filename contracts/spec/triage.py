@@ -5,8 +5,6 @@ The facts are visible from outside, without touching the run: the manifest, the 
 ranks that wait. They are examined in this order: stdout comes last, and a rerun never comes first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal

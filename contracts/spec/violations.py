@@ -7,8 +7,6 @@ check runs. Of what it heard, it takes only what the check put into its words: a
 Standard library only, like all of `contracts.spec`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar

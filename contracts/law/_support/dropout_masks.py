@@ -1,7 +1,5 @@
 """Steps whose tokens have gradients that only their dropout masks tell apart."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
