@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from contracts.stacks.reference.parallel.gather import full_tensors, shard_like
+from contracts.stacks.reference.parallel.placements import full_tensors, shard_like
 
 PLACED: dict[str, tuple[tuple[int, ...], tuple[Placement, Placement]]] = {
     "over both": ((8, 6), (Shard(0), Shard(1))),

@@ -87,7 +87,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.reference.model.parts", "contracts.stacks.reference.optim.optimizer",
     "contracts.stacks.reference.parallel.collectives", "contracts.stacks.reference.parallel.context_parallel",
     "contracts.stacks.reference.parallel.dry_run", "contracts.stacks.reference.parallel.expert_parallel",
-    "contracts.stacks.reference.parallel.fsdp", "contracts.stacks.reference.parallel.gather",
+    "contracts.stacks.reference.parallel.fsdp", "contracts.stacks.reference.parallel.placements",
     "contracts.stacks.reference.parallel.parallel", "contracts.stacks.reference.parallel.pipeline",
     "contracts.stacks.reference.parallel.placements", "contracts.stacks.reference.parallel.tensor_parallel",
     "contracts.stacks.reference.training.trainer", "contracts.stacks.torchtitan.blocks",

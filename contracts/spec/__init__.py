@@ -21,8 +21,10 @@ from contracts.spec.compiling import (
 )
 from contracts.spec.conventions import CONVENTIONS, chosen, conventions_of, declared_by
 from contracts.spec.errors import (
+    LACKS,
     MOST_REFUSALS,
     MOVED,
+    Lack,
     Moved,
     NotOffered,
     Refusal,
@@ -35,7 +37,6 @@ from contracts.spec.errors import (
     shown,
 )
 from contracts.spec.kernel_selection import Compute, Computed, Facts, Kernel, Package, Seam, Seams, Site, Wish
-from contracts.spec.lacks import LACKS, Lack
 from contracts.spec.launch import RECORDED_PREFIXES, Lane, Launch, Provenance, Reading, Regime, Reread, Stage, shell
 from contracts.spec.party import Party, abilities_of, public
 from contracts.spec.pattern import BLOCKS, HybridPattern, LayerNumbers, Pattern, Placement, Translation

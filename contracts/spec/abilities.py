@@ -11,8 +11,7 @@ asked everything and declines by `NotOffered`.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from contracts.spec.errors import Refusals
-from contracts.spec.lacks import Lack
+from contracts.spec.errors import Lack, Refusals
 
 FEATURES: Mapping[str, str] = {
     # mixers and what stands between them

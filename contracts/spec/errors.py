@@ -8,8 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from contracts.spec.lacks import Lack
+Lack = Literal["stack", "device", "adapter", "case"]
+"""stack: the stack has nothing of the kind. device: it has, and not on this device. adapter: the adapter does not reach
+it yet. case: the case asks for more than what it is about, and for that the stack has no answer: a layer that is not
+the subject, a layout where both are the same ranks."""
+LACKS: Mapping[Lack, str] = {
+    "stack": "the stack lacks it",
+    "device": "this device lacks it",
+    "adapter": "the adapter does not reach it yet",
+    "case": "the case is shaped otherwise",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

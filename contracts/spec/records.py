@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from contracts.spec.abilities import Abilities
-from contracts.spec.lacks import Lack
+from contracts.spec.errors import Lack
 
 SCHEMA = "rankproof.run/1"
 

@@ -11,16 +11,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from contracts.spec import Session
-from contracts.stacks.reference.answers.blocks import BlockAnswers
-from contracts.stacks.reference.answers.model import ModelAnswers
-from contracts.stacks.reference.answers.training import TrainingAnswers
 from contracts.stacks.reference.stack import Reference
 
 if TYPE_CHECKING:
     from contracts.instruments.reorder import Order
 
 
-COMPUTES = BlockAnswers.QUESTIONS | ModelAnswers.QUESTIONS | TrainingAnswers.QUESTIONS
+COMPUTES = ("block_weights", "built", "initial", "run_block", "run_model", "sample", "samples", "train")
 """The questions whose answers depend on sums. Compiled code is left out, because it has an order of its own."""
 
 
@@ -43,7 +40,7 @@ def _in(order: Order, name: str) -> Callable[..., Any]:
 
 def _reordered(title: str, order: Order) -> type[Reference]:
     body = {"name": f"reference-{order}", "__doc__": f"The reference, its sums {order}.", "__module__": __name__}
-    return type(title, (Reference,), body | {name: _in(order, name) for name in sorted(COMPUTES & Reference.offers)})
+    return type(title, (Reference,), body | {name: _in(order, name) for name in COMPUTES})
 
 
 Reversed = _reordered("Reversed", "reversed")

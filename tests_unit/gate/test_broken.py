@@ -12,7 +12,7 @@ from contracts.law._bugs import broken as broken_module
 from contracts.law._bugs.broken import broken
 from contracts.spec import Degrees
 from contracts.stacks.reference import stack as reference_module
-from contracts.stacks.reference.answers import capacity
+from contracts.stacks.reference.answers import bringup
 from contracts.stacks.reference.stack import Reference
 
 
@@ -101,7 +101,7 @@ def test_a_cached_result_of_the_reference_is_not_used_under_a_bug() -> None:
 
 def test_caches_that_no_bug_can_change_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     process = functools.cache(object)
-    monkeypatch.setattr(capacity, "process", process, raising=False)
+    monkeypatch.setattr(bringup, "process", process, raising=False)
     kept = process()
     broken_module._forget()
     assert process() is kept

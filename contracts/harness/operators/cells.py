@@ -52,13 +52,12 @@ def cells(file: str) -> tuple[str, ...]:
 
 LIKELY: Mapping[str, str] = {
     "answers/allocator_probe": "MEM-01f", "answers/blocks": "BLK-03a MOE-02b BLK-04a BLK-04c",
-    "answers/base": "NAME-06", "answers/capacity": "MEM-02 MEM-02a MEM-02i",
+    "answers/base": "NAME-06", "answers/bringup": "MEM-02 MEM-02a MEM-02i INST-01a INST-03a MANI-01 MANI-02",
     "answers/checkpointing": "CKPT-03c CKPT-04a CKPT-03a CKPT-06a", "answers/compiling": "COMP-03a COMP-04a",
     "answers/cold_compile": "COMP-02a", "answers/devices": "MEM-01i MEM-01f",
-    "answers/installation": "INST-01a INST-03a", "answers/kernel_selection": "KRN-01a KRN-01c KRN-01f KRN-02d",
-    "answers/lifecycle": "MANI-01 MANI-02", "answers/messages": "TRAF-02c TRAF-01a",
+    "answers/kernel_selection": "KRN-01a KRN-01c KRN-01f KRN-02d",
     "answers/model": "PAT-12b BLK-06t REC-06a BLK-06s", "answers/node": "PREF-01 PREF-03a PREF-04 PREF-05",
-    "answers/observ": "OBS-16 OBS-03", "answers/traffic": "TRAF-01a TRAF-04a",
+    "answers/observ": "OBS-16 OBS-03", "answers/traffic": "TRAF-01a TRAF-02c TRAF-04a",
     "answers/training": "OPT-01a OPT-05b BLK-01h MOE-06a CKPT-01d", "checkpoint/async": "CKPT-03c CKPT-03g",
     "checkpoint/checkpoint": "CKPT-01d CKPT-04d CKPT-04e CKPT-03c CKPT-03h CKPT-01c CKPT-01a",
     "checkpoint/coordination": "CKPT-04d CKPT-03g CKPT-04c", "checkpoint/crash": "CKPT-03f CKPT-03d",

@@ -24,9 +24,14 @@ from contracts.stacks.reference.parallel import collectives, parallel_trainer
 from contracts.stacks.reference.parallel.collectives import all_gather, sum_over_ranks
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
-from contracts.stacks.reference.parallel.gather import full_tensors, shard_like
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
-from contracts.stacks.reference.parallel.placements import from_local_part, local_part, placed_copy
+from contracts.stacks.reference.parallel.placements import (
+    from_local_part,
+    full_tensors,
+    local_part,
+    placed_copy,
+    shard_like,
+)
 from contracts.stacks.reference.parallel.tensor_parallel import GroupMean, SplitVocabulary, TensorParallel
 from contracts.stacks.reference.training.trainer import Batch
 

@@ -21,51 +21,26 @@ from contracts.spec import (
     Topology,
     Translation,
     presets,
+    questions,
     refuse,
 )
 from contracts.spec import pattern as patterns
 from contracts.spec import topology as mesh
-from contracts.stacks.reference.answers.blocks import BlockAnswers
+from contracts.stacks.reference.answers.blocks import BlockAnswers, DeltaRuleAnswers
 from contracts.stacks.reference.answers.bringup import BringupAnswers
 from contracts.stacks.reference.answers.checkpointing import CheckpointAnswers
 from contracts.stacks.reference.answers.compiling import CompilingAnswers
-from contracts.stacks.reference.answers.delta_rule import DeltaRuleAnswers
 from contracts.stacks.reference.answers.devices import DeviceAnswers
 from contracts.stacks.reference.answers.kernel_selection import KernelSelectionAnswers
-from contracts.stacks.reference.answers.messages import MessageAnswers
 from contracts.stacks.reference.answers.model import ModelAnswers
 from contracts.stacks.reference.answers.observing import ObservingAnswers
-from contracts.stacks.reference.answers.traffic import DryRunAnswers
+from contracts.stacks.reference.answers.traffic import DryRunAnswers, MessageAnswers
 from contracts.stacks.reference.answers.training import TrainingAnswers
 from contracts.stacks.reference.answers.world import WorldAnswers
 from contracts.stacks.reference.launch import hosts, trainer_arguments
 from contracts.stacks.reference.launch import launch as launching
 
 VERSION = "0.1.0"
-
-
-LAUNCH_SIDE = frozenset(
-    {
-        "blocks", "render", "translate", "stages", "placement",
-        "preset", "preset_names", "divide", "host", "launch", "read_back",
-        "topology", "group_calls", "gradient_reduction", "expert_lane",
-    }
-)  # fmt: skip
-
-NUMERIC_SIDE = (
-    BlockAnswers.QUESTIONS
-    | DeltaRuleAnswers.QUESTIONS
-    | ModelAnswers.QUESTIONS
-    | TrainingAnswers.QUESTIONS
-    | CheckpointAnswers.QUESTIONS
-    | CompilingAnswers.QUESTIONS
-    | DeviceAnswers.QUESTIONS
-    | KernelSelectionAnswers.QUESTIONS
-    | MessageAnswers.QUESTIONS
-    | DryRunAnswers.QUESTIONS
-    | ObservingAnswers.QUESTIONS
-)
-"""What is answered with tensors; without torch it is not run."""
 
 
 class Reference(
@@ -94,7 +69,7 @@ class Reference(
     layouts: frozenset[Layout] = frozenset({"own-axis", "borrowed"})
     computes_on = frozenset({"cpu", "cuda"})
     labels: Mapping[str, str] = {}
-    offers = LAUNCH_SIDE | BringupAnswers.QUESTIONS | NUMERIC_SIDE | WorldAnswers.QUESTIONS
+    offers = frozenset(questions()) - {"read_argv", "read_pattern"}  # a launcher's own parser answers these
     repeats = frozenset({"built"})  # read off a model on the meta device: it depends on nothing but its recipe
 
     capabilities: frozenset[str] = frozenset({"dsa"})

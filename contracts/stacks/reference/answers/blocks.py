@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from contracts.spec import BlockCall, BlockRun, Element, Facts, Mode, Recipe, Seam, Shape, Site, Wish, refuse
+from contracts.spec.delta_rule import DeltaCall, DeltaRun
 from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a block is asked for, not when the stack is introduced
@@ -18,8 +19,6 @@ if TYPE_CHECKING:  # torch is loaded when a block is asked for, not when the sta
 
 class BlockAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
-
-    QUESTIONS: frozenset[str] = frozenset({"block_weights", "run_block"})
 
     def block_weights(self, recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
         import torch
@@ -123,3 +122,22 @@ def _branch(recipe: Recipe, layer: int, mode: Mode, parts: Parts) -> nn.ModuleDi
     return nn.ModuleDict(
         {"norm": parts.norm(recipe.hidden, recipe.norm_eps), "mixer": parts.mixer(recipe, layer, mode)}
     )
+
+
+class DeltaRuleAnswers:
+    """The answers of `Reference` on this subject."""
+
+    def run_delta_rule(self, call: DeltaCall) -> DeltaRun:
+        import torch
+
+        from contracts.instruments import numerics
+        from contracts.stacks.kit.delta_rule import passed
+        from contracts.stacks.reference.kernels import delta_rule as kernel
+
+        one = torch.zeros(call.tensors["g"].shape[:2], dtype=torch.int64)
+        documents = one if call.documents is None else numerics.tensor(call.documents)
+        chunk = call.chunk or kernel.CHUNK
+        return passed(
+            call,
+            lambda given: kernel.gated_delta_rule(**given, documents=documents, chunk=chunk, unit_keys=call.unit_keys),
+        )

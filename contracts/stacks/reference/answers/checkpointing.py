@@ -44,14 +44,6 @@ DEADLINE_S = 60.0  # of a process that may die; a whole write takes 20 ms
 class CheckpointAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
-    QUESTIONS: frozenset[str] = frozenset(
-        {
-            "write_checkpoint", "write_on_ranks", "write_in_background", "write_in_background_on_ranks",
-            "latest_checkpoint", "load_checkpoint", "retire_checkpoints", "checkpoint_folder", "rename_weights",
-            "export_weights", "export_model",
-        }
-    )  # fmt: skip
-
     @without_cuda
     def write_checkpoint(self, folder: str, state: Snapshot, file_bytes: int, fault: WriteFault | None) -> Written:
         held = _held(state)

@@ -42,19 +42,6 @@ COLD = "contracts.stacks.reference.answers.cold_compile"
 class CompilingAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
-    QUESTIONS: frozenset[str] = frozenset(
-        {
-            "run_compiled",
-            "pass_compiled",
-            "allowed_breaks",
-            "compile_cold",
-            "compile_under",
-            "probe_compiler",
-            "pads_rows",
-            "wrapping",
-        }
-    )
-
     def run_compiled(self, calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:
         from contracts.instruments.graphs import counting
         from contracts.stacks.reference.answers import blocks as branch

@@ -29,8 +29,6 @@ LIMIT_S = 120.0
 class DeviceAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
-    QUESTIONS: frozenset[str] = frozenset({"step_memory", "allocator_seen", "started"})
-
     def step_memory(self, recipe: Recipe, mode: Mode, device: str, steps: int) -> tuple[StepMemory, ...]:
         from contracts.instruments.memory import Meter
         from contracts.stacks.reference.training.trainer import Trainer

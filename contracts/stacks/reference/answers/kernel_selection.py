@@ -33,8 +33,6 @@ ROW_ALIGNMENT = 8  # elements: grouped_mm wants rows of a multiple of 16 bytes, 
 class KernelSelectionAnswers(ModelAnswers):
     """The answers of `Reference` on this subject."""
 
-    QUESTIONS: frozenset[str] = frozenset({"kernel_facts", "seams", "precision_plan"})
-
     def kernel_facts(self) -> Facts:
         from contracts.instruments import accelerator, import_probe
 

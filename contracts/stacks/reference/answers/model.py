@@ -37,8 +37,6 @@ STATE: Mapping[Rule, Mapping[str, Element]] = {
 class ModelAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
-    QUESTIONS: frozenset[str] = frozenset({"built", "initial", "run_model"})
-
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         import torch
 

@@ -20,8 +20,6 @@ MIB, GB = 2**20, 10**9  # a driver counts in the first, a data sheet in the seco
 class NodeAnswers:
     """The answers of `Reference` on this subject."""
 
-    QUESTIONS: frozenset[str] = frozenset({"preflight", "rank_map"})
-
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         fabric = self.fabric_of(capture)
         found = [*(self.sick_cells(fabric, need) if isinstance(fabric, Fabric) else fabric)]

@@ -30,7 +30,6 @@ class ObservingAnswers:
     """The answer of `Reference` on this subject. A mutant edits the script: `edits` are words and what stands there
     instead."""
 
-    QUESTIONS: frozenset[str] = frozenset({"trace"})
     edits: Mapping[str, str] = {}
 
     def trace(self, run: str = "judged") -> str:

@@ -1,16 +1,26 @@
-"""What the reference answers about a step at its true size."""
+"""What the reference answers about what ranks send: the messages of a run, and a step at its true size."""
 
 from dataclasses import replace
 
-from contracts.spec import Execution, NotOffered, Recipe, Rehearsal, Routing
+from contracts.spec import Execution, NotOffered, Recipe, Rehearsal, Routing, Session, Trained
+from contracts.spec.messages import Messages
 from contracts.stacks.kit import dry_runs
+from contracts.stacks.kit.messages import watched
 from contracts.stacks.reference.answers.base import BuiltOfParts
+
+
+class MessageAnswers:
+    """The answers of `Reference` on this subject."""
+
+    def train(self, session: Session) -> Trained:
+        raise NotImplementedError  # TrainingAnswers'
+
+    def messages(self, session: Session) -> Messages:
+        return watched(self.train, session)
 
 
 class DryRunAnswers(BuiltOfParts):
     """The answer of `Reference` on this subject."""
-
-    QUESTIONS: frozenset[str] = frozenset({"rehearse"})
 
     def rehearse(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
         import torch.distributed as dist

@@ -16,8 +16,6 @@ if TYPE_CHECKING:  # torch is loaded when a run is asked for, not when the stack
 class TrainingAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
-    QUESTIONS: frozenset[str] = frozenset({"train", "samples", "sample"})
-
     def train(self, session: Session) -> Trained:
         _refuse_uncounted(session)
         if session.rates or session.frozen:

@@ -19,10 +19,6 @@ from contracts.stacks.reference.training.run_facts import RankReporter
 class WorldAnswers:
     """The answers of `Reference` on this subject."""
 
-    QUESTIONS: frozenset[str] = frozenset(
-        {"live_mesh", "reduced", "fabric_pass", "fabric_reasons", "devices", "run_receipts"}
-    )
-
     mesh: type[ProcessMesh] = ProcessMesh
     ranks: type[RankReporter] = RankReporter
     fabric_floor_gbs: float | None = None  # no number fits every fabric: see docs/preflight.md

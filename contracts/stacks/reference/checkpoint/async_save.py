@@ -16,8 +16,7 @@ from contracts.stacks.forked_ranks import DEADLINE_S, forked_ranks, join_process
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 from contracts.stacks.reference.checkpoint.crash_during_save import sharded
 from contracts.stacks.reference.checkpoint.filesystem import BlockedDisk, Disk
-from contracts.stacks.reference.parallel.gather import full_tensors
-from contracts.stacks.reference.parallel.placements import placed_zeros
+from contracts.stacks.reference.parallel.placements import full_tensors, placed_zeros
 
 LATE_S = 0.5  # long beside a write, which takes 20 ms
 Kept = Callable[[Disk, Any], Checkpoints]

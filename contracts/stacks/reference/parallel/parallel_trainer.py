@@ -23,10 +23,17 @@ from contracts.stacks.reference.model.build import build_model
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonalise
 from contracts.stacks.reference.parallel.collectives import all_reduce_in_place, sum_over_ranks
-from contracts.stacks.reference.parallel.gather import full_tensors, shard_like, sharded_mesh_dims
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallelize import parallelize
-from contracts.stacks.reference.parallel.placements import from_local_part, local_part, placed_copy, placed_zeros
+from contracts.stacks.reference.parallel.placements import (
+    from_local_part,
+    full_tensors,
+    local_part,
+    placed_copy,
+    placed_zeros,
+    shard_like,
+    sharded_mesh_dims,
+)
 from contracts.stacks.reference.training.trainer import GENERATORS, OWN, Batch, Trainer
 
 

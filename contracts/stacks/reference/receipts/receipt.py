@@ -39,12 +39,6 @@ ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 class ReceiptAnswers:
     """The answers of `Reference` on this subject."""
 
-    QUESTIONS: frozenset[str] = frozenset(
-        {
-            "receipt", "write_receipt", "read_receipt", "publish_receipt", "compare", "figures", "count_weights",
-        }
-    )  # fmt: skip
-
     def receipt(self, facts: LaunchedRun) -> Receipt:
         return build(facts)
 
