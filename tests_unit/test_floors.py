@@ -53,7 +53,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.reorder", "contracts.instruments.staged_copies", "contracts.instruments.staged_group",
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.half_precision",
     "contracts.instruments.dry_run", "contracts.instruments.traffic", "contracts.instruments.work",
-    "contracts.observe.around", "contracts.observe.consumed", "contracts.observe.device",
+    "contracts.observe.around", "contracts.observe.consumed", "contracts.observe.cut", "contracts.observe.device",
     "contracts.observe.diff", "contracts.observe.kernels",
     "contracts.observe.phases", "contracts.observe.placement", "contracts.observe.power",
     "contracts.observe.readers", "contracts.observe.recorder",
