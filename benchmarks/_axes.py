@@ -178,7 +178,7 @@ def _of_cpu(cpu: Cpu, torch: Torch) -> tuple[dict[str, tuple[Level, ...]], list[
         if cpu.vendor == "GenuineIntel":
             mkl.append(Level(name="SSE4_2", environment={"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}))
         else:
-            absent.append("MKL_ENABLE_INSTRUCTIONS=SSE4_2: MKL heeds it on Intel's processors alone")
+            absent.append("MKL_ENABLE_INSTRUCTIONS=SSE4_2: MKL heeds it on Intel's processors only")
     else:
         absent.append("MKL_CBWR, MKL_ENABLE_INSTRUCTIONS: this torch was built without MKL")
     return {"aten": tuple(aten), "onednn": tuple(onednn), "mkl": tuple(mkl), "threads": _threads(1, 2, 4)}, absent

@@ -1,4 +1,4 @@
-"""Where the time goes: CPU seconds of the law on the reference, of its mutants, of the project's own tests.
+"""CPU seconds of the law on the reference, of its mutants, of the project's own tests.
 
     python -m benchmarks.costs imports
     python -m benchmarks.costs law --profile launch,machine,numeric

@@ -5,7 +5,7 @@
     python -m benchmarks.gpu --out reports/gpu --only cold,mutants
     python -m benchmarks.gpu --out reports/gpu-rehearsal --device cpu
 
-Nothing is installed. What is about time runs alone on the device and first; what is about numbers runs beside each
+Nothing is installed. Timings run by themselves on the device and first; what is about numbers runs beside each
 other; what tunes itself for minutes comes last. Each part says its lines as they come and keeps them in DIR/NAME.txt.
 On a CPU it is a rehearsal of the same commands: the law is not run there and says so, everything else is small.
 

@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has what the stack needs")
     parser.add_argument("--out", type=Path, default=Path("reports/history"))
     parser.add_argument("--journal", type=Path, default=None, help="the rows; without it history.jsonl in OUT")
-    parser.add_argument("--only", default="", help="judge these commits of the rules alone, by commas")
+    parser.add_argument("--only", default="", help="judge only these commits of the rules, separated by commas")
     parser.add_argument("--again", action="store_true", help="judge also what the journal has")
     parser.add_argument("--draw", action="store_true", help="print what the rules take, and judge nothing")
     given = parser.parse_args()

@@ -455,8 +455,8 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--stack", default="reference", help="as for rankproof check")
     parser.add_argument("--profile", help=f"what one process judges ({ONE}; on a GPU gpu); alone: no four ranks")
     parser.add_argument("--ranks-profile", metavar="PROFILE", help=f"what four ranks judge ({RANKS})")
-    parser.add_argument("--axes", metavar="A,B", help="vary these alone")
-    parser.add_argument("--rows", type=_row_numbers, default=(), metavar="N,N", help="judge these rows of --list alone")
+    parser.add_argument("--axes", metavar="A,B", help="vary only these")
+    parser.add_argument("--rows", type=_row_numbers, default=(), metavar="N,N", help="judge only these rows of --list")
     parser.add_argument(
         "--torch", action="append", default=[], metavar="PYTHON", help="an interpreter with another torch"
     )

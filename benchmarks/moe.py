@@ -1,4 +1,5 @@
-"""The token-choice layer and what a user would take instead, compiled and eager, and its grouped products alone.
+"""The token-choice layer and what a user would take instead, compiled and eager, and its grouped products by
+themselves.
 
 4 sequences of 4096 tokens, hidden 3584, 16 experts of 896, top-4, a shared expert of 1024: NAM56R's own. Peers have
 gated MLPs and are compared with the reference as swiglu; weights are bfloat16 in all, since peers hold them so.

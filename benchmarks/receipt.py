@@ -2,7 +2,7 @@
 
     python -m benchmarks.receipt --out reports/gpu
 
-A process of its own: where it comes from is taken down before torch is loaded, and it alone holds the device's memory.
+A process of its own: where it comes from is taken down before torch is loaded, and only it holds the device's memory.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Tests that need ranks are skipped if there are none, with the command to type; promises of the law say so themselves.
 
 Which contracts of several ranks are slow here, that is: asked by `make gate-all` and `pytest -m dist`, and left out of
-the quick tests, is told here as well.
+the quick tests, is listed here as well.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Where snapshots lie, and that `make test` runs every test that stands here."""
+"""The folder of snapshots, and that `make test` runs every test that stands here."""
 
 import re
 from pathlib import Path

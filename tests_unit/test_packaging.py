@@ -1,4 +1,4 @@
-"""What is installed: a wheel that is whole, and a plan that leaves the torch that is there alone.
+"""What is installed: a wheel that is whole, and a plan that does not change the torch that is there.
 
 pip itself is asked, in an environment of its own that holds a torch nightly; nothing is installed by its plans.
 """

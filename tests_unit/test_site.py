@@ -27,7 +27,7 @@ read_checks()
 
 
 class Page(HTMLParser):
-    """Where a page leads to, what it loads, and the anchors that it has."""
+    """The links of a page, what it loads, and the anchors that it has."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

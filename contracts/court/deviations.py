@@ -58,7 +58,7 @@ def forgives(deviation: Deviation, violation: Violation) -> bool:
 
 
 def masked(words: str) -> str:
-    """Words with `#` for every number that stands alone; a digit within a name stays."""
+    """Words with `#` for every number that is a word of its own; a digit within a name stays."""
     return _ALONE.sub("#", words)
 
 

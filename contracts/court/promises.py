@@ -1,6 +1,6 @@
 """What the suite promises of itself: each statement with the tests of the suite that hold it.
 
-The ids are those of the law. No stack is asked about them: they are no contracts, and no report lists them. The table
+The ids are the law's. No stack is asked about them: they are no contracts, and no report lists them. The table
 is `promises.toml`; `docs/promises.md` is written from it by `python -m contracts.court.promises docs/promises.md`, and
 a test compares the two and looks up each test.
 """

@@ -96,7 +96,7 @@ def _told(value: Any) -> str:
 
 
 def _imports(groups: Iterable[Group]) -> str:
-    """Where the names in the signatures come from: what the protocol's module imports, or that module itself."""
+    """The source of the names in the signatures: what the protocol's module imports, or that module itself."""
     wanted: dict[str, set[str]] = {"collections.abc": {"Mapping"}, "contracts.spec.topology": {"Layout"}}
     for group in groups:
         needed = "\n".join(method.signature for method in group.methods)

@@ -53,7 +53,7 @@ class Detected:
 @dataclass(frozen=True, kw_only=True)
 class Detection:
     """The figure. `trained` are the detected mutants whose training was compared; of these `loss` and `both` count
-    those that the loss alone, and loss and gradient norm together, do not show. `operators` counts fates.
+    those that the loss by itself, and loss and gradient norm together, do not show. `operators` counts fates.
 
     `stacks` correct stacks were judged on `cases` cases, of which `red` were red.
     """

@@ -41,7 +41,7 @@ class Trial:
         return f"{self.contract.id}-{self.case}-{self.mutant.name if self.mutant else 'baseline'}"
 
     def judged(self) -> tuple[Result, Curves]:
-        """The result of this rank, and what loss and gradient norm alone would have shown."""
+        """The result of this rank, and what loss and gradient norm by themselves would have shown."""
         watched = Watched(parties.load("reference") if self.mutant is None else self.mutant.make())
         return judge(self.contract, self.case, watched), watched.curves
 

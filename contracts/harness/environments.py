@@ -16,8 +16,8 @@ from contracts.spec import Unreachable
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A stack with an interpreter of its own. `variable` names its versions for make, of which the first goes by the
-    stack's name alone. One that is `optional` may be missing: then this interpreter judges what it can."""
+    """A stack with an interpreter of its own. `variable` names its versions for make, of which the first is called by
+    the stack's name only. One that is `optional` may be missing: then this interpreter judges what it can."""
 
     target: str
     variable: str

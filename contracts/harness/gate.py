@@ -245,8 +245,8 @@ def of_numbers(plan: Plan) -> bool:
 
 
 def device_of(plan: Plan, ranks: int | None = None) -> Literal["cpu", "cuda"]:
-    """Where a plan is judged, by so many ranks: on CUDA if a contract of it is. One without numbers does not load
-    torch to find out."""
+    """The device on which so many ranks judge a plan: CUDA if a contract of it is judged there. One without numbers
+    does not load torch to find out."""
     tiers = {LAW.contracts[item.id].tier for item in plan.items if item.id in LAW.contracts}
     if not of_numbers(plan):
         return "cpu"

@@ -6,8 +6,9 @@ what changed since the release before. It is written, with the changes in words 
     python -m contracts.harness.law_release 2026.11
     python -m contracts.harness.law_release --check     # whether the latest one is the law of today
 
-and it is never edited: it holds the digest of the whole set. A verdict about a release counts what stands in it. What
-was added later is judged and told; what a release names and the law has no more is told as well.
+and it is never edited: it holds the digest of the whole set. A verdict about a release counts what stands in it.
+Contracts that were added later are judged and listed; those that a release has and the law no longer has are listed as
+well.
 """
 
 import difflib

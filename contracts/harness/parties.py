@@ -149,8 +149,8 @@ def assistants(subject: Party, named: tuple[str, ...], *, quick: bool) -> tuple[
     """Who answers what the subject does not, with the names they were loaded by.
 
     Named ones are taken as they are; by default a launcher is assisted by the reference, which emits for it, and
-    any other stack by Megatron-Core where it is installed and by the table of its flags. `quick` leaves Megatron's
-    interpreter alone.
+    any other stack by Megatron-Core where it is installed and by the table of its flags. `quick` does not
+    start Megatron's interpreter.
     """
     if named:
         return tuple((name, load(name)) for name in named if name != NO_ONE)
@@ -202,7 +202,7 @@ def _code(each: Answering) -> str:
 
 
 def places(party: Party) -> dict[str, str]:
-    """Where the code of each question stands, as `file:line`; a question that is passed on to another process or
+    """The place of each question's code, as `file:line`; a question that is passed on to another process or
     that our own package answers elsewhere has no place."""
     here, ours = repository.root(), Path(__file__).parents[1]
     found = {}

@@ -1,5 +1,5 @@
-"""Where a contract stands: its check, its mutants, the functions of the reference that it guards, and the commands that
-judge it."""
+"""The places of a contract: its check, its mutants, the functions of the reference that it guards, and the commands
+that judge it."""
 
 import ast
 import functools

@@ -180,5 +180,5 @@ class _Lines:
 
 
 def _identity(at: os.stat_result) -> tuple[int, int, int]:
-    """Of a file as it is; its number alone may be a new file's."""
+    """Of a file as it is; its number by itself may be a new file's."""
     return at.st_dev, at.st_ino, at.st_mtime_ns

@@ -102,7 +102,7 @@ def _entry(result: Result, case: str, forgiven: Forgiven, today: datetime.date) 
 
 
 def filled(text: str, declared: tuple[Deviation, ...], results: Iterable[Result]) -> tuple[str, tuple[Deviation, ...]]:
-    """A deviations file with the words of each entry that names none, and the entries of which no result tells.
+    """A deviations file with the words of each entry that names none, and the entries that match no result.
 
     An entry becomes several where it covers violations in several words. Comments and order stay.
 
@@ -160,7 +160,7 @@ def _named(body: str, case: str, forgiven: Forgiven) -> str:
 
 
 def fill(file: Path, declared: tuple[Deviation, ...], runs: Iterable[Run]) -> tuple[int, tuple[Deviation, ...]]:
-    """`filled`, in place: the number of entries that were given words, and those of which no run tells."""
+    """`filled`, in place: the number of entries that were given words, and those that match no run."""
     silent = sum(not each.says for each in declared)
     text, unknown = filled(file.read_text(encoding="utf-8"), declared, [r for run in runs for r in run.results])
     if silent > len(unknown):

@@ -3,7 +3,7 @@ verdict.
 
 `os._exit(0)` in a stack, or a crash in its native code, would otherwise end the gate with the stack's own exit code.
 Here an exit code counts only with a secret that was drawn for this run, which no stack says by accident: a byte on a
-pipe is no verdict. A stack that shares this process's memory could read the secret; docs/gate.md tells where the
+pipe is no verdict. A stack that shares this process's memory could read the secret; docs/gate.md shows where the
 boundary of trust is. The caller confirms a verdict by the record as well.
 
 The supervisor also ends what the alarm of a case does not: it reads from `contracts.court.heartbeat` what is asked.

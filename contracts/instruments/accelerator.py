@@ -86,7 +86,7 @@ def hide() -> None:
     """Make torch see no device in this process: a fork, in which CUDA may be lost, and whose work is the CPU's.
 
     Private in torch 2.11 to 2.13: the number of devices that `torch.cuda.device_count` has counted. Without a device it
-    is counted anew each time, and the variables alone would do.
+    is counted anew each time, and the variables would be enough.
     """
     os.environ |= {NVML: "1", VISIBLE: ""}
     if "torch" in sys.modules:

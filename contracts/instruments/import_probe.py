@@ -1,8 +1,8 @@
 """Whether a package can be imported, tested in a separate process: absent, broken (with the error), or importable.
 
-`find_spec` alone finds packages whose import fails. An ImportError alone does not distinguish an absent package from an
-absent dependency. And a failed import in this process would leave modules half loaded. So the probe finds and imports
-the package in two steps, in another process.
+`find_spec` by itself finds packages whose import fails. An ImportError by itself does not distinguish an absent package
+from an absent dependency. And a failed import in this process would leave modules half loaded. So the probe finds and
+imports the package in two steps, in another process.
 """
 
 import functools

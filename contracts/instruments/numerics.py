@@ -186,7 +186,7 @@ def gradient_differences(
 def backward_order(names: Iterable[str]) -> list[str]:
     """Names of a block's or a model's parameters (spec.blocks) in the order in which a backward pass reaches them: the
     head, prediction depths, the last norm, layers from the last one, the embedding or the input. If the names do
-    not tell, they stand by the alphabet.
+    not show it, they are in alphabetical order.
     """
     named = list(names)
     whole = any(name.startswith("layers.") for name in named)

@@ -110,7 +110,7 @@ def _interpreter() -> str:
 
 
 def places(count: int, topology: str | None) -> tuple[Place, ...]:
-    """Where each local rank runs: rank n on device n, as torchrun starts them, with its bus and nearest NICs.
+    """The device of each local rank: rank n on device n, as torchrun starts them, with its bus and nearest NICs.
 
     `topology` is the output of `nvidia-smi topo -m`. A rank that chooses another device must report that itself.
     """

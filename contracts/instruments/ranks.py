@@ -74,7 +74,7 @@ def launched(environment: Mapping[str, str]) -> dict[str, int]:
 
     Raises:
         Refused: names every variable that is missing, is no such number, or lies outside its world. A rank that took
-            itself for a run of one process would work alone, and write where the others write.
+            itself for a run of one process would work by itself, and write where the others write.
     """
     found: dict[str, int] = {}
     refused, remedy = Refusals(), "start the ranks with torchrun, or unset WORLD_SIZE and RANK for one process"

@@ -6,7 +6,7 @@ instrument: whoever uses it has not judged NCCL. `get_backend` says its name, `s
 A collective copies its tensors to the host, which waits for what the current stream was given before it, and hands the
 copies to gloo. `Work.wait` copies the outputs back on the current stream. Until then they are untouched; so a work must
 be waited for (`wait`, its future, or `is_completed`), and to synchronize the device is not enough. Outputs are copied
-there too: what gloo leaves alone stays as it was. Two things are computed here, because gloo lacks them: PREMUL_SUM
+there too: what gloo does not write stays as it was. Two things are computed here, because gloo lacks them: PREMUL_SUM
 scales the copy and sums, and `alltoall` is an `alltoall_base` of flat copies. Tensors of a collective must be
 contiguous: NCCL refuses others, and gloo carries what lies between.
 

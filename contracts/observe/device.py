@@ -73,7 +73,7 @@ def of(place: torch.device) -> Device | None:
 
 
 class Place(NamedTuple):
-    """Where in the arena something lies: the number of a chunk, the first place and how many."""
+    """A place in the arena: the number of a chunk, the first place and how many."""
 
     chunk: int
     at: int

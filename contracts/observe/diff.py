@@ -21,7 +21,7 @@ EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16"
 UNITS = 64.0
 """Roundings of the whole tensor that the floor allows in the first step; eight times as many in each later one."""
 OF_AN_UPDATE = 0.02
-"""The part of an update that the floor allows: Adam divides by a root, so an element whose gradient is rounding alone
+"""The part of an update that the floor allows: Adam divides by a root, so an element whose gradient is only rounding
 moves as far as any other. `--repeat` measures it instead."""
 FLIPS, FLIPS_OF_ALL = 2, 0.01
 """Choices of experts that rounding may decide otherwise, at least and as a part of all: scores that tie but for it."""

@@ -153,7 +153,7 @@ class Merged:
         return {name: _whole(name, found) for name, found in by_name.items()}
 
     def rows(self, step: int, *, ids: bool = False) -> Counter[int]:
-        """How often each row of a batch is consumed in a step, by its ids alone where a pipeline is compared, of which
+        """How often each row of a batch is consumed in a step, by its ids only where a pipeline is compared, of which
         each stage is given something else. Ranks of one replica count once."""
         consumed = [line for _, line in self.inputs(step) if line["rows"]]
         return Counter(row for line in consumed for row in (_ids(line) if ids else line["rows"]))

@@ -1,5 +1,5 @@
-"""Where a stack that shards plain tensors keeps what: Megatron-Core's layers and buffers, the flat parameters of FSDP1
-and of DeepSpeed's ZeRO.
+"""The places in which a stack that shards plain tensors keeps them: Megatron-Core's layers and buffers, the flat
+parameters of FSDP1 and of DeepSpeed's ZeRO.
 
 A reader is asked about a root module once, and then about each tensor; it issues no collective and imports no stack: a
 module of such a stack is there because the script imported it.
@@ -53,7 +53,7 @@ def reader_of(root: nn.Module) -> Reader | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Place:
-    """Where a parameter's local part lies: in which shape, and whether this rank is the first that holds it."""
+    """The place of a parameter's local part: in which shape, and whether this rank is the first that holds it."""
 
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]

@@ -1235,11 +1235,11 @@ def _tensors(given: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
 
 
 def _rows(tensors: Mapping[str, Tensor], later: bool) -> tuple[Tensor | None, Tensor | None, tuple[int, ...]]:
-    """A number for each row of a batch, of its contents alone; one of its ids alone, since the first stage of a
-    pipeline may be given no more; and the leading sizes of a batched output. If there are ids alone, both are one.
+    """A number for each row of a batch, of its contents; one of its ids only, since the first stage of a
+    pipeline may be given no more; and the leading sizes of a batched output. If there are only ids, both are one.
 
     A mask of (1 or rows, 1, length, length) beside tensors of that length counts for none: where there is one row,
-    nobody can tell whether the mask is of that row or of all. An attention mask says where a row has padding, which
+    nobody can know whether the mask is of that row or of all. An attention mask says where a row has padding, which
     is none of its contents.
     """
     local = {name: _local(each) for name, each in tensors.items() if each.dim() > 0 and each.numel()}
@@ -1372,7 +1372,7 @@ def _groups(optimizer: Any) -> Iterator[tuple[Any, int, Mapping[str, Any]]]:
 
 
 def _skips(optimizer: Any) -> bool:
-    """Whether a fused optimizer was told by a scaler to leave this step out."""
+    """Whether a scaler made a fused optimizer leave this step out."""
     return bool(getattr(optimizer, "found_inf", None))
 
 
@@ -1433,7 +1433,7 @@ def _replicas(root: nn.Module) -> tuple[int, ...]:
 
 
 def _apart_of(root: nn.Module) -> set[str]:
-    """The names of parameters and buffers that DDP was asked to leave alone."""
+    """The names of parameters and buffers that DDP was asked to ignore."""
     found: Iterable[str] = getattr(root, "parameters_to_ignore", ())
     return {canonical(each) for each in found} if isinstance(root, DistributedDataParallel) else set()
 

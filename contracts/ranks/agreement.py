@@ -259,7 +259,7 @@ def _end(text: str) -> End:
 
 
 def differences(views: Sequence[Mapping[str, object]]) -> list[str]:
-    """Where the ranks' views differ, one line per field: the values and the ranks that hold them."""
+    """The differences of the ranks' views, one line per field: the values and the ranks that hold them."""
     lines = []
     for name in dict.fromkeys(key for view in views for key in view):
         held: dict[str, list[int]] = {}

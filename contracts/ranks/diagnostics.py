@@ -23,7 +23,7 @@ HIDDEN = (
 
 
 def stack(thread: int) -> str:
-    """Where a thread of this process is, as a traceback without the frames of the test runner."""
+    """The place of a thread of this process, as a traceback without the frames of the test runner."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return "(the thread has ended)"
@@ -32,7 +32,7 @@ def stack(thread: int) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Where an exception came from, in the same form."""
+    """The origin of an exception, in the same form."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not _hidden(each.filename)]
     return "".join(traceback.format_list(frames[-FRAMES:])) + f"{type(error).__name__}: {str(error)[:500]}"
 

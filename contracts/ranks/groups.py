@@ -125,7 +125,7 @@ class SessionGroup:
 
     def _device(self) -> torch.device | None:
         """The device that torch binds to the group: with NCCL this rank's, by index, as devices are not renumbered. A
-        staged group may share a device, of which it is not told."""
+        staged group may share a device, which it does not know."""
         import torch
 
         if self.backend == "staged" and (devices := _devices()) > 1:
@@ -137,7 +137,7 @@ class SessionGroup:
         return device
 
     def _words(self) -> str:
-        """What `init_process_group` is told."""
+        """The arguments of `init_process_group`."""
         if self.backend != "staged":
             return "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend
         module, _, function = STAGED.partition(":")
@@ -217,7 +217,7 @@ def _group_sockets(keep: frozenset[int]) -> Iterator[socket.socket]:
     """Duplicates of the connected internet sockets that are younger than the session's own.
 
     gloo has no abort; a rank that waits for another is freed when the connection between them closes. Listening sockets
-    are left alone: gloo's listener ends the process when it is shut down.
+    stay open: gloo's listener ends the process when it is shut down.
     """
     for entry in Path("/proc/self/fd").iterdir():
         try:

@@ -55,7 +55,7 @@ def stand_between(
 
     Args:
         parent: the process whose end is a reason to stop.
-        orders: signals are told by a pipe instead of being sent, so that the copy need not handle any.
+        orders: signals are written to a pipe instead of being sent, so that the copy need not handle any.
         words: a 0 counts only where the copy has said so; what is told where it has not.
         agent: a launcher that is to be ended where the end is red and final; by the guard that `leads`, for which the
             others wait.

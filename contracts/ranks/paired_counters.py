@@ -56,14 +56,14 @@ def counts() -> dict[str, int]:
 
 
 def make_even(generation: int) -> None:
-    """Begin anew, equally on all ranks, where a new process group alone does not: beyond what any has counted to."""
+    """Begin anew, equally on all ranks, where a new process group does not: beyond what any has counted to."""
     for each in COUNTERS:
         if (module := sys.modules.get(each.module)) is not None:
             each.even(module, generation * APART)
 
 
 def uneven(views: list[Mapping[str, int]]) -> list[tuple[int, str]]:
-    """Where ranks have counted differently: the rank that has counted most, and the words."""
+    """The counters in which ranks differ: the rank that has counted most, and the words."""
     found = []
     for what in dict.fromkeys(name for view in views for name in view):
         held = [view.get(what, 0) for view in views]

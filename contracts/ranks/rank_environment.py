@@ -59,7 +59,7 @@ def from_environment(environment: Mapping[str, str]) -> Place | None:
 
     Raises:
         ValueError: names every variable that is missing or is not what torchrun writes. A process that knows of others
-            but not which of them it is would judge alone and be green for all of them.
+            but not which of them it is would judge by itself and be green for all of them.
     """
     if not several(environment):
         return None

@@ -74,7 +74,7 @@ class Moved(NotOffered):
 
 
 MOVED = "moved"
-"""How the protocol tells it, among the kinds of reason."""
+"""How the protocol writes it, among the kinds of reason."""
 
 
 def decline(who: str, reasons: Mapping[Lack, Mapping[str, object]]) -> None:

@@ -102,7 +102,9 @@ def _pieces(spans: Sequence[Span], extents: Sequence[tuple[int, int]], start: in
 
 
 def _disturbed(spans: Sequence[Span], pieces: Iterable[_Piece]) -> list[tuple[int, int]]:
-    """Where compilation, a save or an evaluation interrupted the steps. Waiting for data counts as part of a step."""
+    """The instants at which compilation, a save or an evaluation interrupted the steps. Waiting for data counts as part
+    of a step.
+    """
     no_part = ("compile", "checkpoint", "eval")
     return [
         (piece.start, piece.end)

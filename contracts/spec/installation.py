@@ -15,7 +15,7 @@ from contracts.spec.party import Party
 
 Source = Literal["system", "index", "wheel", "git", "directory", "bundled"]
 """`system`: the host's image or package manager. `index`: a package index. `wheel`: a pre-built file. `git`: a revision
-of a repository. `directory`: a folder, which does not tell its revision. `bundled`: installed by another line of the
+of a repository. `directory`: a folder, which does not show its revision. `bundled`: installed by another line of the
 table."""
 
 Kind = Literal["environment", "torch", "packages", "verify"]

@@ -1,4 +1,4 @@
-"""The variables by which launchers tell a process its rank.
+"""The variables by which launchers give a process its rank.
 
 A command that judges in one process, or starts ranks of its own, has none: left in place they would make it wait for
 others, or change how its ranks are started.

@@ -34,7 +34,7 @@ class Lifecycle(Party, Protocol):
         ...
 
     def triage(self, facts: RunFacts) -> Diagnosis:
-        """Where to look first, from the facts about a run. Raises `Refused` for facts that are impossible together."""
+        """The first place to look, from the facts about a run. Raises `Refused` for contradicting facts."""
         ...
 
     def symptom_row(self, symptom: Symptom) -> Diagnosis:

@@ -7,7 +7,7 @@ arXiv 2603.14360; hyper-connections, arXiv 2512.24880.
 Assumptions, where a recipe leaves it open:
 
 - no biases except the convolution's, dt_bias and those of the hyper-connections; RMSNorm before every block;
-- the convolution of M is 4 wide; R has no convolution, and its heads, state and head_dim are those of `mamba`;
+- the convolution of M is 4 wide; R has no convolution, and its heads, state and head_dim equal `mamba`'s;
 - M is counted as Mamba-2 in both modes. Mamba-3 (author_dp) drops the convolution and adds trap, A and angle
   projections, 1.2 % of the block at NAM56R's sizes. R is the M²RNN block in both modes; nemo_native builds the smaller
   M in its place;

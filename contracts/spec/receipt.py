@@ -79,7 +79,7 @@ class Preflight:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a local rank ran: device index and PCI bus on the node, and the nearest NIC."""
+    """The place of a local rank: device index and PCI bus on the node, and the nearest NIC."""
 
     local_rank: int
     device: int | None = None
@@ -270,7 +270,7 @@ class Work:
     Args:
         tokens: of all ranks over the window, each counted once in every layout.
         parameters: matrix parameters that one token uses, over all stages and shards, without lookup tables.
-        attention_layers: number of attention layers, causal or not; `heads` and `head_dim` are those of the scores.
+        attention_layers: number of attention layers, causal or not; `heads` and `head_dim` belong to the scores.
     """
 
     tokens: int

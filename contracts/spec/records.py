@@ -326,7 +326,7 @@ class Run:
     unfit: tuple[Unfit, ...] = ()
     baseline: Baseline | None = None
     cut_off: bool = False
-    """Whether it did not finish. What came in is told, and the verdict is incomplete, whatever it is."""
+    """Whether it did not finish. The results so far are reported, and the verdict is incomplete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,8 +366,8 @@ Fate = Literal["killed", "survived", "wrong words", "crashed", "void"]
 class Kill:
     """The fate of one mutant: killed with its declared words, survived, or proved nothing.
 
-    `loss` and `norm` say whether the loss or the gradient norm alone would have shown the bug, where the check trained
-    the mutant: "agrees" (it would not), or the two numbers. `seconds` is the time that the judgement took.
+    `loss` and `norm` say whether the loss or the gradient norm by itself would have shown the bug, where the check
+    trained the mutant: "agrees" (it would not), or the two numbers. `seconds` is the time that the judgement took.
     """
 
     mutant: str

@@ -1,4 +1,4 @@
-"""The questions: everything that a check can ask a stack under test. Checks know stacks through this file alone.
+"""The questions: everything that a check can ask a stack under test. Checks know stacks only through this file.
 
 This file has the questions about patterns, names, recipes, the launch and the mesh. The others:
 
@@ -87,7 +87,7 @@ class Stack(Party, Protocol):
     def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
         """Which attention layers are full and which are sparse, when the given A-ranks are sparse.
 
-        An A-rank counts attention layers alone, from 0. Raises `Refused` for an A-rank that is repeated or that the
+        An A-rank counts only attention layers, from 0. Raises `Refused` for an A-rank that is repeated or that the
         pattern does not have.
         """
         ...

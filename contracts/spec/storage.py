@@ -1,4 +1,4 @@
-"""Where state lies: `/proc/self/mountinfo` parsed, links resolved, durable, scratch and receipts kept apart.
+"""The places of state: `/proc/self/mountinfo` parsed, links resolved, durable, scratch and receipts kept apart.
 
 Nothing here reads a disk. A mount table that cannot be parsed is a finding, because a truncated one proves nothing.
 """

@@ -123,7 +123,7 @@ class Execution:
     """How a step is carried out. It may change the time and the memory of a run, and nothing else.
 
     Args:
-        world: ranks of the run; 1 is this process alone, whatever world it belongs to.
+        world: ranks of the run; 1 is this process by itself, whatever world it belongs to.
         fsdp: whether parameters are sharded over data-parallel ranks, in `replicas` copies; otherwise every rank holds
             full parameters.
         compile: which regions are compiled: none, each block, or the whole model.

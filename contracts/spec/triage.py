@@ -1,5 +1,5 @@
-"""Where to look first when a run is stuck, failed or suspicious: the operator's symptom table, and the rules to find
-the row.
+"""The first place to look when a run is stuck, failed or suspicious: the operator's symptom table, and the rules to
+find the row.
 
 The facts are visible from outside, without touching the run: the manifest, the receipt, the logs, the artifacts, the
 ranks that wait. They are examined in this order: stdout comes last, and a rerun never comes first.

@@ -95,7 +95,7 @@ class SeenDevices:
 
 @dataclass(frozen=True, kw_only=True)
 class Strain:
-    """How one rank is made to differ from the others, so that a receipt of one rank alone would be wrong.
+    """How one rank is made to differ from the others, so that a receipt of only one rank would be wrong.
 
     Args:
         held: extra bytes that this rank holds on its training device while it trains.

@@ -1,6 +1,6 @@
 """The wire protocol `rankproof/1`, with which a stack in another process is asked, and the JSON Schema of every line.
 
-A question is one line of JSON and so is an answer. The questions are those of `contracts.spec.stack`; arguments and
+A question is one line of JSON and so is an answer. The questions come from `contracts.spec.stack`; arguments and
 answers have the JSON form of `contracts.spec.codec`. One more question, `hello`, asks for an introduction. Standard
 library only, because the answering side may have nothing else.
 

@@ -1,6 +1,6 @@
 """With calculate_per_token_loss, Megatron-Core 0.17 and 0.18 weigh seq_aux_loss by the tokens of one row of a microbatch.
 
-The same row twice has the mean loss and the number of labels a position of the row alone, and half of its gradient, so
+The same row twice has the mean loss and the number of labels a position of the row only, and half of its gradient, so
 the loss weighs less the more rows are in a microbatch (PR 5798). Exit code 0: the fault is there.
 """
 import sys

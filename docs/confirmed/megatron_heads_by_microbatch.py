@@ -1,7 +1,7 @@
 """The loss of prediction heads is a mean over microbatches of means over their own labels: another cut is another loss.
 
 Two rows, of which the second has a label for the model and none for the head. In two microbatches the loss of the head
-is told as half (up to 0.16 as NaN), and from 0.17 on its gradient is 8/9 (issue 7452). Exit code 0: the fault is there.
+is reported as half (up to 0.16 as NaN), and from 0.17 on its gradient is 8/9 (issue 7452). Exit code 0: the fault is there.
 """
 import contextlib
 import sys

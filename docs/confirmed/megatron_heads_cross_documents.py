@@ -1,6 +1,6 @@
 """If only the attention mask tells documents apart, a head of multi-token prediction learns the next document.
 
-Two documents of four tokens; the only label that counts is that of the first token of the second. One position earlier
+Two documents of four tokens; the only label that counts belongs to the first token of the second. One position earlier
 the head of the first document predicts it. Run with an interpreter that has megatron-core. Exit code 0: the fault is
 there.
 """

@@ -252,7 +252,7 @@ def sizes_of(recipe: Recipe) -> list[int]:
 
 
 def nearest(got: Tensor, candidates: Mapping[str, Tensor]) -> str:
-    """The candidate that it equals within 1e-4; the others are 1e-2 away at least, so that one alone can."""
+    """The candidate that it equals within 1e-4; the others are 1e-2 away at least, so that only one can."""
     off = {name: float(((got - each).norm() / each.norm()).detach()) for name, each in candidates.items()}
     close = [name for name, distance in off.items() if distance < 1e-4]
     assert all(distance > 1e-2 for name, distance in off.items() if name not in close), f"cannot be told apart: {off}"

@@ -35,7 +35,7 @@ def _needs(mutant: Mutant) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="session")
 def table(reference: Party) -> list[Party]:
-    """Who helps where Megatron-Core is left alone: the table of its flags."""
+    """Who helps where Megatron-Core is not started: the table of its flags."""
     return [party for _, party in parties.assistants(reference, (), quick=True)]
 
 

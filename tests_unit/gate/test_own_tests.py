@@ -1,4 +1,4 @@
-"""The installed plugin in a project's own pytest: what it leaves alone, and what `parametrize_with_contracts` makes."""
+"""The installed plugin in a project's own pytest: what it leaves as it is, and `parametrize_with_contracts`."""
 
 import subprocess
 import sys

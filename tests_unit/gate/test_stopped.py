@@ -82,7 +82,7 @@ def until(
 
 
 class Started:
-    """A command in `folder`, whose processes can be told by a mark."""
+    """A command in `folder`, whose processes have a mark."""
 
     def __init__(self, folder: Path, *command: object) -> None:
         self.folder, self.mark = folder, uuid.uuid4().hex

@@ -270,7 +270,7 @@ def test_a_run_that_torchrun_restarts_has_a_trace_of_its_own(tmp_path: Path) -> 
 
 
 def test_a_script_is_not_changed_by_being_observed(tmp_path: Path) -> None:
-    """Dropout, recomputation, keyword inputs: the numbers are those of the script alone, each output counts once."""
+    """Dropout, recomputation, keyword inputs: the numbers are the script's own, each output counts once."""
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\nfrom torch import nn\nfrom torch.utils.checkpoint import checkpoint\n"

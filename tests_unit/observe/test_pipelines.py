@@ -57,8 +57,8 @@ TOLD = (
 
 @pytest.mark.parametrize("layout", LEGAL)
 def test_a_correct_pipeline_equals_one_rank_and_violates_nothing(one: Path, tmp_path: Path, layout: str) -> None:
-    """Its microbatches are told, which a schedule that cuts backward passes, or has several stages a rank, has all the
-    same."""
+    """Its microbatches are declared, which a schedule that cuts backward passes, or has several stages a rank, has all
+    the same."""
     ranks, words = LEGAL[layout]
     trace = _observed(tmp_path, ranks, words, TOLD)
     code, said = _diff(one, trace)

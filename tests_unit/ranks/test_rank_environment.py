@@ -1,4 +1,4 @@
-"""What a process may be given of its rank, and what is refused, because every rank would judge alone and be green."""
+"""A rank's variables that are accepted, and those that are refused, because every rank would judge by itself."""
 
 import os
 import subprocess

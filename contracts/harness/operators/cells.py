@@ -1,5 +1,5 @@
-"""What a change of the reference is put before by its file alone: cases of two ranks where one process cannot see it,
-and the likeliest contracts of one process where nobody has recorded which case executes which line.
+"""The cases before which a change of the reference is put by its file only: cases of two ranks where one process cannot
+see it, and the likeliest contracts of one process where nobody has recorded which case executes which line.
 """
 
 from collections.abc import Mapping

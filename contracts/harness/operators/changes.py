@@ -1,8 +1,9 @@
-"""Where the source of the reference can be changed, by operator: a wrong group, a lost clone, a transposed shard.
+"""The places at which the source of the reference can be changed, by operator: a wrong group, a lost clone, a
+transposed shard.
 
 A change is a span of one file and the text that takes its place. Its id names operator, file, line and column, and
 makes the same change again as long as the file is the same. What is raised, refused, asserted, annotated or formatted
-into words is left alone: a change there is no bug of a training stack. So is what only a CUDA device executes.
+into words is not changed: a change there is no bug of a training stack. So is what only a CUDA device executes.
 """
 
 import ast

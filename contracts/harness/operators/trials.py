@@ -190,8 +190,8 @@ def _hold_unchanged(ranks: int, profile: str) -> None:
 
 
 def _by_ranks(folder: Path, ranks: int, profile: str) -> dict[str, Any]:
-    """The outcome of cases on ranks that import the package from a folder, if one lies there. What was not reached in
-    time tells nothing.
+    """The outcome of cases on ranks that import the package from a folder, if one lies there. A change that was not
+    reached in time says nothing.
     """
     report = folder / hashlib.sha256(profile.encode()).hexdigest()[:12]
     words = python("-m", "contracts.harness.cli", "check", "--ranks", str(ranks), "--profile", profile,

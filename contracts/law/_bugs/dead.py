@@ -19,7 +19,7 @@ class StandsStill(Reference):
 
 
 class LearnsNothing(Reference):
-    """Every gradient is 0, as after a detached loss: decay alone moves weights."""
+    """Every gradient is 0, as after a detached loss: only decay moves weights."""
 
     def trainer_of(self, execution: Execution) -> type[Trainer]:
         kind = super().trainer_of(execution)

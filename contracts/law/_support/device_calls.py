@@ -151,7 +151,7 @@ def _steer(x_BTD: Tensor, moe: Moe, routes: Routes) -> None:
 def rerouted(call: BlockCall, spread: str) -> BlockCall:
     """A call of `call_of` with its tokens sent otherwise: what `call_of` makes of that spread, and nothing drawn again.
 
-    At true size the weights alone are 110 million numbers.
+    At true size the weights by themselves are 110 million numbers.
     """
     assert call.recipe.moe is not None
     x_BTD = instruments.numerics.tensor(call.x).clone()

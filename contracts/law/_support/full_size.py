@@ -79,7 +79,7 @@ class Stack(Rehearsing, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """An execution, and the groups of rank 0 in it, worked out by hand; (0,) where it is alone.
+    """An execution, and the groups of rank 0 in it, worked out by hand; (0,) if it is the only one.
 
     Args:
         shard, expert_shard: over which ranks dense parameters, and experts, are cut or reduced.

@@ -1,7 +1,7 @@
 """What the checks on checkpoints of several ranks share: a recipe, layouts that save and load it, and a common verdict.
 
-A rank that fails alone leaves the others in the next collective. All ranks therefore learn what one rank found before
-any of them asserts.
+A rank that fails by itself leaves the others in the next collective. All ranks therefore learn what one rank found
+before any of them asserts.
 """
 
 from dataclasses import replace
@@ -62,7 +62,7 @@ EP4_BORROWED = Execution(
 
 
 def save_folder(at: Path, execution: Execution) -> Path:
-    """Where a run saves: single-rank runs each in their own folder, runs of several ranks in one."""
+    """The folder of a run's saves: single-rank runs each in their own folder, runs of several ranks in one."""
     own = at / f"{layout_name(execution)}-{here().rank if execution.world == 1 else 'all'}"
     own.mkdir(exist_ok=True, parents=True)
     return own

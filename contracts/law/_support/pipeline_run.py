@@ -1,6 +1,7 @@
 """What the checks on pipelines share: models cut into stages, and how they run.
 
-The oracle is the same stack on one rank, which every rank runs alone, with the same whole weights and whole batches.
+The oracle is the same stack on one rank, which every rank runs by itself, with the same whole weights and whole
+batches.
 """
 
 from dataclasses import replace

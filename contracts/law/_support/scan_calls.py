@@ -251,7 +251,7 @@ def keeps_documents_apart(stack: Blocks, case: ScanCase) -> None:
 
 
 def gives_each_document_what_it_gets_alone(stack: Blocks, case: ScanCase) -> None:
-    """Each document has the output and gradient by x that it has alone in a row; the last one has its state, too."""
+    """Each document has the output and gradient by x of a row of its own; the last one has its state, too."""
     import torch
 
     numerics, inputs = instruments.numerics, drawn_inputs(stack, case)

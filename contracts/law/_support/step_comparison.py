@@ -1,7 +1,7 @@
 """The comparison of a step on several ranks with the step of the same stack on one rank.
 
-Every comparison answers in words: first what the loss and the gradient norm alone would show, then what differs, where
-and by how much. The answer is empty where the steps agree.
+Every comparison answers in words: first what the loss and the gradient norm by themselves would show, then what
+differs, where and by how much. The answer is empty where the steps agree.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ STATE = {"weights": "the weight", "optimizer": "the optimizer state", "buffers":
 
 
 def on_one_rank(stack: Training, session: Session) -> Trained:
-    """A run that each rank does alone. It must not save, load, or draw from random generators.
+    """A run that each rank does by itself. It must not save, load, or draw from random generators.
 
     A stack with `recall`, as the gate wraps it, runs it once, and later layouts reuse the answer. Any other stack runs
     it each time.
@@ -135,7 +135,7 @@ def bias_differences(one: Step, many: Step, assignments: int, tolerance: Toleran
 
 
 def update_difference(before: Arrays, got: Arrays, want: Arrays, bound: float) -> str:
-    """Where weights moved differently, by the L2 distance between the movements over the length of the expected one.
+    """The weights that moved differently, by the L2 distance between the movements over the length of the expected one.
 
     L2 only: Adam turns the rounding of a gradient near zero into a full step of either sign, so that single elements
     may be off by two steps in a run without a bug.

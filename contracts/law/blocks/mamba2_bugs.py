@@ -254,7 +254,7 @@ def steps_through_the_padding(scan, self, x, dt, b, c, packing, state):
 
 @broken(Mamba2, "scan", "BLK-04a[packed-with-state]: the gradient of lacks state.ssm", bugs=("SSM-18",))
 def gives_the_initial_state_no_gradient(scan, self, x, dt, b, c, packing, state):
-    """The initial state gets no gradient, so a sequence cut in two trains its second half alone."""
+    """The initial state gets no gradient, so a sequence cut in two trains only its second half."""
     return scan(self, x, dt, b, c, packing, None if state is None else state.detach())
 
 

@@ -47,7 +47,7 @@ def transformer_engine_computes_what_the_block_is_defined_as(stack: Stack, asked
     """With Transformer Engine's modules a block has the output and every gradient of its definition within bfloat16
     error, and the stack reports that Transformer Engine ran.
 
-    The metapackage alone raises an error on import instead of being absent. A bridge that falls back silently is
+    The metapackage by itself raises an error on import instead of being absent. A bridge that falls back silently is
     measured as a kernel that did not run.
     """
     _held(stack, asked, site, "transformer-engine")

@@ -35,7 +35,7 @@ def copies_weights_in_float8(run_block, self, call):
 
 @broken(Reference, "kernel_facts", "BLK-08b[attention]: transformer-engine is installed and cannot be imported")
 def imports_an_empty_metapackage(kernel_facts, self):
-    """`pip install transformer-engine` alone installs a metapackage that raises an error on import."""
+    """`pip install transformer-engine` by itself installs a metapackage that raises an error on import."""
     facts = kernel_facts(self)
     broken = Package(state="broken", words="Found empty transformer-engine meta package installed")
     return replace(facts, packages={**facts.packages, "transformer-engine": broken})

@@ -1,4 +1,4 @@
-"""Where in its data a resumed run continues, and which checkpoints no run may resume from."""
+"""The place in its data at which a resumed run continues, and which checkpoints no run may resume from."""
 
 import re
 import shutil

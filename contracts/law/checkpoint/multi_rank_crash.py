@@ -72,7 +72,8 @@ def one_full_disk_takes_nothing_with_it(stack: Checkpointing, ranks: int, full: 
     """If one rank runs out of disk space in a save, every rank refuses it. The previous checkpoint stays whole and is
     still the latest, no new files are left behind, and once there is space again the step can be saved.
 
-    A rank that continues alone waits for the others in the next step's collective, or believes that the step was saved.
+    A rank that continues by itself waits for the others in the next step's collective, or believes that the step was
+    saved.
     """
     old, new = state(2, SPREAD), state(4, SPREAD)
     with folder() as at:

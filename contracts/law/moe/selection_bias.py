@@ -161,7 +161,7 @@ def _routing_by_token(built: Built) -> Arrays:
 
 
 def _tokens(counts: Sequence[int]) -> Tensor:
-    """Token v as often as `counts` says, in order: of two rows each alone has a different load from both together."""
+    """Token v as often as `counts` says, in order: each of two rows has another load than both together."""
     import torch
 
     return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))

@@ -1,4 +1,6 @@
-"""Where tokens were routed, what counted them, what that does to the choice (OBS-14), and what arrives (OBS-18)."""
+"""The experts to which tokens were routed, what counted them, what that does to the choice (OBS-14), and what arrives
+(OBS-18).
+"""
 
 import itertools
 from collections import Counter

@@ -98,7 +98,7 @@ def a_step_has_the_microbatches_that_were_told(stack: Observing) -> None:
             told.setdefault((rank.rank, step), []).append(line["microbatches"])
     dropped = list(_dropped(merged))
     seen = [*_microbatches(merged, told), *_weights(merged, told), *_whole(merged, told), *dropped]
-    none_of(seen, "no step has several microbatches with labels, and the script told no number of them")
+    none_of(seen, "no step has several microbatches with labels, and the script gave no number of them")
 
 
 def _whole(merged: Merged, told: dict[tuple[int, int], list[int]]) -> Iterator[str]:

@@ -59,7 +59,7 @@ class ReducesEveryMicrobatch(Reference):
 
 @mutant(of="OBS-07", case="one-run", says="labels of microbatch")
 class TakesAMeanOfMeans(Reference):
-    """Counts some labels alone, other numbers of them in each microbatch, and takes the mean of each one's mean."""
+    """Counts only some labels, other numbers of them in each microbatch, and takes the mean of each one's mean."""
 
     edits = {"rows[:, 1:].flatten())": "rows[:, 1:].masked_fill(rows[:, 1:] < 40, -100).flatten())"}
 

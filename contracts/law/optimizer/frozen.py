@@ -122,7 +122,7 @@ def _stays(step: Step, frozen: frozenset[str], moved: dict[str, Tensor]) -> None
 
 
 def _is_trained(step: Step, rows: list[Parameter], moved: dict[str, Tensor], clip: float) -> None:
-    """All that is trained has a gradient and moves, and the norm is that of its gradients."""
+    """All that is trained has a gradient and moves, and the norm equals its gradients'."""
     names = [row.name for row in rows]
     for name in names:
         assert name in step.gradients, f"{name} is trained and has no gradient (step {step.number})"

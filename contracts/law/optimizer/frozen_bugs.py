@@ -77,7 +77,7 @@ def balances_nothing_beside_a_frozen_router(forward, self, x_BTD):
     Trainer, "choose", "OPT-10b[frozen-later]: head.weight is frozen and moved", "OPT-10b[others]: is frozen and moved"
 )
 def keeps_what_is_frozen_in_the_optimizer(choose, self, rates, frozen):
-    """No gradient comes, and the moments that were loaded go on moving it."""
+    """No gradient comes, and the moments that were loaded still move it."""
     every = members(self.model)
     choose(self, rates, frozen)
     self.frozen = frozenset()

@@ -222,7 +222,7 @@ MUON_ALONE = {
     "prediction-heads": (replace(AHEAD, optim=MUON.optim), {(61, 24), (24, 48), (40, 24)}, {(28, 24)}),
 }
 """Shapes worked out by hand: (61, 24) embedding and output projection, (14, 24) router, (32, 4) convolutions; (24, 48)
-and (40, 24) occur in prediction heads alone; the others are matrices of the layers."""
+and (40, 24) occur in prediction heads only; the others are matrices of the layers."""
 
 
 @contract(

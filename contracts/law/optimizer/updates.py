@@ -249,7 +249,7 @@ def unlike_batches(name: str, recipe: Recipe) -> tuple[Tokens, Tokens]:
 
 
 def stale_gradient(stack: Training, session: Session) -> str:
-    """How the second step of a session differs from a run that takes it alone, from the weights of the first."""
+    """How the second step of a session differs from a run that takes only this step, from the weights of the first."""
     both = stack.train(replace(session, observe=frozenset({"gradients", "weights"})))
     alone = replace(session, steps=1, batches=session.batches[1:], weights=both.steps[0].weights)
     (again,) = stack.train(replace(alone, observe=frozenset({"gradients"}))).steps

@@ -132,7 +132,7 @@ class ScalesByDataParallelAlone(_Scaled):
 @broken(ParallelTrainer, "unreduced", "PAR-01g[cp2-dp2]: the gradient of")
 def reduces_over_data_parallel_alone(unreduced, self, name):
     """Gradients are reduced over data-parallel ranks only. If there are none, each context-parallel rank trains
-    alone.
+    by itself.
     """
     group = unreduced(self, name)
     return None if group is None else self.mesh.group("rows")

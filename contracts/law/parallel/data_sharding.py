@@ -101,7 +101,7 @@ UNREADABLE: dict[str, tuple[Execution, int, int]] = {  # the rank whose node has
 def what_one_rank_cannot_read_every_rank_refuses(stack: Training, execution: Execution, blind: int, world: int) -> None:
     """If one rank cannot read the data, every rank refuses the run, with the path, before it takes a step.
 
-    A rank that fails alone leaves the others in their next collective, and what they report is a time-out of the
+    A rank that fails by itself leaves the others in their next collective, and what they report is a time-out of the
     network.
     """
     with shared_folder() as at:

@@ -1,7 +1,7 @@
 """A step on several ranks equals the step on one rank, over the layouts: losses, every gradient, the norm, the weights.
 
-The oracle is the same stack without the parallel axes: each rank runs the step alone (`world` 1, nothing is sent) and
-over all ranks, and compares every tensor by name. In float64 only the layout can make a difference: summation order
+The oracle is the same stack without the parallel axes: each rank runs the step by itself (`world` 1, nothing is sent)
+and over all ranks, and compares every tensor by name. In float64 only the layout can make a difference: summation order
 changes results by 1e-14, and a wrong gradient is off by a visible fraction, not by rounding. Losses and norms show few
 bugs of this kind: stacks have shipped wrong gradients of routers and experts with losses and norms equal to seven
 digits.
@@ -76,7 +76,7 @@ THIRDS = replace(
     mamba=Mamba(heads=6, head_dim=8, state=16, groups=3),
     moe=replace(MANY.moe or Moe(), experts=15, expert_hidden=21, shared_hidden=27),
 )  # fmt: skip
-"""For three ranks: a tree of pairs, a mask of bits and a size that is halved are right for two and four alone."""
+"""For three ranks: a tree of pairs, a mask of bits and a size that is halved are right for two and four only."""
 
 
 def within(execution: Execution, mode: Mode, *, precision: Precision = "float64", microbatches: int = 1) -> Execution:

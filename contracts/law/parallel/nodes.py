@@ -46,7 +46,7 @@ def the_rank_is_that_of_the_world(stack: Training, recipe: Recipe, execution: Ex
 
 @contextmanager
 def _nodes_of(size: int) -> Iterator[None]:
-    """What torchrun tells a rank where each node has this many."""
+    """The variables that torchrun gives a rank if each node has this many."""
     node, local = divmod(here().rank, size)
     said = {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": node}
     before = {name: os.environ.get(name) for name in said}

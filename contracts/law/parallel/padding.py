@@ -150,7 +150,7 @@ ON_RANKS: dict[str, Cell] = {
     "dense-1f1b": cell(HALVES, 2, pp=2, microbatches=4),
 }
 REACH = (7, 16, 0, 0)
-"""Tokens of each row; the second of two ranks, and the last two of four microbatches, have padding alone. Under context
+"""Tokens of each row; the second of two ranks, and the last two of four microbatches, have only padding. Under context
 parallel the second rank has nothing else of the first row either."""
 
 

@@ -1,6 +1,6 @@
 """A step of a transformer with experts, on several ranks and on one: what every stack of this kind can be asked.
 
-The contracts are those of `parallel.layouts`, `moe.expert_parallel`, `parallel.pipeline` and `checkpoint.resharding`,
+The contracts come from `parallel.layouts`, `moe.expert_parallel`, `parallel.pipeline` and `checkpoint.resharding`,
 over recipes of attention and experts in float32, so that they also judge stacks without our other layers; one recipe
 has a scan as well. Losses and norms show few bugs of this kind; the gradients of the first step, by name, show most.
 """

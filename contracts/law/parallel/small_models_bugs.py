@@ -55,7 +55,7 @@ def counts_the_trial_pass(move_biases, self, seen):
 @broken(ParallelTrainer, "unreduced", "PAR-14[cp2-tp2-sp-ep2-etp1]: the gradient of")
 def keeps_experts_of_its_part_of_a_row(unreduced, self, name):
     """Expert gradients are summed over the ranks that read other rows; beside tensor and context parallel, ranks that
-    read other parts of the same rows are forgotten. Either axis alone is right.
+    read other parts of the same rows are forgotten. Either axis by itself is right.
     """
     degrees = self.execution.degrees
     forgotten = degrees.cp > 1 and degrees.tp > 1 and ".experts." in name

@@ -1,8 +1,8 @@
 """Gradient accumulation over microbatches of unequal size and length: one step, in which every label weighs the same.
 
 No whole batch has these microbatches as its parts. On one rank the step is compared with its microbatches, each run
-alone, once for each loss: a microbatch adds its own gradient, weighted by its share of what the loss counts (labels,
-sequences, tokens). Runs on several ranks are then compared with one rank.
+by itself, once for each loss: a microbatch adds its own gradient, weighted by its share of what the loss counts
+(labels, sequences, tokens). Runs on several ranks are then compared with one rank.
 """
 
 from __future__ import annotations

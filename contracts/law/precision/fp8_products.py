@@ -66,7 +66,7 @@ def each_expert_is_quantised_by_itself(stack: Blocks, recipe: Recipe, rows: tupl
 
 
 def _differs(stack: Blocks, call: BlockCall, tolerance: Tolerance) -> str:
-    """Where an E block differs from its definition in FP8, outputs first."""
+    """The differences of an E block from its definition in FP8, outputs first."""
     import torch
 
     numerics, oracle = instruments.numerics, instruments.oracles.low_precision

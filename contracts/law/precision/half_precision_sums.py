@@ -38,7 +38,7 @@ def gradients_of_microbatches_are_added_in_float32(stack: Training, recipe: Reci
     """Under bfloat16, float16 and FP8 the gradients of microbatches are added in float32: a step over four of them has
     the mean of the gradients that each gives by itself, to the accuracy of float32.
 
-    All shares are powers of two, so that each microbatch rounds as it does alone. In bfloat16 a sum of many
+    All shares are powers of two, so that each microbatch rounds as it does by itself. In bfloat16 a sum of many
     microbatches stands still once it is 256 times as large as the next one; in float16 it overflows. Scales of FP8 that
     are kept from the first microbatch give the later ones other gradients.
     """
@@ -97,7 +97,7 @@ def what_a_step_tells_is_not_rounded(stack: Training, recipe: Recipe, rows: Rows
 
     A count in the dtype of the model stands still at 256, and every gradient is divided by it. A norm in that dtype
     moves in steps of half a percent, and another grouping of tensors clips otherwise. Microbatches have equally many
-    labels, and round as they do alone.
+    labels, and round as they do by themselves.
     """
     numerics = instruments.numerics
     weights = large_expert_weights(stack, recipe, "float32")

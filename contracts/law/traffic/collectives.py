@@ -1,7 +1,7 @@
 """The collectives of a step: the same on every member of a group, in the same order, none empty, none too large.
 
 Ranks that issue different collectives hang until a timeout, and the error then names the timeout only. Here the members
-of a group tell each other what they are about to issue, so that a step ends where they differ and the message shows
+of a group send each other what they are about to issue, so that a step ends where they differ and the message shows
 both.
 """
 

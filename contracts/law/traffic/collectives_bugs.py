@@ -208,7 +208,7 @@ def tracks_losses_of_its_own_layers(passes, self, window, counts):
 
 @broken(ShardedMuon, "direction", "TRAF-03[fsdp4-muon]: the weight", bugs=("FSD-07",))
 def orthogonalises_what_it_holds(direction, self, grad, buffer, momentum):
-    """A rank with an empty shard skips the orthogonalisation, so every rank does its own part alone."""
+    """A rank with an empty shard skips the orthogonalisation, so every rank does only its own part."""
     if not isinstance(grad, DTensor):
         return direction(self, grad, buffer, momentum)
     held, kept = local_part(grad), local_part(buffer)

@@ -75,7 +75,7 @@ def reduces_in_bfloat16(fully_shard, *args, **named):
     bugs=("PG-03",),
 )
 def forgets_the_copies(data_mesh, mesh):
-    """HSDP does not reduce over replicas: each replica of the model trains alone."""
+    """HSDP does not reduce over replicas: each replica of the model trains by itself."""
     return None if mesh is None else mesh["shard"]
 
 

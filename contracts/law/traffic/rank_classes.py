@@ -1,8 +1,8 @@
 """What the ranks of a true-size world send each other: the same collectives in a group, and paired pipeline messages.
 Likewise of a small transformer, whose experts get equally many tokens.
 
-Each rank is dry-run alone, and the results are compared. One rank of each class is enough: ranks that differ in some
-coordinate, the first, the last, and each stage.
+Each rank is dry-run by itself, and the results are compared. One rank of each class is enough: ranks that differ in
+some coordinate, the first, the last, and each stage.
 """
 
 from collections.abc import Iterator

@@ -76,7 +76,7 @@ class Package:
     tried: ClassVar[tuple[str, ...]]
     """The versions on which every answer was tried, newest first."""
     limited: ClassVar[Mapping[str, frozenset[str]]] = {}
-    """Version → the questions that were tried on it alone."""
+    """Version → the questions that were tried only on it."""
     can: ClassVar[Abilities | None] = None
     command: ClassVar[str]
     """What makes an environment, with `{}` for the version."""

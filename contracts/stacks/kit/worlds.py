@@ -24,7 +24,7 @@ def live_mesh(build: Callable[[], Mapping[str, Any]], contribution: int) -> Live
     """The groups of this rank on the axes of a mesh, and the sum of `contribution` over each.
 
     Args:
-        build: makes the mesh; axis → its one-dimensional `DeviceMesh`, None where this rank is alone on the axis.
+        build: makes the mesh; axis → its one-dimensional `DeviceMesh`, None if this rank is the only one on the axis.
 
     Nothing of the stack closes a mesh, so `after` is None; what was made is destroyed before the next question.
     """

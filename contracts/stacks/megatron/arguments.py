@@ -41,7 +41,7 @@ Values = dict[str, str]
 
 @dataclass(kw_only=True)
 class Outcome:
-    """Where one run of the parser stopped, and the fields it ended with, as text.
+    """The stage at which one run of the parser stopped, and the fields it ended with, as text.
 
     `touched`: whether validation asked the fake device. `warned`: what rank 0 is warned of; any other rank is not.
     """

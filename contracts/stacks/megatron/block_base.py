@@ -13,7 +13,7 @@ from contracts.stacks.megatron.model import Plan, config_of
 from contracts.stacks.megatron.weight_mapping import block_pieces, ours_of, theirs_of
 
 THEIRS = "decoder.layers.0."
-"""The prefix of a block's names, as in a model of that layer alone."""
+"""The prefix of a block's names, as in a model of only that layer."""
 
 
 class Block(ABC):

@@ -72,7 +72,7 @@ SHIMS = (
 
 
 def overlapped(config: Any, chunks: list[Any]) -> None:
-    """Have the schedules reduce and gather as the training script tells them to.
+    """Have the schedules reduce and gather as the training script asks.
 
     Its first step gathers nothing: weights are equal before it.
     """

@@ -77,7 +77,7 @@ class MambaBlock(Block):
             out: Tensor = self.layer.mixer(self.layer.norm(x_BTD.transpose(0, 1)))[0]
             return out.transpose(0, 1)
         if "packed_seq_params" not in inspect.signature(self.layer.mixer.forward).parameters:
-            raise NotOffered("Megatron-Core: up to January 2026 its mixer is told of no packed rows", "stack")
+            raise NotOffered("Megatron-Core: up to January 2026 its mixer gets no packed rows", "stack")
         rows, length = documents_BT.shape
         beyond = int(documents_BT.max()) + 1
         seq_idx = (documents_BT + beyond * torch.arange(rows)[:, None]).reshape(1, -1).int()

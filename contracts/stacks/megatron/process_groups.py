@@ -1,4 +1,4 @@
-"""Megatron's process groups on live ranks, over the existing default group or over one of this process alone."""
+"""Megatron's process groups on live ranks, over the existing default group or over one of this process only."""
 
 import contextlib
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def _total(group: Any, contribution: int) -> int:
 
 @contextlib.contextmanager
 def parallel(degrees: Degrees, world: int, *, virtual: int | None = None, copies: int = 1) -> Iterator[None]:
-    """Megatron's groups over the first `world` ranks; over this process alone if `world` is 1.
+    """Megatron's groups over the first `world` ranks; over this process only if `world` is 1.
 
     Args:
         virtual: chunks of the model on one rank. copies: of sharded parameters.
@@ -125,7 +125,7 @@ def _replaced(owner: Any, name: str, put: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _default_group(world: int) -> Iterator[None]:
-    """A default group of `world` ranks: the existing one, or one of this process alone."""
+    """A default group of `world` ranks: the existing one, or one of this process only."""
     if not dist.is_initialized():
         dist.init_process_group(
             "gloo",
@@ -146,12 +146,12 @@ def _default_group(world: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """A default group of this process alone, inside a world of several.
+    """A default group of this process only, inside a world of several.
 
     Megatron asks torch for the number of ranks, and torch has no public way to switch worlds. So the default group is
     replaced with `_update_default_pg`, which torch 2.1 to 2.13 has. `group_count` gives names to groups, and must be
-    equal on all ranks afterwards, even if only some were alone. `pg_group_ranks` maps ranks of the world to ranks of a
-    group; in a world of one this rank is 0, and torch's checkpoints look it up. Only this function uses the three.
+    equal on all ranks afterwards, even if only some had such a group. `pg_group_ranks` maps ranks of the world to ranks
+    of a group; in a world of one this rank is 0, and torch's checkpoints look it up. Only this function uses the three.
     """
     everybody, inner = dist.group.WORLD, dist.distributed_c10d
     own = dist.new_group([dist.get_rank()], use_local_synchronization=True)

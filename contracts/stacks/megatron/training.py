@@ -226,7 +226,7 @@ class Trainer:
             return validated(self, batches, _token_losses)
 
     def passed(self, batch: Tokens, backward: bool) -> Pass:
-        """One batch forward and backward; the logits are those of the output layer."""
+        """One batch forward and backward; the logits come from the output layer."""
         (chunk,) = self.bare
         logits: list[Tensor] = []  # copies, because its cross entropy overwrites them
         hook = chunk.output_layer.register_forward_hook(lambda *told: logits.append(told[2][0].detach().clone()))

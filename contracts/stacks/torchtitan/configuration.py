@@ -190,7 +190,7 @@ def _apart(recipe: Recipe, rates: Mapping[str, float]) -> Iterator[tuple[str, fl
 
 
 def _layouts(names: Sequence[str]) -> dict[str, Any]:
-    """Where DistMuon computes what it moves: each matrix on one rank, experts on those that have them."""
+    """The rank on which DistMuon computes an update: each matrix on one rank, experts on those that have them."""
     from torch.distributed.tensor import Shard
     from torchtitan.distributed.flex_shard import BucketConfig, ComputeLayout, Owned
 

@@ -63,7 +63,7 @@ class Seen(Logged, Configurable):  # type: ignore[misc]
 
 
 class Observed(RecordsGradients, Trainer):  # type: ignore[misc]
-    """Its trainer, in a world that is initialised. A process alone gets degrees of its own."""
+    """Its trainer, in a world that is initialised. A single process gets degrees of its own."""
 
     def init_distributed(self) -> ParallelDims:
         parallelism = self.config.parallelism

@@ -15,7 +15,7 @@ from contracts.stacks.torchtitan import symbols
 
 
 class Alone(ParallelDims):  # type: ignore[misc]  # torchtitan is not installed where types are checked
-    """The degrees of one process alone, whatever its world: no mesh is built, and nothing is sent."""
+    """The degrees of a single process, whatever its world: no mesh is built, and nothing is sent."""
 
     def build_mesh(self) -> Any:
         raise AssertionError("a process by itself has no mesh")

@@ -1,4 +1,4 @@
-"""Where torchtitan has what this adapter asks for: one function a symbol, which says since when it is as it is.
+"""The places in torchtitan of what this adapter uses: one function a symbol, which says since when it is as it is.
 
 Main was tried as of b5bcd76 of 21 August 2026.
 """
@@ -132,7 +132,7 @@ def latent_attention(*, inits: dict[str, Any], **named: Any) -> Any:
 
 @functools.cache
 def place_of_experts() -> str:
-    """Where a layer with experts has their matrices, by its names."""
+    """The names under which a layer with experts has their matrices."""
     moe = importlib.import_module("torchtitan.models.common.moe")
     return "routed_experts.inner_experts" if hasattr(moe, "RoutedExperts") else "experts"
 

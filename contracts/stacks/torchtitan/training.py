@@ -100,7 +100,7 @@ class Run(runs.Run):
         return tuple(self.trainer.optimizers)
 
     def everywhere(self, mine: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The tensors of the ranks of this pipeline, first stage first; without a pipeline, this rank's alone."""
+        """The tensors of the ranks of this pipeline, first stage first; without a pipeline, only this rank's."""
         mesh = self.trainer.parallel_dims.get_optional_mesh("pp")
         if mesh is None:
             return mine
@@ -246,7 +246,7 @@ def run_model(
 
 
 def train(session: Session, kind: type[Run] = Run) -> Trained:
-    """A session, on one rank of its world or in this process alone."""
+    """A session, on one rank of its world or in this process only."""
     if not session.batches and session.steps:
         raise NotOffered(f"{kind.who}: its data sets need a tokenizer's files; give batches", "case")
     ranks = session.execution.world // (session.execution.degrees.pp * session.execution.degrees.tp)

@@ -361,7 +361,7 @@ def _whole(recipe: Recipe, letters: str, moe: Moe | None) -> Kind:
 
 
 def places(documents_BT: Tensor) -> Tensor:
-    """Each token's place in its document: how transformers is told of packed documents."""
+    """Each token's place in its document: how transformers recognises packed documents."""
     import torch
 
     places_BT = torch.arange(documents_BT.shape[1]).expand_as(documents_BT)

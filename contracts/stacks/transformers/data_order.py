@@ -26,7 +26,7 @@ def samples(recipe: Recipe, step: int, rank: int, dp: int) -> tuple[int, ...]:
 
     Raises:
         Refused: for data that cannot be read.
-        NotOffered: for a step that reaches over the end of an epoch, and for shares that it cannot be told.
+        NotOffered: for a step that reaches over the end of an epoch, and for shares that it cannot be given.
     """
     decline({
         "stack": {

@@ -172,7 +172,7 @@ def config_of(recipe: Recipe, moe: Moe | None) -> Config:
 
 
 def experts_of(moe: Moe) -> dict[str, Any]:
-    """LLaMAMoE as the config has it; sigmoids are those of its router with groups, all of which are chosen."""
+    """LLaMAMoE as the config has it; sigmoids come from its router with groups, all of which are chosen."""
     for problem, there in {
         "the shared expert is a multiple of the routed ones wide": moe.shared_hidden % moe.expert_hidden,
         "a selection bias stands beside sigmoids": moe.selection_bias and moe.score == "softmax",

@@ -30,8 +30,8 @@ def a_malformed_place_ends_the_start(stack: Devices, environment: Mapping[str, s
     """A training process with a malformed RANK or WORLD_SIZE takes no step, names the variable, and ends with an exit
     code other than 0. Malformed means: RANK is no number or not below WORLD_SIZE, or only one of the two is set.
 
-    A process that takes what it cannot read for "no launcher" trains alone: eight of them write into one folder, and
-    every log looks right.
+    A process that takes what it cannot read for "no launcher" trains by itself: eight of them write into one folder,
+    and every log looks right.
     """
     with folder() as at:
         recipe = replace(TINY, data=Data(path=_text(at)))

@@ -153,7 +153,7 @@ def an_overlap_is_counted_once(stack: Lifecycle, spans: tuple[Span, ...], wall: 
     for part in PARTS[:-1]:
         alone, covered = sum(kinds == {part} for kinds in at), sum(part in kinds for kinds in at)
         took = found.parts.get(part, 0)
-        assert alone <= took <= covered, f"{part} took {took} ms; it runs for {covered}, alone for {alone}"
+        assert alone <= took <= covered, f"{part} took {took} ms; it runs for {covered}, by itself for {alone}"
 
 
 IMPOSSIBLE: dict[str, tuple[tuple[Span, ...], int, int, str]] = {  # spans, clock, a number the refusal names

@@ -1,4 +1,4 @@
-"""Where to look first: facts of a run that is stuck, failed, slow or odd, and the operator's six symptoms.
+"""The first place to look: facts of a run that is stuck, failed, slow or odd, and the operator's six symptoms.
 
 The layer must match exactly, but a stack words surfaces and fixes as it likes. Its text must name what a person has to
 open or do.

@@ -1,4 +1,4 @@
-"""Where the files lie that a compiled step leaves behind, on every rank."""
+"""The folders in which a compiled step leaves files, on every rank."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where state lies: checkpoints, scratch and receipts in three places, one data volume, and caches of one run each."""
+"""The places of state: checkpoints, scratch and receipts in three places, one data volume, each run's caches."""
 
 from dataclasses import replace
 

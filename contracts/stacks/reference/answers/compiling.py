@@ -114,8 +114,8 @@ class CompilingAnswers(BuiltOfParts):
 
 @functools.cache
 def _libraries() -> str:
-    """Where inductor keeps what the C++ compiler made of a source, by the hash of source and command: a folder for
-    each version of torch and of the compiler, which that hash leaves out."""
+    """The folder in which inductor keeps what the C++ compiler made of a source, by the hash of source and command: a
+    folder for each version of torch and of the compiler, which that hash leaves out."""
     found = shutil.which(os.environ.get("CXX", "g++"))
     said = subprocess.run((found, "--version"), capture_output=True, check=False).stdout if found else b""
     version = hashlib.sha256(metadata.version("torch").encode() + said).hexdigest()[:12]

@@ -53,7 +53,7 @@ def recipe_digest(recipe: Recipe) -> str:
 class Checkpoints(CheckpointFolder):
     """The checkpoints in one folder, of which this process is the only writer (or one rank of it).
 
-    In a running world every rank saves and loads at the same time: each writes what it alone holds, the first one
+    In a running world every rank saves and loads at the same time: each writes what only it holds, the first one
     publishes when all have synced theirs, and each reads what it needs, whoever wrote it.
 
     Args:

@@ -1,6 +1,7 @@
 """Coordination of the ranks that save or load one checkpoint: they refuse, and choose a step, together.
 
-A rank that refuses alone leaves the others waiting in a collective. A rank that chooses alone loads another step.
+A rank that refuses by itself leaves the others waiting in a collective. A rank that chooses by itself loads another
+step.
 """
 
 import warnings

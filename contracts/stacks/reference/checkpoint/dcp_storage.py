@@ -44,7 +44,7 @@ class _Share:
 
 @dataclass(frozen=True)
 class _Stored:
-    """Where one tensor of the plan went, and the files that the rank has written so far."""
+    """The place of one tensor of the plan, and the files that the rank has written so far."""
 
     pieces: tuple[Piece, ...]
     files: Mapping[str, StoredFile]

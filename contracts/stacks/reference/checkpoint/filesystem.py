@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Disk:
-    """A POSIX file system: data is synced before a name points to it, and the name before anyone is told."""
+    """A POSIX file system: data is synced before a name points to it, and the name before anyone is informed."""
 
     def make(self, folder: Path) -> None:
         folder.mkdir(parents=True)

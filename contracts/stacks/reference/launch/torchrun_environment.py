@@ -59,7 +59,7 @@ def _refuse_missing_devices() -> None:
 def execution_of(asked: TrainerArguments, place: Place, device: str) -> Execution:
     """One microbatch is `batch.micro` sequences of one data-parallel rank; parameters are sharded over those ranks.
 
-    With context parallel the layout is the borrowed one, which alone has it; there experts lie on ranks that read
+    With context parallel the layout is the borrowed one, the only one that has it; there experts lie on ranks that read
     other tokens, and ep takes nothing from dp.
     """
     degrees, batch = asked.degrees, asked.recipe.batch

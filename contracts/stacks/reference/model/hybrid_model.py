@@ -1,6 +1,6 @@
 """The whole model: embeddings, layers by the pattern, final norm, output projection, multi-token prediction heads.
 
-Names of parameters are those of spec/blocks.py: `layers.3.norm.weight`, `layers.3.mixer.wq.weight`, `embedding.weight`,
+Names of parameters come from spec/blocks.py: `layers.3.norm.weight`, `layers.3.mixer.wq.weight`, `embedding.weight`,
 `head.weight`. Layers stand in a dictionary by their number in the whole model, so that a pipeline stage that owns some
 of them keeps their names.
 

@@ -123,7 +123,7 @@ def all_reduce_in_place(tensors: Iterable[Tensor], group: Group) -> None:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Runs of tensors of `BUCKET` elements at most; a larger one stands alone."""
+    """Runs of tensors of `BUCKET` elements at most; a larger one is a bucket of its own."""
     found: list[list[Tensor]] = []
     size = 0
     for each in tensors:

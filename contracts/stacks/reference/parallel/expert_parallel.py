@@ -33,7 +33,9 @@ Experts = Callable[[Tensor, Tensor], Tensor]
 
 
 class TokenDispatcher(nn.Module):
-    """The token dispatcher of one layer. A group is None where this rank is alone on its axis. It has no parameters."""
+    """The token dispatcher of one layer. A group is None if this rank is the only one on its axis. It has no
+    parameters.
+    """
 
     def __init__(self, *, ep: Group, etp: Group, sharers: Group) -> None:
         super().__init__()

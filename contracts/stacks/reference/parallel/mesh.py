@@ -1,7 +1,7 @@
 """The live mesh of the reference: the process groups that a rank holds, made in one order and taken down again.
 
 Every rank of the default group makes every call, those for groups it is no member of included. A member set has one
-group, whatever axes share it; the world keeps the group it has, and a rank alone needs none.
+group, whatever axes share it; the world keeps the group it has, and a single rank needs none.
 """
 
 import weakref
@@ -36,7 +36,7 @@ class ProcessMesh:
         self.make()
 
     def make(self) -> None:
-        """Every group of the mesh that is neither the world nor one rank alone, each member set once."""
+        """Every group of the mesh that is neither the world nor a single rank, each member set once."""
         for call in group_calls(self.topology):
             if 1 < len(call.members) < self.topology.world:
                 self._made[call.members] = self.create(call.members, ",".join(call.axes))
@@ -51,7 +51,7 @@ class ProcessMesh:
         return next(group for group in self.topology.groups[axis] if self.rank in group)
 
     def group(self, axis: str) -> Any:
-        """The process group of an axis; None where this rank is alone on it."""
+        """The process group of an axis; None if this rank is the only one on it."""
         members = self.place(axis)
         if len(members) == 1:
             return None
@@ -124,7 +124,7 @@ class TrainingMesh(ProcessMesh):
     def view(self, grid: Mesh, dims: Mapping[str, tuple[str, ...]]) -> Any:
         """A DeviceMesh over this rank's ranks of some axes, from the groups that exist; axes of one rank left out.
 
-        None when this rank is alone on all of them.
+        None if this rank is the only one on all of them.
         """
         from torch.distributed.device_mesh import DeviceMesh
 

@@ -90,7 +90,7 @@ def expert_parallel(model: Model, execution: Execution, mesh: TrainingMesh, part
 
 
 def context_parallel(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
-    """Every part of the model that looks to other tokens of a row is told which ranks have them."""
+    """Every part of the model that looks to other tokens of a row gets the ranks that have them."""
     row = parts.context_parallel(group=mesh.group("cp"))
     for module in model.modules():
         if hasattr(module, "row"):

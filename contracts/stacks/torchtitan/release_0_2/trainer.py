@@ -62,7 +62,7 @@ def _validator(given: Given, **told: Any) -> Any:
 
 
 class Observed(RecordsGradients, Trainer):  # type: ignore[misc]
-    """Its trainer, in a world that is initialised. A process alone gets degrees of its own."""
+    """Its trainer, in a world that is initialised. A single process gets degrees of its own."""
 
     def init_distributed(self) -> ParallelDims:
         given = self.job_config.parallelism

@@ -58,7 +58,7 @@ def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Toke
 
 
 def train(session: Session) -> Trained:
-    """A session, on one rank of its world or in this process alone."""
+    """A session, on one rank of its world or in this process only."""
     return training.train(session, Run)
 
 

@@ -187,7 +187,7 @@ class Indexer(Causal):
     """The lightning indexer: a cheap score of every key for every query, and the keys with the k highest.
 
     It is given no gradient by the block's output, because what it gives is a choice. Nothing else trains it here, so it
-    is frozen: weight decay alone would take it to zero. Scores are float32 at least.
+    is frozen: weight decay by itself would take it to zero. Scores are float32 at least.
     """
 
     def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:

@@ -1,6 +1,6 @@
 """Products in FP8: how tensors are quantised, the three products of a matrix, and which matrices have them.
 
-The definition is that of spec/kernel_selection.py. Factors are rounded to FP8 and multiplied in float32 at least, which
+The definition is in spec/kernel_selection.py. Factors are rounded to FP8 and multiplied in float32 at least, which
 is what the tensor cores do, so this is no imitation of FP8 but FP8 without its speed. Scaling recipes: tensorwise (the
 tensor's own amax), delayed (arXiv 2209.05433: that of the steps before), blockwise (arXiv 2412.19437, section 3.3),
 mxfp8 (OCP MX 1.0; the scale is rounded so that nothing saturates, arXiv 2506.08027).

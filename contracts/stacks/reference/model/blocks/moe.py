@@ -3,7 +3,7 @@
     y = sum over a token's k experts of gate · expert(x), plus shared(x) without a gate
 
 Scores, gates and both sums are float32 under bfloat16. A gate multiplies the output of an expert, not its input.
-Gates are those of Megatron-Core without `--moe-router-pre-softmax`: softmax over the k chosen logits, or the chosen
+Gates equal Megatron-Core's without `--moe-router-pre-softmax`: softmax over the k chosen logits, or the chosen
 sigmoids divided by their sum (arXiv 2412.19437, eq. 12-16), times `route_scale`. For k = 1 either would be 1 and teach
 the router nothing. The gate is then the expert's sigmoid, or its share of the softmax over all experts (arXiv
 2101.03961, eq. 2), as Megatron-Core demands.

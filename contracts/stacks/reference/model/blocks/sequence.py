@@ -1,4 +1,4 @@
-"""Where the tokens of a row are, and what a block asks of those before its own.
+"""The places of a row's tokens, and what a block asks of those before its own.
 
 Attention sees the keys of the whole row; a convolution, a scan and a recurrence continue from what earlier tokens left
 behind. Everything else in a block is about one token and does not ask.
