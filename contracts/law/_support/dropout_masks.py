@@ -1,5 +1,7 @@
 """Steps whose tokens have gradients that only their dropout masks tell apart."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
