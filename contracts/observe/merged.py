@@ -233,10 +233,14 @@ _OF_A_PASS = frozenset(
 
 
 def _kept(lines: Sequence[Line]) -> Iterator[Line]:
-    """Lines without those of passes whose gradients were dropped before an optimizer stepped: those are of no step."""
+    """Lines without those of passes whose gradients were dropped before an optimizer stepped, or that were evaluations:
+    those are of no step. Of a step whose modes were written again, the last count."""
     last = {line["step"]: at for at, line in enumerate(lines) if line["e"] == "dropped"}
+    modes = {line["step"]: at for at, line in enumerate(lines) if line["e"] == "modes"}
+    before = {**dict.fromkeys(_OF_A_PASS, last),
+              "modes": {step: at for step, at in last.items() if modes.get(step, -1) > at}}  # fmt: skip
     return (line for at, line in enumerate(lines)
-            if line["e"] not in _OF_A_PASS or at > last.get(line["step"], -1))  # fmt: skip
+            if line["e"] not in before or at > before[line["e"]].get(line["step"], -1))  # fmt: skip
 
 
 def _consumed(line: Line) -> tuple[Any, ...]:

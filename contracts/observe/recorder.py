@@ -38,7 +38,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 
 from contracts.instruments import traffic
-from contracts.observe import around, consumed, cut, device, phases, placement, routing, source
+from contracts.observe import applied, around, consumed, cut, device, phases, placement, routing, source
 from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
@@ -88,9 +88,8 @@ class Recorder:
         self.flat: set[int] = set()  # parameters of FSDP1
         self._holders: dict[int, tuple[Any, _Place]] = {}
         self._tied: list[tuple[_Place, _Place]] = []
-        self.rank = 0
+        self.rank, self.hears = 0, collectives
         self.replicas: tuple[int, ...] = ()
-        self.hears = collectives
         self.parameters: dict[int, str] = {}
         self.modules: dict[int, str] = {}
         self.depth, self.busy, self.on = 0, False, False
@@ -102,6 +101,7 @@ class Recorder:
         self.tokens: tuple[int, ...] = ()
         self.calls: dict[str, int] = {}
         self.optimizing, self.normed, self.inside_backward = 0, 0, False
+        self.tried: Tensor | None = None  # the first parameter of a root whose passes in this step were evaluations
         self.scheduled = False  # whether a schedule of pipelines runs the roots, their backward passes included
         self.rates: dict[int, float] = {}  # by parameter, as a scheduler set it last
         self.unseen: dict[str, int] = {}
@@ -111,14 +111,14 @@ class Recorder:
         self.routing: list[tuple[str, Any, str]] = []
         self.dispatch = routing.Dispatch()
         self.counted: dict[str, list[float]] = {}  # behind the last backward pass
-        self.recounts = False
-        self.looked_at = 0  # the step whose evaluation was looked at
+        self.recounts, self.looked_at = False, 0  # the step whose evaluation was looked at
         self.early: list[bool] = []  # whether the model was in training mode, of evaluations in front of the first step
         self.buffers: dict[str, str] | None = None  # before the evaluation that is under way
         self.drops, self.evaluates = False, False  # whether it applies dropout; whether all modules evaluate
         self.held: dict[str, Any] | None = None  # buffers before the forward pass that is under way
         self.due = False  # whether they are to be written in this step
         self.epochs = consumed.Epochs()
+        self.sample = applied.Sample()
         self.labels: list[consumed.Labels] = []  # of the backward pass that is under way
         self.updated: dict[tuple[str, str], str] = {}  # bits of the weights behind the latest step, by name and dtype
         self.failed, self.forked, self.mode = "", False, _NO_MODE
@@ -185,6 +185,7 @@ class Recorder:
             time.sleep(0.2)  # without the GIL: such a thread ends the process if it waits until the interpreter ends
         self._undo.clear()
         self.roots, self.optimizers, self.readers, self.routing = [], [], [], []
+        self.sample, self.tried = applied.Sample(), None
         self.phases, self.inside = {}, None
 
     def fails(self, error: Exception) -> None:
@@ -325,16 +326,17 @@ class Recorder:
     def _root_begins(
         self, root: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], training: bool
     ) -> None:
+        if not any(each.device.type != "meta" for each in root.parameters()):
+            return  # a loss module, a metric; a copy without numbers that counts operations
         if not training:
-            if any(True for _ in root.parameters()):
-                self._evaluates(root)
+            self._evaluates(root)
             if self.stepped and self.looked_at != self.step:  # the first of each step
                 self.looked_at, self.buffers = self.step, self._buffers()
                 self.drops, self.evaluates = False, not any(each.training for each in root.modules())
             return
         callers = _callers()
-        if not any(True for _ in root.parameters()) or callers & _TRIED:
-            return  # a loss module, a metric; a pass that a schedule learns shapes from
+        if callers & _TRIED:
+            return  # a pass that a schedule learns shapes from
         given = {**{str(at): each for at, each in enumerate(arguments)}, **named}
         tensors = {name: each for name, each in _tensors(given) if not placement.unknown(each)}
         self.scheduled = bool(callers & _SCHEDULED)
@@ -351,9 +353,21 @@ class Recorder:
             self._write_left(first=True)
         if not self.on:
             return
+        self._ends_trials(root)
         if self.counted and self.counted != self._counters():
             self.recounts = True  # as where a scaler skips a step, which then counts to the next
         self._write_input(root, tensors, later)
+
+    def _ends_trials(self, root: nn.Module) -> None:
+        """Passes in evaluation mode that no backward pass has followed when the root, or what wraps it, begins in
+        training mode are an evaluation that keeps a graph."""
+        first = next(root.parameters())
+        if root.training and not self.backward and self.tried is first:
+            self._add("dropped", step=self.step, microbatches=self.microbatch, backward=0)
+            self.microbatch = 0
+            self._write_modes()
+        evaluates = not root.training and (self.tried is first or not self.microbatch)
+        self.tried = first if evaluates else None
 
     def _evaluates(self, root: nn.Module) -> None:
         if self.step:
@@ -575,14 +589,18 @@ class Recorder:
         self._write_untied()
         for kind in routing.BUFFERS:
             self._write_routing(kind)
-        for number, root in enumerate(self.roots if running else ()):
+        if running:
+            self._write_modes()
+        self.writer.flush()
+        if self.step > self.steps:
+            self._unhook()
+
+    def _write_modes(self) -> None:
+        for number, root in enumerate(self.roots):
             still = [each for each in root.modules() if not each.training]
             modes, matter = (sorted(self.modules[id(each)] for each in them)[:1000]
                              for them in (still, filter(_depends_on_mode, still)))  # fmt: skip
             self._add("modes", step=self.step, evaluating=modes, count=len(still), matter=matter, root=number)
-        self.writer.flush()
-        if self.step > self.steps:
-            self._unhook()
 
     def _begin_weights(self, *roots: nn.Module) -> None:
         """Write what the weights are before a step; those of a root that is called later in it, when it is."""
@@ -662,6 +680,7 @@ class Recorder:
         number, inside = len(self.roots), _wraps(root)
         self.phases.clear()  # what this rank holds first may be others' now
         self.roots.append(root)
+        self.sample.begin()
         reader = reader_of(root)
         self.readers += [reader] if reader else []
         self.rank = dist.get_rank() if dist.is_initialized() else 0
@@ -685,8 +704,8 @@ class Recorder:
                  for each in root.parameters()}  # fmt: skip
         self._add(
             "root", number=number, type=type(root).__name__, replicas=list(_replicas(root)),
-            data=list(reader.data() if reader else _data(root)), apart=sorted(_apart_of(root)),
-            reduces=_reduces(root),
+            data=list(reader.data() if reader else _data(root)), mean=_takes_the_mean(root),
+            apart=sorted(_apart_of(root)), reduces=_reduces(root),
             same=list(reader.same() if reader else _same(root)), sharded=list(_sharded(root)),
             trainable=[name for each in root.parameters() if each.requires_grad for name in names[id(each)]],
             frozen=[name for each in root.parameters() if not each.requires_grad for name in names[id(each)]],
@@ -704,26 +723,29 @@ class Recorder:
         def backward(tensors: Any, *arguments: Any, **named: Any) -> Any:
             outer, self.inside_backward = not self.inside_backward, True  # a mode of torch functions calls it again
             try:
-                if outer and self.on and not self.busy and self.step:
+                first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+                seen = outer and self.on and not self.busy and self.step and not getattr(first, "is_meta", False)
+                if seen:
                     with _Apart(self):
-                        self._before_backward(tensors)
+                        self._before_backward(first)
                 found = before(tensors, *arguments, **named)
-                if outer and self.on and not self.busy and self.step:
+                if seen and self.on:
                     with _Apart(self):  # what a recomputation counts again is in it
                         self.counted = self._counters()
                         self._write_labels()
+                        self.sample.keep((each for _, each in self._every_parameter()), _gradient)
                 return found
             finally:
                 self.inside_backward = not outer
 
         return backward
 
-    def _before_backward(self, tensors: Any) -> None:
+    def _before_backward(self, first: Any) -> None:
         self._ends_inside()
         self._write_waiting()
         self._write_left(first=self.backward == 0)
         self.backward += 1
-        first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+        self.tried = None
         if isinstance(first, Tensor) and first.numel() == 1:
             self._add("loss", step=self.step, backward=self.backward, value=self._number(_local(first)))
 
@@ -847,6 +869,11 @@ class Recorder:
                     pass  # FSDP2 exchanges parameters; their names are those of now
             for each, number, group in groups:
                 held = list(self._group(number, group))
+                for label, one in held:
+                    before = self.sample.kept.get(id(one))
+                    if one.grad is not None and before is not None:
+                        self._add("applied", step=self.step, name=label, before=self._numbers(before),
+                                  gradient=self._numbers(applied.few(one.grad)))  # fmt: skip
                 shown = [(label, one, one.grad) for label, one in held if one.grad is not None]
                 written = iter(self._every("gradient", (id(each), number), shown))
                 names = []
@@ -1065,6 +1092,10 @@ class Recorder:
         """A number as JSON has it; a function that reads it after the step, if it is on a device."""
         found = self._kept(tensor.double() if tensor.is_floating_point() else tensor)
         return (lambda: _number(found()[0])) if callable(found) else _number(found[0])
+
+    def _numbers(self, tensor: Tensor) -> Any:
+        found = self._kept(tensor.double())
+        return (lambda: [*map(_number, found())]) if callable(found) else [*map(_number, found)]
 
     def _add(self, kind: str, /, **more: Any) -> None:
         """Write a line, in its turn."""
@@ -1430,6 +1461,11 @@ def _replicas(root: nn.Module) -> tuple[int, ...]:
     if isinstance(root, DistributedDataParallel) and dist.is_initialized():
         return tuple(dist.get_process_group_ranks(root.process_group))
     return ()
+
+
+def _takes_the_mean(root: nn.Module) -> bool:
+    """Whether DDP reduces gradients itself, and so takes their mean over ranks."""
+    return isinstance(root, DistributedDataParallel) and not root._comm_hooks  # private; torch 2.1 - 2.13
 
 
 def _apart_of(root: nn.Module) -> set[str]:

@@ -24,7 +24,7 @@ from typing import Any
 from contracts.spec import Refusals, refuse
 from contracts.spec.redaction import redact, redact_words, secrets_here
 
-FORMAT, MINOR = "rankproof.trace/2", 2
+FORMAT, MINOR = "rankproof.trace/2", 3
 VERSION = f"{FORMAT}.{MINOR}"
 """A later minor version has further kinds of lines and means the same by the others; another format does not."""
 SKETCH_BYTES = 1024 * 8
@@ -58,6 +58,7 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "dropped": {"step": int, "microbatches": int, "backward": int},
     "left": {"step": int, "names": [str]},
     "clip": {"step": int, "max": float, "norm": float, "partial": bool, "names": [str]},
+    "applied": {"step": int, "name": str, "before": [float], "gradient": [float]},
     "group": {"step": int, "optimizer": str, "number": int, "names": [str], "lr": float, "decay": float,
               "told": (float, None)},
     **dict.fromkeys(("weight", "gradient", "updated"), _TENSOR | {"name": str}),

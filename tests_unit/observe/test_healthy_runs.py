@@ -1,5 +1,6 @@
 """Healthy runs of one rank that train in less usual ways: nothing is violated, and the script is not in the way."""
 
+import copy
 import functools
 import warnings
 from collections import Counter
@@ -401,6 +402,36 @@ def accumulated(reduction: str) -> None:
         optimizer.step()
 
 
+def divided() -> None:
+    """Gradients are divided by the number of microbatches when all are added up, and clipped."""
+    net = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        for text in torch.randint(9, (4, 2, 8)):
+            nn.functional.cross_entropy(net(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).backward()
+        for each in net.parameters():
+            each.grad /= 4
+        nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        optimizer.step()
+
+
+def keeps_a_graph() -> None:
+    """Evaluations keep a graph that nobody goes back through; one is in front of the first step. A copy on the device
+    meta counts the operations of a pass, and has a backward pass."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    for _ in range(3):
+        net.eval()
+        for _ in range(2):
+            net(_rows())
+        copy.deepcopy(net).to("meta")(_rows().to("meta")).sum().backward()
+        net.train()
+        net(_rows()).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def loaded(kind: str) -> None:
     """Epochs of torch's loader: short ones, one batch of which is overfitted, a dataset that holds its rows ten times,
     and rows that are drawn with replacement."""
@@ -429,6 +460,7 @@ RUNS = {
     "routed-resets": lambda: routed(True), "adversarial": adversarial, "averaged": averaged, "frozen": frozen,
     "low-rank": low_rank, "schedule-free": schedule_free, "several": several, "evaluated": evaluated,
     "compiled": compiled, "accumulated-mean": lambda: accumulated("mean"),
+    "divided": divided, "keeps-a-graph": keeps_a_graph,
     "accumulated-sum": lambda: accumulated("sum"), "accumulated-none": lambda: accumulated("none"),
     **{f"loaded-{each}": functools.partial(loaded, each)
        for each in ("epochs", "overfitted", "concatenated", "alike", "replaced")},
@@ -438,6 +470,16 @@ RUNS = {
 @pytest.mark.parametrize("run", RUNS)
 def test_a_healthy_run_is_not_violated(violated: Callable[..., dict[str, str]], run: str) -> None:
     assert violated(RUNS[run]) == {}
+
+
+def test_an_evaluation_that_keeps_a_graph_is_of_no_step(
+    violated: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    assert not violated(keeps_a_graph)
+    merged = Merged(read(tmp_path / "trace"))
+    assert merged.steps == 3
+    assert [sum(merged.rows(step).values()) for step in (1, 2, 3)] == [4, 4, 4]
+    assert [line["evaluating"] for step in (1, 2, 3) for _, line in merged.lines("modes", step)] == [[], [], []]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -258,7 +258,9 @@ def test_a_run_whose_replicas_differ_equals_itself(one: Path, tmp_path: Path) ->
 
     def apart(line: Line, rank: int) -> Iterable[Line]:
         for each in _of_two(line, rank):
-            yield each | ({"bits": f"{each['bits']}{rank}"} if line.get("name") == "1.inner.weight" else {})
+            yield each | (
+                {"bits": f"{each['bits']}{rank}"} if "bits" in line and line.get("name") == "1.inner.weight" else {}
+            )
 
     def off(line: Line, rank: int) -> Iterable[Line]:
         for each in apart(line, rank):

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from contracts.contract import contract
+from contracts.law.observe._scale import NEAR, scale
 from contracts.law.observe._trace import RUN, none_of, observed
 from contracts.observe.merged import Merged
 from contracts.observe.trace import Line, RankTrace
@@ -84,7 +85,8 @@ def _last(clips: list[tuple[RankTrace, Line]]) -> Iterator[tuple[int, int, Line]
 @contract("OBS-07", asks="trace", cases=RUN, source="F19", slow=True)
 def a_step_has_the_microbatches_that_were_told(stack: Observing) -> None:
     """All labels of a step that a cross-entropy counts weigh the same, whichever microbatch they are in, and those of
-    one microbatch do not weigh as much as a whole step. A step that the script declares to have n microbatches
+    one microbatch do not weigh as much as a whole step. If all of a step weigh 1 together, the script does not divide
+    the mean that DDP takes over ranks by their number again. A step that the script declares to have n microbatches
     (`observe.step(microbatches=n)`) has n backward passes, and DDP reduces each of its gradients once. Trial passes,
     whose gradients are dropped before an optimizer steps, do not occur in every step.
 
@@ -97,7 +99,7 @@ def a_step_has_the_microbatches_that_were_told(stack: Observing) -> None:
         for rank, line in merged.lines("told", step):
             told.setdefault((rank.rank, step), []).append(line["microbatches"])
     dropped = list(_dropped(merged))
-    seen = [*_microbatches(merged, told), *_weights(merged, told), *_whole(merged, told), *dropped]
+    seen = [*_microbatches(merged, told), *_weights(merged, told), *_whole(merged, told), *_divided(merged), *dropped]
     none_of(seen, "no step has several microbatches with labels, and the script gave no number of them")
 
 
@@ -117,7 +119,21 @@ def _whole(merged: Merged, told: dict[tuple[int, int], list[int]]) -> Iterator[s
             words = (
                 f"step {step}: the labels of each of {len(found)} microbatches weigh 1 together on rank {number}, as if"
             )
-            yield from [f"{words} it were the whole step: divide its loss by {len(found)}" if all(close) else ""] * once
+            wrong = all(close) and math.isclose(scale(merged, step, number), 1.0, rel_tol=NEAR)
+            yield from [f"{words} it were the whole step: divide its loss by {len(found)}" if wrong else ""] * once
+
+
+def _divided(merged: Merged) -> Iterator[str]:
+    """The mean that DDP takes over ranks, divided by their number again in each step. A loss scale is a weight too."""
+    means = {rank.rank: len(line["replicas"]) for rank, line in merged.lines("root") if line.get("mean")}
+    steps = range(1, merged.steps + 1)
+    for number, ranks in means.items():
+        whole = [math.fsum(float(line["weight"]) * float(line["counted"]) for rank, line in merged.lines("labels", step)
+                           if rank.rank == number) for step in steps]  # fmt: skip
+        if ranks > 1 and len(whole) > 1 and all(math.isclose(each, 1.0, rel_tol=NEAR) for each in whole):
+            again = all(math.isclose(scale(merged, step, number) * ranks, 1.0, rel_tol=NEAR) for step in steps)
+            words = f"in each of {len(whole)} steps, rank {number} divides the mean that DDP takes over {ranks} ranks"
+            yield f"{words} by {ranks}, and its labels weigh 1 together without that" if again else ""
 
 
 def _dropped(merged: Merged) -> Iterator[str]:

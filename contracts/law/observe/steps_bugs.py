@@ -78,6 +78,13 @@ class NeverDividesTheLoss(Reference):
     edits = {"model(rows) / 2": "model(rows)"}
 
 
+@mutant(of="OBS-07", case="one-run", says="divides the mean that DDP takes over 2 ranks by 2, and its labels weigh 1")
+class DividesTheMeanAgain(Reference):
+    """Takes what DDP has reduced for a sum."""
+
+    edits = {CLIP: f"        for each in model.parameters():\n            each.grad.div_(world)\n{CLIP}"}
+
+
 @mutant(of="OBS-08", case="one-run", says="applies the rate 0.001 to embed.weight on rank 0; the scheduler set 0.0005")
 class MakesTheOptimizerAgain(Reference):
     """The schedule sets the rates of an optimizer that was made before."""
