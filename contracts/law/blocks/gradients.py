@@ -6,7 +6,21 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.model_passes import EVERYTHING, WHOLE, batch, drawn_weights, one_pass, tensor
 from contracts.law._support.recipes import DENSE, SMALL_MLA
-from contracts.spec import EXACT, FLOAT64, Array, Mhc, Mode, Moe, Mtp, Parameter, Precision, Recipe, Tokens, Training
+from contracts.spec import (
+    EXACT,
+    FLOAT64,
+    Array,
+    Mhc,
+    Mode,
+    Moe,
+    Mtp,
+    NotOffered,
+    Parameter,
+    Precision,
+    Recipe,
+    Tokens,
+    Training,
+)
 
 _SIGMOID = Moe(
     experts=12, top_k=3, expert_hidden=20, shared_hidden=28, score="sigmoid", selection_bias=True, z_loss=0.01
@@ -136,12 +150,38 @@ RECOMPUTED: dict[str, tuple[Recipe, Mode, Precision]] = {
 }
 
 
+MORE = 1.15
+"""A forward pass is a third of both: all layers once more are a third more, less what lies outside of them."""
 TWICE = {
     "": ("recompute", "experts"),
     "custom-mixers-bf16": ("recompute", "mamba", "recurrent"),
     "latent-streams": ("recompute", "mla"),
     "seven-dense": ("recompute",),
 }
+
+
+@contract("BLK-07e", asks=("initial", "run_model"), cases=RECOMPUTED, needs=TWICE, sheds=("packed",),
+          source="F15; ACK-07; ACK-08")  # fmt: skip
+def recomputed_layers_run_twice(stack: Training, recipe: Recipe, mode: Mode, precision: Precision) -> None:
+    """With recomputation, set by the execution or by the recipe, a forward and backward pass computes at least 15 %
+    more products of matrices than without.
+
+    Recomputation that is asked for and wraps nothing, or every second layer, changes no number: it shows where a step
+    at full size runs out of memory.
+    """
+    weights, tokens = drawn_weights(stack, recipe, mode=mode), batch(recipe)
+    full, found = replace(recipe, recompute="full"), []
+    for asked, recompute in ((recipe, False), (recipe, True), (full, False)):
+        with instruments.work.counted() as work:
+            one_pass(stack, asked, weights, tokens, backward=True, mode=mode, precision=precision, recompute=recompute)
+        found.append(work.operations)
+    if not found[0]:
+        raise NotOffered("it computes in another process, where products are not counted", "adapter")
+    for setter, operations in zip(("the execution", "the recipe"), found[1:], strict=True):
+        times = operations / found[0]
+        assert times >= MORE, (
+            f"recompute set by {setter}: {times:.2f} times the products of a pass that keeps everything"
+        )
 
 
 @contract(

@@ -111,6 +111,27 @@ def recomputes_in_another_precision(branch, self, x_BTD, packing):
     return branch(self, x_BTD.to(torch.bfloat16).to(x_BTD.dtype) if runs else x_BTD, packing)
 
 
+@broken(Model, "run", "BLK-07e[seven-dense]: recompute set by the execution: 1.00 times the products",
+        bugs=("ACK-07",), leanest="")  # fmt: skip
+def keeps_what_it_should_recompute(run, self, layer, x, pack):
+    """Recomputation is asked of a list of layers, which a wrapper has left empty."""
+    return layer(x, pack)
+
+
+@broken(Model, "__init__", "BLK-07e[seven-dense]: recompute set by the recipe: 1.00 times the products")
+def reads_no_recomputation(init, self, recipe, mode, parts):
+    """The recipe's own setting is printed and never read."""
+    init(self, recipe, mode, parts)
+    self.recompute = False
+
+
+@broken(Model, "run", "BLK-07e[seven-dense]: recompute set by the execution: 1.06 times", bugs=("ACK-07",), leanest="")
+def recomputes_every_second_layer(run, self, layer, x, pack):
+    """Half of the layers are wrapped."""
+    odd = list(self.layers.values()).index(layer) % 2
+    return run(self, layer, x, pack) if odd else layer(x, pack)
+
+
 @broken(Router, "count", "BLK-07c[streams-and-depths]: the counter layers.1.counts differs", bugs=("AUX-14",))
 def counts_tokens_again_when_recomputed(count, self, experts_BTK):
     """The forward pass increments load counters, and recomputation runs it twice, so the bias sees twice the load."""
