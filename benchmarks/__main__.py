@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 class Told:
-    """What was measured so far, printed at once and kept in a folder: a run that is cut off leaves what it has."""
+    """The measurements so far, printed at once and kept in a folder: a run that is cut off leaves what it has."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder, self.lines = folder, list[str]()

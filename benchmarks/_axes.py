@@ -71,7 +71,7 @@ class Cpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Torch:
-    """What an interpreter's torch says of itself; `cuda` is the name of the first device, `build` how it was built, and
+    """The facts of an interpreter's torch; `cuda` is the name of the first device, `build` how it was built, and
     `built_for` the release of CUDA, if any."""
 
     python: str
@@ -97,7 +97,7 @@ def cpu(cpuinfo: str | None = None) -> Cpu:
 
 
 def torch_of(python: str) -> Torch | str:
-    """What the torch of an interpreter says of itself, or why there is none. torch is not loaded here."""
+    """The facts of an interpreter's torch, or why there is none. torch is not loaded here."""
     try:
         done = subprocess.run(
             [python, "-W", "ignore", "-c", _LOOK], capture_output=True, text=True, timeout=FACTS_S, check=False

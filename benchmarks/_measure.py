@@ -51,7 +51,7 @@ def timed(
 
 
 def tried(name: str, make: Callable[[], Row]) -> Row:
-    """What `make` measures; where it cannot (a package is missing, a kernel refuses), a row that says why."""
+    """The result of `make`; if it cannot measure (a package is missing, a kernel refuses), a row that says why."""
     try:
         return make()
     except Exception as error:  # a peer may fail in any way, and the others are still measured

@@ -89,12 +89,12 @@ class Meter:
         return Spent(name=name, own=own, children=children, wall=wall, starts=int(starts), of=of)
 
     def pause(self) -> Since:
-        """What was spent until now stays with the item under way; what follows is another's, until `resume`."""
+        """The time until now belongs to the item under way; the time after it is another's, until `resume`."""
         before, self._from = self._from, self._now()
         return tuple(now - then for then, now in zip(before, self._from, strict=True))
 
     def resume(self, name: str, held: Since) -> Spent:
-        """What was spent since `pause` returned `held`; what comes now is the item's again."""
+        """The time since `pause` returned `held`; from now on the time is the item's again."""
         spent = self.item(name)
         self._from = tuple(now - mine for now, mine in zip(self._from, held, strict=True))
         return spent

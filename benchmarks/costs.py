@@ -8,7 +8,7 @@
     python -m benchmarks.costs                              # all of it, an hour
 
 Prints Markdown: the whole, what each family or file takes and, of tests, each kind; the slowest twenty items, and what
-is done again and again. What a sample did not run is counted as the mean of what it ran of that file.
+is done again and again. Items that a sample did not run count as the mean of what it ran of that file.
 `--save FILE` keeps the items as JSON lines; `read FILE` prints their tables again.
 """
 

@@ -5,8 +5,8 @@
     python -m benchmarks.false_alarms --time 600             # what ten minutes allow; the next run continues from there
 
 A drawn stack is `contracts.stacks.rewritten.drawn(seed)`. The cases are of one process, two in three about numbers, on
-every recipe, dtype and layout that contracts have. What was judged is in the journal (`--out`) and, as long as the
-files of the package are the same, is not judged again. The exit code is 1 where a case is violated or broken.
+every recipe, dtype and layout that contracts have. The results are in the journal (`--out`), and cases in it are not
+judged again as long as the files of the package are the same. The exit code is 1 where a case is violated or broken.
 """
 
 import argparse

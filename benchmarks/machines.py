@@ -111,7 +111,7 @@ def _difference(item: Item, plain: Result | None, here: Result | None) -> Differ
 
 
 def share(items: Sequence[Item], turn: int, parts: int) -> tuple[Item, ...]:
-    """What the row whose turn it is judges of the items of its kind, which are shared by so many."""
+    """The items of its kind that the row whose turn it is judges, which are shared by so many."""
     return tuple(items) if len(items) < WORTH_SHARING else tuple(items[turn % parts :: parts])
 
 

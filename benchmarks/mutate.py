@@ -3,8 +3,8 @@
     python -m benchmarks.mutate --tool .venv-mutate/bin/cosmic-ray --of court --count 40 --seed 1
     python -m benchmarks.mutate --tool … --of spec --only pattern --time 600
 
-The court judges, and the spec has the arithmetic that stacks and checks share. What stands in capitals beside tests is
-asked of the reference: the contracts whose ids begin so. The files are changed in a copy, never here. The journal
+The court judges, and the spec has the arithmetic that stacks and checks share. Words in capitals beside tests are
+beginnings of ids: the reference is asked those contracts. The files are changed in a copy, never here. The journal
 (`--out`) lets the next run continue: what was tried of a file stands as long as the file and its tests are the same. A
 survivor is printed with its change. The exit code is 1 where fewer than nine in ten are killed.
 """

@@ -3,11 +3,11 @@
     python -m benchmarks.power [--only OPT-,PAR-]         # one process: three dead stacks, a case of each contract
     python -m benchmarks.power --ranks 2 [--only PAR-]    # a stack that enters no axis, on as many ranks
 
-A comparison of a run with itself holds whatever happens. What a dead stack passes is a finding: power.toml has the
-contracts for which it is argued, stack by stack. An argument about ranks names its witness, a contract that must be
-violated by the same stack on every axis that the argued contract has. The case is the leanest rung of a contract's
-first. Exit code 1 if another contract holds, if one that is argued catches the stack after all, if a witness does not,
-or if a contract is neither violated nor holds.
+A comparison of a run with itself holds whatever happens. Each contract that a dead stack passes is a finding:
+power.toml has the contracts for which it is argued, stack by stack. An argument about ranks names its witness, a
+contract that must be violated by the same stack on every axis that the argued contract has. The case is the leanest
+rung of a contract's first. Exit code 1 if another contract holds, if one that is argued catches the stack after all, if
+a witness does not, or if a contract is neither violated nor holds.
 """
 
 import argparse

@@ -5,12 +5,11 @@
     python -m benchmarks.times --at 2ac6190 --at HEAD   # two commits in turn: before and after, on one machine
     python -m benchmarks.times --dearest reports/test.xml   # only what the last `make test` spent on which files
 
-Each commit is cloned afresh into a scratch folder with environments of its own. What `clone` does not make is made
-before the rows after it, also Megatron-Core's where it can be; a row asked without `clone` also compiles what it
-imports. A row is the time to the first byte, to the first line that shows a result or how far it is, and to the end.
+Each commit is cloned afresh into a scratch folder with environments of its own. Environments that `clone` does not make
+are made before the rows after it, also Megatron-Core's where it can be; a row asked without `clone` also compiles what
+it imports. A row is the time to the first byte, to the first line that shows a result or how far it is, and to the end.
 A command that a commit does not have says so by its exit code, 2; one that misses its target is marked. Behind `test`
-stand the twenty dearest test files.
-Prints Markdown; `--out DIR` also keeps what the commands said.
+stand the twenty dearest test files. Prints Markdown; `--out DIR` also keeps what the commands said.
 """
 
 import argparse

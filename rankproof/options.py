@@ -36,7 +36,9 @@ _FILES = ("deviations", "baseline", "report", "proof")
 
 
 def setting(config: pytest.Config, name: str) -> Any:
-    """What an option says: the command line, or the ini file (a relative file there is relative to it), or None."""
+    """The value of an option: from the command line, or the ini file (a relative file there is relative to it), or
+    None.
+    """
     given = config.getoption(f"rankproof_{name}")
     if name == "stack" and not given:
         given = os.environ.get("RANKPROOF_STACK")

@@ -1,4 +1,4 @@
-"""What torch remembers of the meshes of earlier runs: forgotten where their groups are closed, else kept."""
+"""Torch's caches of the meshes of earlier runs: cleared if their groups are closed, else kept."""
 
 import weakref
 from collections.abc import Iterator

@@ -104,7 +104,7 @@ def _done(command: str, folder: Path, slow: bool) -> tuple[int, str]:
 
 
 def _pattern(line: str, counts: bool) -> str:
-    """What a shown line matches: blanks are alike, … is anything, a number perhaps any number."""
+    """The pattern of a shown line: blanks are alike, … is anything, a number perhaps any number."""
     parts = [re.escape(part) for part in " ".join(line.split()).split("…")]
     pattern = ".*".join(parts)
     return re.sub(r"\d+", lambda _: r"\d+", pattern) if counts else pattern

@@ -1,4 +1,4 @@
-"""What carries the project's former name: records are read, environment variables are refused at once."""
+"""Files and variables with the project's former name: records are read, environment variables are refused at once."""
 
 import subprocess
 from dataclasses import replace

@@ -112,7 +112,7 @@ def _values(text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """What reads, an example that it takes, the errors that it documents, and whether the example is JSON."""
+    """The reader, an example that it takes, the errors that it documents, and whether the example is JSON."""
 
     read: Callable[[str], object]
     example: str

@@ -1,4 +1,4 @@
-"""What the launches of every preset say, as text that is equal on every machine: read its diff as a diff of the launch.
+"""The launches of every preset, as text that is equal on every machine: read its diff as a diff of the launch.
 
 `pytest tests_unit/test_snapshots.py --snapshot-update` writes it anew. A snapshot that no test asks for is red.
 """

@@ -1,4 +1,5 @@
-"""What `mkdocs build` draws from this repository: pages outside of docs/, the contracts, and what is known of packages.
+"""The pages that `mkdocs build` draws from this repository: pages outside of docs/, the contracts, and what is known of
+packages.
 
 Nothing that is made here is committed, and no page of docs/ is written for the site: links are turned on the way.
 """

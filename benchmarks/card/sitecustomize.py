@@ -2,8 +2,8 @@
 
 `RANKPROOF_CARD` is what NVML says: 0 or 1 cards. With 0 nothing else is replaced, and a fork whose parent has asked
 CUDA itself for a device ends at once (a build of torch for CUDA is needed, which keeps account of it). With 1 torch
-sees a card of capability (9, 0) that computes nothing. What touches CUDA, among it autograd and the compiler, takes it
-from every fork that comes after, as on a real card: touching it there is an error.
+sees a card of capability (9, 0) that computes nothing. Code that touches CUDA, among it autograd and the compiler,
+takes it from every fork that comes after, as on a real card: touching it there is an error.
 """
 
 import importlib.abc

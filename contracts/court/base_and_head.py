@@ -1,8 +1,8 @@
 """What a change does: the records of its base and of its head, judged by the same plan.
 
-The verdict is about the change. What both sides violate is counted, so that nothing of it hides the news, and needs no
-declaration. What cannot be judged at the head, or could not at the base where the head is violated, leaves the verdict
-incomplete: an adapter that does not find its way proves nothing about the change.
+The verdict is about the change. Violations of both sides are counted, so that they do not hide new ones, and need no
+declaration. An item that cannot be judged at the head, or is violated there and could not be judged at the base,
+leaves the verdict incomplete: an adapter that does not find its way proves nothing about the change.
 """
 
 import math

@@ -31,9 +31,10 @@ def unlike(earlier: Header, name: str, profile: str, ranks: int, device: str) ->
 
 
 def baseline(earlier: Run, judged: Verdict, of: Header) -> Baseline:
-    """What a run with the header `of` must judge because an earlier run did; `judged` is the verdict on that one.
+    """The items that a run with the header `of` must judge because an earlier run did; `judged` is the verdict on that
+    one.
 
-    What an older suite judged of itself there (`contracts.court.promises`) is asked of no stack.
+    Items of the suite itself in an older record (`contracts.court.promises`) are asked of no stack.
 
     Raises:
         Refused: when the two cannot be compared, or nothing was judged there.
@@ -82,7 +83,7 @@ class Change:
         return f"Compared with {self.of}: {', '.join(f'{len(found)} {word}' for word, found in parts)}"
 
     def told(self, limit: int) -> list[tuple[str, str]]:
-        """What there is of each, in words; what is over the limit is counted."""
+        """The items of each kind, in words; those over the limit are counted."""
         found = (
             ("new", [str(each.item) for each in self.new]),
             ("fixed", list(self.fixed)),

@@ -64,7 +64,7 @@ def masked(words: str) -> str:
 
 @functools.cache
 def _pattern(says: str) -> re.Pattern[str]:
-    """The words as a pattern. What stands after a `*` is taken where it comes first, and no later place is tried: four
+    """The words as a pattern. The text after a `*` is matched at its first place, and no later one is tried: four
     of them took minutes on words that do not fit."""
     first, *rest = ("".join(_WILD.get(each, re.escape(each)) for each in part) for part in says.split("*"))
     return re.compile(first + "".join(rf"(?>[^\n]*?{part})" for part in rest))

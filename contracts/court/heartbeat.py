@@ -23,7 +23,7 @@ _maps: dict[int, mmap.mmap] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """What a process said last: when, what it asks, and until when; `due` is 0 while it asks nothing. Times are
+    """The last message of a process: when, what it asks, and until when; `due` is 0 while it asks nothing. Times are
     `time.monotonic()`, which all processes of a machine share."""
 
     pid: int

@@ -1,8 +1,8 @@
 """Which two features the contracts ask a stack for together, and which three axes of parallelism.
 
-A pair that no case asks for is where two correct halves may go wrong together unseen. What a case needs is read off its
-recipe and its execution (`contracts.spec.needs`), so a new case counts by itself. What a check builds without taking it
-as an argument is not seen: the counts are lower bounds.
+A pair that no case asks for is where two correct halves may go wrong together unseen. The needs of a case are read off
+its recipe and its execution (`contracts.spec.needs`), so a new case counts by itself. A recipe that a check builds
+without taking it as an argument is not seen: the counts are lower bounds.
 """
 
 import itertools

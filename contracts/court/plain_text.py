@@ -3,7 +3,7 @@ for the format they go into.
 
 A stack's name, its errors and its answers may hold anything: colours, NUL, halves of surrogate pairs, `::error::`, a
 Markdown heading, a password, 300 MB. `fit` is applied to all that is recorded, and to a run and its verdict before any
-form is drawn, so a form meets only clean text. What then remains is the format's own: jinja2 and ElementTree escape
+form is drawn, so a form meets only clean text. Only the format's own escaping remains: jinja2 and ElementTree escape
 HTML and XML, `markdown`, `terminal` and `annotation` the rest.
 """
 

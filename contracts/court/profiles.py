@@ -163,7 +163,7 @@ def _claims(law: Law, item: Item, abilities: Abilities) -> bool:
 
 
 def _absence(entry: Contract, name: str, abilities: Abilities | None) -> Absence | None:
-    """What stands against asking a case; None when it can be asked, or nothing is declared."""
+    """The reason against asking a case; None if it can be asked, or nothing is declared."""
     return abilities.absence(entry.features(name), entry.asks) if abilities is not None else None
 
 
@@ -207,7 +207,7 @@ def _words(law: Law, profile: str) -> tuple[str, ...]:
 
 
 def nearest(law: Law, text: str) -> list[str]:
-    """What somebody may have meant: cases of the contract that is named, or else profiles, families and ids."""
+    """The nearest names of a misspelt one: cases of the contract that is named, or else profiles, families and ids."""
     id, bracket, _ = text.partition("[")
     known = {each.lower(): each for each in (*NAMED, *(each.partition("-")[0] for each in law.ids()), *law.ids())}
     found = known.get(id.lower(), "")

@@ -94,7 +94,7 @@ def _kept(command: Sequence[str]) -> Iterator[str]:
 
 
 def law_lines(run: Run, verdict: Verdict, limit: int | None = None) -> list[str]:
-    """What a frozen set of contracts changes: what was added later, is gone, or is reworded since."""
+    """The effect of a frozen set of contracts: those added later, removed or reworded since."""
     plan = run.plan
     if not plan.law:
         return []

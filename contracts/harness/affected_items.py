@@ -32,7 +32,7 @@ class Changed:
 
 
 def changed(of: str) -> Changed:
-    """What `git diff OF` says in the checkout that is judged, or else in the repository of the working directory.
+    """The output of `git diff OF` in the checkout that is judged, or else in the repository of the working directory.
 
     Raises:
         Refused: for what git does not take, and outside a repository.

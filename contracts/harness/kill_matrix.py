@@ -54,7 +54,7 @@ class Surroundings:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a self-test judged: `content` is the SHA-256 of the files of `contracts/`, `only` beginnings of ids."""
+    """The subject of a self-test: `content` is the SHA-256 of the files of `contracts/`, `only` beginnings of ids."""
 
     content: str
     tier: Tier

@@ -152,7 +152,7 @@ class _Count:
 
 
 class _Lines:
-    """The lines of a file as they are written. What an older run left there is another file, and shows nothing."""
+    """The lines of a file as they are written. An older run's record is another file, and is not shown."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._known = file, (-1, -1)

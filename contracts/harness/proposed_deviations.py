@@ -134,7 +134,7 @@ def filled(text: str, declared: tuple[Deviation, ...], results: Iterable[Result]
 
 
 def _wanted(deviation: Deviation, results: list[Result]) -> Mapping[Forgiven, tuple[str, ...]]:
-    """What a deviation forgives where it names no words, and with which selectors: its own where all its cases are
+    """The words that a deviation without any would forgive, and with which selectors: its own where all its cases are
     violated alike."""
     matched = [result for result in results if covers(deviation, result.item)]
     needs = {result.case: needed(result.parts) for result in matched if result.outcome == "violated"}

@@ -25,7 +25,7 @@ KINDS: Mapping[str, type] = {"step": ReportedStep, "memory": RankMemory, "backen
 
 @dataclass(frozen=True, kw_only=True)
 class Telemetry:
-    """What the run wrote, in order; `lost` is the number of lines that could not be read."""
+    """The steps that the run wrote, in order; `lost` is the number of lines that could not be read."""
 
     steps: tuple[ReportedStep, ...] = ()
     memory: tuple[RankMemory, ...] = ()

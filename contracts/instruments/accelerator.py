@@ -55,7 +55,7 @@ def first() -> Card | None:
 
 
 def _of_the_library(which: str) -> Card | None:
-    """What nvidia-ml-py says; None where it is not installed or does not find the card."""
+    """The answer of nvidia-ml-py; None if it is not installed or does not find the card."""
     try:
         import pynvml
     except ImportError:
@@ -71,7 +71,7 @@ def _of_the_library(which: str) -> Card | None:
 
 
 def _of_the_command(which: str) -> Card | None:
-    """What nvidia-smi says; None where it is not there or does not find the card."""
+    """The answer of nvidia-smi; None if it is not there or does not find the card."""
     command = ("nvidia-smi", "-i", which, "--query-gpu=name,compute_cap", "--format=csv,noheader")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_S, check=True)

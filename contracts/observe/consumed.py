@@ -59,7 +59,7 @@ class Labels:
 
 
 def weighed(arguments: Sequence[Any]) -> Labels | None:
-    """What the backward pass of a loss over labels was given (gradient, scores, target, weights of classes, reduction,
+    """The inputs of the backward pass of a loss over labels (gradient, scores, target, weights of classes, reduction,
     the number that is ignored, their weight); None where its labels weigh differently."""
     gradient, scores, target, _, reduction, ignored, total = arguments[:7]
     counts = target != ignored

@@ -61,7 +61,7 @@ def _kernels() -> Any:
 
 
 def of(place: torch.device) -> Device | None:
-    """A device; None if Triton cannot run there, as without a C compiler. What the CPU does without it is slow."""
+    """A device; None if Triton cannot run there, as without a C compiler. Without it the CPU does the work, slowly."""
     try:
         found = Device(place)
         found.ask(torch.zeros(2, device=place), whole((2,)), sketch=True)

@@ -1,6 +1,6 @@
 """Compare two traces: the first tensor that differs, in the order of computation, and by how much over rounding.
 
-A sum in another order rounds otherwise. What that does to a tensor is measured from runs of the reference whose weights
+A sum in another order rounds otherwise. Its effect on a tensor is measured from runs of the reference whose weights
 were moved by one unit in the last place (`--repeat`); without such runs a floor stands in, from the dtype and the
 magnitudes. No error is ever divided by a norm that may be zero.
 """

@@ -70,7 +70,7 @@ class Phase:
 
 
 def signature(shown: Shown) -> list[Any] | None:
-    """What distinguishes tensors from another step's; None if they are none that a phase is for."""
+    """The properties that distinguish tensors from another step's; None if they are none that a phase is for."""
     found = []
     for _, parameter, tensor in shown:
         if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:

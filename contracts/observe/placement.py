@@ -76,7 +76,7 @@ def flat_range(local: Tensor, shape: Sequence[int], start: int) -> Held:
 
 
 def of_flat(piece: Piece, begin: int, end: int) -> tuple[Piece, ...]:
-    """What a range of the flattened local tensor holds of one of its pieces; the range itself is what is then local."""
+    """The part of one of its pieces in a range of the flattened local tensor; the range is then the local tensor."""
     low, high = max(begin, piece.start), min(end, piece.start + piece.numel)
     return tuple(
         Piece(start=box.start + low - begin,

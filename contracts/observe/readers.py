@@ -37,8 +37,8 @@ class Reader(Protocol):
         ...
 
     def parts(self, parameter: Tensor, tensor: Tensor) -> list[tuple[str, Held]] | None:
-        """What `tensor`, a parameter of the model or of its optimizer, or a gradient or moment of it, is part of; None
-        where this reader does not know."""
+        """The whole tensor of which `tensor`, a parameter or a gradient or moment of it, is a part; None if this reader
+        does not know."""
         ...
 
     def renew(self, parameter: Tensor) -> None:

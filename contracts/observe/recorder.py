@@ -926,7 +926,7 @@ class Recorder:
     # tensors
 
     def _parts(self, name: str, parameter: Tensor, tensor: Tensor | None = None) -> list[tuple[str, Held]]:
-        """What this rank holds of a parameter, or of its gradient or state, by name: a flat parameter is several."""
+        """This rank's parts of a parameter, or of its gradient or state, by name: a flat parameter is several."""
         shown = parameter if tensor is None else tensor
         for reader in self.readers:
             parts = reader.parts(parameter, shown)
@@ -963,7 +963,7 @@ class Recorder:
         return [name for name, _ in parts]
 
     def _phase(self, key: tuple[str, bool, Any], shown: phases.Shown, more: Mapping[str, Any]) -> phases.Phase | None:
-        """What writes such tensors in one go; None if they are written one by one."""
+        """The writer of such tensors in one go; None if they are written one by one."""
         of = None if self.readers or self.flat or self.keep or self.full else phases.signature(shown)
         there = self._there(shown[0][2]) if of else None
         if of is None or there is None:
@@ -1113,7 +1113,7 @@ class Recorder:
             each.launch()
 
     def _settle(self) -> None:
-        """Wait for the devices. What waited for them can be written then, and is when they are at work again."""
+        """Wait for the devices. Lines that waited for them can be written then, and are when they are at work again."""
         self._write_waiting()
         for each in filter(None, self.devices.values()):
             each.read()
@@ -1168,7 +1168,7 @@ class Recorder:
 
 
 class _Apart:
-    """What the recorder itself does is not observed, leaves no graph, and does not end the script."""
+    """The recorder's own work is not observed, leaves no graph, and does not end the script."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder, self.graph = recorder, torch.is_grad_enabled()

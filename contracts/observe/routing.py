@@ -71,7 +71,7 @@ class Dispatch:
 
 
 def kept(root: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """What each such buffer of a model is, the module that has it and its name there."""
+    """The kind of each such buffer of a model, the module that has it and its name there."""
     for module in root.modules():
         for name, each in module.named_buffers(recurse=False):
             kind = next((kind for kind, said in BUFFERS.items() if said.fullmatch(name)), None)

@@ -127,7 +127,7 @@ class Writer:
         self.flush()
 
     def leave(self) -> None:
-        """What a fork has of the files goes nowhere: they are its parent's."""
+        """A fork's writes to the files go nowhere: they are its parent's."""
         if self.opened and not self._lines.closed:
             with Path(os.devnull).open("wb") as nowhere:
                 for each in (self._lines, self._sketches):
@@ -232,7 +232,7 @@ class RankTrace:
         return torch.tensor(values, dtype=torch.float64)
 
     def values(self, place: Sequence[int]) -> Any:
-        """What this rank held of a tensor, "local", and the "pieces" of the whole tensor that it is."""
+        """This rank's part of a tensor, "local", and the "pieces" of the whole tensor that it has."""
         import torch
 
         held = b""

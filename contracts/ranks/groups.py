@@ -45,7 +45,7 @@ STAGED = "contracts.instruments.staged_group:backend"
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """What carries the tensors of the ranks, and what is to be said of it."""
+    """The backend that carries the tensors of the ranks, and the words about it."""
 
     name: str
     words: str = ""

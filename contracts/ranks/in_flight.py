@@ -112,7 +112,7 @@ class InFlight:
         self._taken.clear()
 
     def view(self, *, whole: bool = False) -> View:
-        """What to say to the others; `whole` with the groups that are there."""
+        """The message to the others; with `whole`, also the groups that exist."""
         counts = self._counts()
         new = {group: count - self._before.get(group, 0) for group, count in counts.items()}
         return View(

@@ -1,7 +1,7 @@
 """The words of the questions: values and arithmetic, from the standard library only.
 
-`from contracts.spec import Array, Recipe` reaches what most checks and adapters use. What belongs to one subject only
-(receipts, storage, the node, …) is imported from its file.
+`from contracts.spec import Array, Recipe` reaches what most checks and adapters use. Names of one subject only
+(receipts, storage, the node, …) are imported from its file.
 """
 
 from contracts.spec.abilities import FEATURES, Abilities, Absence

@@ -1,6 +1,6 @@
 """Abilities: what a stack can build, declared once as a value, and what a question needs.
 
-Both sides speak in features, the words of `FEATURES`. What a question needs is read off its recipe and its execution
+Both sides speak in features, the words of `FEATURES`. The needs of a question are read off its recipe and its execution
 (`contracts.spec.needs`); nobody writes that down by hand. A stack's `Abilities` name the features that it has. They
 name what it lacks with the reason and whose lack it is: a single feature, or features that it does not have together.
 

@@ -22,7 +22,7 @@ Terms = Mapping[str, int]
 
 
 def refusals(recipe: Recipe, spread: Spread, found: Refusals) -> None:
-    """What nobody counted: other layers than A, E and M, and layers that are cut."""
+    """Layers that nobody counted: other ones than A, E and M, and layers that are cut."""
     options = {"mla": recipe.mla, "dsa": recipe.dsa, "mhc": recipe.mhc, "mtp": recipe.mtp}
     remedy = 'plan with kernels = "fused"'
     for name, value in options.items():

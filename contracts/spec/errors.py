@@ -58,7 +58,7 @@ class NotOffered(Exception):
     """The stack does not answer this question, or not for this input. Every report shows the reason.
 
     Args:
-        lack: the kind of reason (`lacks.LACKS`). What the stack itself or the device lacks is not held against
+        lack: the kind of reason (`lacks.LACKS`). Lacks of the stack itself or of the device do not lower
             coverage; so say "stack" only where no other recipe or adapter could be answered.
     """
 

@@ -55,7 +55,8 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class RunEvent:
-    """What the collector saw: the remote call began, was polled, returned, or failed (a timeout is a failure).
+    """The events that the collector saw: the remote call began, was polled, returned, or failed (a timeout is a
+    failure).
 
     `results` of a call that returned: bench_result, bench_telemetry, backend_identity and the like, by field name.
     """

@@ -8,7 +8,7 @@ from contracts.spec.training import Execution
 
 
 def features(recipe: Recipe, execution: Execution | None = None, *, trains: bool = True) -> frozenset[str]:
-    """What a recipe under an execution needs; `trains` is whether steps are taken.
+    """The features that a recipe under an execution needs; `trains` is whether steps are taken.
 
     The layout is a need only if ep exceeds 1: below, both layouts are the same ranks.
     """

@@ -1,4 +1,4 @@
-"""What a deviations file is filled with from a record, and that what is filled in forgives exactly that record."""
+"""Words that are filled into a deviations file from a record forgive exactly that record."""
 
 import datetime
 import re

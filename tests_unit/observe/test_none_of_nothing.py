@@ -177,7 +177,7 @@ def test_every_contract_about_a_trace_is_here() -> None:
 
 @pytest.mark.parametrize("id", SUBJECTS)
 def test_a_contract_that_compared_nothing_does_not_hold(one: Path, tmp_path: Path, id: str) -> None:
-    """What holds in a run does not hold without what it is about, and not in an empty trace."""
+    """A contract that holds in a run does not hold without its subject, nor in an empty trace."""
     _judge(id, one, tmp_path / "whole", lambda line, rank: [line])
     for number, edit in enumerate((*(_without(*kinds) for kinds in SUBJECTS[id]), _empty)):
         with pytest.raises((NotOffered, AssertionError)) as said:

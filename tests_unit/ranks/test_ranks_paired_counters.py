@@ -1,4 +1,4 @@
-"""What torch pairs ranks by and each process counts for itself: the test that leaves it uneven is red, and no other."""
+"""Counters by which torch pairs ranks: the test that leaves them uneven is red, and no other."""
 
 import json
 import subprocess

@@ -146,7 +146,7 @@ def _read(party: Any, text: bytes | None) -> tuple[Receipt | bytes | None, str |
 
 
 def _identity(receipt: Receipt) -> RunIdentity:
-    """What a receipt says of its run. What it does not say cannot differ; `compare` is strict about that."""
+    """The facts that a receipt has of its run. A fact that it lacks cannot differ; `compare` is strict about that."""
     lane, provenance = receipt.lane, receipt.provenance
     components = [f"{c.name} {c.version} {c.build or ''}".strip() for c in provenance.components]
     return RunIdentity(

@@ -147,7 +147,7 @@ def _explained(contract: Contract, only: str) -> None:
 
 
 def _mutants(contract: Contract) -> None:
-    """What of the reference they change, then what each is and says."""
+    """The functions of the reference that they change, then each mutant and its words."""
     read_mutants([contract.id])
     mutants, guarded = LAW.mutants_of(contract.id), places.guarded(contract)
     click.echo(f"\n{_number(len(mutants), 'mutant')} that it must catch")

@@ -83,7 +83,7 @@ def _recorded(path: Path, page: Path | None, earlier: Path | None) -> Recorded:
 @click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
 def merge(runs: tuple[Path, ...], folder: Path, verbose: bool) -> None:
-    """Make one record of those of `check --shard`, and print its verdict. What no share judged is not run."""
+    """Make one record of those of `check --shard`, and print its verdict. Items that no share judged are not run."""
     whole = shards.merged([record.load(path)[0] for path in runs])
     judged = verdict(whole, today())
     record.make_folder(folder, renderings.FILES)

@@ -105,7 +105,7 @@ def content() -> str:
 def basis(id: str) -> str:
     """The same over what decides it for one contract: of the checks its own file, and those that are imported there.
 
-    What was found with it holds as long as it is the same, whatever is added to the law.
+    Results found with it are valid as long as it is the same, whatever is added to the law.
     """
     from contracts.contract import LAW
 

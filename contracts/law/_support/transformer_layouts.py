@@ -94,7 +94,7 @@ HALF: dict[str, Cell] = {
 
 
 def needs_of(cells: Mapping[str, Cell]) -> dict[str, tuple[str, ...]]:
-    """What each layout is about: experts, and the scan or the prediction heads where there are some."""
+    """The features that each layout is about: experts, and the scan or the prediction heads where there are some."""
     hybrid, ahead = ("experts", "mamba"), ("experts", "prediction-heads")
     about = ((DENSE, ()), (PLAIN, ()), (H, hybrid), (MUON_HYBRID, hybrid), (AHEAD_EXPERTS, ahead))
     return {

@@ -102,7 +102,7 @@ def every_layer_drops(stack: Training, recipe: Recipe, place: str, mode: Mode = 
     """Dropout acts on what a layer adds, of whatever kind it is, between hyper-connections and in prediction heads: if
     all other layers add nothing, it changes the logits of every token.
 
-    What a layer adds is dropped in as many places as there are ways to add it, and one that was forgotten trains as if
+    Each way to add a layer's output has its own dropout, and one that was forgotten trains as if
     the recipe had no dropout.
     """
     given = instruments.fixtures.weights(

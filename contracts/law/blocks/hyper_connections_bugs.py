@@ -84,7 +84,7 @@ def mixes_by_rank(mixing, self, logits_BTNN):
 
 
 def _rounded(value):
-    """What bfloat16 leaves of a value; one in float64 is nobody's under autocast."""
+    """A value rounded to bfloat16; autocast does not touch one in float64."""
     return value if value.dtype == torch.float64 else value.bfloat16().to(value.dtype)
 
 

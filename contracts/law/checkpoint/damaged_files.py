@@ -59,7 +59,7 @@ DIGITS = 16  # of a file, each altered alone; evenly spread, since what nothing 
 
 
 def _damaged(content: bytes, other: bytes, damage: Damage) -> list[bytes | None]:
-    """What a file holds after each damage; None where it is gone."""
+    """The content of a file after each damage; None if it is gone."""
     if damage == "altered in one digit":
         places = [place for place, byte in enumerate(content) if byte in b"0123456789"]
         return [_altered(content, place, 1) for place in places[:: max(1, len(places) // DIGITS)]]

@@ -165,7 +165,7 @@ def the_command_goes_on_where_it_was_left(stack: Devices, saved: bool) -> None:
     """If the training command loads from the folder that it saves to, each restart takes only the steps that are left.
     If it is to load and there is no checkpoint, it takes no step and ends with an exit code other than 0.
 
-    What resumes a run is mostly a script that starts the same command again. One that begins at step 1 writes over the
+    Runs are mostly resumed by a script that starts the same command again. One that begins at step 1 writes over the
     checkpoints that it did not find.
     """
     with folder() as at:

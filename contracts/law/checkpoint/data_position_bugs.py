@@ -28,7 +28,7 @@ class _Skipping(DataOrder):
 
 @derived("CKPT-01f[resumed-in-the-second-and-third]: the samples are", bugs=("RSM-25",))
 class SkipsInEveryEpoch(Trainer):
-    """What a resume skips in its epoch is skipped in every later epoch too."""
+    """Sequences that a resume skips in its epoch are skipped in every later epoch too."""
 
     data_order_class = _Skipping
 

@@ -29,8 +29,8 @@ def an_export_has_the_dtype_that_was_asked_for(stack: Checkpointing, dtype: Elem
     """Every weight of an export has the dtype that was asked for, whatever dtype training held it in, and its values
     are rounded once. Whole numbers keep dtype and value.
 
-    What skips the conversion where float32 is asked for leaves bfloat16 as it is, and who reads the files as float32
-    takes two weights for one. A counter of tokens in bfloat16 is off by millions.
+    An export that skips the conversion if float32 is asked for leaves bfloat16 as it is, and who reads the files as
+    float32 takes two weights for one. A counter of tokens in bfloat16 is off by millions.
     """
     import torch
 

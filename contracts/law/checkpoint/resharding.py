@@ -264,8 +264,8 @@ def ranks_that_resume_in_later_epochs_read_on(
     """Ranks that resume in the second epoch and again in the fourth, on the same layout or another, consume the
     sequences of the run on one rank that was not interrupted.
 
-    A first epoch is the same with an offset or with a count, with or without the number of the epoch. What was saved of
-    the first load is right at the second only if the load itself changed nothing.
+    A first epoch is the same with an offset or with a count, with or without the number of the epoch. A state saved
+    after the first load is right at the second only if the load itself changed nothing.
     """
     layouts = tuple(in_a_layout_of(stack, each) for each in layouts)
     with shared_folder() as at:

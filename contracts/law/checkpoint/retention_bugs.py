@@ -82,7 +82,7 @@ def leaves_husks(clear, self):
 
 @derived("CKPT-05c[saved-again]: files are kept, and these files are left")
 class LeavesTheNewestHusks(Checkpoints):
-    """What was left of the newest step is taken for one that is being written, though it has been saved again."""
+    """The remains of the newest step are taken for one that is being written, though it has been saved again."""
 
     def latest(self) -> int | None:
         newest = super().latest()

@@ -18,7 +18,7 @@ def resumes_from_what_it_computes_with(load, self, state, position):
 
 @broken(ParallelTrainer, "save", "CKPT-01n[fsdp2]: with a save after each step, rank 0: step 2: grad_norm is")
 def leaves_synchronisation_off(save, self, folder):
-    """What a save switches off, so that a gather is no step, is on again only at the next load."""
+    """A save turns gradient synchronisation off, for its gather, and only the next load turns it on again."""
     save(self, folder)
     for each in self.model.modules():
         if isinstance(each, FSDPModule):

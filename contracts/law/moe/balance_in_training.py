@@ -1,4 +1,4 @@
-"""What a step gives a router for its balance loss and its z loss, whatever the balance loss is over."""
+"""The gradients that a step gives a router for its balance loss and its z loss, whatever the balance loss is over."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING

@@ -39,7 +39,7 @@ def every_router_bias_moves_in_every_kind_of_model(stack: Training, recipe: Reci
     """In each step the selection bias of every layer moves: the largest and the smallest move of its experts are one
     rate or two rates apart.
 
-    What moves biases is registered for each kind of model by itself, and a model without it trains on: biases of 0
+    The update of biases is registered for each kind of model by itself, and a model without it trains on: biases of 0
     change no choice, on one rank and on many alike. This check knows no counts, so that a stack that reports none can
     be asked.
     """

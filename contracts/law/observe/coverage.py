@@ -47,7 +47,7 @@ def _wrong(merged: Merged) -> Iterator[str]:
 def the_world_that_ran_is_the_world_that_is_judged(stack: Observing) -> None:
     """Every member of a process group, and every rank that a gradient is reduced over, left a trace.
 
-    A script may start ranks itself. What they do wrong is on no rank that was observed.
+    A script may start ranks itself. Their faults are on no rank that was observed.
     """
     none_of(_missing(merged_of(stack)), "no rank has a process group")
 

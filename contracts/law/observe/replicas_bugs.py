@@ -49,7 +49,7 @@ class GivesOneRankAnotherRate(Reference):
 
 @mutant(of="OBS-02", case="one-run", says="step 1: the buffer mean has other bits on rank 1 than on rank 0")
 class CentresEachRanksRows(Reference):
-    """What centres the embeddings is measured after wrapping, by each rank on rows of its own."""
+    """The mean that centres the embeddings is measured after wrapping, by each rank on rows of its own."""
 
     edits = {
         "        self.moe = Experts()": "        self.moe = Experts()\n"

@@ -86,7 +86,7 @@ def keeps_what_is_frozen_in_the_optimizer(choose, self, rates, frozen):
 
 @broken(Trainer, "state", "OPT-10b[as-before]: after the load")
 def saves_what_is_frozen_as_it_began(state, self):
-    """What nothing changes is saved once, from the initial weights and not from those that were given."""
+    """Frozen weights are saved once, from the initial weights and not from those that were given."""
     initial = self.parts.initial(self.recipe)
     again = {f"weights/{name}": initial.tensor(name, tuple(each.shape)).to(each)
              for name, each in self.model.named_parameters() if name in self.frozen}  # fmt: skip

@@ -152,7 +152,7 @@ def clipping_scales_all_gradients_down_by_one_number(stack: Training, recipe: Re
     every parameter's gradient once.
 
     Gradients below the limit stay as they are: a factor above 1 would scale them up. A limit of 0 means no clipping.
-    What was multiplied shows in the first moments of the first step, which are 1 - beta1 of it.
+    The multiplied gradients show in the first moments of the first step, which are 1 - beta1 of it.
     """
     recipe = replace(recipe, optim=replace(recipe.optim, clip=limit))
     rows = table(stack, recipe)

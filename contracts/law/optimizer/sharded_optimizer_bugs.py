@@ -133,7 +133,7 @@ class GathersWeightsOfTheStepBefore(_GathersOldWeights):
 
 @broken(_GathersOldWeights, "_take", "OPT-04f[fsdp2-muon]: the second step's lm is")
 def hands_on_the_updates_of_one_rule(take, self, values):
-    """What hands an update to the 16-bit copies asks for AdamW: of what Muon moves they are a step late
+    """Only AdamW's updates are copied to the 16-bit weights: those that Muon moves are a step late
     (Megatron-LM #5707).
     """
     muon = {member.name for member in self.optimizer.members if self.optimizer.rule(member) == "muon"}

@@ -134,7 +134,9 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 @broken(Corpus, "sequence", "PAR-06e[one]: lm of step 3 is")
 def masks_the_labels_of_an_epoch_in_place(sequence, self, id):
-    """What was read stays in memory, and a mask for one step is written into it: the next epoch has fewer labels."""
+    """A sequence that was read stays in memory, and a mask for one step is written into it: the next epoch has fewer
+    labels.
+    """
     self.held = getattr(self, "held", {})
     if id not in self.held:
         self.held[id] = sequence(self, id)

@@ -149,7 +149,7 @@ def a_layer_recomputed_on_ranks_drops_what_it_dropped(
     """With dropout on several ranks, two steps whose layers are recomputed in the backward pass have the losses and
     gradients of two steps whose layers are not.
 
-    What wraps layers on several ranks is often not what wraps them on one, and keeps the generators by itself.
+    Layers on several ranks often have another wrapper than on one, which keeps the generators by itself.
     """
     words = recomputed_difference(stack, recipe, replace(execution, precision="float64"))
     assert not words, words

@@ -422,7 +422,7 @@ class ReducesTheSumAfterEachMicrobatch(ParallelTrainer):
 
 @derived("PAR-05d[tp2-one-group]: the gradient of")
 class SumsCopiesOfHeadsAfterEachMicrobatch(ParallelTrainer):
-    """What ranks found for a KV head that they share is summed after each microbatch, sums of earlier ones included
+    """The gradients of a KV head that ranks share are summed after each microbatch, sums of earlier ones included
     (Megatron-LM #6660 for shards over one rank).
     """
 
@@ -539,7 +539,7 @@ class WipesWhatWasAccumulated(_ReducesEarly):
 
 @broken(parallel_trainer, "all_reduce_in_place", "PAR-01b[dp2-two-messages]: the gradient of")
 def sends_the_first_message_alone(all_reduce_in_place, tensors, group):
-    """What does not fit into the first message is never reduced."""
+    """Gradients that do not fit into the first message are never reduced."""
     first, *_ = collectives._buckets(list(tensors))
     all_reduce_in_place(first, group)
 
@@ -701,7 +701,7 @@ def cuts_groups_that_are_not_outermost(recut, self, projections):
 
 @broken(ParallelTrainer, "unreduced", "PAR-01a[dp2-streams]: the gradient of layers.4.streams.alpha differs")
 def leaves_gradients_of_streams_out_of_data_parallel(unreduced, self, name):
-    """What mixes the streams is in no bucket: data-parallel ranks keep the gradients of their own rows."""
+    """The maps that mix the streams are in no bucket: data-parallel ranks keep the gradients of their own rows."""
     return None if ".streams." in name else unreduced(self, name)
 
 
@@ -733,8 +733,8 @@ def counts_replicated_groups_once_a_rank(norm, self):
 
 @broken(ParallelTrainer, "build", "PAR-05d[borrowed-hsdp2-ep2-fsdp4]: the gradient of layers.")
 def never_reduces_experts_over_replicas(build, self):
-    """What switches the reduction over replicas on for the last microbatch knows the layers, and not the experts within
-    them, which are sharded on a mesh of their own."""
+    """The switch that turns the reduction over replicas on for the last microbatch knows the layers, and not the
+    experts within them, which are sharded on a mesh of their own."""
     model = build(self)
     for each in model.modules():
         if isinstance(each, Experts) and isinstance(each, FSDPModule) and self.execution.microbatches > 1:

@@ -118,7 +118,7 @@ def a_step_without_a_label_destroys_nothing(stack: Training, recipe: Recipe, mic
     loss; or the batch is refused.
 
     Truncation takes the answer off every row of a step, and its mean is 0 / 0. Where that reaches the gradients the run
-    continues with NaN in every weight. What such a step reports, and whether weights decay in it, is left open.
+    continues with NaN in every weight. The losses of such a step, and whether weights decay in it, are left open.
     """
     weights = drawn_weights(table(stack, recipe))
     given = [replace(batch(f"unlabelled {at}", recipe=recipe), documents=None) for at in range(3)]

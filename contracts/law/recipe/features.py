@@ -246,5 +246,5 @@ def _matters(stack: Stack, field: str, first: dict[str, object], value: object, 
 
 
 def _started(launch: Launch) -> tuple[object, ...]:
-    """What reaches the run: the words, the environment and what is carried beside them."""
+    """The parts of a launch that reach the run: the words, the environment and what is carried beside them."""
     return launch.argv, dict(launch.env), launch.degrees, launch.recurrent, launch.sparse

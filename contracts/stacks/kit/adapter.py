@@ -63,8 +63,9 @@ class Steps(Run):
 class Adapter(ABC):
     """The answers about blocks and training of a stack in plain PyTorch.
 
-    Set `name`, `version` and `abilities`, and override the methods below. What the abilities do not have is declined
-    with their reasons before a method is called. Any other question is answered by a method of its name.
+    Set `name`, `version` and `abilities`, and override the methods below. A case that needs more than the abilities
+    have is declined with their reasons before a method is called. Any other question is answered by a method of its
+    name.
     """
 
     name: str
@@ -104,7 +105,7 @@ class Adapter(ABC):
         """Only the block: its norm and its mixer or MLP, without the residual connection.
 
         With it, if the stack says so, what was routed: `experts` and `gates` of each token, `counts` of each expert,
-        as `BlockRun.seen` has them; one row a token will do. What the stack does not say is not asked of it.
+        as `BlockRun.seen` has them; one row a token will do. Entries that the stack leaves out are not asked of it.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What a stack's abilities do not have is declined in their words: a reason stands once, and the plan reads it too."""
+"""Cases that a stack's abilities exclude are declined in their words: a reason stands once, and the plan reads it."""
 
 from collections.abc import Iterable
 

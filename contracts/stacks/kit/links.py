@@ -143,7 +143,7 @@ def to_canonical(theirs: Mapping[str, Tensor], links: Iterable[Link]) -> dict[st
 
 
 def _parts(link: Link, held: Tensor) -> list[Tensor]:
-    """What a tensor of the stack is made of, all of it."""
+    """All parts of a tensor of the stack."""
     try:
         parts = list(link.unpack(held))
     except (IndexError, RuntimeError) as error:

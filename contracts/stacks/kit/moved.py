@@ -13,7 +13,7 @@ _IMPORT = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]
 
 
 def there(error: BaseException) -> str:
-    """What was looked for, where, and what is there now; empty for an error that is about no name."""
+    """The name that was looked for, where, and the names there now; empty for an error that is about no name."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         return _of_modules(error.name)
     if found := _IMPORT.search(str(error)):

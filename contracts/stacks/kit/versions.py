@@ -115,7 +115,7 @@ class Package:
 
 @contextlib.contextmanager
 def fitted(what: str) -> Iterator[None]:
-    """While the package makes something out of what the adapter gives it. What it does not take is a misfit.
+    """While the package makes something out of what the adapter gives it. Input that it does not take is a misfit.
 
     Raises:
         Misfit: for anything that is raised inside and is no answer.
@@ -131,7 +131,7 @@ def fitted(what: str) -> Iterator[None]:
 def falls_back(answer: Callable[..., Any], who: str, tried: Iterable[str]) -> Callable[..., Any]:
     """An answer of an untried version. What the adapter does not find there has moved: not run, in words.
 
-    What the package itself raises is reported as on every version; only where the adapter touches it does it fall back.
+    Errors of the package itself are reported as on every version; only where the adapter touches it does it fall back.
     """
 
     @functools.wraps(answer)

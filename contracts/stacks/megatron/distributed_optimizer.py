@@ -26,7 +26,7 @@ LABEL = (
 
 
 def options(ranks: int) -> dict[str, Any]:
-    """What its data-parallel wrapper is configured with, besides what it always is, on so many data-parallel ranks."""
+    """The further configuration of its data-parallel wrapper on so many data-parallel ranks."""
     buckets = {"bucket_size": BUCKET} if ranks == 2 else {}
     return {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True, **buckets}
 

@@ -21,7 +21,7 @@ Its words are those that a launch writes (`launch/trainer_arguments.py`) and sev
     --device D      cpu, cuda or auto (CUDA if there is a device for each rank of the node); RANKPROOF_DEVICE if it is
                     not given
 
-What `RANKPROOF_TELEMETRY` names is appended to (docs/receipts.md); then the launcher writes the receipt.
+The file that `RANKPROOF_TELEMETRY` names is appended to (docs/receipts.md); then the launcher writes the receipt.
 """
 
 from __future__ import annotations

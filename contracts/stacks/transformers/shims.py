@@ -44,7 +44,7 @@ def _wider(value: Any) -> Any:
 
 
 def recomputed() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """What blocks run in, forward and again in the backward pass: `Wide` is off inside of `Tensor.backward`."""
+    """The contexts of blocks, forward and again in the backward pass: `Wide` is off inside of `Tensor.backward`."""
     return contextlib.nullcontext(), Wide()
 
 

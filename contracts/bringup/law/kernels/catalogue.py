@@ -1,7 +1,7 @@
 """Which kernel may run where: guards that fail closed, and evidence that counts.
 
-A stack keeps its own catalogue, so most contracts judge it by the guards that it declares. What no device can do is
-judged in every catalogue.
+A stack keeps its own catalogue, so most contracts judge it by the guards that it declares. Kernels that no device can
+run are judged in every catalogue.
 """
 
 from dataclasses import replace

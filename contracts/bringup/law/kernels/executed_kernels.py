@@ -66,7 +66,7 @@ def a_profiler_sees_the_kernels_that_are_named(
 ) -> None:
     """A block launches exactly the kernels that it reports: a profiler sees them, on the device if there is one.
 
-    What ran is noted by the code that ran it. A fallback below that place, inside a library, keeps the fast kernel's
+    The code that runs a kernel notes its name. A fallback below that place, inside a library, keeps the fast kernel's
     name in the receipt.
     """
     facts = replace(stack.kernel_facts(), device=device)

@@ -124,7 +124,7 @@ def _libraries() -> str:
 
 
 def _in_a_fresh_interpreter(words: tuple[str, ...], said: str) -> Outcome:
-    """What a module of ours answers when it is run by itself: no graph is known to inductor from another run, and each
+    """The answer of a module of ours that is run by itself: no graph is known to inductor from another run, and each
     is lowered and written out as source anew."""
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": _libraries()}
     asked = Asked(words=words, said=said, environment=environment, folder=None)

@@ -98,7 +98,7 @@ class KernelSelectionAnswers(ModelAnswers):
         return []
 
     def unfit(self, kernel: Kernel, recipe: Recipe, facts: Facts) -> list[str]:
-        """What of the device closes a package's kernel; its being installed is looked at by itself."""
+        """The facts of the device that rule a package's kernel out; whether it is installed is another check."""
         if facts.device != "cuda":
             return [f"{kernel} runs on CUDA devices, the device is {facts.device}"]
         variant = kernel if kernel == "mamba-ssm" else _gemm(recipe)

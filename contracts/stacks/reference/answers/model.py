@@ -96,7 +96,7 @@ def forward_pass(model: Model, execution: Execution, batch: Tokens, *, backward:
 
 
 def _counted(seen: Mapping[str, Tensor]) -> list[str]:
-    """What of a pass is counted, so that passes add up."""
+    """The entries of a pass that are counts, so that passes add up."""
     return [name for name in seen if name.endswith(".counts")]
 
 

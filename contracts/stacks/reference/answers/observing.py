@@ -1,4 +1,4 @@
-"""What the reference answers about a training run that is observed."""
+"""The reference's answers about a training run that is observed."""
 
 import atexit
 import functools
@@ -58,8 +58,8 @@ def _observed(text: str, run: str, file: Path | None = None) -> str:
 
 
 def observe(folder: Path, words: Sequence[str], trace: Path, ranks: int, *, seconds: float = PATIENCE_S) -> list[int]:
-    """Run a script, with its arguments, on ranks that observe it. What each says is in `folder`, in `stderr-RANK`, and
-    where it was if it did not end.
+    """Run a script, with its arguments, on ranks that observe it. The output of each is in `folder`, in `stderr-RANK`,
+    and where it was if it did not end.
 
     Returns:
         The exit codes of the ranks.

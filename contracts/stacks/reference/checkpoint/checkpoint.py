@@ -37,7 +37,9 @@ from contracts.stacks.reference.parallel.placements import local_part, placed_ze
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What one rank saves or has loaded: tensors by name (DTensors where they are sharded), counters, the recipe."""
+    """The state that one rank saves or has loaded: tensors by name (DTensors where they are sharded), counters, the
+    recipe.
+    """
 
     step: int
     tensors: Mapping[str, Tensor]

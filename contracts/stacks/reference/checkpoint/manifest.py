@@ -103,7 +103,7 @@ def read(folder: Path) -> Manifest:
 
 @functools.lru_cache(maxsize=4)
 def _understood(text: bytes) -> tuple[Manifest, bool]:
-    """What a file says, and whether it is what was written. A load reads one several times, and to make sense of a
+    """The content of a file, and whether it is what was written. A load reads one several times, and to make sense of a
     hundred tensors takes longer than to load them.
 
     Raises:

@@ -1,7 +1,7 @@
 """Recipe and lane → the argv of Megatron-LM's own launcher, at the version it was written for.
 
 Each feature owns one function and adds its flags nowhere else, so switching one on or off moves nothing but its own.
-What the launcher cannot express is refused here, before a node is asked for.
+Settings that the launcher cannot express are refused here, before a node is asked for.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """torch.compile: which regions are compiled, and the compiler's settings.
 
 Every layer is a region of its own: a pattern of 52 layers has four kinds of them, and a compiled kind is shared by all
-its layers. What stays outside is declared in `ALLOWED`, and counted by the suite.
+its layers. Operations that stay outside are declared in `ALLOWED`, and counted by the suite.
 """
 
 import warnings

@@ -93,7 +93,7 @@ class Layer(nn.Module):
         return Output(x + out.y_BTD.unsqueeze(-2), out.losses, out.state, out.seen)
 
     def branch(self, x_BTD: Tensor, packing: Packing) -> Output:
-        """What the mixer adds; the state it ends in is nobody's."""
+        """The mixer's output; its last state is dropped."""
         out: Output = self.mixer(self.norm(x_BTD), packing, {})
         return Output(self.drop(out.y_BTD), out.losses, {}, out.seen)
 

@@ -200,7 +200,7 @@ class Optimizer:
         return found
 
     def blank(self) -> dict[str, Tensor]:
-        """What `state` gives after a first step, in zeros: what a checkpoint is expected to hold."""
+        """The result of `state` after a first step, in zeros: the entries that a checkpoint must hold."""
         found: dict[str, Tensor] = {}
         for member in self.members:
             moments = ("momentum_buffer",) if self.rule(member) == "muon" else ("exp_avg", "exp_avg_sq")

@@ -150,7 +150,7 @@ class TensorParallel:
         mixer.register_forward_hook(behind)
 
     def between(self, module: nn.Module) -> None:
-        """What stands between the mixers: held alike; gradients are parts where the tokens are."""
+        """The modules between the mixers are replicated; if tokens are sharded, their gradients are partial sums."""
         self.distribute(module, {})
         for each in module.modules():
             if isinstance(each, Linear | RMSNorm | HyperConnections | Router):

@@ -58,7 +58,7 @@ def _regime(receipt: Receipt) -> str | None:
 
 
 def _backends_apart(base: Receipt, candidate: Receipt) -> Iterable[Difference]:
-    """Parts whose implementation changed. What was requested is a wish; what ran is the identity."""
+    """Parts whose implementation changed. The requested backend is a wish; the one that ran is the identity."""
     ran = [{each.part: each.actual for each in receipt.backends} for receipt in (base, candidate)]
     return _apart("backend identity", *ran)
 

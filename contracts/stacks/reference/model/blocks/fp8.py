@@ -68,7 +68,7 @@ class Fp8Matmul(nn.Module):
         return t.clamp(-LARGEST[form], LARGEST[form]).to(DTYPES[form])
 
     def scale_of(self, t_RC: Tensor, role: int, along: int, matrix: int) -> Tensor:
-        """What a factor is multiplied by, in a shape that broadcasts over it."""
+        """The scale of a factor, in a shape that broadcasts over it."""
         largest = LARGEST[self.formats[role]]
         if self.scaling == "delayed":
             if self.training:  # the amax of a validation is no step's
