@@ -263,7 +263,7 @@ def test_ranks_that_hold_a_shard_with_different_bits_are_named(traces: Path) -> 
 
 
 @pytest.mark.parametrize("runs", [("rows", "parts"), ("rows", "ends"), ("parts", "rows")], ids=" ".join)
-def test_rows_that_ranks_hold_parts_of_are_whole_rows_of_the_other_run(traces: Path, runs: tuple[str, str]) -> None:
+def test_rows_cut_over_ranks_are_compared_with_whole_rows(traces: Path, runs: tuple[str, str]) -> None:
     code, said = _diff(*(traces / each for each in runs))
     assert code == 0, said
     assert "step 2: inputs (4 rows, cut along the sequence in one of the runs: " in said
@@ -274,7 +274,7 @@ def test_rows_that_ranks_hold_parts_of_are_whole_rows_of_the_other_run(traces: P
     ("local", 1, "first in step 1, output of module: attend.out: has the norm "),  # each part masked as the first
     ("other", 3, "step 1: the inputs differ: 4 rows and 8 rows, "),  # one id of the second part of one row
 ])  # fmt: skip
-def test_a_part_that_is_not_that_of_the_whole_row_is_seen(traces: Path, run: str, wrong: int, words: str) -> None:
+def test_a_wrong_part_of_a_row_is_found(traces: Path, run: str, wrong: int, words: str) -> None:
     code, said = _diff(traces / "rows", traces / run)
     assert code == wrong, said
     assert words in said

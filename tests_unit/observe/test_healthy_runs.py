@@ -472,7 +472,7 @@ def test_a_healthy_run_is_not_violated(violated: Callable[..., dict[str, str]], 
     assert violated(RUNS[run]) == {}
 
 
-def test_an_evaluation_that_keeps_a_graph_is_of_no_step(
+def test_an_evaluation_that_builds_a_graph_belongs_to_no_step(
     violated: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
     assert not violated(keeps_a_graph)

@@ -43,7 +43,7 @@ def test_muon_turns_a_zero_matrix_into_zeros() -> None:
 
 
 @pytest.mark.parametrize("shape", [(20, 12), (12, 20)])
-def test_muon_of_torch_moves_as_the_oracle_says_as_far_as_its_bfloat16_goes(shape: tuple[int, int]) -> None:
+def test_torchs_muon_equals_the_oracle_to_bfloat16_accuracy(shape: tuple[int, int]) -> None:
     draw = torch.Generator().manual_seed(7)
     start, *gradients = (torch.randn(shape, generator=draw) for _ in range(4))
     held, moved = torch.nn.Parameter(start.clone()), [start.double()]

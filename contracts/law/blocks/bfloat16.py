@@ -25,8 +25,9 @@ CANCELLING = {"R": ("mixer.A_log", "mixer.D", "mixer.dt_bias")}
 @contract("BLK-08c", asks=("block_weights", "run_block"), cases=HOST, source="notes of the kernels: tolerances")
 @contract("BLK-08g", asks=("block_weights", "run_block"), cases=GPU, source="hub; naming", tier="gpu")
 def a_block_in_bfloat16_is_as_near_as_its_storage_allows(stack: Blocks, asked: BlockCase) -> None:
-    """In bfloat16 the error of a block's output is at most twice, and of a gradient at most three times (four for a
-    scan), the error of the definition itself when it stores only its matrix products in bfloat16.
+    """In bfloat16 the error of a block's output is at most twice that of a control: the definition, with only its
+    matrix products stored in bfloat16. The error of a gradient is at most three times the control's, four times for a
+    scan.
 
     A fixed tolerance that is wide enough for the worst tensor hides faults in the others, and a percentile hides a lost
     token. Here each tensor's bound follows from its own sums, and the worst token is judged by itself.

@@ -261,8 +261,8 @@ WIDE = {"whole": Case(lengths=((96,), (96,)), dtype="bfloat16", state=True, deca
 
 @contract("BLK-10f", asks="run_delta_rule", cases=WIDE, source="arXiv 2412.06464")
 def the_state_of_the_delta_rule_is_float32(stack: DeltaRule, case: Case) -> None:
-    """From bfloat16 activations the gated delta rule sums its decays and keeps its state in float32: the last state is
-    within float32's rounding of the recurrence over the same numbers, and the output within bfloat16's.
+    """With bfloat16 activations the gated delta rule sums its decays and keeps its state in float32: the last state
+    equals the recurrence over the same numbers within float32's rounding, and the output within bfloat16's.
     """
     numerics, inputs = instruments.numerics, drawn(case)
     y, state = instruments.oracles.delta_rule.gated_delta_rule(inputs.tensors, inputs.documents)

@@ -99,8 +99,8 @@ WRITES = (".wo.weight", ".w2.weight", ".experts.w2")
 
 @contract("BLK-11e", asks=("initial", "run_model"), cases=PLACES, source="torch.nn.Dropout; F15")
 def every_layer_drops(stack: Training, recipe: Recipe, place: str, mode: Mode = "nemo_native") -> None:
-    """Dropout acts on what a layer adds, of whatever kind it is, between hyper-connections and in prediction heads: if
-    all other layers add nothing, it changes the logits of every token.
+    """Dropout acts on the output of every kind of layer, also between hyper-connections and in prediction heads: if all
+    other layers add nothing, it changes the logits of every token.
 
     Each way to add a layer's output has its own dropout, and one that was forgotten trains as if
     the recipe had no dropout.

@@ -164,7 +164,7 @@ TWICE = {
           source="F15; ACK-07; ACK-08")  # fmt: skip
 def recomputed_layers_run_twice(stack: Training, recipe: Recipe, mode: Mode, precision: Precision) -> None:
     """With recomputation, set by the execution or by the recipe, a forward and backward pass computes at least 15 %
-    more products of matrices than without.
+    more matrix products than without.
 
     Recomputation that is asked for and wraps nothing, or every second layer, changes no number: it shows where a step
     at full size runs out of memory.

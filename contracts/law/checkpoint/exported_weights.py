@@ -155,7 +155,7 @@ EXPERT_CASES: dict[str, tuple[tuple[int, ...], bool]] = {  # the experts' order 
 @contract("CKPT-06d", asks="rename_weights", cases=EXPERT_CASES, source=FAMILIES)
 def expert_k_stands_at_place_k(stack: Checkpointing, order: tuple[int, ...], wrapped: bool) -> None:
     """Experts that are saved one by one are stacked by their number, and splitting the stack gives back the same names
-    and tensors. Every other tensor, a router's bias included, comes through once.
+    and tensors. Every other tensor, a router's bias included, is there once, unchanged.
 
     Sorted as text, expert 10 stands before 2: every router row then meets another expert, all shapes fit, and the loss
     rises only a little.

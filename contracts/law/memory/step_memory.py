@@ -25,9 +25,9 @@ GPU = {"float32": (ONE_CARD, "cuda", 0.98), "bfloat16": (replace(ONE_CARD, dtype
 @contract("MEM-01f", asks=("step_memory", "budget"), cases=HOST, source="hub: memory budget anatomy")
 @contract("MEM-01g", asks=("step_memory", "budget"), cases=GPU, source="hub: memory budget anatomy", tier="gpu")
 def a_step_holds_what_the_budget_said(stack: Stack, recipe: Recipe, device: str, least: float) -> None:
-    """Between steps, a device holds the budget's weights, gradients and optimizer state, at most 2 % and 1 MiB more; a
-    step peaks at most four times the predicted activations plus an eighth of the state above that; memory does not grow
-    from step to step.
+    """Between steps, a device holds the bytes of the budget's weights, gradients and optimizer state, at most 2 % and 1
+    MiB more. A step's peak exceeds this by at most four times the predicted activations plus an eighth of the state.
+    Memory does not grow from step to step.
 
     A budget is believed until the first out-of-memory error. A second copy of master weights, gradients that are never
     freed and a graph that stays alive do not show in the loss. The factor of four allows for unfused kernels, the

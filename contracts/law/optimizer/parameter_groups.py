@@ -303,7 +303,7 @@ INDEXED = {"adamw": (SPARSE,), "muon": (replace(SPARSE, optim=MUON.optim),)}
 )
 def what_is_frozen_stands_still(stack: Training, recipe: Recipe) -> None:
     """A parameter that the table calls frozen has no optimizer state and stays bit-identical over two steps with decay;
-    every other parameter gets a gradient and moves. A stack freezes whole indexers or nothing.
+    every other parameter gets a gradient and moves. A stack freezes whole indexers of sparse attention or nothing.
 
     An indexer that no loss trains gets no gradient. If it is in the optimizer all the same, it decays to zero and then
     selects keys from noise.

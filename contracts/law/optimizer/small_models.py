@@ -77,7 +77,8 @@ GIVEN: dict[str, Cell] = {
 
 @contract("OPT-05f", asks=("built", "train"), cases=GIVEN, needs=needs_of(GIVEN), source="F09", tier="dist")
 def what_a_run_is_given_arrives_in_float32(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """In bfloat16 on several ranks, a run of a vanishing rate holds the float32 weights that it was given.
+    """In bfloat16 on several ranks, a run starts from the float32 weights that it was given, unrounded: it still holds
+    them after a step at a learning rate close to 0.
 
     If the optimizer makes its copies from weights that were cast already, a run that goes on from another one begins up
     to 0.4 % off in every weight. Experts, which have an optimizer of their own, can be cast by themselves.

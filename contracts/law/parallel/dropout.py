@@ -93,8 +93,8 @@ LAYERS: dict[str, tuple[Execution, int]] = {
 @contract("PAR-18c", asks=("built", "train"), cases=LAYERS, source="Megatron-Core: model_parallel_cuda_manual_seed",
           tier="dist")  # fmt: skip
 def layers_drop_other_elements(stack: Training, execution: Execution, world: int) -> None:
-    """On several ranks no two layers drop the same elements of a token, whichever stages they are on, and no layer
-    drops in a step what it dropped in the step before.
+    """On several ranks no two layers drop the same elements of a token, whichever pipeline stages they are on, and no
+    layer drops the same elements in two consecutive steps.
 
     Stages that begin with one seed drop in their first layers the same elements, and so on layer by layer.
     """
@@ -116,8 +116,8 @@ LOADED: dict[str, tuple[Execution, Execution, int]] = {
 def a_load_on_another_layout_begins_no_masks_again(
     stack: Training, saves: Execution, execution: Execution, world: int
 ) -> None:
-    """After a load on another layout, no layer drops of a token what it drops in the first steps of a run on that
-    layout.
+    """After a load on another layout, no layer drops the same elements of a token as a layer does in the first steps of
+    a new run on that layout.
 
     No saved generator fits, and one that begins again as the run began gives the same masks after each such load.
     """
@@ -146,8 +146,7 @@ AGAIN: dict[str, tuple[Recipe, Execution, int]] = {
 def a_layer_recomputed_on_ranks_drops_what_it_dropped(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """With dropout on several ranks, two steps whose layers are recomputed in the backward pass have the losses and
-    gradients of two steps whose layers are not.
+    """With dropout on several ranks, two steps with recomputation have the losses and gradients of two steps without.
 
     Layers on several ranks often have another wrapper than on one, which keeps the generators by itself.
     """

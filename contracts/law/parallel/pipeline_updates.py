@@ -65,7 +65,7 @@ COPIES: dict[str, Cell] = {
 
 @contract("PAR-11", asks=("built", "train"), cases=COPIES, source="F02", tier="dist")
 def copies_on_two_stages_stay_the_same(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """A tensor with copies on two stages (tied embeddings, or an embedding that prediction heads read) stays
+    """A tensor with copies on two pipeline stages (tied embeddings, or an embedding that prediction heads read) stays
     bit-identical on all ranks after each of three steps, moments included, and equals that of one rank.
 
     Each copy receives a part of the gradient. If the parts are not summed, the copies drift apart while the loss falls.

@@ -66,8 +66,8 @@ QUARTERS = replace(SPREAD, name="windows-in-quarters", pattern="A|E|MR|E")
     source="F19",
 )
 def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, ...]) -> None:
-    """A step over microbatches of 16, 10, 22 and 8 tokens has the losses and gradients of its microbatches, each
-    weighted by what it holds: labels for the main loss, sequences for the balance loss, tokens for the router's z-loss.
+    """A step over microbatches of 16, 10, 22 and 8 tokens has the losses and gradients of its microbatches, weighted by
+    their counts: of labels for the main loss, of sequences for the balance loss, of tokens for the router's z-loss.
 
     A mean of means over-weights short sequences. Padding to the longest microbatch counts tokens that nobody wrote.
     Document bounds and positions cached from the first microbatch are wrong for shorter ones. If a stack declares

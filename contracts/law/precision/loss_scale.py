@@ -151,7 +151,8 @@ FALLS = 24  # steps: from 2^16, by half of them, to 2^4
 
 @contract("PREC-05o", asks=("built", "train"), cases=STEEP, source=f"{SOURCE}; apex: min_loss_scale")
 def the_loss_scale_falls_as_far_as_it_must(stack: Training, recipe: Recipe) -> None:
-    """Under float16 the loss scale falls with the steps that overflow until one does not, and that one moves weights.
+    """Under float16 the loss scale falls with each step that overflows until a step does not, and that step moves
+    weights.
 
     A scale that keeps a floor which no recipe names, or falls once, overflows in every further step: the run counts
     steps, logs a loss and learns nothing. Here hidden states are 2^9 times as large as usual before the output

@@ -183,9 +183,9 @@ PADDING = 1.03  # shards of equal length
 
 @contract("TRAF-05a", asks="rehearse", cases=GROWN, needs=(), source="playbook", slow=True)
 def bytes_of_a_rank_do_not_grow_from_8_to_512(stack: Stack, recipe: Recipe, few: Lane, many: Lane) -> None:
-    """From 8 to 512 data-parallel ranks (64 for a small transformer), with equally many tokens each, the bytes over a
-    rank's link grow by at most a seventh (a ring of 512 against a ring of 8), plus what is only sharded or replicated
-    in the larger world.
+    """From 8 to 512 data-parallel ranks (64 for a small transformer), with equally many tokens on each, the bytes over
+    a rank's link grow by at most a seventh, as a ring of 512 does against a ring of 8, plus the bytes of tensors that
+    are sharded or replicated only in the larger world.
 
     A dimension smaller than the world is cut into shards that are mostly padding: sixteen experts over 512 ranks, cut
     between experts, are gathered thirty-two times over.

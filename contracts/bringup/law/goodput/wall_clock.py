@@ -136,8 +136,8 @@ OVERLAPS: dict[str, tuple[tuple[Span, ...], int]] = {  # spans that overlap with
 
 @contract("GOOD-01b", asks="goodput", cases=OVERLAPS, source="hub")
 def an_overlap_is_counted_once(stack: Lifecycle, spans: tuple[Span, ...], wall: int) -> None:
-    """If spans overlap without nesting, each instant belongs to exactly one of the spans that cover it, by whichever
-    rule the stack has. The parts still add up, and idle is what no span covers.
+    """If spans overlap without nesting, each instant belongs to exactly one of the spans that cover it; the stack
+    chooses the rule. The parts still add up, and idle is the time that no span covers.
 
     Timers of a loader thread and of the training loop do overlap. A sum of their lengths says that a run was 110 %
     busy.

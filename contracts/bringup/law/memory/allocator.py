@@ -111,7 +111,8 @@ TRENDS: dict[str, tuple[tuple[MemorySample, ...], str]] = {
 @contract("MEM-03a", asks="allocator_trend", cases=TRENDS, source="playbook")
 def drift_is_the_gap_under_one_shape(stack: Lifecycle, samples: tuple[MemorySample, ...], word: str) -> None:
     """For readbacks of one shape, a gap between reserved and allocated bytes that still grows late in the run is
-    fragmentation; both numbers growing together is memory pressure; neither is steady. One or two readbacks cannot say.
+    fragmentation, and both numbers growing together is memory pressure. If neither grows, memory is steady. One or two
+    readbacks cannot say.
 
     Late allocator drift looks like "the node became unreliable" unless the record names it. A longer sequence needs
     another pool and moves the gap once, and every allocator grows at the start; neither is drift.

@@ -157,8 +157,8 @@ CLAIMS: dict[str, tuple[int, Card, Measured | None, bool, str]] = {
 def only_a_measured_receipt_proves_a_fit(
     stack: Capacity, needed: int, card: Card, measured: Measured | None, proved: bool, word: str
 ) -> None:
-    """Only a receipt with a peak measured on that card, after the first hundred steps, proves a fit; a plan, a lane's
-    name or a run on another card does not. A measured peak above the plan replaces the plan.
+    """Only a receipt with a peak measured on that card, after the first hundred steps, proves that a recipe fits; a
+    plan, a lane's name or a run on another card does not. A measured peak above the plan replaces the plan.
 
     "Works on our H200 box" says nothing to a reader with 80 GB. A lane's name says which sharding it uses, and was read
     as proof that it fits. By step 2 the allocator has not reached its peak.

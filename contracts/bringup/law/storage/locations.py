@@ -112,7 +112,7 @@ def the_data_root_is_the_intended_volume(
     stack: Installation, storage: StorageMap, disks: Disks, field: str, words: tuple[str, ...]
 ) -> None:
     """The data root, with every link followed as the kernel follows it, exists and lies on the volume mounted at the
-    intended point. Otherwise it is refused with the place that it leads to.
+    intended point. Otherwise it is refused, and the refusal names the place that it leads to.
 
     "The training data root must point at the intended data volume, not at an incidental home-directory path." Friendly
     links are part of the layout (~/data → /mnt/data/data), so a link is no fault; its target decides. A disk that was
