@@ -16,13 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.stacks import reordered
-from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.blocks import (
+    M2RNN,
+    Attention,
+    Experts,
+    HyperConnections,
+    Mamba2,
+    Mlp,
+    MoE,
+    Router,
+)
 from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, RMSNorm, State, local
-from contracts.stacks.reference.model.blocks.hyper_connections import HyperConnections
-from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
-from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
-from contracts.stacks.reference.model.blocks.mlp import Mlp
-from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Router
 from contracts.stacks.reference.model.hybrid_model import Model, Vocabulary
 from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference

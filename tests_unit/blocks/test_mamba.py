@@ -17,10 +17,9 @@ from contracts.law._support import scan_calls
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.scan_calls import ScanCase
 from contracts.spec import Mamba, Recipe, Refused
+from contracts.stacks.reference.model.blocks import Mamba2, Mamba3
 from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan
 from contracts.stacks.reference.model.blocks.common import packing
-from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
-from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
 from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 

@@ -11,7 +11,7 @@ from contracts.law._support import scan_calls
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.scan_calls import ScanCase
 from contracts.spec import Mamba
-from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
+from contracts.stacks.reference.model.blocks import M2RNN
 from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 

@@ -14,7 +14,7 @@ from contracts.instruments.oracles import experts as oracle
 from contracts.law._support import expert_calls
 from contracts.law._support.recipes import E_LAYER
 from contracts.spec import EXACT, FLOAT64, Moe, Recipe
-from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.blocks import MoE
 from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 

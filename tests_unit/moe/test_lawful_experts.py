@@ -12,7 +12,7 @@ from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.law.moe import balance_losses, capacity, experts
 from contracts.spec import BlockCall, BlockRun
-from contracts.stacks.reference.model.blocks.moe import Router, Routing
+from contracts.stacks.reference.model.blocks import Router, Routing
 from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference
 

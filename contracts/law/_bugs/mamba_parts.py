@@ -6,7 +6,7 @@ B sequences · T tokens
 import torch
 from torch import nn
 
-from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks import Packing
 
 
 def become(mixer: nn.Module, old: type[nn.Module], new: type[nn.Module]) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from contracts.stacks.reference.model.blocks.common import Output
-from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.blocks import MoE, Output
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel.collectives import all_gather
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from contracts.law._bugs.broken import broken, derived
 from contracts.spec import Mode, Recipe
-from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
-from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm
+from contracts.stacks.reference.model.blocks import Attention, LatentAttention, Output, Packing, RMSNorm
 from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference
 

@@ -3,12 +3,7 @@
 import torch
 
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.attention import Attention
-from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
-from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
-from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
-from contracts.stacks.reference.model.blocks.mlp import Mlp
-from contracts.stacks.reference.model.blocks.moe import Experts
+from contracts.stacks.reference.model.blocks import M2RNN, Attention, Experts, Mamba2, Mamba3, Mlp
 
 
 def _float8(x):

@@ -3,10 +3,7 @@
 import torch
 
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.attention import Attention
-from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
-from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
-from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.blocks import M2RNN, Attention, Mamba2, MoE
 
 
 @broken(

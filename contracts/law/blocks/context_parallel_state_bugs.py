@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from contracts.law._bugs.broken import broken, derived
+from contracts.stacks.reference.model.blocks import Packing, SequenceView
 from contracts.stacks.reference.model.blocks.chunked_scan import running_sum
-from contracts.stacks.reference.model.blocks.common import Packing
-from contracts.stacks.reference.model.blocks.sequence import SequenceView
 from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 

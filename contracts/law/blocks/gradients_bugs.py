@@ -12,9 +12,7 @@ from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
 from contracts.spec import Mode, Recipe
 from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.blocks.attention import Attention
-from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm
-from contracts.stacks.reference.model.blocks.moe import Experts, Router
+from contracts.stacks.reference.model.blocks import Attention, Experts, Output, Packing, RMSNorm, Router
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
 from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference

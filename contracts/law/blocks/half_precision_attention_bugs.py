@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks.attention import Attention
-from contracts.stacks.reference.model.blocks.common import RMSNorm
+from contracts.stacks.reference.model.blocks import Attention, RMSNorm
 
 
 class _WrittenOut(Attention):

@@ -13,7 +13,7 @@ from torch import Tensor
 from contracts.law._bugs import written_out
 from contracts.law._bugs.broken import broken, derived
 from contracts.law.blocks.mamba_scan_bugs import ChunkByChunk
-from contracts.stacks.reference.model.blocks.common import Packing, RMSNorm
+from contracts.stacks.reference.model.blocks import Packing, RMSNorm
 from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, GatedNorm, Mamba2, wide
 from contracts.stacks.reference.stack import Reference
 

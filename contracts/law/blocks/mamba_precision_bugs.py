@@ -9,8 +9,8 @@ from torch import nn
 
 from contracts.law._bugs.broken import broken, derived
 from contracts.law.blocks.mamba2_bugs import Halves
+from contracts.stacks.reference.model.blocks import Mamba3
 from contracts.stacks.reference.model.blocks.mamba2 import Mamba2, wide
-from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
 
 
 @broken(Mamba2, "__init__", "BLK-04f[bf16]: A_log is held in bfloat16 under bf16, expected float32")

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from contracts.law._bugs.broken import broken, derived
 from contracts.law._bugs.mamba_parts import shifted, unpacked
-from contracts.stacks.reference.model.blocks.common import Output, Packing, State
-from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, Mamba2
-from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
+from contracts.stacks.reference.model.blocks import CausalConv, Mamba2, Mamba3, Output, Packing, State
 
 # the state between chunks
 

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.attention import Attention
-from contracts.stacks.reference.model.blocks.common import Output
-from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
-from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.blocks import Attention, Mamba2, MoE, Output
 
 
 def _by_pointer(t: Tensor) -> Tensor:

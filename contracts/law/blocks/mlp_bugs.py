@@ -6,7 +6,7 @@ from torch import Tensor
 
 from contracts.law._bugs import written_out
 from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks.mlp import Mlp
+from contracts.stacks.reference.model.blocks import Mlp
 
 
 @broken(

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from contracts.law._bugs.broken import broken, derived
+from contracts.stacks.reference.model.blocks import MoE, Router
 from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm, State, packing
-from contracts.stacks.reference.model.blocks.moe import MoE, Router
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
 from contracts.stacks.reference.model.mtp import MtpModule
 

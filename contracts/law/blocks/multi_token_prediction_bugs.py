@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
 from contracts.stacks.reference.model import hybrid_model
-from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks import Packing
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.mtp import IGNORED, MtpModule, shift_left
 from contracts.stacks.reference.stack import Reference

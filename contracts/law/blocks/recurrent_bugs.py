@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from contracts.law._bugs import written_out
 from contracts.law._bugs.broken import broken, derived
 from contracts.law._bugs.mamba_parts import become, shifted, unpacked
+from contracts.stacks.reference.model.blocks import M2RNN
 from contracts.stacks.reference.model.blocks.common import Packing, RMSNorm, local, packing
-from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, wide
 from contracts.stacks.reference.stack import Reference
 

@@ -5,8 +5,7 @@ import torch
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
 from contracts.law.blocks.attention_bugs import JointNorm
-from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
-from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks import Attention, LatentAttention, Packing
 from contracts.stacks.reference.stack import Reference
 
 

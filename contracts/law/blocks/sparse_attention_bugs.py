@@ -7,7 +7,7 @@ from torch import nn
 
 from contracts.law._bugs.broken import broken
 from contracts.spec import Mode, Recipe
-from contracts.stacks.reference.model.blocks.attention import Indexer, LatentAttention
+from contracts.stacks.reference.model.blocks import Indexer, LatentAttention
 from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
-from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.blocks import Attention, LatentAttention, MoE
 from contracts.stacks.reference.stack import Reference
 
 

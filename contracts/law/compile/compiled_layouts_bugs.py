@@ -10,8 +10,7 @@ from torch.distributed.tensor import DTensor
 from contracts.instruments import graphs
 from contracts.law._bugs.broken import broken, derived
 from contracts.spec import Degrees
-from contracts.stacks.reference.model.blocks.common import Output, Packing, State
-from contracts.stacks.reference.model.blocks.mlp import Mlp
+from contracts.stacks.reference.model.blocks import Mlp, Output, Packing, State
 from contracts.stacks.reference.model.build import build_model
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import collectives

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks.moe import Router
+from contracts.stacks.reference.model.blocks import Router
 from contracts.stacks.reference.parallel.collectives import all_to_all, started_reduce_scatter
 from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer

@@ -11,9 +11,7 @@ from contracts.contract import mutant
 from contracts.instruments import inductor_indexing
 from contracts.law._bugs.broken import broken, derived
 from contracts.spec import AllowedBreak, Execution, Outcome, Recipe
-from contracts.stacks.reference.model.blocks.attention import Attention
-from contracts.stacks.reference.model.blocks.common import Output, Packing, State
-from contracts.stacks.reference.model.blocks.moe import MoE, Router
+from contracts.stacks.reference.model.blocks import Attention, MoE, Output, Packing, Router, State
 from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.moe import Experts
+from contracts.stacks.reference.model.blocks import Experts
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import mesh, parallelize
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer

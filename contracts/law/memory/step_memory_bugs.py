@@ -6,7 +6,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.blocks import Attention
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.blocks import MoE
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 

@@ -3,7 +3,7 @@
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
 from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.blocks.moe import Router
+from contracts.stacks.reference.model.blocks import Router
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.training.trainer import Trainer
 

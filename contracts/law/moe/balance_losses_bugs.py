@@ -9,8 +9,7 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.law._bugs import written_out
 from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks.common import Output, Packing, State
-from contracts.stacks.reference.model.blocks.moe import MoE, Router
+from contracts.stacks.reference.model.blocks import MoE, Output, Packing, Router, State
 from contracts.stacks.reference.stack import Reference
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Router, Routing
+from contracts.stacks.reference.model.blocks import Experts, MoE, Router, Routing
 from contracts.stacks.reference.stack import Reference
 
 

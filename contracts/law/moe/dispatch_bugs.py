@@ -4,7 +4,7 @@ import torch
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Router
+from contracts.stacks.reference.model.blocks import Experts, MoE, Router
 from contracts.stacks.reference.stack import Reference
 
 

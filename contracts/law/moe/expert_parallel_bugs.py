@@ -8,8 +8,7 @@ from torch import Tensor
 
 from contracts.law._bugs.broken import broken, derived
 from contracts.law._bugs.multi_rank import routed
-from contracts.stacks.reference.model.blocks.common import Output
-from contracts.stacks.reference.model.blocks.moe import MoE, Routing
+from contracts.stacks.reference.model.blocks import MoE, Output, Routing
 from contracts.stacks.reference.parallel.collectives import (
     all_gather,
     gather_rows,

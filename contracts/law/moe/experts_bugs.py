@@ -5,8 +5,7 @@ import torch.nn.functional as F
 
 from contracts.law._bugs import written_out
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.common import Packing
-from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Router
+from contracts.stacks.reference.model.blocks import Experts, MoE, Packing, Router
 
 
 @broken(Experts, "matmul", "MOE-02b[softmax-relu2]: gradient of lacks mixer.experts.w1", bugs=("OPT-26",))

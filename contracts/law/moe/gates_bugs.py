@@ -7,7 +7,7 @@ from contracts.contract import mutant
 from contracts.law._bugs import written_out
 from contracts.law._bugs.broken import broken, derived
 from contracts.spec import Recipe
-from contracts.stacks.reference.model.blocks.moe import Router
+from contracts.stacks.reference.model.blocks import Router
 from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference
 

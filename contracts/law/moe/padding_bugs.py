@@ -6,7 +6,7 @@ import torch
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.moe import MoE, Router
+from contracts.stacks.reference.model.blocks import MoE, Router
 from contracts.stacks.reference.stack import Reference
 
 

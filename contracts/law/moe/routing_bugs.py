@@ -6,7 +6,7 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks.moe import Router
+from contracts.stacks.reference.model.blocks import Router
 from contracts.stacks.reference.stack import Reference
 
 

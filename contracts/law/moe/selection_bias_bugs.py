@@ -7,7 +7,7 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.blocks import MoE
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer

@@ -1,7 +1,7 @@
 """Stacks that know the first batch and take every other for one of its size."""
 
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.blocks import MoE
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.pipeline import Pipeline

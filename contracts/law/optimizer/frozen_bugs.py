@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import torch
 
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.moe import Router
+from contracts.stacks.reference.model.blocks import Router
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
 from contracts.stacks.reference.optim.optimizer import Optimizer, members
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer

@@ -12,8 +12,7 @@ from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
 from contracts.law.optimizer.parameter_groups import beside
 from contracts.spec import Optim, Rule
-from contracts.stacks.reference.model.blocks.attention import Indexer, LatentAttention
-from contracts.stacks.reference.model.blocks.moe import Experts
+from contracts.stacks.reference.model.blocks import Experts, Indexer, LatentAttention
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.optim.optimizer import MOMENTUM, Member, Muon, Optimizer, orthogonalise
 from contracts.stacks.reference.stack import Reference

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks.attention import Indexer
+from contracts.stacks.reference.model.blocks import Indexer
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonalise
 from contracts.stacks.reference.stack import Reference

@@ -12,8 +12,7 @@ from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
 from contracts.stacks.reference.answers import training
 from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.blocks.fp8 import Fp8Matmul
-from contracts.stacks.reference.model.blocks.moe import Router
+from contracts.stacks.reference.model.blocks import Fp8Matmul, Router
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, Trainer

@@ -10,8 +10,8 @@ from torch import Tensor
 from contracts.law._bugs.broken import broken, derived
 from contracts.law._bugs.multi_rank import routed
 from contracts.stacks.reference.data import IGNORED
+from contracts.stacks.reference.model.blocks import Router
 from contracts.stacks.reference.model.blocks.common import RMSNorm, local, packing
-from contracts.stacks.reference.model.blocks.moe import Router
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import tensor_parallel
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel

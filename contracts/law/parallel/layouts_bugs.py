@@ -14,10 +14,8 @@ from torch.distributed.tensor import DTensor
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
 from contracts.stacks.kit.roles import role_of
-from contracts.stacks.reference.model.blocks.attention import LatentAttention
+from contracts.stacks.reference.model.blocks import Experts, GatedNorm, LatentAttention, Mamba2, MoE
 from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm, local
-from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, Mamba2
-from contracts.stacks.reference.model.blocks.moe import Experts, MoE
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import orthogonalise
 from contracts.stacks.reference.parallel import collectives, parallel_trainer

@@ -10,8 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from contracts.law._bugs.broken import broken, derived
 from contracts.law._bugs.pipeline import cut, joined
-from contracts.stacks.reference.model.blocks.attention import LatentAttention
-from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks import LatentAttention, Packing
 from contracts.stacks.reference.parallel.pipeline import Passed, Pipeline, Stage
 from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer, every_rank

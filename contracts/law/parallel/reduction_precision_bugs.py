@@ -8,8 +8,8 @@ from torch.distributed.tensor import DTensor
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
 from contracts.law._bugs.dead import EveryRankDoesAll
+from contracts.stacks.reference.model.blocks import Mamba2
 from contracts.stacks.reference.model.blocks.common import local
-from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
 from contracts.stacks.reference.parallel import parallel_trainer
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 

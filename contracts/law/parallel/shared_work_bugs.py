@@ -6,7 +6,7 @@ from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
 from contracts.law._bugs.dead import EveryRankDoesAll
 from contracts.spec import Session, Trained
-from contracts.stacks.reference.model.blocks.attention import Causal
+from contracts.stacks.reference.model.blocks import Causal
 from contracts.stacks.reference.parallel import parallel_trainer
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.stack import Reference

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from contracts.law._bugs.broken import broken, derived
 from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks import Packing
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.pipeline import Stage

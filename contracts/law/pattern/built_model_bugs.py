@@ -8,7 +8,7 @@ from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
 from contracts.spec import Built, Mode, Recipe
 from contracts.spec.capacity import ParameterCount
-from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
+from contracts.stacks.reference.model.blocks import M2RNN
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
 from contracts.stacks.reference.stack import Reference
 

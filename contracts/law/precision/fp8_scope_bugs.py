@@ -8,10 +8,7 @@ from torch import Tensor, nn
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
 from contracts.spec import Computed, Mode, Recipe
-from contracts.stacks.reference.model.blocks.common import RMSNorm
-from contracts.stacks.reference.model.blocks.fp8 import Fp8Conversion, Fp8Matmul
-from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
-from contracts.stacks.reference.model.blocks.moe import Experts, Router
+from contracts.stacks.reference.model.blocks import Experts, Fp8Conversion, Fp8Matmul, Mamba2, RMSNorm, Router
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference

@@ -4,7 +4,7 @@ import torch
 
 from contracts.law._bugs.broken import broken
 from contracts.spec import Recipe
-from contracts.stacks.reference.model.blocks.fp8 import Fp8Matmul
+from contracts.stacks.reference.model.blocks import Fp8Matmul
 from contracts.stacks.reference.optim.optimizer import Optimizer
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.training.trainer import Trainer

@@ -6,7 +6,7 @@ from typing import ClassVar
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken
 from contracts.spec import Arrays, Execution, Mamba, Mode, Optim, Pass, Recipe, Session, Tokens, Trained
-from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.blocks import Attention
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.stack import Reference
 

@@ -12,7 +12,7 @@ from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
 from contracts.law._bugs.multi_rank import GathersFirst
 from contracts.stacks.kit.roles import layer_of
-from contracts.stacks.reference.model.blocks.common import Linear, RMSNorm
+from contracts.stacks.reference.model.blocks import Linear, RMSNorm
 from contracts.stacks.reference.parallel import fsdp
 from contracts.stacks.reference.parallel.collectives import all_gather, all_reduce, all_rows, all_to_all, own_rows
 from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher

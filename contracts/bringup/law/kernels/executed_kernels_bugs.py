@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.moe import Experts
+from contracts.stacks.reference.model.blocks import Experts
 from contracts.stacks.reference.stack import Reference
 
 

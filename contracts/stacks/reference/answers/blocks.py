@@ -13,7 +13,7 @@ from contracts.stacks.reference.answers.base import BuiltOfParts
 if TYPE_CHECKING:  # torch is loaded when a block is asked for, not when the stack is introduced
     from torch import Tensor, nn
 
-    from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+    from contracts.stacks.reference.model.blocks import Output, Packing, State
     from contracts.stacks.reference.model.parts import Parts
 
 

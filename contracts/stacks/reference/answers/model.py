@@ -110,11 +110,7 @@ def _layer(number: int, layer: Layer) -> BuiltLayer:
 
 def _witnesses(mixer: nn.Module) -> tuple[str, set[str]]:
     """The family of a mixer and the features that stand in it, by its modules and their sizes."""
-    from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
-    from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
-    from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
-    from contracts.stacks.reference.model.blocks.mlp import Mlp
-    from contracts.stacks.reference.model.blocks.moe import MoE
+    from contracts.stacks.reference.model.blocks import M2RNN, Attention, LatentAttention, Mamba2, Mlp, MoE
 
     names = {name for name, _ in (*mixer.named_parameters(), *mixer.named_buffers())}
     found: set[str] = set()

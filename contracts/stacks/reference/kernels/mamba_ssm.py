@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contracts.stacks.reference.model.blocks.common import Packing
-from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
+from contracts.stacks.reference.model.blocks import Mamba2, Packing
 
 Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Packing, Tensor | None], tuple[Tensor, Tensor]]
 

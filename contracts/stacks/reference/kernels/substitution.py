@@ -13,13 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from contracts.spec import Kernel, Recipe, Seam, Site
 from contracts.stacks.reference.kernels import mamba_ssm, transformer_engine
-from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
-from contracts.stacks.reference.model.blocks.common import Linear
-from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
-from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
-from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
-from contracts.stacks.reference.model.blocks.mlp import Mlp
-from contracts.stacks.reference.model.blocks.moe import Experts
+from contracts.stacks.reference.model.blocks import (
+    M2RNN,
+    Attention,
+    Experts,
+    LatentAttention,
+    Linear,
+    Mamba2,
+    Mamba3,
+    Mlp,
+)
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 

@@ -21,13 +21,13 @@ from torch.utils.checkpoint import checkpoint
 
 from contracts.spec import Mode, Recipe
 from contracts.spec import pattern as patterns
+from contracts.stacks.reference.model.blocks import PartsInterface
 from contracts.stacks.reference.model.blocks.common import Output, Packing, local, packing
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
 from contracts.stacks.reference.model.mtp import IGNORED, shift_left
-from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 if TYPE_CHECKING:
-    from contracts.stacks.reference.model.blocks.hyper_connections import HyperConnections
+    from contracts.stacks.reference.model.blocks import HyperConnections
 
 ACTIVATIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

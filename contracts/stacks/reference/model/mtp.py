@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.spec import Recipe
-from contracts.stacks.reference.model.blocks.common import Linear, Packing
-from contracts.stacks.reference.model.parts_interface import PartsInterface
+from contracts.stacks.reference.model.blocks import Linear, Packing, PartsInterface
 
 IGNORED = -100  # the label of a position that counts in no loss
 

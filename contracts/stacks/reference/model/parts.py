@@ -13,15 +13,21 @@ from contracts.spec import Mode, Recipe
 from contracts.spec import pattern as patterns
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.checkpoint.weight_names import WeightNames
-from contracts.stacks.reference.model.blocks.attention import Attention, Indexer, LatentAttention
-from contracts.stacks.reference.model.blocks.common import RMSNorm
-from contracts.stacks.reference.model.blocks.fp8 import Fp8Conversion
-from contracts.stacks.reference.model.blocks.hyper_connections import HyperConnections
-from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
-from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
-from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
-from contracts.stacks.reference.model.blocks.mlp import Mlp
-from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Router
+from contracts.stacks.reference.model.blocks import (
+    M2RNN,
+    Attention,
+    Experts,
+    Fp8Conversion,
+    HyperConnections,
+    Indexer,
+    LatentAttention,
+    Mamba2,
+    Mamba3,
+    Mlp,
+    MoE,
+    RMSNorm,
+    Router,
+)
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
 from contracts.stacks.reference.model.init import Initializer
 from contracts.stacks.reference.model.mtp import MtpModule

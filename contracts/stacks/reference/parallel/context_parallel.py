@@ -26,9 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contracts.spec import refuse
+from contracts.stacks.reference.model.blocks import Packing, SequenceView
 from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan, running_sum
-from contracts.stacks.reference.model.blocks.common import Packing
-from contracts.stacks.reference.model.blocks.sequence import SequenceView
 from contracts.stacks.reference.parallel.collectives import Group, all_gather, recv, send
 
 WAITS = "the first rank of a row waits for nobody, and the last hands nothing on"

@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from contracts.instruments import dry_run
 from contracts.spec import Execution, Holding, Recipe, Rehearsal, Routing
 from contracts.stacks.kit import dry_runs
-from contracts.stacks.reference.model.blocks.common import Packing
-from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
-from contracts.stacks.reference.model.blocks.moe import Router
+from contracts.stacks.reference.model.blocks import M2RNN, Packing, Router
 from contracts.stacks.reference.model.init import Initializer
 from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.optim.optimizer import Member

@@ -16,8 +16,7 @@ from torch.distributed.tensor import Placement, Shard
 from torch.utils.checkpoint import checkpoint
 
 from contracts.spec import Execution
-from contracts.stacks.reference.model.blocks.common import Output
-from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.blocks import MoE, Output
 from contracts.stacks.reference.model.compile import compile_regions
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
 from contracts.stacks.reference.model.mtp import MtpModule

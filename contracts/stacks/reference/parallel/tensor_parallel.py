@@ -24,14 +24,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from contracts.spec import refuse
-from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
-from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm
-from contracts.stacks.reference.model.blocks.hyper_connections import HyperConnections
-from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
-from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
-from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
-from contracts.stacks.reference.model.blocks.mlp import Mlp
-from contracts.stacks.reference.model.blocks.moe import MoE, Router
+from contracts.stacks.reference.model.blocks import (
+    M2RNN,
+    Attention,
+    HyperConnections,
+    LatentAttention,
+    Linear,
+    Mamba2,
+    Mamba3,
+    Mlp,
+    MoE,
+    Output,
+    RMSNorm,
+    Router,
+)
 from contracts.stacks.reference.model.hybrid_model import Model, Vocabulary
 from contracts.stacks.reference.model.mtp import IGNORED
 from contracts.stacks.reference.parallel.collectives import (

@@ -88,7 +88,7 @@ def _strained(kind: type[RankReporter], strain: Strain, last: int) -> type[RankR
             return done
 
         def watch_experts(self, trainer: Trainer) -> None:
-            from contracts.stacks.reference.model.blocks.moe import Experts
+            from contracts.stacks.reference.model.blocks import Experts
 
             for module in trainer.model.modules() if strain.lacks else ():
                 if isinstance(module, Experts):

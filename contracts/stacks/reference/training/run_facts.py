@@ -64,8 +64,8 @@ class RankReporter:
     # this rank
     def watch_experts(self, trainer: Trainer) -> None:
         """Record which kernel multiplies the experts' matrices at each call, and their widths on this rank."""
+        from contracts.stacks.reference.model.blocks import Experts
         from contracts.stacks.reference.model.blocks.common import local
-        from contracts.stacks.reference.model.blocks.moe import Experts
 
         for module in trainer.model.modules():
             if isinstance(module, Experts):

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.spec import Dsa, Mla, Recipe, refuse
-from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, State, local
+from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, PartsInterface, State, local
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
-from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 
 def heads_of(x_BTF: Tensor, size: int) -> Tensor:

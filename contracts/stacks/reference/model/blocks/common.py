@@ -1,15 +1,17 @@
-"""Shared by the blocks: packing, block output, linear layer, RMS norm.
+"""Shared by the blocks: packing, block output, linear layer, RMS norm, and what a block may ask of the table of parts.
 
 B sequences · T tokens · D hidden
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from contracts.spec import Mode, Recipe
 
 State = Mapping[str, Tensor]
 """Recurrent state by name; empty means zero."""
@@ -117,3 +119,42 @@ class RMSNorm(nn.Module):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (wide * scale * local(self.weight, self.summed)).to(x.dtype)
+
+
+MakeBlock = Callable[[Recipe, "PartsInterface"], Any]
+"""A block's class. Which one it is depends on the table, so the caller annotates what it needs."""
+
+
+class LossWeights(Protocol):
+    """A class that knows the coefficients of its auxiliary losses."""
+
+    @staticmethod
+    def weight_of(recipe: Recipe, loss: str) -> float: ...
+
+
+class PartsInterface(Protocol):
+    """Classes by role, as `parts.Parts` holds them."""
+
+    @property
+    def norm(self) -> Callable[[int, float], RMSNorm]: ...
+    @property
+    def attention(self) -> MakeBlock: ...
+    @property
+    def latent_attention(self) -> MakeBlock: ...
+    @property
+    def indexer(self) -> MakeBlock: ...
+    @property
+    def mlp(self) -> Callable[[Recipe, int], nn.Module]: ...
+    @property
+    def router(self) -> MakeBlock: ...
+    @property
+    def experts(self) -> MakeBlock: ...
+    @property
+    def moe(self) -> LossWeights: ...
+    @property
+    def streams(self) -> MakeBlock: ...
+    @property
+    def layer(self) -> Callable[..., Any]: ...
+    @property
+    def prediction(self) -> MakeBlock: ...
+    def mixer(self, recipe: Recipe, layer: int, mode: Mode) -> nn.Module: ...

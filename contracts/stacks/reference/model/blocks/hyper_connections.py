@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.spec import Recipe
-from contracts.stacks.reference.model.blocks.common import Linear, local
-from contracts.stacks.reference.model.parts_interface import PartsInterface
+from contracts.stacks.reference.model.blocks.common import Linear, PartsInterface, local
 
 ROUNDS = 20  # of Sinkhorn, as in the paper
 

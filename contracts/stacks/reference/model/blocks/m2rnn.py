@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.spec import Recipe
-from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, State, local
+from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, PartsInterface, State, local
 from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, initial_dt_bias, split, wide
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
-from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 
 class M2RNN(nn.Module):

@@ -13,9 +13,17 @@ from torch import Tensor, nn
 
 from contracts.spec import Recipe
 from contracts.spec.parameters import CONV_WIDTH
-from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, Piece, RMSNorm, State, local
+from contracts.stacks.reference.model.blocks.common import (
+    Linear,
+    Output,
+    Packing,
+    PartsInterface,
+    Piece,
+    RMSNorm,
+    State,
+    local,
+)
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
-from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 
 class Mamba2(nn.Module):

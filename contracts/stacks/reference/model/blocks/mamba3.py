@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.spec import Recipe, refuse
-from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, State, local
+from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, PartsInterface, State, local
 from contracts.stacks.reference.model.blocks.mamba2 import initial_dt_bias, split, wide
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
-from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 SLOWEST = 1e-4
 """The decay rate is kept at this at least, as mamba-ssm keeps it (`A_floor`)."""

@@ -24,9 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.spec import Moe, Recipe
-from contracts.stacks.reference.model.blocks.common import Output, Packing, State, local
+from contracts.stacks.reference.model.blocks.common import Output, Packing, PartsInterface, State, local
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
-from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 Backend = Literal["grouped", "loop"]
 
