@@ -1149,8 +1149,8 @@ class Recorder:
             self.within.add(key)
 
     def weighed(self, arguments: Sequence[Any]) -> None:
-        """The backward pass of a loss over labels."""
-        if not any(isinstance(each, DTensor) for each in arguments):
+        """The backward pass of a loss over labels; not one that torch tries out on tensors without numbers."""
+        if all(type(each) is Tensor for each in arguments[:3]):
             with _Apart(self):
                 found = consumed.weighed(arguments)
                 if found is None:

@@ -46,6 +46,7 @@ def violated(tmp_path: Path) -> Callable[[Callable[[], None]], dict[str, str]]:
             observe.ACTIVE.clear()
             recorder.close()
         assert _get_current_dispatch_mode() is None
+        assert not recorder.failed
         merged = Merged(read(tmp_path / "trace"))
         equal = compare(merged, merged)
         assert (equal.differences, equal.incomparable) == ((), "")
@@ -231,6 +232,27 @@ def flat() -> None:
         for _ in range(4):
             optimizer.zero_grad()
             net(_rows()).square().sum().backward()
+            optimizer.step()
+    finally:
+        dist.destroy_process_group()
+
+
+def spread_loss() -> None:
+    """The loss is one of DTensors. Torch learns the shapes of each of their operations from tensors without numbers."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import Replicate, distribute_tensor, parallel
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        net = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+        scores = parallel.ColwiseParallel(output_layouts=Replicate(), use_local_output=False)
+        parallel.parallelize_module(net, mesh, {"1": scores})
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        for text in torch.randint(9, (3, 4, 7)):
+            optimizer.zero_grad()
+            labels = distribute_tensor(text.flatten(), mesh)
+            nn.functional.cross_entropy(net(text).flatten(0, 1), labels).backward()
             optimizer.step()
     finally:
         dist.destroy_process_group()
@@ -456,7 +478,7 @@ def loaded(kind: str) -> None:
 RUNS = {
     "scaled": lambda: scaled(False), "scaled-fused": lambda: scaled(True), "closure": closure,
     "alternating": alternating, "narrow": narrow, "scheduled": scheduled, "elsewhere": elsewhere, "sparse": sparse,
-    "clipped-twice": clipped_twice, "flat": flat, "routed": lambda: routed(False),
+    "clipped-twice": clipped_twice, "flat": flat, "spread-loss": spread_loss, "routed": lambda: routed(False),
     "routed-resets": lambda: routed(True), "adversarial": adversarial, "averaged": averaged, "frozen": frozen,
     "low-rank": low_rank, "schedule-free": schedule_free, "several": several, "evaluated": evaluated,
     "compiled": compiled, "accumulated-mean": lambda: accumulated("mean"),
