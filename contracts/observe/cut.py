@@ -1,4 +1,4 @@
-"""Rows that are cut along the sequence, as context parallelism does: whole rows of one run, parts of them in another.
+"""Rows that one run has whole and another in parts, as context parallelism cuts them, or padded to another length.
 
 Each half of a row has a number, a polynomial of its ids. That of a row is the sum of its parts', each times the base to
 the power of where it begins: parts are known by what they make together, and not by how a script says it cuts.
@@ -75,10 +75,44 @@ def _from_both_ends(held: Sequence[_Row]) -> list[_Part]:
     return [*(first for first, _ in held), *(last for _, last in reversed(held))]
 
 
+def _whole(merged: Merged, step: int) -> Counter[_Part]:
+    return Counter(_together(row) for _, line in merged.inputs(step) for row in _rows(line))
+
+
+def padded(one: Merged, other: Merged, step: int) -> bool:
+    """Whether the rows of a step are those of the other run, but for how often one id stands at their end."""
+    mine, its = (_whole(each, step) for each in (one, other))
+    first, longest = next(iter(mine - its), None), max((length for length, _ in mine | its), default=0)
+    if first is None:
+        return False
+    fillers = {_filler(*sorted((first, each))) for each in its if each[0] != first[0]} - {0}
+    return any(_filled(mine, longest, each) == _filled(its, longest, each) for each in fillers)
+
+
+def _sums(start: int, end: int) -> list[int]:
+    """The powers of each base from one to the other, added up."""
+    return [(pow(base, end, PRIME) - pow(base, start, PRIME)) * pow(base - 1, -1, PRIME) % PRIME for base in BASES]
+
+
+def _filler(short: _Part, long: _Part) -> int:
+    """What the longer row has one more time and again after the shorter one: its number, or 0 if it is not one."""
+    pairs = zip(long[1], short[1], _sums(short[0], long[0]), strict=True)
+    found = {(its - own) * pow(powers, -1, PRIME) % PRIME for its, own, powers in pairs}
+    return found.pop() if len(found) == 1 else 0
+
+
+def _filled(rows: Counter[_Part], longest: int, filler: int) -> Counter[tuple[int, ...]]:
+    """All rows as long as the longest."""
+    found = Counter[tuple[int, ...]]()
+    for (length, numbers), count in rows.items():
+        pairs = zip(numbers, _sums(length, longest), strict=True)
+        found[tuple((number + filler * powers) % PRIME for number, powers in pairs)] += count
+    return found
+
+
 def cut(whole: Merged, parts: Merged, step: int) -> bool:
     """Whether each row of a step is what several ranks of the other run consume together."""
-    lines = [line for _, line in whole.inputs(step)]
-    want = Counter(_together(row) for line in lines for row in _rows(line))
+    want = _whole(whole, step)
     of: dict[int, dict[int, list[_Row]]] = {}
     for rank, line in parts.lines("input", step):
         of.setdefault(line["microbatch"], {})[rank.rank] = list(_rows(line))

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from contracts.observe.cut import cut
+from contracts.observe.cut import cut, padded
 from contracts.observe.merged import Merged, Whole
 from contracts.observe.pairing import paired
 from contracts.observe.sketch import distance
 
 COMPILED = "the forward pass draws random numbers (dropout?), and compiled code draws others"
+CUT, PADDED = ", cut along the sequence in one of the runs", ", padded to another length in one of the runs"
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 UNITS = 64.0
 """Roundings of the whole tensor that the floor allows in the first step; eight times as many in each later one."""
@@ -95,7 +96,7 @@ def compare(reference: Merged, other: Merged, repeats: Sequence[Merged] = ()) ->
 def _incomparable(one: Merged, other: Merged, step: int) -> str:
     staged = one.staged or other.staged
     rows, its = one.rows(step, ids=staged), other.rows(step, ids=staged)
-    if rows != its and not cut(one, other, step) and not cut(other, one, step):
+    if rows != its and not _other_form(one, other, step):
         missing, more = rows - its, its - rows
         return (
             f"the inputs differ: {sum(rows.values())} rows and {sum(its.values())} rows, of which "
@@ -108,6 +109,13 @@ def _incomparable(one: Merged, other: Merged, step: int) -> str:
         if states[0] != states[1]:
             return "the forward pass draws random numbers (dropout?), and the random states differ"
     return ""
+
+
+def _other_form(one: Merged, other: Merged, step: int) -> str:
+    """What rows that are the same are in the two runs, in words; empty if they are not the same."""
+    if cut(one, other, step) or cut(other, one, step):
+        return CUT
+    return PADDED if padded(one, other, step) else ""
 
 
 def _whose(merged: Merged, step: int, rows: Counter[int], *, ids: bool) -> str:
@@ -127,7 +135,7 @@ class _Phases:
         self.agreed: list[str] = []
         self.unseen: dict[str, int] = {}
         self.compared: Counter[tuple[str, int]] = Counter()
-        self.flipped, self.parts = "", False  # whether a run has rows that are parts of those of the other
+        self.flipped = self.form = ""
 
     def walk(self, steps: int) -> tuple[Sequence[Difference], str]:
         """The first differences in so many steps, or why no more can be compared."""
@@ -138,9 +146,9 @@ class _Phases:
                 return (), f"step {step}: {why}"
             self.compared["steps", step] += 1
             rows, its = (sum(each.rows(step).values()) for each in (self.one, self.other))
-            self.parts = rows != its
-            words = f", cut along the sequence in one of the runs: {rows} and {its}" if self.parts else ""
-            self.agreed.append(f"step {step}: inputs ({min(rows, its)} rows{words})")
+            same = self.one.rows(step) == self.other.rows(step)
+            self.form = "" if same else _other_form(self.one, self.other, step)
+            self.agreed.append(f"step {step}: inputs ({min(rows, its)} rows{self.form})")
             for phase in (self.modes, self.forward, self.loss, self.gradients, self.settings, self.updates):
                 differences = phase(step)
                 if self.flipped:
@@ -335,7 +343,7 @@ class _Phases:
 
     def _differs(self, phase: str, want: Whole, got: Whole, bound: float) -> str | None:
         """How a tensor differs; empty where it does not, None where nobody can say."""
-        if phase == "output of module" and self.parts:
+        if phase == "output of module" and self.form:
             return self._of_parts(want, got, bound)
         if want.shape != got.shape:
             if phase == "output of module":
@@ -379,8 +387,10 @@ class _Phases:
 
     def _of_parts(self, want: Whole, got: Whole, bound: float) -> str | None:
         """How outputs differ whose rows are cut in one run: by their norm over all rows."""
-        if not want.batched or not got.batched:
-            self._miss("outputs of parts of rows, without a batch")
+        if self.form == PADDED or not want.batched or not got.batched:
+            self._miss(
+                f"outputs of rows{self.form}" if self.form == PADDED else "outputs of parts of rows, without a batch"
+            )
             return None
         apart = abs(want.norm - got.norm)
         words = f"has the norm {got.norm:.6g} over all rows, and {want.norm:.6g} in the reference"

@@ -266,7 +266,7 @@ def test_ranks_that_hold_a_shard_with_different_bits_are_named(traces: Path) -> 
 def test_rows_cut_over_ranks_are_compared_with_whole_rows(traces: Path, runs: tuple[str, str]) -> None:
     code, said = _diff(*(traces / each for each in runs))
     assert code == 0, said
-    assert "step 2: inputs (4 rows, cut along the sequence in one of the runs: " in said
+    assert "step 2: inputs (4 rows, cut along the sequence in one of the runs)" in said
     assert "12 outputs, 2 losses, 12 gradients" in said
 
 

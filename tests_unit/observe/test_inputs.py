@@ -49,6 +49,7 @@ CALLS: dict[str, Call] = {
     "a mask of ones": lambda net, x, y: net(**_masked(x, y)),
     "forward by its name": lambda net, x, y: net.forward(x, y),
     "padded": lambda net, x, y: net(**_masked(x, y, 3)),
+    "padded without a mask": lambda net, x, y: net(_padded(x, 3, 0), _padded(y, 3, -100)),
     "padded on the left": lambda net, x, y: net(**_masked(x, y, 2, left=True)),
 }
 
@@ -97,6 +98,7 @@ def test_equal_rows_are_recognised_in_any_form_of_the_call(one: Path, tmp_path: 
 OTHERS: dict[str, Call] = {
     "ids in another order": lambda net, x, y: net(x.flip(1), y),
     "labels of other rows": lambda net, x, y: net(x, y.roll(1, 0)),
+    "ids after them": lambda net, x, y: net(torch.cat([x, x[:, :3]], 1), _padded(y, 3, -100)),
     "an id that is masked": lambda net, x, y: net(
         **_masked(x, y) | {"attention_mask": (torch.arange(8) < 7).expand(4, 8)}
     ),
