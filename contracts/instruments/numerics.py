@@ -48,6 +48,11 @@ def tensors(values: Arrays, dtype: torch.dtype | None = None) -> dict[str, Tenso
     }
 
 
+def on(device: str, values: Arrays) -> dict[str, Tensor]:
+    """Values as tensors on a device."""
+    return {name: tensor(value).to(device) for name, value in values.items()}
+
+
 def difference(
     what: str, got: Array | Tensor, want: Array | Tensor, tolerance: Tolerance, *, scale: float = 0.0
 ) -> str:

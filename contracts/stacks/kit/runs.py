@@ -216,7 +216,7 @@ def put(
         for name, target in into.items():
             if name not in theirs:
                 continue
-            part = theirs[name].to(target.dtype)
+            part = theirs[name].to(target.device, target.dtype)
             if isinstance(target, DTensor):
                 part = distribute_tensor(part, target.device_mesh, target.placements, src_data_rank=None)
             target.copy_(part)

@@ -15,6 +15,7 @@ from contracts.instruments import graphs, numerics
 from contracts.spec import AllowedBreak, Backend, BlockCall, BlockRun, CompiledRuns, Execution, Mode, Recipe, Shape
 from contracts.spec.delta_rule import DeltaCall, DeltaRun
 from contracts.stacks.kit import delta_rule
+from contracts.stacks.kit.exact_kernels import exact_kernels
 from contracts.stacks.kit.links import fitting, to_canonical, to_theirs
 from contracts.stacks.kit.runs import gradients_of
 from contracts.stacks.kit.versions import fitted
@@ -50,22 +51,26 @@ def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]
 def run_block(call: BlockCall) -> BlockRun:
     """A block forward, and backward where the call has an upstream gradient."""
     kind, letter, one = block_of(call.recipe, call.layer, call.mode)
-    x_BTD = numerics.tensor(call.x, strided=call.strided)
+    x_BTD = numerics.tensor(call.x, strided=call.strided).to(call.device)
     declined(call, letter, x_BTD)
     config = kind.config(one)
     wide = x_BTD.dtype is torch.float64
     config._experts_implementation = "eager" if wide else "grouped_mm"
     if call.chunk is not None:
         config.chunk_size = call.chunk
-    half = x_BTD.dtype is torch.bfloat16
-    mixed = torch.autocast("cpu", torch.bfloat16) if half else contextlib.nullcontext()
-    with shims.quiet(), shims.Wide() if wide else contextlib.nullcontext(), mixed:
+    with shims.quiet(), shims.Wide() if wide else contextlib.nullcontext(), _mixed(x_BTD), exact_kernels(call.device):
         block = _Block(kind, letter, one, config)
         return block.run(call, x_BTD.requires_grad_(call.dy is not None))
 
 
+def _mixed(x_BTD: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """What its Trainer computes in with `bf16=True`."""
+    half = x_BTD.dtype is torch.bfloat16
+    return torch.autocast(x_BTD.device.type, torch.bfloat16) if half else contextlib.nullcontext()
+
+
 def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
-    """Decline a call that transformers cannot answer, or not on a CPU.
+    """Decline a call that transformers cannot answer, or not on this device.
 
     Raises:
         NotOffered: with the reason.
@@ -73,7 +78,7 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
     scan = letter == "M"
     decline({
         "adapter": {
-            "it is asked on a CPU, with its own operations": call.device != "cpu" or bool(call.kernels),
+            "it is asked with its own operations": bool(call.kernels),
             "a router's product is asked as its model has it": call.router is not None,
         },
         "stack": {
@@ -106,10 +111,9 @@ def run_compiled(calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns
         config._experts_implementation = "grouped_mm"  # what its models choose where nobody asks for another
         block, through = _Block(kind, letter, one, config), torch.compile(_through, backend=counter)
         for call in calls:
-            x_BTD = numerics.tensor(call.x, strided=call.strided)
+            x_BTD = numerics.tensor(call.x, strided=call.strided).to(call.device)
             declined(call, letter, x_BTD)
-            half = x_BTD.dtype is torch.bfloat16
-            with torch.autocast("cpu", torch.bfloat16) if half else contextlib.nullcontext():
+            with _mixed(x_BTD), exact_kernels(call.device):
                 runs.append(block.run(call, x_BTD.requires_grad_(call.dy is not None), through))
             seen.append(counter.seen())
     return CompiledRuns(runs=tuple(runs), graphs=tuple(seen))
@@ -157,12 +161,12 @@ class _Block:
     def run(self, call: BlockCall, x_BTD: Tensor, through: Callable[..., Any] | None = None) -> BlockRun:
         """A call of it. `through` calls its norm and then its mixer; compiled, where that is asked."""
         self.through, self.seen = through or _through, {}
-        self.put(numerics.tensors(call.weights))
+        self.put(numerics.tensors(call.weights), call.device)
         if call.chunk is not None:
             self.scan.chunk_size = call.chunk
-        cache = self.cache(numerics.tensors(call.state), x_BTD.shape[0]) if self.letter == "M" else None
+        cache = self.cache(numerics.on(call.device, call.state), x_BTD.shape[0]) if self.letter == "M" else None
         y_BTD = self.mixed(x_BTD, call, cache).to(x_BTD.dtype)
-        dy_BTD = None if call.dy is None else numerics.tensor(call.dy, strided=call.strided)
+        dy_BTD = None if call.dy is None else numerics.tensor(call.dy, strided=call.strided).to(call.device)
         gradients = {} if dy_BTD is None else self.gradients(y_BTD, dy_BTD, x_BTD)
         return BlockRun(
             y=numerics.array(y_BTD.detach()),
@@ -172,7 +176,7 @@ class _Block:
             strided=not x_BTD.is_contiguous(),
         )
 
-    def put(self, ours: Mapping[str, Tensor]) -> None:
+    def put(self, ours: Mapping[str, Tensor], device: str) -> None:
         """Give the block's tensors to its modules; what the other half of the layer has stays on the meta device."""
         given = to_theirs(ours, self.links)
         missing = {link.theirs for link in self.links} - given.keys()
@@ -182,7 +186,10 @@ class _Block:
             if name.endswith(("gate", "router")) and hasattr(module, "e_score_correction_bias"):
                 given.setdefault(f"{name}.e_score_correction_bias", torch.zeros_like(ours["norm.weight"][:1]).expand(
                     self.recipe.moe.experts if self.recipe.moe else 0))  # fmt: skip
-        self.layer.load_state_dict(given, strict=False, assign=True)
+        empty = {name: each.shape for name, each in self.layer.state_dict().items() if not each.numel()}
+        given |= {name: ours["norm.weight"].new_empty(shape) for name, shape in empty.items()}
+        there = {name: each.to(device) for name, each in given.items()}
+        self.layer.load_state_dict(there, strict=False, assign=True)
 
     def watch(self) -> None:
         """Record what the experts are handed, and what the indexer chooses."""
@@ -201,7 +208,7 @@ class _Block:
 
     def sorted(self, _: Tensor, tokens: Tensor, gates: Tensor, sizes: list[int], *rest: Any) -> None:
         """What Granite's router reports up to 5.10, expert after expert; here it is reported token after token."""
-        experts = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        experts = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(tokens.device)
         order_NK = tokens.argsort(stable=True).view(int(tokens.max()) + 1, -1)
         self.seen.update(experts=experts[order_NK], gates=gates[order_NK])
 
@@ -210,7 +217,7 @@ class _Block:
         norm = self.layer.get_submodule(self.norm)
         if self.letter == "M":
             given: dict[str, Any] = {"cache_params": cache, "cache": cache}  # its name from 5.24 on
-            place = {"cache_position": torch.arange(1, 2)} if call.state and self.own_cache else {}
+            place = {"cache_position": torch.arange(1, 2, device=x_BTD.device)} if call.state and self.own_cache else {}
             scanned: Tensor = self.through(norm, self.scan, x_BTD, **releases.taken(self.scan.forward, given), **place)
             return scanned
         if self.letter == "A":
@@ -243,16 +250,17 @@ class _Block:
 
         sparse = self.kind is DEEPSEEK_V32
         alone = torch.zeros(x_BTD.shape[:2], dtype=torch.int64)
-        places_BT = places(alone if call.documents is None else numerics.tensor(call.documents))
+        places_BT = places(alone if call.documents is None else numerics.tensor(call.documents)).to(x_BTD.device)
         asked: dict[str, Any] = {  # up to 4.57 the input has another name, and tokens are counted beside it
-            "inputs_embeds": x_BTD, "input_embeds": x_BTD, "cache_position": torch.arange(x_BTD.shape[1]),
+            "inputs_embeds": x_BTD, "input_embeds": x_BTD,
+            "cache_position": torch.arange(x_BTD.shape[1], device=x_BTD.device),
             "allow_is_causal_skip": not sparse, "past_key_values": None, "cache": None,  # its name from 5.24 on
         }  # fmt: skip
         mask = create_causal_mask(
             config=self.config, attention_mask=None, position_ids=places_BT,
             **releases.taken(create_causal_mask, asked),
         )  # fmt: skip
-        turns = self.kind.part("RotaryEmbedding")(self.config)(x_BTD, places_BT)
+        turns = self.kind.part("RotaryEmbedding")(self.config).to(x_BTD.device)(x_BTD, places_BT)
         y_BTD: Tensor
         y_BTD, _ = self.through(
             norm, self.layer.self_attn, x_BTD, position_embeddings=turns, attention_mask=mask, position_ids=places_BT

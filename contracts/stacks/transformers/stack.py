@@ -41,6 +41,7 @@ class Transformers(Package):
         "communicators": "purpose",
     }
     layouts: frozenset[Layout] = frozenset({"borrowed"})
+    computes_on = frozenset({"cpu", "cuda"})
     tried, can = VERSIONS, ABILITIES
     command = "make transformers TRANSFORMERS={0}"
     of = {  # noqa: RUF012

@@ -23,6 +23,7 @@ from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered
 from contracts.spec import Array, Arrays, Built, Execution, Mode, Pass, Recipe, Session, Step, Tokens, Trained, refuse
 from contracts.stacks.kit import runs, tables
+from contracts.stacks.kit.exact_kernels import exact_kernels
 from contracts.stacks.kit.links import fitting, freeze, to_canonical
 from contracts.stacks.kit.versions import fitted
 from contracts.stacks.transformers import releases, shims, weight_mapping
@@ -37,16 +38,17 @@ class Model:
 
     def __init__(
         self, recipe: Recipe, question: str, execution: Execution | None = None, *, wide: bool = False,
-        device: str = "cpu",
+        device: str = "",
     ) -> None:  # fmt: skip
-        self.recipe, self.kind = recipe, model_of(recipe, execution or Execution(), question)
+        execution = execution or Execution()
+        self.recipe, self.kind = recipe, model_of(recipe, execution, question)
         self.links = weight_mapping.links(self.kind, recipe)
         config = self.kind.config(recipe)
         if wide:
             config._experts_implementation = "eager"
         # rope's frequencies are buffers, and computed here; parameters are drawn in float32 all the same
         with (
-            shims.quiet(), torch.device(device), shims.Wide() if wide else contextlib.nullcontext(),
+            shims.quiet(), torch.device(device or execution.device), shims.Wide() if wide else contextlib.nullcontext(),
             fitted(f"a model of {self.kind.name}"),
         ):  # fmt: skip
             set_seed(recipe.seed)
@@ -127,7 +129,10 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
             "a model that it cut is not compiled": cut and execution.compile != "none",
         },
         "device": {"inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor"},
-        "adapter": {"models cut over ranks are not asked in bfloat16": cut and execution.world > 1 and half},
+        "adapter": {
+            "models cut over ranks are not asked in bfloat16": cut and execution.world > 1 and half,
+            "several ranks are asked on CPUs": execution.world > 1 and execution.device != "cpu",
+        },
     })  # fmt: skip
 
 
@@ -142,10 +147,13 @@ def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Toke
         model.put(weights, {})
     if _recomputes(recipe, execution):
         model.recompute(_recomputing(wide))
-    with shims.quiet(), shims.widened() if wide else contextlib.nullcontext(), alone(execution):
+    device = execution.device
+    with (
+        shims.quiet(), shims.widened() if wide else contextlib.nullcontext(), alone(execution), exact_kernels(device)
+    ):  # fmt: skip
         if half:
-            Accelerator(cpu=True, mixed_precision="bf16").prepare_model(model.module, evaluation_mode=True)
-        told = model.module(**_inputs(batch, slice(None)))
+            Accelerator(cpu=device == "cpu", mixed_precision="bf16").prepare_model(model.module, evaluation_mode=True)
+        told = model.module(**{name: each.to(device) for name, each in _inputs(batch, slice(None)).items()})
         if backward:
             told.loss.backward()
     gradients = to_canonical(runs.gradients(model.parameters()), model.links) if backward else {}
@@ -242,21 +250,20 @@ class Observed(Trainer):  # type: ignore[misc]  # not installed where types are 
         # up to 4.57 it takes no norm under a limit of 0
         unlimited = 0.0 if hasattr(Trainer, "_get_grad_norm") else float("inf")
         compiled = {"torch_compile": True, "torch_compile_backend": execution.backend}
-        super().__init__(
-            model=model.module,
-            args=TrainingArguments(
-                output_dir=session.save or folder, max_steps=last, use_cpu=True, seed=recipe.seed, bf16=half,
-                gradient_accumulation_steps=execution.microbatches, learning_rate=optim.lr,
-                weight_decay=optim.weight_decay, adam_beta1=optim.beta1, adam_beta2=optim.beta2,
-                max_grad_norm=optim.clip or unlimited, save_strategy="no", save_total_limit=session.keep,
-                logging_steps=1, logging_nan_inf_filter=False, report_to=[], disable_tqdm=True,
-                remove_unused_columns=False, gradient_checkpointing=_recomputes(recipe, execution),
-                gradient_checkpointing_kwargs=_recomputing(execution.precision == "float64"),
-                accelerator_config={"even_batches": False}, dataloader_pin_memory=False,
-                **schedule(recipe), **(compiled if execution.compile == "model" else {}),
-            ),
-            callbacks=[_Watch(self)],
+        given = TrainingArguments(
+            output_dir=session.save or folder, max_steps=last, use_cpu=execution.device == "cpu",
+            seed=recipe.seed, bf16=half, gradient_accumulation_steps=execution.microbatches, learning_rate=optim.lr,
+            weight_decay=optim.weight_decay, adam_beta1=optim.beta1, adam_beta2=optim.beta2,
+            max_grad_norm=optim.clip or unlimited, save_strategy="no", save_total_limit=session.keep,
+            logging_steps=1, logging_nan_inf_filter=False, report_to=[], disable_tqdm=True,
+            remove_unused_columns=False, gradient_checkpointing=_recomputes(recipe, execution),
+            gradient_checkpointing_kwargs=_recomputing(execution.precision == "float64"),
+            accelerator_config={"even_batches": False}, dataloader_pin_memory=False,
+            **schedule(recipe), **(compiled if execution.compile == "model" else {}),
         )  # fmt: skip
+        if given.n_gpu > 1:
+            given._n_gpu = 1  # private: else it splits each batch over all devices of this node (nn.DataParallel)
+        super().__init__(model=model.module, args=given, callbacks=[_Watch(self)])
         if not hasattr(Trainer, "_clip_grad_norm"):  # up to 4.57 it calls accelerate's in the middle of its loop
             self.accelerator.clip_grad_norm_ = self._clipped(self.accelerator.clip_grad_norm_)
 
@@ -375,7 +382,7 @@ def train(session: Session) -> Trained:
             model.spread(session.execution)
         freeze(session.frozen, model.parameters(), model.links)
         trainer = Observed(session, model, microbatches(session, start), start + session.steps, kept)
-        with shims.widened() if wide else contextlib.nullcontext():
+        with shims.widened() if wide else contextlib.nullcontext(), exact_kernels(session.execution.device):
             trainer.train(resume_from_checkpoint=folder)
     return Trained(start=start, steps=tuple(trainer.steps), loaded=trainer.begun)
 

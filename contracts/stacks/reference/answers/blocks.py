@@ -37,8 +37,8 @@ class BlockAnswers(BuiltOfParts):
         raise NotImplementedError  # KernelSelectionAnswers'
 
     def run_block(self, call: BlockCall) -> BlockRun:
+        from contracts.stacks.kit.exact_kernels import exact_kernels
         from contracts.stacks.reference.kernels.substitution import substitute_kernels
-        from contracts.stacks.reference.training.exact_kernels import exact_kernels
 
         held = build_block(call, self.parts())
         chosen = self.seams(call.recipe, call.mode, call.kernels, self.kernel_facts()) if call.kernels else ()
@@ -55,7 +55,7 @@ def build_block(call: BlockCall, parts: Parts) -> nn.ModuleDict:
     from contracts.instruments import numerics
 
     branch = _branch(call.recipe, call.layer, call.mode, parts)
-    held = _on(call.device, numerics.tensors(call.weights))
+    held = numerics.on(call.device, call.weights)
     branch = branch.to(call.device).to(next(each.dtype for each in held.values() if each.is_floating_point()))
     branch.load_state_dict(held, strict=True, assign=True)
     branch.requires_grad_(call.dy is not None)
@@ -82,7 +82,7 @@ def run_call(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockC
 
     learns = call.dy is not None
     x_BTD = numerics.tensor(call.x, strided=call.strided).to(call.device).requires_grad_(learns)
-    given = _on(call.device, numerics.tensors(call.state))
+    given = numerics.on(call.device, call.state)
     state = {name: each.requires_grad_(learns) for name, each in given.items()}
     documents = None if call.documents is None else numerics.tensor(call.documents).to(call.device)
     pack = packing(x_BTD, documents)
@@ -107,10 +107,6 @@ def run_call(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockC
         buffers=numerics.arrays(dict(branch.named_buffers())),
         strided=not x_BTD.is_contiguous(),
     )
-
-
-def _on(device: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: each.to(device) for name, each in tensors.items()}
 
 
 def _branch(recipe: Recipe, layer: int, mode: Mode, parts: Parts) -> nn.ModuleDict:

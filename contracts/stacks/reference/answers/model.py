@@ -59,8 +59,8 @@ class ModelAnswers(BuiltOfParts):
         return numerics.arrays(build_model(recipe, Execution(mode=mode), self.parts()).state_dict())
 
     def run_model(self, recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
+        from contracts.stacks.kit.exact_kernels import exact_kernels
         from contracts.stacks.reference.model.build import build_model
-        from contracts.stacks.reference.training.exact_kernels import exact_kernels
 
         model = build_model(recipe, execution, self.parts(), weights)
         with exact_kernels(execution.device):

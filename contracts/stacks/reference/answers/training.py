@@ -20,7 +20,7 @@ class TrainingAnswers(BuiltOfParts):
         _refuse_uncounted(session)
         if session.rates or session.frozen:
             _refuse_unknown(session, self.built(session.recipe, session.execution.mode))
-        from contracts.stacks.reference.training.exact_kernels import exact_kernels
+        from contracts.stacks.kit.exact_kernels import exact_kernels
 
         with exact_kernels(session.execution.device):
             trainer = self.trainer_of(session.execution)(session.recipe, session.execution, self.parts())
