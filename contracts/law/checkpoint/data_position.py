@@ -3,13 +3,16 @@
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
+from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.label_weights import WINDOW
 from contracts.law._support.saved_states import FAMILIES, folder
 from contracts.law.checkpoint.resume import DENSE, MUON, SHORT, given_batches
 from contracts.spec import (
+    EXACT,
     Batch,
     Checkpoint,
     Checkpointing,
@@ -185,6 +188,54 @@ def the_command_goes_on_where_it_was_left(stack: Devices, saved: bool) -> None:
             assert (ended.steps, ended.exit_code) == (want, 0), f"start {number + 1} took {words}, expected {want}"
 
 
+class Continuing(Devices, Checkpointing, Training, Protocol):
+    """A command that saves, and a run that loads what it saved."""
+
+
+FALLING = replace(TINY, optim=replace(TINY.optim, lr=1e-2, min_lr=1e-4, warmup=1, steps=8, schedule="cosine"))
+PARTS = {"two-and-two": (FALLING, (2, 4), 4), "one-and-two": (FALLING, (1, 3), 3)}
+
+
+@contract("CKPT-01q", asks=("started", "latest_checkpoint", "train"), cases=PARTS, source=FAMILIES, slow=True)
+def the_command_stopped_early_leaves_what_it_leaves_at_once(
+    stack: Continuing, recipe: Recipe, ends: tuple[int, ...], steps: int
+) -> None:
+    """The training command, stopped after some steps and started again, leaves the weights of the command that takes
+    all of them at once, in the middle of its schedule.
+
+    The step to stop after is no part of the recipe. A schedule that ends with the steps of each start falls to its end
+    in each of them, and every number in the log is plausible.
+    """
+    with folder() as at:
+        text = at / "text.bin"
+        text.write_bytes(bytes(3 * k % 59 for k in range(40 * recipe.seq_length)))
+        recipe = replace(recipe, data=Data(path=str(text)))
+        left = []
+        for name, stops in (("parts", ends), ("whole", (steps,))):
+            load = None
+            for stop in stops:
+                kept = Checkpoint(save=str(at / name), load=load, interval=stop)
+                ended = stack.started(replace(recipe, checkpoint=kept), _ALONE if load else {}, stop)
+                words = f"started for {stop} steps it ended with {ended.exit_code}: {ended.words[-300:]}"
+                assert ended.exit_code == 0, words
+                load = str(at / name)
+            where = _latest_in(stack, at / name)
+            assert where is not None, f"started for {stops[-1]} steps the command left no checkpoint"
+            asked = Session(recipe=recipe, steps=1, load=str(where), observe=frozenset({"weights"}), at=frozenset({0}))
+            loaded = stack.train(asked)
+            assert loaded.start == steps, f"the last checkpoint is of step {loaded.start}, expected {steps}"
+            assert loaded.loaded is not None, "the loaded state was asked for, and there is none"
+            left.append(loaded.loaded.weights)
+    words = instruments.numerics.differences("the weight", left[0], left[1], EXACT)
+    assert not words, f"stopped after {ends[0]} of {steps} steps: {words}"
+
+
+def _latest_in(stack: Checkpointing, place: Path) -> Path | None:
+    """The folder at or below a place that holds checkpoints."""
+    folders = [each for each in (place, *sorted(place.rglob("*"))) if each.is_dir()]
+    return next((each for each in folders if stack.latest_checkpoint(str(each)) is not None), None)
+
+
 class Saving(Devices, Checkpointing, Protocol):
     """A command that saves, and what it has saved."""
 
@@ -206,8 +257,7 @@ def the_command_saves_as_often_as_it_is_told(stack: Saving, interval: int, steps
         ended = stack.started(replace(TINY, data=Data(path=str(text)), checkpoint=kept), {}, steps)
         words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
         assert (ended.steps, ended.exit_code) == (steps, 0), f"it took {words}, expected {steps}"
-        folders = [each for each in (at / "run", *sorted((at / "run").rglob("*"))) if each.is_dir()]
-        where = next((each for each in folders if stack.latest_checkpoint(str(each)) is not None), None)
+        where = _latest_in(stack, at / "run")
         found: list[int] = []
         while where is not None and (latest := stack.latest_checkpoint(str(where))) is not None:
             found.append(latest)

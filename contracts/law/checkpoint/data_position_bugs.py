@@ -152,6 +152,27 @@ def loads_only_what_is_there(started, self, recipe, environment, steps):
     return started(self, replace(recipe, checkpoint=kept), environment, steps)
 
 
+@broken(Reference, "started", "CKPT-01q[two-and-two]: started for 4 steps it ended with 2",
+        "CKPT-01q[one-and-two]: started for 3 steps it ended with 2")  # fmt: skip
+def ends_the_schedule_where_it_stops(started, self, recipe, environment, steps):
+    """The steps of this start become those of the recipe, which a later start finds to be another."""
+    return started(self, replace(recipe, optim=replace(recipe.optim, steps=steps)), environment, steps)
+
+
+@broken(Reference, "started", "CKPT-01q[two-and-two]: stopped after 2 of 4 steps: the weight")
+def reads_another_text_after_a_restart(started, self, recipe, environment, steps):
+    """A restart prepares its data anew, and the path has another text."""
+    text = Path(recipe.data.path or "")
+    if recipe.checkpoint.load is None or not text.exists():
+        return started(self, recipe, environment, steps)
+    whole = text.read_bytes()
+    text.write_bytes(bytes((each + 1) % 59 for each in whole))
+    try:
+        return started(self, recipe, environment, steps)
+    finally:
+        text.write_bytes(whole)
+
+
 @broken(Reference, "started", "CKPT-01l[every-third]: left checkpoints of steps [7], expected [7, 6, 3]")
 def saves_at_the_end_alone(started, self, recipe, environment, steps):
     """The interval equals the log's: what dies before its last step has saved nothing."""
