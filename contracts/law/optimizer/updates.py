@@ -58,6 +58,7 @@ STEPS: dict[str, tuple[Recipe] | tuple[Recipe, Mapping[str, float]]] = {
     "tied": (TIED,),
     "dense": (DENSE,),
     "muon": (MUON,),
+    "muon-other-betas": (_with(MUON, beta1=0.5, beta2=0.7),),
     "muon-never-clipped": (_with(MUON, clip=0.0, warmup=0),),
     "two-rates": (DENSE, OUTSIDE),
     "rates-in-layers": (DENSE, {"layers.1.mixer.w2.weight": 0.5, "layers.2.norm.weight": 2.0}),
@@ -89,7 +90,7 @@ def weights_after_each_step_are_those_of_the_rule(
         weight, share = instruments.numerics.tensor(weights[row.name]), (rates or {}).get(row.name, 1.0)
         what = f"the {row.optimizer} move of {row.name}"
         if row.optimizer == "muon":
-            wanted, rounded = (_by_muon(stack, row, weights, trained, half=half) for half in (False, True))
+            wanted, rounded = (_by_muon(stack, row, weights, trained, share, half=half) for half in (False, True))
         else:
             wanted = rounded = _by_adamw(row, weight, trained, recipe.optim, share)
         for step, (move, want, half) in enumerate(zip(moved, wanted, rounded, strict=True), start=1):
@@ -110,14 +111,16 @@ def _by_adamw(row: Parameter, weight: Tensor, trained: Trained, optim: Optim, sh
     ))  # fmt: skip
 
 
-def _by_muon(stack: object, row: Parameter, weights: Arrays, trained: Trained, *, half: bool) -> list[Tensor]:
+def _by_muon(
+    stack: object, row: Parameter, weights: Arrays, trained: Trained, share: float, *, half: bool
+) -> list[Tensor]:
     """Those by Muon's; `half` is for products in bfloat16."""
     start = instruments.numerics.tensors(weights)
     given = [
         {name: each * step.clip_coef for name, each in instruments.numerics.tensors(step.gradients).items()}
         for step in trained.steps
     ]
-    rates = [step.lr for step in trained.steps]
+    rates = [step.lr * share for step in trained.steps]
     return _moves(start[row.name], after_muon(stack, row.name, start, given, rates, decay=row.weight_decay, half=half))
 
 

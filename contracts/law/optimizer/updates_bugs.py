@@ -1,6 +1,7 @@
 """Optimizer steps that are wrong by a factor, an order or a sign."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -32,6 +33,12 @@ def groups_by_decay_alone(groups, self, rule):
     """Groups are told apart by their decay, and each has the rate of its first parameter."""
     first = {group["weight_decay"]: group["share"] for group in reversed(groups(self, rule))}
     return [{**group, "share": first[group["weight_decay"]]} for group in groups(self, rule)]
+
+
+@broken(Optimizer, "__init__", "OPT-04a[muon-other-betas]: the adamw move of embedding.weight differs")
+def has_betas_of_its_own_beside_muon(init, self, optim, members, *rates):
+    """What Muon leaves to AdamW has constants of its own, whatever the recipe's betas are."""
+    init(self, replace(optim, beta1=0.9, beta2=0.95) if optim.rule == "muon" else optim, members, *rates)
 
 
 @broken(Optimizer, "step", "OPT-04a[muon-rates]: the muon move of layers.1.mixer.w2.weight")
