@@ -126,13 +126,16 @@ from torch.distributed.tensor import Shard, parallel
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+net = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
 joined, cut = parallel.ColwiseParallel(input_layouts=Shard(0)), parallel.RowwiseParallel(output_layouts=Shard(0))
-parallel.parallelize_module(net, dist.device_mesh.init_device_mesh("cpu", (2,)), {"0": joined, "2": cut})
+norm = parallel.SequenceParallel(sequence_dim=0)  # of whose gradients each rank has a part of a sum
+plan = {"0": norm, "1": joined, "3": cut}
+parallel.parallelize_module(net, dist.device_mesh.init_device_mesh("cpu", (2,)), plan)
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 for step in range(2):
     torch.manual_seed(2 * step + dist.get_rank())
     net(torch.randn(4, 16)).square().mean().backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 0.1)
     opt.step()
     opt.zero_grad()
 """

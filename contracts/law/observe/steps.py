@@ -47,6 +47,7 @@ def _norms(merged: Merged) -> Iterator[str]:
     for step in range(1, merged.steps + 1):
         clips = list(_last(merged.lines("clip", step)))
         gradients = merged.tensors("gradient", step)
+        sums = _of_sums(merged, step)
         partial: dict[int, float] = {}
         for number, _, line in clips:
             if line["partial"] and line.get("first", True):
@@ -56,16 +57,28 @@ def _norms(merged: Merged) -> Iterator[str]:
             if not names or not names <= gradients.keys():
                 continue  # some of them could not be placed
             told = math.sqrt(partial.get(number, 0.0)) if line["partial"] else float(line["norm"])
-            applied = math.sqrt(sum(float(gradients[name].squares) for name in names))
+            bounds = (sums.get(name, (float(gradients[name].squares),) * 2) for name in names)
+            least, applied = (math.sqrt(math.fsum(each)) for each in zip(*bounds, strict=True))
             expected = told * min(1.0, float(line["max"]) / (told + 1e-6))
             allowed = max([1e-3, *(NORM.get(dtype, 0.0) for name in names for dtype in gradients[name].dtypes)])
-            part = line.get("given") and applied < expected  # what was given may be the norm of all stages
+            # what was given may be the norm of all stages; of a sum of which ranks have parts, only bounds are known
+            part = (line.get("given") and applied < expected) or least <= expected <= applied
             yield (
                 "" if part or math.isclose(applied, expected, rel_tol=allowed, abs_tol=1e-12) else (
                     f"step {step}: rank {rank} was given the gradient norm {told:.6g} and clips at {line['max']:g}"
                     f"; the gradients that were applied have the norm {applied:.6g}, expected {expected:.6g}"
                 )
             )  # fmt: skip
+
+
+def _of_sums(merged: Merged, step: int) -> dict[str, tuple[float, float]]:
+    """The least and the greatest square of the norm of gradients that are a sum, of which ranks have parts."""
+    parts: dict[str, dict[str, float]] = {}
+    for _, line in merged.lines("gradient", step):
+        if line.get("partial"):
+            parts.setdefault(line["name"], {})[line["part"]] = math.sqrt(float(line["squares"]))
+    return {name: (max(0.0, 2 * max(each.values()) - sum(each.values())) ** 2, sum(each.values()) ** 2)
+            for name, each in parts.items()}  # fmt: skip
 
 
 def _last(clips: list[tuple[RankTrace, Line]]) -> Iterator[tuple[int, int, Line]]:
