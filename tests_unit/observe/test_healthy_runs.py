@@ -71,6 +71,12 @@ def _rows() -> torch.Tensor:
     return torch.randn(4, 4)
 
 
+def _step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    net(_rows()).square().sum().backward()
+    optimizer.step()
+
+
 def scaled(fused: bool) -> None:
     """The first step overflows, and a scaler skips it."""
     net = _net()
@@ -136,9 +142,7 @@ def scheduled() -> None:
     cosine = lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 5)
     schedule = lr_scheduler.SequentialLR(optimizer, [warm, cosine], [2])
     for _ in range(5):
-        optimizer.zero_grad()
-        net(_rows()).square().sum().backward()
-        optimizer.step()
+        _step(net, optimizer)
         schedule.step()
 
 
@@ -230,9 +234,7 @@ def flat() -> None:
             net = FullyShardedDataParallel(_net(), device_id=torch.device("cpu"))
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
         for _ in range(4):
-            optimizer.zero_grad()
-            net(_rows()).square().sum().backward()
-            optimizer.step()
+            _step(net, optimizer)
     finally:
         dist.destroy_process_group()
 
@@ -282,9 +284,7 @@ def averaged() -> None:
     average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     for _ in range(3):
-        optimizer.zero_grad()
-        net(_rows()).square().sum().backward()
-        optimizer.step()
+        _step(net, optimizer)
         average.update_parameters(net)
         average.eval()
         with torch.no_grad():
@@ -297,9 +297,7 @@ def frozen() -> None:
     net[0].requires_grad_(False).eval()
     optimizer = torch.optim.SGD(net[1].parameters(), lr=1e-2, weight_decay=0.1)
     for _ in range(3):
-        optimizer.zero_grad()
-        net(_rows()).square().sum().backward()
-        optimizer.step()
+        _step(net, optimizer)
 
 
 class _LowRank(nn.Module):
@@ -320,9 +318,7 @@ def low_rank() -> None:
     net = nn.Sequential(_LowRank(nn.Linear(4, 8)), nn.Linear(8, 1).requires_grad_(False))
     optimizer = torch.optim.SGD([each for each in net.parameters() if each.requires_grad], lr=1e-2)
     for _ in range(3):
-        optimizer.zero_grad()
-        net(_rows()).square().sum().backward()
-        optimizer.step()
+        _step(net, optimizer)
 
 
 class _ScheduleFree(torch.optim.Optimizer):
@@ -359,9 +355,7 @@ def schedule_free() -> None:
     net = _net()
     optimizer = _ScheduleFree(net.parameters(), lr=1e-2)
     for _ in range(3):
-        optimizer.zero_grad()
-        net(_rows()).square().sum().backward()
-        optimizer.step()
+        _step(net, optimizer)
         net.eval()
         optimizer.eval()
         with torch.no_grad():
@@ -389,9 +383,7 @@ def evaluated() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     for _ in range(3):
-        optimizer.zero_grad()
-        net(_rows()).square().sum().backward()
-        optimizer.step()
+        _step(net, optimizer)
         net.eval()
         with torch.inference_mode():
             net(_rows())

@@ -1,4 +1,4 @@
-"""Mutants of `checks.checkpoint.small_models`."""
+"""Saves that change the next step, and loads that lose float32 weights."""
 
 import torch
 from torch.distributed.fsdp import FSDPModule

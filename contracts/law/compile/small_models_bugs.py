@@ -1,4 +1,4 @@
-"""Mutants of `checks.compile.small_models`."""
+"""Compiled code that sums over ranks otherwise than eager code."""
 
 import torch
 

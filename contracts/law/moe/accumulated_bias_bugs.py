@@ -1,4 +1,4 @@
-"""Mutants of `checks.moe.accumulated_bias`."""
+"""Selection biases that move in each microbatch, by a part of the counts, or in half precision."""
 
 from collections.abc import Mapping
 

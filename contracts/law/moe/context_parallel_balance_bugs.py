@@ -1,4 +1,4 @@
-"""Mutants of `checks.moe.context_parallel_balance`."""
+"""Ranks that balance experts over their own part of a row."""
 
 from contracts.law._bugs.broken import broken
 from contracts.law._bugs.multi_rank import routed

@@ -1,4 +1,4 @@
-"""Mutants of `checks.optimizer.small_models`."""
+"""Optimizers that differ from what the stack says about them, or that lose a loaded state."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Mutants for `checks.parallel.reduction_precision`."""
+"""Gradients and weights that ranks reduce, scale or gather in another dtype than float32, or not at all."""
 
 import torch
 import torch.distributed as dist

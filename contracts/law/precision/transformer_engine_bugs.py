@@ -1,4 +1,4 @@
-"""Mutants of `checks.precision.transformer_engine`."""
+"""Stacks that round, scale or bypass what Transformer Engine's layer computes."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Mutants of `checks/environment/allocator_settings.py`."""
+"""Launches whose receipt has another allocator setting than the one that CUDA obeyed."""
 
 from dataclasses import replace
 

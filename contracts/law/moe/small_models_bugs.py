@@ -1,1 +1,0 @@
-"""Mutants of `checks.moe.small_models`."""
