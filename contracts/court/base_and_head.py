@@ -65,12 +65,8 @@ class Pair:
     def _both(self) -> Kind:
         assert self.base is not None
         assert self.head is not None
-        was, now = (_stated(side.parts) for side in (self.base, self.head))
-        alike = [[each for each in was if _said(each) == _said(part)] for part in now]
-        if not all(alike):
-            return "new"
-        further = (all(_further(each, part) for each in found) for found, part in zip(alike, now, strict=True))
-        return "worse" if any(further) else "both"
+        kinds = {_kind(_stated(was), _stated(now)) for was, now in _by_rank(self.base, self.head)}
+        return next(kind for kind in ("new", "worse", "both") if kind in kinds)
 
     @property
     def shown(self) -> Result:
@@ -191,6 +187,27 @@ def _words(result: Result | None) -> str:
     if result is None:
         return "not planned"
     return result.outcome if not result.words else f"{result.outcome}: {' '.join(result.words.split())}"
+
+
+def _by_rank(base: Result, head: Result) -> list[tuple[tuple[Violation, ...], tuple[Violation, ...]]]:
+    """The violations of each rank at the base and at the head. The first rank to diverge differs from run to run, and
+    a rank that another one ended has nothing to compare."""
+    of_base = {rank: each.violations for each in base.on_ranks for rank in each.ranks}
+    found = [
+        (of_base[rank], each.violations)
+        for each in head.on_ranks
+        for rank in each.ranks
+        if each.violations and rank in of_base
+    ]
+    return found or [(base.parts, head.parts)]
+
+
+def _kind(was: list[Violation], now: list[Violation]) -> Literal["new", "worse", "both"]:
+    alike = [[each for each in was if _said(each) == _said(part)] for part in now]
+    if not all(alike):
+        return "new"
+    further = (all(_further(each, part) for each in found) for found, part in zip(alike, now, strict=True))
+    return "worse" if any(further) else "both"
 
 
 def _stated(parts: Iterable[Violation]) -> list[Violation]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from contracts.court.base_and_head import KINDS, Pair, difference, lines
 from contracts.harness import checkout
 from contracts.spec import Refused
-from contracts.spec.records import Header, Item, Outcome, Plan, Result, Run, Subject, Violation
+from contracts.spec.records import Header, Item, OnRanks, Outcome, Plan, Result, Run, Subject, Violation
 from tests_unit._parties.running import Done, rankproof
 from tests_unit.test_answering import checkout as repository
 from tests_unit.test_answering import git
@@ -34,7 +35,18 @@ def said(outcome: Outcome, *words: str) -> Result:
     return Result(id="BLK-03a", case="one", outcome=outcome, words="; ".join(words), violations=parts)
 
 
+def on_ranks(first: int, *words: str) -> Result:
+    """What each rank said, of which one was the first; a rank that said nothing held."""
+    every = [said("violated", each).parts if each else () for each in words]
+    told = tuple(OnRanks(ranks=(rank,), violations=parts) for rank, parts in enumerate(every))
+    return replace(said("violated", words[first]), rank=first, on_ranks=told)
+
+
 KIND = {
+    "the same, and another rank is the first": (on_ranks(0, FAR, "dp is 4"), on_ranks(1, FAR, "dp is 4"), "both"),
+    "another count on a rank": (on_ranks(0, FAR, "dp is 4"), on_ranks(0, FAR, "dp is 8"), "worse"),
+    "a rank that held": (on_ranks(0, FAR, ""), on_ranks(0, FAR, FAR), "new"),
+    "a rank that is mended": (on_ranks(0, FAR, FAR), on_ranks(1, "", FAR), "both"),
     "a new violation": (said("holds"), said("violated", FAR), "new"),
     "another thing beside a known one": (said("violated", FAR), said("violated", FAR, "z differs"), "new"),
     "the same with other last digits": (said("violated", FAR), said("violated", NEAR), "both"),
