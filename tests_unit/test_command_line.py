@@ -112,7 +112,7 @@ def test_a_probes_json_has_results_and_the_next_questions_to_answer(tmp_path: Pa
     assert (done.returncode, "json = True: shows what a probe found" in done.stderr) == (USAGE, True)
 
 
-def test_every_command_stands_in_one_group_of_the_help() -> None:
+def test_every_command_is_in_one_group_of_the_help() -> None:
     code, text = said("--help")
     assert code == 0
     assert all(isinstance(each, click.Command) and each.name == name for name, each in COMMANDS.items())

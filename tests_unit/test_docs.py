@@ -104,7 +104,7 @@ def test_the_index_has_every_family_of_the_law_and_no_other() -> None:
 
 OTHERS = ("Megatron-Core", "Megatron-LM's", "mamba-ssm", "cppmega", "torchtitan", "nccl-tests", "torchrun -m pytest",
             "pytorch 2.13", "NVIDIA's data sheets", "torch", "Transformer Engine", "transformers",
-            "flaxformer")  # fmt: skip
+            "flaxformer", "apex")  # fmt: skip
 # In a rule of the kernel catalogue what follows the first semicolon is a fact, and no further source.
 SOURCES = sorted({*(each.source for each in LAW.contracts.values()), *(r.source.partition(";")[0] for r in CATALOGUE)})
 

@@ -74,7 +74,7 @@ def test_a_skeleton_is_typed_and_without_lint(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
-def test_an_adapter_that_answers_nothing_is_told_what_to_answer_first(begun: Path) -> None:
+def test_an_empty_adapter_gets_the_questions_to_answer_first(begun: Path) -> None:
     done = rankproof("init", "--probe", "ours_lane:Stack", cwd=begun)
     assert done.returncode == EXIT_CODES["nothing ran"], done.stderr
     assert "ours 0 answers nothing yet" in done.stdout
@@ -133,7 +133,7 @@ def test_init_refuses_all_wrong_options_at_once(begun: Path) -> None:
     assert "wants a NAME or a --probe, and one of them" in neither.stderr
 
 
-def test_what_to_answer_next_shrinks_as_questions_are_answered() -> None:
+def test_the_list_of_questions_to_answer_next_shrinks() -> None:
     from contracts.harness.families import read_checks
 
     read_checks()

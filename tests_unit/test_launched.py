@@ -118,7 +118,7 @@ def test_a_launched_stack_has_no_attribute_that_is_no_question(command: Make) ->
         ("say(error='KeyError: rank')", "toy failed: KeyError: rank"),
     ],
 )
-def test_a_broken_reply_makes_the_party_unreachable(command: Make, body: str, words: str) -> None:
+def test_a_broken_reply_makes_the_stack_unreachable(command: Make, body: str, words: str) -> None:
     stack = Launched(command(body))
     with pytest.raises(Unreachable, match=words):
         stack.blocks("A", 1)

@@ -229,6 +229,6 @@ def test_environments_are_found_from_any_directory_below_and_the_nearest_wins(
     assert installed()["9.9.9"] == far
 
 
-def test_two_parties_of_one_version_share_one_worker(each: Megatron) -> None:
+def test_two_stacks_of_one_version_share_one_worker(each: Megatron) -> None:
     workers: Mapping[str, Launched] = {"one": each._worker, "other": Megatron(each.version)._worker}
     assert workers["one"] is workers["other"]

@@ -253,7 +253,7 @@ class _Phases:
         spread = self.other.sharers(step) / self.one.sharers(step)  # a share of the whole loss, or that of some rows
         off = str(one) != str(other) and not min(abs(one - other), abs(one - other * spread)) <= bound
         if off and (self.one.staged or self.other.staged):  # a sum over microbatches, or without another stage's part
-            self._miss("a pipeline's loss that is another")
+            self._miss("a pipeline's loss that differs")
             return []
         self.compared["losses", step] += 1
         if off:
@@ -409,7 +409,7 @@ def _settings(numbers: tuple[float, ...], names: Sequence[str], ranks: Sequence[
     rate, decay, its_rate, its_decay = map(float, numbers)  # one that is not finite is a text in a trace
     several, more = sorted(set(ranks)), len(set(names)) - 1
     where = f"ranks {several[0]} … {several[-1]}" if len(several) > 1 else f"rank {several[0]}"
-    also = f"; so {'has' if more == 1 else 'have'} {more} more" if more else ""
+    also = f"; likewise {more} more" if more else ""
     return (
         f"learning rate {rate:g} and decay {decay:g} on {where}, and {its_rate:g} and {its_decay:g} in the "
         f"reference{also}"

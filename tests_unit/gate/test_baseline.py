@@ -259,7 +259,7 @@ def test_the_baseline_is_the_last_run_of_the_same_stack_profile_ranks_and_device
     assert caught.value.fields == tuple(f"baseline.{each}" for each in fields)
 
 
-def test_runs_whose_device_nobody_recorded_are_not_compared() -> None:
+def test_runs_without_a_recorded_device_are_not_compared() -> None:
     with pytest.raises(
         Refused, match=r"^baseline\.device = 'not recorded': is not the device of this run, 'not recorded'"
     ):

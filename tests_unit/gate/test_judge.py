@@ -73,7 +73,7 @@ def test_a_refusal_with_endless_reasons_is_read_up_to_a_limit() -> None:
     assert found[-1].words == "a legal input was refused for 500 more reasons"
 
 
-def test_a_party_that_cannot_be_reached_is_broken_and_not_merely_not_run() -> None:
+def test_a_stack_that_cannot_be_reached_is_broken_and_not_just_not_run() -> None:
     class Away(Reference):
         def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
             raise Unreachable("the machine it runs on does not answer")

@@ -91,7 +91,7 @@ def test_every_file_has_likely_contracts_of_one_process() -> None:
         assert {each.id for each in reach.of(change)} == {*likely(change.file)}
 
 
-def test_code_that_runs_only_in_a_process_of_its_own_is_not_counted_as_imported(every: list[Change]) -> None:
+def test_code_under_main_is_not_counted_as_imported(every: list[Change]) -> None:
     own = {each.file for each in every if each.scope == "__main__"}
     assert "answers/cold_compile.py" in own
 

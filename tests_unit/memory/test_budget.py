@@ -48,7 +48,7 @@ def test_eager_layers_are_counted_by_hand() -> None:
     assert _part(memory.budget(recipe, spread, ROOMY), 0, "routing") == 8 * (12 * 4 + 3 * 16 * 6)
 
 
-def test_eager_layers_that_nobody_counted_are_refused_at_once() -> None:
+def test_eager_layers_without_a_known_count_are_refused_at_once() -> None:
     recipe = replace(TINY, mtp=Mtp(depth=1))
     with pytest.raises(Refused) as caught:
         memory.budget(recipe, Spread(degrees=Degrees(tp=2), world=2, layout="borrowed", kernels="eager"), ROOMY)

@@ -146,7 +146,7 @@ def test_dropping_microbatches_in_every_step_is_named(tmp_path: Path) -> None:
     assert "in each of 2 steps, the gradients of a microbatch are dropped before an optimizer steps" in said
 
 
-def test_what_differs_in_an_early_step_can_be_left_out(one: Path, tmp_path: Path) -> None:
+def test_early_steps_can_be_left_out_of_a_comparison(one: Path, tmp_path: Path) -> None:
     """Both from the same weights in step 2: the first step's rows are permuted, which SGD does not see."""
 
     def permuted(net: Net, x: Tensor, y: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def test_a_factor_of_gradients_is_named(tmp_path: Path, by: float, words: str) -
 
 def test_a_different_learning_rate_is_one_line_of_a_diff(tmp_path: Path) -> None:
     said = _said("diff", _observed(tmp_path / "one"), _observed(tmp_path / "other", rate=0.2))
-    assert "0.weight: learning rate 0.2 and decay 0 on rank 0, and 0.1 and 0 in the reference; so have 2 more" in said
+    assert "0.weight: learning rate 0.2 and decay 0 on rank 0, and 0.1 and 0 in the reference; likewise 2 more" in said
     assert said.count("differs ") == 1
 
 

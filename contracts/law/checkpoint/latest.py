@@ -109,8 +109,8 @@ ASKED: dict[str, tuple[tuple[int, ...], int]] = {  # saved in this order, the st
 @contract("CKPT-06e", asks=("write_checkpoint", "latest_checkpoint", "load_checkpoint"), cases=ASKED,
           source="Megatron-Bridge #5260, #5090")  # fmt: skip
 def the_step_asked_for_is_the_step_loaded(stack: Checkpointing, saved: tuple[int, ...], step: int) -> None:
-    """A load of a named step gives that step, also beside newer ones, and a step that is not there is refused by its
-    number; no other step is loaded in its place.
+    """A load of a named step gives that step, even if newer ones exist. If the step does not exist, the load is refused
+    by its number, and no other step is loaded in its place.
 
     A newer checkpoint for recovery wins over the step that the user gave, and an experiment resumes from elsewhere.
     """

@@ -34,8 +34,8 @@ KEPT: dict[str, tuple[tuple[int, ...], int, frozenset[int], tuple[int, ...]]] = 
 def the_last_durable_copy_stays(
     stack: Checkpointing, there: tuple[int, ...], keep: int, durable: frozenset[int], left: tuple[int, ...]
 ) -> None:
-    """Retention removes the checkpoints that are older than the newest `keep` and have a newer checkpoint with a
-    durable copy, and no others. Those that stay are whole.
+    """Retention removes exactly the checkpoints that are older than the `keep` newest and have a newer checkpoint with
+    a durable copy. All others stay whole.
 
     The newest checkpoint may still be uploading. If the host is lost then, a stack that removed the older ones when the
     save began removed the last copy there was.

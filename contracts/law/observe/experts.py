@@ -69,7 +69,7 @@ def _biases(merged: Merged, step: int) -> Iterator[str]:
         unlike = [rank for rank, values in held if values != held[0][1]]
         yield from [""] * (len(held) > 1)
         if unlike:
-            yield f"step {step}: {name} is another on rank {unlike[0]} than on rank {held[0][0]}"
+            yield f"step {step}: {name} differs on rank {unlike[0]} from rank {held[0][0]}"
             continue
         owner, moved = name.rpartition(".")[0], _deltas(merged, name, step)
         load = _routed(merged, name, step, len(held[0][1]))

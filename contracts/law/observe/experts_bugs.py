@@ -18,7 +18,7 @@ class CountsOnOneRank(Reference):
     edits = {"if self.training:": "if self.training and dist.get_rank() == 0:"}
 
 
-@mutant(of="OBS-14", case="one-run", says="step 1: moe.expert_bias is another on rank 1 than on rank 0")
+@mutant(of="OBS-14", case="one-run", says="step 1: moe.expert_bias differs on rank 1 from rank 0")
 class BalancesEachRankAlone(Reference):
     """The counts of the ranks are never added up, so that each rank chooses by a bias of its own."""
 

@@ -124,4 +124,4 @@ def _states(whole: Merged, resumed: Merged) -> Iterator[str]:
             for rank, line in resumed.lines(kind, step):
                 at = tuple(line[each] for each in fields)
                 if want.get((rank.rank, *at), line.get(bits)) != line.get(bits):
-                    yield f"step {step}: {words.format(*at)} is another on rank {rank.rank}"
+                    yield f"step {step}: {words.format(*at)} differs from the whole run's on rank {rank.rank}"

@@ -30,7 +30,7 @@ class HalvesInAWrapper(Reference):
     }
 
 
-@mutant(of="OBS-09", case="resumed", says="step 1: the moment exp_avg of embed.weight is another on rank 0")
+@mutant(of="OBS-09", case="resumed", says="step 1: the moment exp_avg of embed.weight differs from the whole run's")
 class ForgetsTheMoments(Reference):
     """The optimizer begins anew after the resume."""
 
@@ -44,7 +44,7 @@ class ReadsFromTheBeginning(Reference):
     edits = {'        data.set_state(kept["data"])\n': ""}
 
 
-@mutant(of="OBS-09", case="resumed", says="step 1: the random state before microbatch 1 is another on rank 0")
+@mutant(of="OBS-09", case="resumed", says="step 1: the random state before microbatch 1 differs from the whole run's")
 class DrawsFromTheSeed(Reference):
     """The random state begins anew after the resume."""
 
