@@ -2,8 +2,8 @@
 
     python -m benchmarks.imitated_card check --device cuda --stack transformers --profile BLK-01,OPT-01
 
-What follows is a command of `rankproof`. Tensors say `cuda:0`, lie in the memory of the host and are computed by the
-CPU. An operation over tensors of two devices raises, as CUDA's do. So this judges where tensors are, and no kernel.
+The words after it are a command of `rankproof`. Tensors say `cuda:0`, lie in the memory of the host and are computed by
+the CPU. An operation over tensors of two devices raises, as CUDA's do. So this judges where tensors are, and no kernel.
 Autocast, compilation and ranks cannot be imitated, and layers are not recomputed in the backward pass.
 """
 
@@ -107,7 +107,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Names(TorchFunctionMode):
-    """What Python calls `cuda` is the card, and says that it is `cuda`."""
+    """The card is called `cuda` by Python, and says that it is `cuda`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

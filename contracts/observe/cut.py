@@ -80,7 +80,7 @@ def _whole(merged: Merged, step: int) -> Counter[_Part]:
 
 
 def padded(one: Merged, other: Merged, step: int) -> bool:
-    """Whether the rows of a step are those of the other run, but for how often one id stands at their end."""
+    """Whether the rows of a step equal the other run's, except for how often one id stands at their end."""
     mine, its = (_whole(each, step) for each in (one, other))
     first, longest = next(iter(mine - its), None), max((length for length, _ in mine | its), default=0)
     if first is None:
@@ -95,7 +95,7 @@ def _sums(start: int, end: int) -> list[int]:
 
 
 def _filler(short: _Part, long: _Part) -> int:
-    """What the longer row has one more time and again after the shorter one: its number, or 0 if it is not one."""
+    """The id that fills the longer row after the shorter one: its number, or 0 if there is none."""
     pairs = zip(long[1], short[1], _sums(short[0], long[0]), strict=True)
     found = {(its - own) * pow(powers, -1, PRIME) % PRIME for its, own, powers in pairs}
     return found.pop() if len(found) == 1 else 0

@@ -112,7 +112,7 @@ def _incomparable(one: Merged, other: Merged, step: int) -> str:
 
 
 def _other_form(one: Merged, other: Merged, step: int) -> str:
-    """What rows that are the same are in the two runs, in words; empty if they are not the same."""
+    """The form in which two runs have the same rows, in words; empty if the rows differ."""
     if cut(one, other, step) or cut(other, one, step):
         return CUT
     return PADDED if padded(one, other, step) else ""

@@ -23,7 +23,7 @@ ANY = "any"
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """One rank's calls since all were even; ranks are those of the job.
+    """One rank's calls since all were even; ranks are numbered in the job.
 
     `collectives`: group → how many. `sent`: channel → how many; `taken`: channel → source → how many, where a channel
     names the rank that takes, the tag and the group. `live`: the groups that it still has; None where it does not say.

@@ -27,7 +27,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One change of one file. `lines` are those of the statement it stands in, `span` its bytes in the file.
+    """One change of one file. `lines` belong to the statement it is in, `span` its bytes in the file.
 
     `scope` is the function, by its dotted name in the file; empty for what runs at import.
     """

@@ -95,7 +95,7 @@ Cell = tuple[Recipe, Execution, int]
 def cell(recipe: Recipe, world: int, *, layout: Layout = "borrowed", fsdp: bool = False, replicas: int = 1,
          microbatches: int = 1, interleaved: bool = False, compiled: bool = False, recomputed: bool = False,
          **degrees: int) -> Cell:  # fmt: skip
-    """A recipe, on how many ranks, how; `degrees` are those of the axes."""
+    """A recipe, on how many ranks, how; `degrees` belong to the axes."""
     execution = Execution(
         world=world, degrees=Degrees(**degrees), layout=layout, fsdp=fsdp, replicas=replicas,  # type: ignore[arg-type]  # sp
         microbatches=microbatches, schedule="interleaved" if interleaved else "1f1b",

@@ -55,7 +55,7 @@ def what_a_router_learns_does_not_depend_on_the_layout(
 
     These losses outweigh the task loss here. If a stack declares a balance loss over a microbatch, the one rank has
     the microbatches of all of them. The loss that is reported is summed elsewhere than the one that is differentiated,
-    and shows no gradient that is multiplied by TP, or is that of one rank's tokens.
+    and shows no gradient that is multiplied by TP, or covers only one rank's tokens.
     """
     ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "gradients")
     told = [name for name in ("aux", "z", "total") if name in alone.losses]

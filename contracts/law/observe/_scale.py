@@ -40,7 +40,7 @@ def _ratio(every: Sequence[Sequence[float]], mine: Line) -> float | None:
 
 
 def _clipping(merged: Merged, step: int, number: int) -> float:
-    """What `clip_grad_norm_` has multiplied a rank's gradients by; ranks have parts of a norm that is partial."""
+    """The factor of a rank's gradients by `clip_grad_norm_`; ranks have parts of a norm that is partial."""
     found = 1.0
     of: dict[int, list[Line]] = {}
     for rank, line in merged.lines("clip", step):

@@ -37,7 +37,7 @@ def groups_by_decay_alone(groups, self, rule):
 
 @broken(Optimizer, "__init__", "OPT-04a[muon-other-betas]: the adamw move of embedding.weight differs")
 def has_betas_of_its_own_beside_muon(init, self, optim, members, *rates):
-    """What Muon leaves to AdamW has constants of its own, whatever the recipe's betas are."""
+    """Tensors that Muon leaves to AdamW have constants of their own, whatever the recipe's betas are."""
     init(self, replace(optim, beta1=0.9, beta2=0.95) if optim.rule == "muon" else optim, members, *rates)
 
 

@@ -1,7 +1,7 @@
 """Who answers under the name of a package: where its code lies, which version, commit and files that is.
 
 Standard library only, and nothing is imported to find out: a package that raises at import is found all the same.
-The version is that of the code which an import finds, not of a distribution that is installed beside it.
+The version belongs to the code which an import finds, not of a distribution that is installed beside it.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """CPU replacements for the mamba-ssm kernels that Megatron's mixer calls, labelled as substituted.
 
 The scan is the quadratic form of arXiv 2405.21060 section 6: token t gets token s times C_t · B_s times the decay from
-s to t, for all pairs at once and without a state. The signatures are those of mamba-ssm 2, as far as they are used.
+s to t, for all pairs at once and without a state. The signatures equal mamba-ssm 2's, as far as they are used.
 
     b rows · l tokens · h heads · p head_dim · g groups · n state · c channels · w taps
 """

@@ -163,7 +163,7 @@ def forget_meshes() -> None:
 
     DTensor keeps what it worked out on a mesh, and two meshes of the same ranks are equal to it whatever groups they
     hold: an operation of a second run would go to the groups of the first, which are closed, or which other ranks no
-    longer use. Nothing public clears these caches; they are those of torch 2.13.
+    longer use. Nothing public clears these caches; they are in torch 2.13.
     """
     import torch
     from torch.distributed.tensor import DTensor, _redistribute

@@ -90,7 +90,7 @@ class Passed(NamedTuple):
 
 
 class Stage(Model):
-    """A part of the model, called with one microbatch. `counts` are those of the whole window."""
+    """A part of the model, called with one microbatch. `counts` cover the whole window."""
 
     piece: Piece
     counts: Mapping[str, Tensor]
