@@ -16,7 +16,7 @@ import pytest
 import contracts
 from contracts.contract import LAW
 from contracts.harness import families
-from contracts.instruments.import_trace import modules_after
+from contracts.instruments.import_probe import modules_after
 from contracts.spec import conventions, errors, ladder, needs, tolerance, violations
 
 families.read_checks()

@@ -1,8 +1,8 @@
-"""Whether a package can be imported, tested in a separate process: absent, broken (with the error), or importable.
+"""Imports in a process of their own: whether a package can be imported, and which modules a statement loads.
 
-`find_spec` by itself finds packages whose import fails. An ImportError by itself does not distinguish an absent package
-from an absent dependency. And a failed import in this process would leave modules half loaded. So the probe finds and
-imports the package in two steps, in another process.
+`find_spec` finds packages whose import fails. An ImportError does not distinguish an absent package from an absent
+dependency. And a failed import in this process would leave modules half loaded. So the probe finds and imports the
+package in two steps: it is absent, broken (with the error) or importable.
 """
 
 import functools
@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 from contracts.spec import Package
+from contracts.spec.interpreter import python
 
 TIMEOUT_S = 120.0  # Transformer Engine took 20 s from a cold disk
 
@@ -50,3 +51,22 @@ def probe(distribution: str, modules: tuple[str, ...], *, python: str = sys.exec
     except (ValueError, IndexError, TypeError):
         words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Package(state="broken", words=f"its import ended the process: {words}")
+
+
+_SEEN = "import sys; sys.stderr.write('\\n'.join(sys.modules))"
+
+
+def modules_after(statement: str) -> frozenset[str]:
+    """The names in `sys.modules` after a statement, in a fresh interpreter.
+
+    Standard output of the statement is dropped; a `SystemExit` only ends the statement.
+
+    Raises:
+        ImportError: when the statement fails, with its last line.
+    """
+    program = f"try:\n    exec({statement!r})\nexcept SystemExit:\n    pass\n{_SEEN}\n"
+    done = subprocess.run(python("-c", program), capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise ImportError(f"{statement}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+    return frozenset(done.stderr.splitlines())

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 from contracts.instruments import import_probe, mamba_ssm
-from contracts.instruments.import_trace import modules_after
+from contracts.instruments.import_probe import modules_after
 from contracts.spec import FLOAT32
 
 HERE = Path(__file__).parent

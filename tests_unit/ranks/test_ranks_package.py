@@ -3,7 +3,7 @@
 import pkgutil
 
 import contracts.ranks
-from contracts.instruments.import_trace import modules_after
+from contracts.instruments.import_probe import modules_after
 
 MODULES = [name for _, name, _ in pkgutil.iter_modules(contracts.ranks.__path__, f"{contracts.ranks.__name__}.")]
 

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from contracts.harness import telemetry
 from contracts.instruments import packages, provenance
-from contracts.instruments.import_trace import modules_after
+from contracts.instruments.import_probe import modules_after
 from contracts.law._support.recorded_runs import FACTS, RECEIPT, STEPS
 from contracts.spec import Refused
 from contracts.stacks.reference.receipts.receipt import schema_text

@@ -7,7 +7,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.answers import assert_no_findings, finding_on
 from contracts.law._support.device_calls import BlockCase, call_of, cases_on
-from contracts.law.blocks.third_party_kernels import INSTALL, Stack
+from contracts.law.blocks.on_devices import INSTALL, Stack
 from contracts.spec import BFLOAT16, Kernel, Package, Site, Unreachable, Wish
 from contracts.spec.installation import Installation, InstallPlan, InstallStep
 
