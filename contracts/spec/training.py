@@ -4,7 +4,7 @@ A run is a value: batches or a seed go in; losses, gradients, weights and state 
 stack (tp 2 and tp 1, compiled and eager, resumed and uninterrupted) compare name by name. Parameter names are the
 stack's own. In a world of several ranks every rank asks the same question, and every rank gets the full tensors.
 
-Where the recipe leaves it open, a step does this:
+If the recipe leaves it open, a step does this:
 
 - Its objective is lm + mtp.loss_weight · mtp + aux_loss · aux + z_loss · z. Each is a mean over the whole batch of the
   step, however the batch is cut: lm and mtp over labels that count, aux over sequences and z over tokens, both summed
