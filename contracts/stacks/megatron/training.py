@@ -34,7 +34,7 @@ from contracts.stacks.kit import dry_runs, runs, worlds
 from contracts.stacks.kit.tables import STATE
 from contracts.stacks.megatron import checkpoint, distributed_optimizer, losses, muon
 from contracts.stacks.megatron.abilities import BEFORE_17, FROM_18, NO_EVEN_ROUTER, NOT_SHARDED
-from contracts.stacks.megatron.built_model import built, whole_of, whole_shapes
+from contracts.stacks.megatron.built_model import whole_of, whole_shapes
 from contracts.stacks.megatron.distributed_optimizer import Pieces
 from contracts.stacks.megatron.fsdp import (
     DRY_RUN_SHIMS,
@@ -293,7 +293,7 @@ class Trainer:
     def weights(self) -> dict[str, Tensor]:
         """What the optimizer moves, by our names; what no rank's optimizer has, as the model has it."""
         moved = self._whole(self._moved())
-        if {row.name for row in built(self.recipe).parameters} <= moved.keys():  # which are equal on all ranks
+        if not [name for name in whole_of(self.recipe).keys() - moved.keys() if not name.endswith("router.bias")]:
             return moved
         model = {n: each.tensor.float() for n, each in enumerate(self.held) if is_trained(each)}
         return full_tensors(self.table, self.shapes, self.held, model) | moved
