@@ -7,7 +7,7 @@ from contracts.law._bugs.broken import broken
 from contracts.law._bugs.dead import EveryRankDoesAll
 from contracts.spec import Session, Trained
 from contracts.stacks.reference.model.blocks import Causal
-from contracts.stacks.reference.parallel import parallel_trainer
+from contracts.stacks.reference.parallel import parallel_trainer, parallelize
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.stack import Reference
 
@@ -28,7 +28,7 @@ class EveryRankComputesTheWholeStep(EveryRankDoesAll):
     "parallelize",
     "PAR-16[tp2]: rank 0 of 2 computes 100% of what one rank by itself does",
 )
-def matches_no_module(parallelize, model, execution, mesh, parts):
+def matches_no_module(former, model, execution, mesh, parts):
     """The plan of tensor parallelism names modules that the model does not have, and a plan may name what it likes."""
     return model
 
@@ -48,3 +48,10 @@ def attends_for_every_rank(attend, self, q_BTHd, k_BSHd, v_BSHv, visible_BTS):
     if not isinstance(self.row, ContextParallel):
         return attend(self, q_BTHd, k_BSHd, v_BSHv, visible_BTS)
     return self.row.own(attend(self, self.row.every(q_BTHd), k_BSHd, v_BSHv, None))
+
+
+@broken(parallelize, "checkpoint", "PAR-16a[tp2-sp]: with recomputation rank 0 of 2 computes 1.00 times what it does",
+        "PAR-16a[pp2]: computes 1.00 times", "PAR-16a[hybrid]: computes 1.00 times", bugs=("ACK-07",))  # fmt: skip
+def wraps_nothing(checkpoint, forward, *given, **named):
+    """The wrapper is made, and what it wraps is called by itself."""
+    return forward(*given)
