@@ -24,6 +24,7 @@ DEFINED = {
     "one-token": ScanCase(block="mamba3", lengths=((1,), (1,)), state=True),
     "a-large-epsilon": ScanCase(block="mamba3", recipe=replace(SMALL, norm_eps=0.3), lengths=((7,), (7,))),
     "saturated": ScanCase(block="mamba3", lengths=((5,), (2, 3)), loud=("mixer.wz.weight", "mixer.wtrap.weight")),
+    "slowest-decay": ScanCase(block="mamba3", lengths=((9,), (4, 5)), loud=("mixer.wa.weight",)),
 }
 
 

@@ -55,6 +55,12 @@ def decays_by_a_heavy_tail(decay_rate, self, a_BTh):
     return -torch.where(a_BTh >= 0, 1 + a_BTh, 1 / (1 + a_BTh.abs())).clamp(min=SLOWEST)
 
 
+@broken(Mamba3, "decay_rate", "BLK-04m[slowest-decay]: y differs: ")
+def decays_as_slowly_as_it_likes(decay_rate, self, a_BTh):
+    """The kernel's floor under the decay is left out: a head that is driven far enough never forgets."""
+    return -F.softplus(wide(a_BTh))
+
+
 @broken(Mamba3, "turn", "BLK-04m[plain]: y differs: ")
 def turns_by_the_token_and_not_by_the_step(turn, self, angle_BTS, dt_BTh):
     """The angle is not multiplied by dt."""

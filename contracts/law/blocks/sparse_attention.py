@@ -62,23 +62,26 @@ def a_query_selects_k_of_the_keys_it_may_see(
             )
 
 
-CHOSEN: dict[str, tuple[int, Lengths]] = {
+CHOSEN: dict[str, tuple[int, Lengths] | tuple[int, Lengths, float]] = {
     "one-document": (5, ROWS),
     "packed": (5, PACKED),
     "packed-3": (3, PACKED),
     "thirteen-tokens": (5, ((13,), (13,))),
+    "wide-eps": (5, ((13,), (13,)), 2.0),
 }
 _MARGIN = 1e-3  # between the last key chosen and the first left out; rounding is 1e-15
 
 
 @contract("BLK-06b", asks=_ASKS, cases=CHOSEN, source="naming")
-def the_keys_with_the_highest_index_scores_are_selected(stack: Blocks, top_k: int, lengths: Lengths) -> None:
+def the_keys_with_the_highest_index_scores_are_selected(
+    stack: Blocks, top_k: int, lengths: Lengths, eps: float = 1e-5
+) -> None:
     """A query selects the keys with its k highest index scores: sums over index heads of w · relu(q · k), with rope.
 
     The indexer computes its own scores. They are not the attention scores, and all heads share one choice.
     """
     numerics, oracle = instruments.numerics, instruments.oracles.attention
-    call = call_of(stack, sparse_recipe(top_k), lengths, backward=False)
+    call = call_of(stack, replace(sparse_recipe(top_k), norm_eps=eps), lengths, backward=False)
     chosen_BTS = _selected(stack.run_block(call))
     weights, x_BTD = numerics.tensors(call.weights), numerics.tensor(call.x)
     documents_BT = instruments.fixtures.documents(lengths)

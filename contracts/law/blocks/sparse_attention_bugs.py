@@ -22,6 +22,13 @@ def masks_after_the_choice(select, self, scores_BTS, visible_BTS):
     return chosen_BTS | (torch.eye(len(chosen_BTS[0]), dtype=torch.bool) & ~chosen_BTS.any(-1, keepdim=True))
 
 
+@broken(Indexer, "__init__", "BLK-06b[wide-eps]: the highest 5 scores are of", bugs=("MXP-08",))
+def leaves_its_norm_the_usual_epsilon(init, self, recipe, parts):
+    """The norm of the indexer's keys is torch's, with the epsilon that torch gives it."""
+    init(self, recipe, parts)
+    self.k_norm.eps = 1e-5
+
+
 @broken(Indexer, "select", "BLK-06a[one-key]: keys, expected 1 (k is 1)")
 def always_adds_the_token_itself(select, self, scores_BTS, visible_BTS):
     """A query gets its k keys plus itself, as in a sliding window."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import log
+from math import ceil, log
 
 from contracts import instruments
 from contracts.contract import contract
@@ -18,7 +18,8 @@ from contracts.law._support.expert_calls import (
     gates_of,
     routed_call,
 )
-from contracts.spec import BFLOAT16, FLOAT64, BlockRun, Blocks, Moe, chosen, within
+from contracts.law._support.training_run import LETTERS, batches, drawn_weights, run, table
+from contracts.spec import BFLOAT16, FLOAT64, BlockRun, Blocks, Moe, NotOffered, Training, chosen, within
 
 Lost = Mapping[tuple[int, int], set[int]]
 """(sequence, token) → the experts that had no slot for it."""
@@ -198,3 +199,32 @@ def _foul_free_memory() -> None:
 
     fouled = [torch.full((rows, 64), torch.nan, dtype=torch.bfloat16) for rows in range(1, 32) for _ in range(4)]
     del fouled
+
+
+CAPPED = replace(LETTERS, name="letters-capped", moe=replace(LETTERS.moe or Moe(), capacity_factor=0.7))
+TOLD: dict[str, tuple[int, bool]] = {"one-microbatch": (1, False), "five-recomputed": (5, True)}
+
+
+@contract("MOE-08f", asks=("built", "train"), cases=TOLD, needs=("experts", "capacity"), source="F11; OBS-18")
+def a_step_reports_every_assignment_that_it_drops(stack: Training, microbatches: int, recompute: bool) -> None:
+    """A step reports as dropped what has no slot in any layer and microbatch, each assignment once.
+
+    Two of its layers route 65 tokens to 3 of 14 experts. Of one microbatch, what an expert is asked for beyond its ten
+    slots is dropped; of five, at least what five times their two slots and a half, rounded up, do not hold. A count of
+    one layer, or of the last microbatch, tells a run with full experts that they are nearly empty.
+    """
+    numerics = instruments.numerics
+    trained = run(stack, CAPPED, batches(2), weights=drawn_weights(table(stack, CAPPED)), microbatches=microbatches,
+                  recompute=recompute)  # fmt: skip
+    for step in trained.steps:
+        if "dropped" not in step.seen:
+            raise NotOffered("a step reports no dropped assignments", "case")
+        found = int(numerics.tensor(step.seen["dropped"]))
+        counts = {layer: numerics.tensor(step.seen[f"layers.{layer}.counts"]) for layer in (1, 5)}
+        slots = microbatches * ceil(0.7 * 65 / microbatches * 3 / 14)
+        over = {layer: int((each - slots).clamp(min=0).sum()) for layer, each in counts.items()}
+        least, exact = sum(over.values()), microbatches == 1
+        assert found == least or (found > least and not exact), (
+            f"step {step.number} reports {found} dropped assignments, expected {least}{'' if exact else ' at least'}: "
+            f"{over[1]} in layer 1 and {over[5]} in layer 5"
+        )

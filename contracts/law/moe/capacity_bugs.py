@@ -10,6 +10,7 @@ from torch import Tensor
 from contracts.law._bugs.broken import broken
 from contracts.stacks.reference.model.blocks import Experts, MoE, Router, Routing
 from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.training import trainer
 
 
 @broken(MoE, "drop", "MOE-08a[a-share]: loses [], expected [0, 11]")
@@ -253,3 +254,10 @@ def trusts_the_gradient_of_rows_of_nobody(parts, self):
     rows.
     """
     return replace(parts(self), moe=_TrustsTheBackward, experts=_FoulsTheBackward)
+
+
+@broken(trainer, "_counters", "MOE-08f[one-microbatch]: step 1 reports ", "MOE-08f[five-recomputed]: step 1 reports ")
+def counts_the_drops_of_the_last_layer(counters, seen):
+    """Each layer writes what it dropped under one name."""
+    dropped = [name for name in seen if name.endswith(".dropped")]
+    return counters({name: each for name, each in seen.items() if name not in dropped[:-1]})

@@ -41,6 +41,7 @@ GATES = {
     "sigmoid-alone": (replace(ONE, route_scale=1.0), {6: log(3)}, -2.0, {}, {6: 3 / 4}),
     "sigmoid-alone-scaled": (ONE, {6: log(3)}, -2.0, {}, {6: 15 / 8}),
     "softmax-alone": (ONE_SOFTMAX, {6: log(33)}, 0.0, {}, {6: 3 / 4}),
+    "softmax-alone-scaled": (replace(ONE_SOFTMAX, route_scale=2.0), {6: log(33)}, 0.0, {}, {6: 3 / 2}),
     # Without the bias experts 1, 3 and one of the others would be chosen; 1 has the best score of all.
     "bias": (
         replace(PLAIN_SIGMOID, route_scale=1.0),

@@ -57,6 +57,13 @@ def drops_the_scale(gates, self, scores_BTE, experts_BTK):
     return gates(self, scores_BTE, experts_BTK) / self.moe.route_scale
 
 
+@broken(Router, "gates", "MOE-01c[softmax-alone-scaled]: has gate 0.75, expected 1.5")
+def leaves_the_lone_share_as_it_is(gates, self, scores_BTE, experts_BTK):
+    """A lone gate is the share of a softmax over all experts, on a way past the scale."""
+    alone = self.moe.top_k == 1 and self.moe.score == "softmax"
+    return gates(self, scores_BTE, experts_BTK) / (self.moe.route_scale if alone else 1.0)
+
+
 @broken(Router, "gates", "MOE-01c[groups-scaled]: has gate 0.25", "MOE-02b[groups]: y differs")
 def drops_the_scale_beside_groups(gates, self, scores_BTE, experts_BTK):
     """The function that limits a choice to groups has gates of its own, which nobody scales."""

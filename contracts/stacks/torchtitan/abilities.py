@@ -55,6 +55,7 @@ ABILITIES = Abilities(
         lacks("cp", "device", "its context parallel cuts attention kernels that are only accelerators'"),
         *(lacks(f"muon {cut}", "stack", "its Kimi refuses DistMuon beside it: it has no such shards")
           for cut in ("tp", "pp")),  # models/kimi_k2_7/config_registry.py: _KimiTrainerConfig
+        lacks("muon layer-rates", "adapter", "rates are given to groups of AdamW; Muon's matrices are one group"),
         lacks("muon dp", "device", "DistMuon sends shards over streams and events, which a CPU has not"),
         lacks("own-data", "adapter", "its data sets need a tokenizer's files"),
         lacks("windows", "adapter", "it is given batches and cuts them itself"),
