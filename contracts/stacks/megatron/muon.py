@@ -13,7 +13,6 @@ from contracts.stacks.megatron.abilities import NO_MUON
 from contracts.stacks.megatron.shims import Shim, mcore
 
 _ITERATION = "emerging_optimizers.orthogonalized_optimizers.muon_utils"
-LAYER_WISE = "its layer-wise distributed optimizer wraps only what trains in bfloat16"
 LABEL = "; in float64 the iteration of emerging_optimizers, which asserts float32, has float64 for one name in its code"
 
 

@@ -456,9 +456,9 @@ def _running(
         raise NotOffered(
             "Megatron-Core: packed rows are one sequence to its mixers and several to its attention here", "case"
         )
-    plan = replace(plan, recompute=execution.recompute or recipe.recompute == "full", distributed=distributed)
-    if distributed and recipe.optim.rule == "muon" and dtype is not torch.bfloat16:
-        raise NotOffered(f"Megatron-Core: {muon.LAYER_WISE}", "case")
+    plan = replace(plan, recompute=execution.recompute or recipe.recompute == "full")
+    # Muon's layer-wise optimizer wraps only what trains in bfloat16
+    plan = replace(plan, distributed=distributed and (recipe.optim.rule == "adamw" or dtype is torch.bfloat16))
     if execution.fsdp and distributed:
         raise NotOffered(f"Megatron-Core: {NOT_SHARDED}", "stack")
     if execution.fsdp and older():
