@@ -24,10 +24,10 @@ def label_shares(stack: Training, labels: Sequence[int], microbatches: int) -> l
 
 
 def like_on_one_rank(stack: Training, execution: Execution) -> int:
-    """The microbatches on one rank whose step is that of many ranks: one, unless each rank takes a mean of its own.
+    """The number of microbatches with which one rank takes the step of many ranks: 1, unless each takes its own mean.
 
     Raises:
-        NotOffered: where load is that of the microbatches so far, and each has rows of several ranks.
+        NotOffered: if load counts the microbatches so far, and each has rows of several ranks.
     """
     follows = getattr(stack, "conventions", ())
     degrees = execution.degrees

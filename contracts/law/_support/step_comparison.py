@@ -55,8 +55,11 @@ def on_one_rank_and_many(
 
 
 def loss_and_norm(one: Step, many: Step, *, about: str = "") -> str:
-    """What the loss and the gradient norm show, as precisely as a curve does, and before what follows from it a rate
-    that is another, or a clip coefficient that is not that of the norm. What the words are `about` does not agree."""
+    """The loss and the gradient norm of both steps in words, as precisely as a curve shows them.
+
+    A rate that differs is named too, and so is a clip coefficient that the norm does not explain. `about` is the
+    quantity that is known to differ: nothing says that it agrees.
+    """
     pairs = {"loss": (many.losses.get("total", float("nan")), one.losses["total"]),
              "norm": (many.grad_norm, one.grad_norm),
              "clip": (many.clip_coef, one.clip_coef), "rate": (many.lr, one.lr)}  # fmt: skip

@@ -1,5 +1,5 @@
 """The checkpoints that survive when one of several ranks dies in a save, when all of them do, and when one disk is
-full; and saves in the background, overtaken by later steps and by the next save.
+full; and saves in the background that later steps and the next save overtake.
 
 A checkpoint of several ranks is complete when the slowest rank has written, not when the first has.
 """

@@ -1,5 +1,4 @@
-"""The files of a running job's ranks: all of them below the named folder, and which are left when old ones are
-removed."""
+"""Ranks of a running job write all of their files below the named folder, and keep the right old checkpoints."""
 
 import os
 import shutil

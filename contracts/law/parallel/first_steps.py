@@ -1,5 +1,7 @@
-"""The start of a run on several ranks: the same initial weights on any layout, and five steps in which every parameter
-moves and from whose checkpoint a run resumes."""
+"""The start of a run on several ranks: equal initial weights on any layout, then five steps that move every parameter.
+
+A run resumes from their checkpoint.
+"""
 
 from dataclasses import replace
 

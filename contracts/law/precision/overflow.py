@@ -1,5 +1,4 @@
-"""Steps that overflow in float16, and steps that do not: how the loss scale rises, that the data continues, and that
-all ranks leave out the same steps."""
+"""After an overflow in float16 all ranks leave out the same step and the data continues; later the loss scale rises."""
 
 import contextlib
 import math

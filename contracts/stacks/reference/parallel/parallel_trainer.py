@@ -313,9 +313,9 @@ def _held(parameter: nn.Parameter) -> Tensor:
 
 
 def completed(parameter: nn.Parameter) -> list[tuple[DeviceMesh, int]]:
-    """Where a gradient is a part of a sum: the dims of the mesh over which it has to be summed, as it now says it is.
+    """The dims of the mesh over which a gradient that is a part of a sum has to be summed, as it now says it is.
 
-    What is to be cut as well is summed and cut at once.
+    A dim over which it has to be cut too is summed and cut at once.
     """
     grad = parameter.grad
     if not isinstance(parameter, DTensor) or not isinstance(grad, DTensor) or grad.placements == parameter.placements:

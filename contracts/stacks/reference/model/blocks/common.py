@@ -86,7 +86,7 @@ def local(parameter: Tensor, summed: bool = True, piece: Piece | None = None) ->
 class Linear(nn.Linear):
     """A matrix without bias, (out, in), held in float32 and applied in the dtype of the activations.
 
-    `summed` and `piece` are those of `local`.
+    `summed` and `piece` are arguments of `local`.
     """
 
     summed: bool = True
