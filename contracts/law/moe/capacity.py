@@ -205,13 +205,13 @@ CAPPED = replace(LETTERS, name="letters-capped", moe=replace(LETTERS.moe or Moe(
 TOLD: dict[str, tuple[int, bool]] = {"one-microbatch": (1, False), "five-recomputed": (5, True)}
 
 
-@contract("MOE-08f", asks=("built", "train"), cases=TOLD, needs=("experts", "capacity"), source="F11; OBS-18")
+@contract("MOE-08f", asks=("built", "train"), cases=TOLD, needs=("experts", "capacity"), source="F11")
 def a_step_reports_every_assignment_that_it_drops(stack: Training, microbatches: int, recompute: bool) -> None:
     """A step reports as dropped what has no slot in any layer and microbatch, each assignment once.
 
     Two of its layers route 65 tokens to 3 of 14 experts. Of one microbatch, what an expert is asked for beyond its ten
     slots is dropped; of five, at least what five times their two slots and a half, rounded up, do not hold. A count of
-    one layer, or of the last microbatch, tells a run with full experts that they are nearly empty.
+    one layer, or of the last microbatch, makes full experts look nearly empty.
     """
     numerics = instruments.numerics
     trained = run(stack, CAPPED, batches(2), weights=drawn_weights(table(stack, CAPPED)), microbatches=microbatches,
