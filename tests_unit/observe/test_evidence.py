@@ -203,12 +203,32 @@ for step in range(2):
     opt.step()
     opt.zero_grad()
 """
+BY_HAND = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 64))
+opt = torch.optim.AdamW(net.parameters())
+for step in range(2):
+    torch.manual_seed(10 * step + dist.get_rank())
+    for x in torch.randint(64, (2, 4, 9)):
+        nn.functional.cross_entropy(net(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
+    for p in net.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size() * (1 if "whole" in sys.argv else 2)
+    opt.step()
+    opt.zero_grad()
+"""
 RUNS: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
     "reduces": (REDUCES, 2, ()), "some": (REDUCES, 2, ("some",)), "one": (HALVES, 1, ()), "halves": (HALVES, 2, ()),
     "copies": (HALVES, 2, ("copies",)), "forgets": (HALVES, 2, ("forgets",)),
     "declared": (DECLARED, 2, ()), "sequences": (SEQUENCES, 2, ()),
     "rows": (PARTS, 1, ()), "parts": (PARTS, 2, ()), "ends": (PARTS, 4, ("ends",)), "local": (PARTS, 2, ("local",)),
-    "other": (PARTS, 2, ("other",)),
+    "other": (PARTS, 2, ("other",)), "by hand": (BY_HAND, 2, ()), "whole": (BY_HAND, 2, ("whole",)),
 }  # fmt: skip
 
 
@@ -231,7 +251,7 @@ def _diff(one: Path, other: Path) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-@pytest.mark.parametrize("run", ["reduces", "halves", "sequences", "parts", "ends"])
+@pytest.mark.parametrize("run", ["reduces", "halves", "sequences", "parts", "ends", "by hand"])
 def test_a_healthy_run_violates_nothing_and_is_equal_to_itself(traces: Path, tmp_path: Path, run: str) -> None:
     code, said = _judged(traces / run, tmp_path)
     assert code == 0, said
@@ -281,6 +301,12 @@ def test_a_wrong_part_of_a_row_is_found(traces: Path, run: str, wrong: int, word
     code, said = _diff(traces / "rows", traces / run)
     assert code == wrong, said
     assert words in said
+
+
+def test_gradients_that_are_reduced_by_hand_are_divided_by_the_microbatches(traces: Path, tmp_path: Path) -> None:
+    code, said = _judged(traces / "whole", tmp_path)
+    assert code == 1
+    assert "OBS-07[one-run] got step 1: the labels of each of 2 microbatches weigh 1 together on rank 0" in said
 
 
 @pytest.mark.parametrize("dispatch", [DISPATCH, LIST], ids=["grouped", "list"])
