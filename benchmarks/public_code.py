@@ -48,9 +48,10 @@ class Layout:
 
 
 def _layout(given: dict[str, Any], named: dict[str, dict[str, Any]]) -> Layout:
-    """A layout, with what it does not say itself from its `base`."""
-    whole = {**named.get(given.get("base", ""), {}), **given}
-    return Layout(**{key: whole[key] for key in whole if key not in ("base", "plant")})
+    """A layout, with what it does not say itself from its `base`, and so on."""
+    while base := given.get("base"):
+        given = {**named[base], **given, "base": named[base].get("base")}
+    return Layout(**{key: given[key] for key in given if key not in ("base", "plant")})
 
 
 def edited(home: Path, edits: list[list[str]]) -> None:
@@ -67,7 +68,7 @@ def run(layout: Layout, checkout: Path, work: Path, python: str, fault: list[lis
     if (work / "trace").exists():
         return work / "trace"
     shutil.rmtree(work, ignore_errors=True)
-    shutil.copytree(checkout / layout.folder, work / "copy")
+    shutil.copytree(checkout / layout.folder, work / "copy", ignore=shutil.ignore_patterns(".git"))
     home, env = work / "copy", {**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(work / "hf"), **layout.env}
     edited(home, [*layout.edits, *fault])
     if layout.prepare:
