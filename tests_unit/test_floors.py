@@ -67,7 +67,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.megatron.block_base", "contracts.stacks.megatron.blocks",
     "contracts.stacks.megatron.built_model", "contracts.stacks.megatron.checkpoint",
     "contracts.stacks.megatron.distributed_optimizer",
-    "contracts.stacks.megatron.fsdp",
+    "contracts.stacks.megatron.fsdp", "contracts.stacks.megatron.muon",
     "contracts.stacks.megatron.losses",
     "contracts.stacks.megatron.hybrid_model", "contracts.stacks.megatron.mamba_block",
     "contracts.stacks.megatron.mamba_kernels", "contracts.stacks.megatron.model",
@@ -81,13 +81,13 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.reference.checkpoint.crash_during_save", "contracts.stacks.reference.checkpoint.dcp_storage",
     "contracts.stacks.forked_ranks", "contracts.stacks.reference.checkpoint.rng_state",
     "contracts.stacks.reference.checkpoint.weight_names", "contracts.stacks.reference.kernels.",
-    "contracts.stacks.reference.model.blocks.", "contracts.stacks.reference.model.build",
+    "contracts.stacks.reference.model.blocks", "contracts.stacks.reference.model.build",
     "contracts.stacks.reference.model.compile", "contracts.stacks.reference.model.hybrid_model",
     "contracts.stacks.reference.model.init", "contracts.stacks.reference.model.mtp",
     "contracts.stacks.reference.model.parts", "contracts.stacks.reference.optim.optimizer",
     "contracts.stacks.reference.parallel.collectives", "contracts.stacks.reference.parallel.context_parallel",
     "contracts.stacks.reference.parallel.dry_run", "contracts.stacks.reference.parallel.expert_parallel",
-    "contracts.stacks.reference.parallel.fsdp", "contracts.stacks.reference.parallel.placements",
+    "contracts.stacks.reference.parallel.fsdp",
     "contracts.stacks.reference.parallel.parallel", "contracts.stacks.reference.parallel.pipeline",
     "contracts.stacks.reference.parallel.placements", "contracts.stacks.reference.parallel.tensor_parallel",
     "contracts.stacks.reference.training.trainer", "contracts.stacks.torchtitan.blocks",
@@ -247,7 +247,7 @@ def test_every_contract_and_mutant_is_found_in_the_text_of_its_file() -> None:
     }
     unnamed = {each: ids - {*families.mutants().get(each, ())} for each, ids in added.items()
                if each.endswith("_bugs")}  # fmt: skip
-    assert len(unnamed) > 150
+    assert len(unnamed) > 100
     assert {each: ids for each, ids in unnamed.items() if ids} == {}
 
 
