@@ -10,7 +10,6 @@ from torch import nn
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
-from contracts.law.optimizer.parameter_groups import beside
 from contracts.spec import Optim, Rule
 from contracts.stacks.reference.model.blocks import Experts, Indexer, LatentAttention
 from contracts.stacks.reference.model.hybrid_model import Model
@@ -254,8 +253,8 @@ class _Stacks(Optimizer):
         held = {each.name: each for each in self.members if self.rule(each) == "muon"}
         start = {name: each.parameter.clone() for name, each in held.items()}
         super().step(lr)
-        for names in {tuple(beside(name, held)) for name in held}:
-            several = [held[name] for name in names]
+        for gate in [name for name in held if "w1" in name and name.replace("w1", "w3") in held]:
+            several = [held[gate], held[gate.replace("w1", "w3")]]
             buffers = [self.rules["muon"].state[each.parameter]["momentum_buffer"] for each in several]
             given = [each.parameter.grad + MOMENTUM * own for each, own in zip(several, buffers, strict=True)]
             turned = orthogonalise(torch.cat(given, dim=-2))
