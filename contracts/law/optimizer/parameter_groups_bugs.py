@@ -247,14 +247,17 @@ class SkipsExpertsWithoutTokens(Optimizer):
                 parameter[~busy] = old[~busy]
 
 
+OF_ONE_INPUT = (("w1", "w3"), ("wz", "wx", "wb", "wc", "wdt"))
+
+
 class _Stacks(Optimizer):
     @torch.no_grad()
     def step(self, lr: float) -> None:
         held = {each.name: each for each in self.members if self.rule(each) == "muon"}
         start = {name: each.parameter.clone() for name, each in held.items()}
         super().step(lr)
-        for gate in [name for name in held if "w1" in name and name.replace("w1", "w3") in held]:
-            several = [held[gate], held[gate.replace("w1", "w3")]]
+        for first, stems in ((name, stems) for stems in OF_ONE_INPUT for name in held if stems[0] in name):
+            several = [held[other] for stem in stems if (other := first.replace(stems[0], stem)) in held]
             buffers = [self.rules["muon"].state[each.parameter]["momentum_buffer"] for each in several]
             given = [each.parameter.grad + MOMENTUM * own for each, own in zip(several, buffers, strict=True)]
             turned = orthogonalise(torch.cat(given, dim=-2))
