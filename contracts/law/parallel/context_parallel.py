@@ -87,6 +87,7 @@ CELLS: dict[str, Cell] = {
     "cp2-capacity": cell(CAPPED, borrowed(2, cp=2)),
     "cp2-capacity-by-gate": cell(RANKED, borrowed(2, cp=2)),
     "cp2-capacity-ep2": cell(CAPPED, borrowed(2, cp=2, ep=2)),
+    "cp2-tp2-sp-etp1-capacity": cell(CAPPED, borrowed(4, tp=2, cp=2, etp=1, sp=True)),
     "cp2-ep2": cell(BIASED, borrowed(2, cp=2, ep=2)),
     "cp2-recomputed": cell(AHEAD, replace(borrowed(2, cp=2), recompute=True, microbatches=2)),
     "cp2-fsdp": cell(TIED, borrowed(2, cp=2, fsdp=True)),

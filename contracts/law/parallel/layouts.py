@@ -108,6 +108,8 @@ LAYOUTS: dict[str, Cell] = {
     "tp2-one-group": cell(ONE_GROUP, own_axis(2, tp=2)),
     "tp2-capacity": cell(CAPPED, own_axis(2, tp=2)),
     "tp2-sp-etp1": cell(MANY, own_axis(2, tp=2, etp=1, sp=True)),
+    "tp2-sp-etp1-capacity": cell(CAPPED, own_axis(2, tp=2, etp=1, sp=True)),
+    "tp2-sp-etp1-capacity-by-gate": cell(RANKED, own_axis(2, tp=2, etp=1, sp=True)),
     "tp4-few-groups": cell(FEW_GROUPS, own_axis(4, tp=4)),
     "tp4-sp-few-groups": cell(FEW_GROUPS, own_axis(4, tp=4, sp=True)),
     "dp2": cell(MANY, own_axis(2)),

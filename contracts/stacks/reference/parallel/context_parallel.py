@@ -156,3 +156,16 @@ def continuing(packing: Packing) -> Tensor:
 def _like(x: Tensor, other: Tensor) -> Tensor:
     """x with as many dims as another tensor."""
     return x.reshape(*x.shape, *(1,) * (other.dim() - x.dim()))
+
+
+class CutTwice(SequenceView):
+    """A row whose parts are cut again: by context parallel, and then by sequence parallel."""
+
+    def __init__(self, outer: SequenceView, inner: SequenceView) -> None:
+        self.outer, self.inner = outer, inner
+
+    def own(self, x_BS: Tensor) -> Tensor:
+        return self.inner.own(self.outer.own(x_BS))
+
+    def every(self, x_BTx: Tensor) -> Tensor:
+        return self.outer.every(self.inner.every(x_BTx))

@@ -23,6 +23,7 @@ from contracts.stacks.reference.model.mtp import MtpModule
 from contracts.stacks.reference.model.parts import PARTS, Parts
 from contracts.stacks.reference.parallel import fsdp
 from contracts.stacks.reference.parallel.collectives import Group, sum_over_ranks
+from contracts.stacks.reference.parallel.context_parallel import CutTwice
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.tensor_parallel import on_mesh
 
@@ -86,13 +87,16 @@ def expert_parallel(model: Model, execution: Execution, mesh: TrainingMesh, part
             layer.mixer.dispatcher = dispatcher
             if execution.degrees.sp:
                 share_losses(layer.mixer, mesh.group("tp"), execution.degrees.tp)
+                layer.mixer.row = parts.context_parallel(group=mesh.group("tp"))
 
 
 def context_parallel(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
     """Every part of the model that looks to other tokens of a row gets the ranks that have them."""
     row = parts.context_parallel(group=mesh.group("cp"))
     for module in model.modules():
-        if hasattr(module, "row"):
+        if isinstance(module, MoE) and execution.degrees.sp and module.dispatcher is not None:
+            module.row = CutTwice(row, module.row)
+        elif hasattr(module, "row"):
             module.row = row  # type: ignore[assignment]  # modules type their attributes as tensors
         if isinstance(module, MoE):
             share_losses(module, mesh.group("cp"), execution.degrees.cp)
