@@ -122,7 +122,7 @@ def with_sums(items: Iterable[Item]) -> tuple[Item, ...]:
     from contracts.stacks.reordered import COMPUTES
 
     read_checks()
-    asking = {id for id, contract in LAW.contracts.items() if not COMPUTES.isdisjoint(contract.asks)}
+    asking = {id for id, contract in LAW.contracts.items() if set(COMPUTES) & set(contract.asks)}
     return tuple(each for each in items if each.id in asking)
 
 

@@ -22,12 +22,14 @@ _Row = tuple[_Part, _Part]
 
 @functools.lru_cache(maxsize=16)
 def _powers(length: int, place: torch.device) -> Tensor:
-    """[base, length]"""
-    found = [[1], [1]]
-    for base, powers in zip(BASES, found, strict=True):
-        while len(powers) < length:
+    """[half and base, length]: the powers of each base over each half of a row, and 0 over the other."""
+    first, found = length // 2, torch.zeros(2, len(BASES), length, dtype=torch.int64)
+    for number, base in enumerate(BASES):
+        powers = [1]
+        while len(powers) < length - first:
             powers.append(powers[-1] * base % PRIME)
-    return torch.tensor(found, device=place)[:, :length]
+        found[0, number, :first], found[1, number, first:] = torch.tensor(powers[:first]), torch.tensor(powers)
+    return found.flatten(0, 1).to(place)
 
 
 def halves(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, int]:
@@ -36,15 +38,9 @@ def halves(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, int]:
     ids = next((each for name, each in sorted(whole.items(), key=lambda pair: not pair[0].endswith("input_ids"))), None)
     if ids is None or ids.dtype not in (torch.int64, torch.int32) or ids.shape[1] < 2:
         return None, 0
-    first = ids.shape[1] // 2
-    return torch.stack([_number(ids[:, :first]), _number(ids[:, first:])], dim=1), ids.shape[1]
-
-
-def _number(ids: Tensor) -> Tensor:
     values = (ids.detach().to(torch.int64) + 1) % PRIME
-    one, other = ((values * powers % PRIME).sum(1) % PRIME for powers in _powers(ids.shape[1], ids.device))
-    found: Tensor = one | other << 31
-    return found
+    sums = ((values[:, None] * _powers(ids.shape[1], ids.device) % PRIME).sum(-1) % PRIME).view(-1, 2, len(BASES))
+    return sums[..., 0] | sums[..., 1] << 31, ids.shape[1]
 
 
 def _rows(line: Line) -> Iterator[_Row]:

@@ -867,13 +867,10 @@ class Recorder:
             if any(id(one) not in self.parameters for _, _, group in groups for one in group["params"]):
                 for _ in self._every_parameter():
                     pass  # FSDP2 exchanges parameters; their names are those of now
+            self._write_sample({id(one): (label, one) for _, number, group in groups
+                                for label, one in self._group(number, group)})  # fmt: skip
             for each, number, group in groups:
                 held = list(self._group(number, group))
-                for label, one in held:
-                    before = self.sample.kept.get(id(one))
-                    if one.grad is not None and before is not None:
-                        self._add("applied", step=self.step, name=label, before=self._numbers(before),
-                                  gradient=self._numbers(applied.few(one.grad)))  # fmt: skip
                 shown = [(label, one, one.grad) for label, one in held if one.grad is not None]
                 written = iter(self._every("gradient", (id(each), number), shown))
                 names = []
@@ -892,6 +889,21 @@ class Recorder:
                     decay=_number(float(group.get("weight_decay", 0.0) or 0.0)),
                 )  # fmt: skip
             self._launch()
+
+    def _write_sample(self, moved: Mapping[int, tuple[str, Tensor]]) -> None:
+        found = self.sample.beside(one for _, one in moved.values())
+        if found is None:
+            return
+        places, both = found
+        told, length = self._kept(both), both.shape[1]
+
+        def part(begin: int, end: int) -> Any:
+            read = lambda: [*map(_number, _told(told)[begin:end])]  # noqa: E731
+            return read if callable(told) else read()
+
+        for key, each in places.items():
+            before, now = part(each.start, each.stop), part(length + each.start, length + each.stop)
+            self._add("applied", step=self.step, name=moved[key][0], before=before, gradient=now)
 
     def _group(self, number: int, group: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         for at, parameter in enumerate(group["params"]):
@@ -1092,10 +1104,6 @@ class Recorder:
         """A number as JSON has it; a function that reads it after the step, if it is on a device."""
         found = self._kept(tensor.double() if tensor.is_floating_point() else tensor)
         return (lambda: _number(found()[0])) if callable(found) else _number(found[0])
-
-    def _numbers(self, tensor: Tensor) -> Any:
-        found = self._kept(tensor.double())
-        return (lambda: [*map(_number, found())]) if callable(found) else [*map(_number, found)]
 
     def _add(self, kind: str, /, **more: Any) -> None:
         """Write a line, in its turn."""
