@@ -57,6 +57,9 @@ STREAMS = replace(SPREAD, name="context-mhc", mhc=Mhc(streams=3))
 
 
 CAPPED = replace(SPREAD, name="context-capped", moe=replace(SPREAD.moe or Moe(), capacity_factor=0.7))
+GROUPED = replace(
+    SPREAD, name="context-groups", moe=replace(SPREAD.moe or Moe(), top_k=4, score="sigmoid", groups=(4, 2))
+)
 RANKED = replace(CAPPED, moe=replace(CAPPED.moe or Moe(), drop_policy="probs"))
 
 
@@ -88,6 +91,7 @@ CELLS: dict[str, Cell] = {
     "cp2-capacity-by-gate": cell(RANKED, borrowed(2, cp=2)),
     "cp2-capacity-ep2": cell(CAPPED, borrowed(2, cp=2, ep=2)),
     "cp2-tp2-sp-etp1-capacity": cell(CAPPED, borrowed(4, tp=2, cp=2, etp=1, sp=True)),
+    "cp2-groups": cell(GROUPED, borrowed(2, cp=2)),
     "cp2-ep2": cell(BIASED, borrowed(2, cp=2, ep=2)),
     "cp2-recomputed": cell(AHEAD, replace(borrowed(2, cp=2), recompute=True, microbatches=2)),
     "cp2-fsdp": cell(TIED, borrowed(2, cp=2, fsdp=True)),

@@ -7,6 +7,7 @@ from contracts.contract import contract
 from contracts.law._support import model_passes
 from contracts.law._support.label_weights import label_shares
 from contracts.law._support.model_passes import EVERYTHING, WHOLE
+from contracts.law._support.recipes import SMALL_MLA
 from contracts.law._support.training_run import (
     AHEAD,
     DENSE,
@@ -32,6 +33,8 @@ EQUAL = (((13,), 4),) * 5
 PAIRS = (((2, 2, 2, 2, 2, 2, 1), 0),) * 5  # a label every other token, and none two tokens on
 
 
+BY_GROUPS = replace(PLAIN.moe or Moe(), experts=16, top_k=4, score="sigmoid", groups=(4, 2))
+GROUPED = replace(PLAIN, name="letters-groups", pattern="AE", depth=4, activation="swiglu", moe=BY_GROUPS)
 CUTS = {
     "two": (LETTERS, ROWS, 2),
     "three": (LETTERS, ROWS, 3),
@@ -39,6 +42,12 @@ CUTS = {
     "no-auxiliary-losses": (PLAIN, ROWS, 4),
     "prediction-heads": (AHEAD, ROWS, 4),
     "dense": (DENSE, ROWS, 4),
+    "groups": (GROUPED, EQUAL, 5),
+    "groups-latent": (
+        replace(GROUPED, qk_norm=False, mla=SMALL_MLA.mla, moe=replace(BY_GROUPS, shared_hidden=40)),
+        EQUAL,
+        5,
+    ),
     "balance-loss-a-sequence": (LETTERS, ROWS, 5),
     "z-loss-a-sequence": (LETTERS, ROWS, 5),
     "a-microbatch-without-a-label": (LETTERS, EMPTY, 5),
@@ -53,6 +62,7 @@ HEADED = {
     "one-a-sequence": ("microbatches",),
     "balance-loss-a-sequence": ("experts", "balance-loss", "microbatches"),
     "z-loss-a-sequence": ("experts", "z-loss", "microbatches"),
+    **dict.fromkeys(("groups", "groups-latent"), ("experts", "group-limited", "microbatches")),
     "a-microbatch-without-a-label": ("microbatches",),
     "prediction-heads": ("prediction-heads", *UNEVEN),
     "heads-without-a-label": ("prediction-heads", "microbatches"),

@@ -65,6 +65,9 @@ TIED = replace(AHEAD, name="layouts-tied", untied_embeddings=False)
 SWIGLU = replace(MANY, name="layouts-swiglu", activation="swiglu")
 MUON = replace(MANY, name="layouts-muon", optim=replace(MANY.optim, rule="muon"))
 CAPPED = replace(MANY, name="layouts-capacity", moe=replace(MANY.moe or Moe(), capacity_factor=0.7))
+GROUPED = replace(
+    MANY, name="layouts-groups-of-experts", moe=replace(MANY.moe or Moe(), top_k=4, score="sigmoid", groups=(4, 2))
+)
 RANKED = replace(CAPPED, moe=replace(CAPPED.moe or Moe(), drop_policy="probs"))
 FEW_GROUPS = replace(MANY, name="layouts-groups", replicate_kv=True, replicate_ssm_groups=True)
 """Two KV heads and two SSM groups, and four ranks."""
@@ -110,6 +113,8 @@ LAYOUTS: dict[str, Cell] = {
     "tp2-sp-etp1": cell(MANY, own_axis(2, tp=2, etp=1, sp=True)),
     "tp2-sp-etp1-capacity": cell(CAPPED, own_axis(2, tp=2, etp=1, sp=True)),
     "tp2-sp-etp1-capacity-by-gate": cell(RANKED, own_axis(2, tp=2, etp=1, sp=True)),
+    "tp2-sp-etp1-groups": cell(GROUPED, own_axis(2, tp=2, etp=1, sp=True)),
+    "borrowed-ep2-groups": cell(GROUPED, borrowed(2, ep=2)),
     "tp4-few-groups": cell(FEW_GROUPS, own_axis(4, tp=4)),
     "tp4-sp-few-groups": cell(FEW_GROUPS, own_axis(4, tp=4, sp=True)),
     "dp2": cell(MANY, own_axis(2)),

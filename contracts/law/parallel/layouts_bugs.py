@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
 from contracts.stacks.kit.roles import role_of
-from contracts.stacks.reference.model.blocks import Experts, GatedNorm, LatentAttention, Mamba2, MoE
+from contracts.stacks.reference.model.blocks import Experts, GatedNorm, LatentAttention, Mamba2, MoE, Router
 from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm, local
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import orthogonalise
@@ -304,6 +304,15 @@ def drops_by_shares(former, self, routed, x_BTD, routing, dropped_BTK):
     by_gate = moe.moe.drop_policy == "probs"
     dropped_NK = torch.cat([(moe.drop_faintest(s) if by_gate else moe.drop(s.experts_BTK))[0] for s in shares])
     return former(self, routed, x_BTD, routing, dropped_NK.view_as(dropped_BTK))
+
+
+@broken(Router, "of_best_groups", "PAR-05a[groups]: in 5 microbatches", "PAR-01g[cp2-groups]: on one rank",
+        "PAR-01a[tp2-sp-etp1-groups]: on one rank", "PAR-01a[borrowed-ep2-groups]: on one rank")  # fmt: skip
+def chooses_groups_for_all_tokens(of_best_groups, self, scores_BTE, number, chosen):
+    """The groups of experts are chosen once for all tokens of a call, as a limit on ranks that a call sends to."""
+    mean_E = scores_BTE.mean((0, 1))
+    outside_E = of_best_groups(self, mean_E[None, None], number, chosen)[0, 0].isinf()
+    return scores_BTE.masked_fill(outside_E, -torch.inf)
 
 
 @broken(ParallelTrainer, "reduce", "PAR-01a[dp3]: the gradient of")
