@@ -897,12 +897,12 @@ class Recorder:
         places, both = found
         told, length = self._kept(both), both.shape[1]
 
-        def part(begin: int, end: int) -> Any:
-            read = lambda: [*map(_number, _told(told)[begin:end])]  # noqa: E731
-            return read if callable(told) else read()
+        def part(begin: int, end: int) -> list[float | str]:
+            return [*map(_number, _told(told)[begin:end])]
 
         for key, each in places.items():
-            before, now = part(each.start, each.stop), part(length + each.start, length + each.stop)
+            at = ((each.start, each.stop), (length + each.start, length + each.stop))
+            before, now = (functools.partial(part, *one) if callable(told) else part(*one) for one in at)
             self._add("applied", step=self.step, name=moved[key][0], before=before, gradient=now)
 
     def _group(self, number: int, group: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
