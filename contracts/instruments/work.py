@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch._subclasses import FakeTensor  # what DTensor and compilers try operators on, from 2.0 to 2.13
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode  # as torch's own counter uses it, from 2.4 to 2.13
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
@@ -56,6 +57,8 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # it comes back here with its local tensors
         out = func(*args, **(kwargs or {}))
+        if any(issubclass(each, FakeTensor) for each in types):
+            return out  # DTensor learns the shape of a result: nothing is computed
         packet = func._overloadpacket
         name, formula = packet.__name__, flop_registry.get(packet)
         if formula is not None:
