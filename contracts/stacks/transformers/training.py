@@ -66,7 +66,11 @@ class Model:
         cut = DistributedConfig(
             tp_size=degrees.tp, fsdp_size=data // replicas, dp_replicate_size=replicas, ep_size=degrees.ep
         )
-        with shims.quiet(), tempfile.TemporaryDirectory(prefix="transformers-") as mine:
+        wide = self.module.dtype is torch.float64
+        with (
+            shims.quiet(), shims.Wide() if wide else contextlib.nullcontext(),
+            tempfile.TemporaryDirectory(prefix="transformers-") as mine,
+        ):  # fmt: skip
             (folder, *_) = gathered(mine)  # rank 0 alone writes
             self.module.save_pretrained(folder)
             dist.barrier()
