@@ -74,6 +74,7 @@ FEATURES: Mapping[str, str] = {
     "windows": "microbatches that a caller cuts, of any size and length",
     "largest-loss": "the largest loss of a rank beside the mean",
     "validation": "a loss over other batches between two steps",
+    "uneven-validation": "a validation whose sequences the ranks do not divide",
     "checkpoint": "a run saved and resumed",
     "checkpoint-of-a-recipe": "a checkpoint that is refused under another recipe",
     # ranks

@@ -228,7 +228,8 @@ UNEVEN: dict[str, tuple[Recipe, Execution, int, int]] = {
 
 @contract(
     "OPT-06d", asks=("built", "train"), cases=UNEVEN,
-    needs={"": ("validation", "checkpoint", "experts"), "dense-dp2-of-1": ("validation", "checkpoint")}, tier="dist",
+    needs={"": ("uneven-validation", "checkpoint", "experts"), "dense-dp2-of-1": ("uneven-validation", "checkpoint")},
+    tier="dist",
     conventions=("validation-mean",), source="torch: DistributedSampler; transformers: Trainer.evaluation_loop",
 )  # fmt: skip
 def a_validation_that_ranks_do_not_divide_is_whole_or_refused(

@@ -17,7 +17,8 @@ ABILITIES = Abilities(
         "softmax", "sigmoid", "top-1", "selection-bias", "shared-expert", "route-scale", "balance-loss", "z-loss",
         "group-limited", "capacity", "capacity-by-gate", "float64", "float32", "bf16", "fp16",
         "adamw", "cosine", "linear", "constant", "WSD",
-        "microbatches", "recompute", "packed", "checkpoint", "validation", "outer-rates", "dp", "fsdp", "replicas",
+        "microbatches", "recompute", "packed", "checkpoint", "validation", "uneven-validation", "outer-rates",
+        "dp", "fsdp", "replicas",
         "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved", "borrowed",
         "author-dp", "ep-without-fsdp", "etp-without-ep",
     )),
@@ -87,7 +88,7 @@ FROM_18 = "it was tried from 0.18 on"
 NOT_SHARDED = "it is its FSDP that shards weights"
 ELSEWHERE = "no optimizer has a part in the answer, which `megatron` gives"
 _FSDP = frozenset({"fsdp", "replicas"})
-_LATER = _FSDP | {"validation"}
+_LATER = _FSDP | {"validation", "uneven-validation"}
 
 
 OF_AN_OPTIMIZER = frozenset({"built", "initial", "train", "messages", "rehearse"})

@@ -17,6 +17,7 @@ ABILITIES = Abilities(
         "group-limited", "outer-rates", "layer-rates", "bias-rates", "largest-loss",
     )),
     lacks=(
+        lacks("uneven-validation", "adapter", "ranks are given their parts of a batch, and all are alike"),
         lacks("frozen", "adapter", "it was not asked to freeze anything"),
         lacks("refrozen", "adapter", "it was not asked to freeze anything"),
         lacks("changing-batches", "adapter", "it gives its trainer batches of one size"),

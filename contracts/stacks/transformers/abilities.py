@@ -7,6 +7,7 @@ from contracts.stacks.kit.declining import lacks, without
 
 VERSIONS = ("5.23.0", "5.10.4", "4.57.6")
 """The tried versions; the first is made where none is asked for."""
+EP_IN_FLOAT32 = "in float64 experts are eager, and those that ranks share were asked in float32 only"
 ABILITIES = Abilities(
     has=frozenset((
         "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
@@ -18,6 +19,8 @@ ABILITIES = Abilities(
         "dp", "fsdp", "replicas", "ep", "etp", "borrowed",
     )),
     lacks=(
+        lacks("uneven-validation", "adapter", "its Trainer is given each rank's part of a batch, and all are alike"),
+        lacks("float64 ep", "adapter", EP_IN_FLOAT32),
         lacks("outer-rates", "stack", "its Trainer groups parameters by their decay"),
         lacks("largest-loss", "stack", "its Trainer logs a mean over ranks"),
         lacks("layer-rates", "stack", "its Trainer groups parameters by their decay"),

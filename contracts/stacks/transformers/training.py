@@ -27,7 +27,7 @@ from contracts.stacks.kit.exact_kernels import exact_kernels
 from contracts.stacks.kit.links import fitting, freeze, to_canonical
 from contracts.stacks.kit.versions import fitted
 from contracts.stacks.transformers import releases, shims, weight_mapping
-from contracts.stacks.transformers.abilities import NO_OPTIMIZER, OLDER
+from contracts.stacks.transformers.abilities import EP_IN_FLOAT32, NO_OPTIMIZER, OLDER
 from contracts.stacks.transformers.configuration import decline, model_of, places
 
 UNDER_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
@@ -135,6 +135,7 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
         "device": {"inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor"},
         "adapter": {
             "models cut over ranks are not asked in bfloat16": cut and execution.world > 1 and half,
+            EP_IN_FLOAT32: execution.degrees.ep > 1 and execution.precision == "float64",
             "several ranks are asked on CPUs": execution.world > 1 and execution.device != "cpu",
         },
     })  # fmt: skip
