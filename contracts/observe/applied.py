@@ -1,6 +1,7 @@
 """What becomes of gradients between the last backward pass and the optimizer, from some numbers of some of them."""
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ class Sample:
 
     def __init__(self) -> None:
         self.of: Sequence[Tensor] = []
-        self.kept: dict[int, range] = {}
+        self.kept: dict[int, slice] = {}
         self.numbers = torch.empty(0)
 
     def begin(self) -> None:
@@ -34,31 +35,26 @@ class Sample:
             self.of = learns[:: -(-len(learns) // PARAMETERS) or 1]
         found = {id(each): few(grad) for each in self.of
                  if (grad := gradient(each)) is not None and not placement.unknown(grad)}  # fmt: skip
-        parts = [each for each in found.values() if each.device == next(iter(found.values())).device]
-        self.kept = {}
-        for key, part in found.items():
-            if part.device == parts[0].device:
-                begin = sum(map(len, self.kept.values()))
-                self.kept[key] = range(begin, begin + len(part))
-        self.numbers = torch.cat(parts) if parts else self.numbers
+        device = next((each.device for each in found.values()), None)
+        found = {key: each for key, each in found.items() if each.device == device}
+        self.kept = _in_turn(found)
+        self.numbers = torch.cat([*found.values()]) if found else self.numbers
 
-    def beside(self, parameters: Iterable[Tensor]) -> tuple[dict[int, range], Tensor] | None:
-        """Where the numbers of each parameter lie, and those of then before those of now, [2, numbers]; None if there
-        are none."""
+    def beside(self, parameters: Iterable[Tensor]) -> tuple[dict[int, slice], Tensor] | None:
+        """Where the numbers of each parameter lie in the result, and the result, [2, numbers]: what was kept, and the
+        gradients of now; None if there are none."""
         now = {id(each): few(each.grad) for each in parameters if each.grad is not None and id(each) in self.kept}
-        now = {key: each for key, each in now.items() if len(each) == len(self.kept[key])}
+        now = {key: each for key, each in now.items() if len(each) == len(self.numbers[self.kept[key]])}
         if not now:
             return None
-        same = list(now) == list(self.kept)
-        before = (
-            self.numbers
-            if same
-            else torch.cat([self.numbers[slice(self.kept[key].start, self.kept[key].stop)] for key in now])
-        )
-        places, at = {}, 0
-        for key, each in now.items():
-            places[key] = range(at, at := at + len(each))
-        return places, torch.stack([before, torch.cat(list(now.values()))]).double()
+        before = torch.cat([self.numbers[self.kept[key]] for key in now])
+        return _in_turn(now), torch.stack([before, torch.cat([*now.values()])]).double()
+
+
+def _in_turn(parts: Mapping[int, Tensor]) -> dict[int, slice]:
+    """Where each part lies if all stand in one tensor."""
+    ends = itertools.accumulate(map(len, parts.values()))
+    return {key: slice(end - len(part), end) for (key, part), end in zip(parts.items(), ends, strict=True)}
 
 
 def few(gradient: Tensor) -> Tensor:

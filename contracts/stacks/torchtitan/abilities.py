@@ -18,7 +18,7 @@ ABILITIES = Abilities(
     )),
     lacks=(
         lacks("checkpoint pp selection-bias", "stack",
-              "a trial pass of its pipelines moves selection biases by memory that nobody wrote"),
+              "a trial pass of its pipelines moves selection biases, and otherwise in each run"),
         lacks("uneven-validation", "adapter", "ranks are given their parts of a batch, and all are alike"),
         lacks("frozen", "adapter", "it was not asked to freeze anything"),
         lacks("refrozen", "adapter", "it was not asked to freeze anything"),
