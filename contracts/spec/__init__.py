@@ -55,6 +55,7 @@ from contracts.spec.recipe import (
     Moe,
     Mtp,
     Optim,
+    ParallelSsm,
     Recipe,
     Schedule,
 )

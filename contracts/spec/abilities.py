@@ -26,6 +26,7 @@ FEATURES: Mapping[str, str] = {
     "mla": "latent attention",
     "dsa": "sparse attention",
     "qk-norm": "a norm on queries and keys",
+    "parallel-ssm": "a state-space branch beside attention in A blocks",
     "relu2": "squared relu in MLPs and experts",
     "swiglu": "SwiGLU in MLPs and experts",
     "prediction-heads": "multi-token prediction",

@@ -21,7 +21,7 @@ def refusals_on(recipe: Recipe, degrees: Degrees, dp: int) -> Refusals:
         replicated = recipe.replicate_kv and degrees.tp % recipe.kv_groups == 0
         if not replicated:
             divides("tp", degrees.tp, "kv_groups", recipe.kv_groups, "choose a divisor, or declare replicate_kv")
-    if "M" in recipe.pattern or "R" in recipe.pattern:
+    if recipe.mixers & {"M", "R"}:
         divides("tp", degrees.tp, "mamba.heads", recipe.mamba.heads)
         replicated = recipe.replicate_ssm_groups and degrees.tp % recipe.mamba.groups == 0
         if not replicated:
@@ -77,7 +77,7 @@ def _alignment(recipe: Recipe, fp8: Fp8, degrees: Degrees, found: Refusals) -> N
 
 def _fp8_widths(recipe: Recipe, degrees: Degrees) -> list[tuple[str, object, str, int, int]]:
     """Every width of an FP8 matrix: field, value, name, elements, and the number of ranks that share it."""
-    letters = set(patterns.parse(recipe.pattern, recipe.depth).letters)
+    letters = recipe.mixers
     tp, heads, mamba = degrees.tp, recipe.heads, recipe.mamba
     found: list[tuple[str, object, str, int, int]] = [("hidden", recipe.hidden, "hidden", recipe.hidden, 1)]
     if "A" in letters and recipe.mla is None:

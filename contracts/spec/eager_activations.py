@@ -23,10 +23,9 @@ Terms = Mapping[str, int]
 
 def refusals(recipe: Recipe, spread: Spread, found: Refusals) -> None:
     """Layers that nobody counted: other ones than A, E and M, and layers that are cut."""
-    options = {"mla": recipe.mla, "dsa": recipe.dsa, "mhc": recipe.mhc, "mtp": recipe.mtp}
     remedy = 'plan with kernels = "fused"'
-    for name, value in options.items():
-        if value is not None:
+    for name in ("mla", "dsa", "mhc", "mtp", "parallel_ssm"):
+        if getattr(recipe, name) is not None:
             found.add("kernels", "eager", f"is not counted for {name}", remedy)
     if "R" in recipe.pattern:
         found.add("kernels", "eager", f"is not counted for R, and the pattern is {recipe.pattern}", remedy)

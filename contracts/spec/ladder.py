@@ -22,7 +22,7 @@ def _hybrid(recipe: Recipe) -> Recipe:
 
 def _pairs(recipe: Recipe) -> Recipe:
     depth = 4 + 2 * (recipe.depth % 2)  # whole pairs, and still another depth for a recipe with one layer more
-    leaner = replace(recipe, pattern="AE", depth=depth, mla=None, dsa=None, mhc=None, mtp=None)
+    leaner = replace(recipe, pattern="AE", depth=depth, mla=None, dsa=None, mhc=None, mtp=None, parallel_ssm=None)
     return replace(leaner, activation="swiglu", moe=_experts(recipe.moe, narrow=recipe.dtype == "fp32"))
 
 
@@ -55,6 +55,7 @@ _INSTEAD = frozenset({"gqa", "mlp", "softmax", "swiglu"})
 _FIELDS: Mapping[str, str] = {
     "prediction-heads": "mtp",
     "hyper-connections": "mhc",
+    "parallel-ssm": "parallel_ssm",
     "mla": "mla",
     "dsa": "dsa",
     "qk-norm": "qk_norm",

@@ -187,6 +187,7 @@ def _activations(rank: _Rank) -> Iterator[Line]:
     recipe, degrees, wide = rank.recipe, rank.spread.degrees, rank.element_bytes
     passes, chunks = rank.in_flight
     layers = len(rank.letters) + (2 * recipe.mtp.depth if recipe.mtp and rank.last else 0)
+    layers += rank.letters.count("A") if recipe.parallel_ssm else 0  # a second mixer
     kept = 34 if degrees.sp else 10 * degrees.tp + 24  # over tp
     share: Share = "tp" if degrees.tp > 1 else "replicated"
     held = _in_flight(passes, chunks)

@@ -30,8 +30,9 @@ def _of_model(recipe: Recipe) -> Iterator[str]:
             ("gqa", recipe.mla is None and recipe.kv_groups < recipe.heads),
             ("dsa", recipe.dsa is not None),
             ("qk-norm", recipe.qk_norm),
+            ("parallel-ssm", recipe.parallel_ssm is not None),
         )
-    if "M" in letters:
+    if "M" in recipe.mixers:
         yield from _chosen(("narrow-scan", recipe.mamba.heads * recipe.mamba.head_dim % recipe.hidden != 0))
     if "E" in letters:
         yield recipe.activation

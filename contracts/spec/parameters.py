@@ -11,7 +11,8 @@ Assumptions, where a recipe leaves it open:
 - M is counted as Mamba-2 in both modes. Mamba-3 (author_dp) drops the convolution and adds trap, A and angle
   projections, 1.2 % of the block at NAM56R's sizes. R is the M²RNN block in both modes; nemo_native builds the smaller
   M in its place;
-- A blocks have the hyper-connections; an MTP head is a GQA or MLA block, never sparse, and a dense MLP;
+- A blocks have the hyper-connections and the branch of `parallel_ssm`; an MTP head is a GQA or MLA block without
+  either, never sparse, and a dense MLP;
 - the vocabulary is not padded. Megatron-LM pads it to a multiple of 128 · tp.
 """
 
@@ -61,7 +62,8 @@ def block(recipe: Recipe, letter: str, *, sparse: bool = False) -> Tensors:
     """The tensors of one block; `sparse` says that an A block carries the DSA indexer."""
     norm = Tensor(name="norm", whole=recipe.hidden)
     if letter == "A":
-        return (norm, *_attention(recipe), *(_indexer(recipe) if sparse else ()), *_hyper_connections(recipe))
+        beside = _mamba(recipe) if recipe.parallel_ssm else ()
+        return (norm, *_attention(recipe), *(_indexer(recipe) if sparse else ()), *beside, *_hyper_connections(recipe))
     if letter == "E":
         return (norm, *(_experts(recipe) if recipe.moe else _mlp(recipe, recipe.ffn_hidden)))
     return (norm, *(_mamba(recipe) if letter == "M" else _recurrent(recipe)))

@@ -84,8 +84,18 @@ class Mhc:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelSsm:
+    """A state-space branch beside attention on the A blocks (Falcon-H1, arXiv 2507.22448): both read the block's norm,
+    and the block adds up their outputs, each times its scale.
+    """
+
+    attention_scale: float = 1.0
+    ssm_scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mamba:
-    """State-space dims of the M blocks: heads · head_dim is the inner width."""
+    """State-space dims of the M blocks and of `ParallelSsm`: heads · head_dim is the inner width."""
 
     heads: int = 56
     head_dim: int = 64
@@ -178,6 +188,7 @@ class Recipe:
     mtp: Mtp | None = None
     dsa: Dsa | None = None
     mhc: Mhc | None = None
+    parallel_ssm: ParallelSsm | None = None
     mamba: Mamba = field(default_factory=Mamba)
     dtype: Dtype = "bf16"
     fp8: Fp8 | None = None
@@ -211,6 +222,12 @@ class Recipe:
         """Elements of one attention head."""
         return self.hidden // self.heads
 
+    @property
+    def mixers(self) -> frozenset[str]:
+        """The letters whose mixers the model has: those of the pattern, and M where A has a state-space branch."""
+        found = frozenset(_parsed(self.pattern, self.depth).letters)
+        return found | {"M"} if self.parallel_ssm is not None and "A" in found else found
+
 
 INERT: dict[str, str] = {
     "name": "identity; it reaches the run's name, not what runs",
@@ -241,6 +258,7 @@ _POSITIVE = {
     "mtp": ("depth",),
     "dsa": ("index_heads", "index_head_dim", "top_k"),
     "mhc": ("streams",),
+    "parallel_ssm": ("attention_scale", "ssm_scale"),
     "mamba": ("heads", "head_dim", "state", "groups"),
     "optim": ("lr", "steps"),
     "batch": ("micro", "total"),

@@ -81,7 +81,7 @@ class BuiltLayer:
     """One layer of the model, read off the built model and not off the recipe.
 
     `features` are those found in it: `gqa`, `mla`, `dsa`, `qk_norm`, `rope`, `moe`, `shared_expert`, `selection_bias`,
-    `relu2`, `swiglu`, `mhc`, `mamba2`, `mamba3`, `m2rnn`.
+    `relu2`, `swiglu`, `mhc`, `parallel_ssm`, `mamba2`, `mamba3`, `m2rnn`.
     """
 
     number: int

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from contracts.instruments.oracles import attention
+from contracts.instruments.oracles import attention, mamba
 from contracts.spec import Recipe
 
 Weights = Mapping[str, Tensor]
@@ -57,10 +57,32 @@ def trunk(recipe: Recipe, letters: str, weights: Weights, x_TD: Tensor, document
 
 def branch_of(recipe: Recipe, letter: str, weights: Weights, documents_T: Tensor) -> Branch:
     """A block without its residual, including its norm."""
+    if letter == "A" and recipe.parallel_ssm is not None:
+        return lambda x_TD: side_by_side(recipe, weights, x_TD[None], documents_T[None]).y_BTD[0]
     if letter == "A":
         attends = attention.grouped if recipe.mla is None else attention.latent
         return lambda x_TD: attends(recipe, weights, x_TD, documents_T)
     return lambda x_TD: mlp(recipe, weights, x_TD)
+
+
+def side_by_side(
+    recipe: Recipe, weights: Weights, x_BTD: Tensor, documents_BT: Tensor, state: Weights | None = None
+) -> mamba.Found:
+    """Attention and Mamba-2 (Mamba-3 if there are its weights), each a block of its own under the same norm, weighed
+    and added up: Falcon-H1, arXiv 2507.22448 section 2.1. The state is that of Mamba.
+    """
+    scales, norm = recipe.parallel_ssm, {"norm.weight": weights["norm.weight"]}
+    assert scales is not None
+    of_attention, of_scan = (
+        norm | {f"mixer.{name}": each for name, each in with_prefix(weights, f"mixer.{branch}.").items()}
+        for branch in ("attention", "ssm")
+    )
+    attends = attention.grouped if recipe.mla is None else attention.latent
+    attended = [attends(recipe, of_attention, *row) for row in zip(x_BTD, documents_BT, strict=True)]
+    scans = mamba.mamba2 if "mixer.A_log" in of_scan else mamba.mamba3
+    scanned = scans(recipe, of_scan, x_BTD, documents_BT, state)
+    y_BTD = torch.stack(attended) * scales.attention_scale + scanned.y_BTD * scales.ssm_scale
+    return mamba.Found(y_BTD, scanned.state)
 
 
 def mlp(recipe: Recipe, weights: Weights, x_TD: Tensor) -> Tensor:

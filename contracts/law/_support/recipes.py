@@ -6,7 +6,7 @@ pattern's length does not divide, widths that are no powers of two.
 
 from dataclasses import replace
 
-from contracts.spec import Batch, Dsa, Mamba, Mla, Moe, Optim, Recipe
+from contracts.spec import Batch, Dsa, Mamba, Mla, Moe, Optim, ParallelSsm, Recipe
 
 SMALL = Recipe(
     name="small",
@@ -34,5 +34,10 @@ DENSE = replace(SMALL, name="dense", pattern="AE", depth=4, moe=None, activation
 SMALL_MLA = replace(SMALL, name="small-mla", mla=Mla(q_lora=12, kv_lora=10, qk_head=6, qk_rope=4, v_head=8))
 SMALL_DSA = replace(SMALL_MLA, name="small-dsa", dsa=Dsa(a_ranks=(0, 2), index_heads=5, index_head_dim=8, top_k=5))
 """A-ranks 0 and 2 are sparse: layers 0 and 8."""
+
+PARALLEL = replace(
+    SMALL, name="parallel", pattern="AE", depth=3, parallel_ssm=ParallelSsm(attention_scale=0.75, ssm_scale=1.5)
+)
+"""A E A, attention beside a scan in both."""
 
 A_LAYER, E_LAYER, M_LAYER, R_LAYER = 0, 1, 2, 11

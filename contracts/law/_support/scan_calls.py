@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from contracts import instruments
-from contracts.law._support.recipes import M_LAYER, R_LAYER, SMALL
+from contracts.law._support.recipes import A_LAYER, M_LAYER, PARALLEL, R_LAYER, SMALL
 from contracts.spec import (
     FLOAT32_SCAN,
     FLOAT64,
@@ -39,7 +39,7 @@ class ScanCase:
     """The inputs of a block.
 
     Args:
-        block: M in nemo_native, M in author_dp, or R.
+        block: M in nemo_native, M in author_dp, R, or A with a state-space branch in nemo_native or author_dp.
         lengths: of the documents in each row; every row adds up to the same number of tokens.
         state: whether a state before the first token is given.
         weights: name → what every element is set to, or nested lists of all of them.
@@ -74,7 +74,11 @@ class ScanCase:
                        "k": (rows, heads, size), "v": (rows, heads, width)},
             "m2rnn": {"h": (rows, heads, size, width)},
         }  # fmt: skip
+        shapes |= {"parallel": shapes["mamba2"], "parallel-mamba3": shapes["mamba3"]}
         return shapes[self.block]
+
+
+BESIDE_ATTENTION = ScanCase(block="parallel", recipe=PARALLEL, lengths=PACKED, chunk=8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +117,8 @@ def drawn_inputs(stack: Blocks, case: ScanCase) -> Inputs:
 
 def layer_and_mode(block: str) -> tuple[int, Any]:
     """The layer of `SMALL` and the mode that build a block."""
-    return {"mamba2": (M_LAYER, "nemo_native"), "mamba3": (M_LAYER, "author_dp"), "m2rnn": (R_LAYER, "nemo_native")}[
-        block
-    ]
+    layer = A_LAYER if block.startswith("parallel") else R_LAYER if block == "m2rnn" else M_LAYER
+    return layer, "author_dp" if block.endswith("mamba3") else "nemo_native"
 
 
 def call(case: ScanCase, inputs: Inputs, *, backward: bool = True, packed: bool | None = None) -> BlockCall:

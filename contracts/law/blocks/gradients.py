@@ -5,7 +5,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.model_passes import EVERYTHING, WHOLE, batch, drawn_weights, one_pass, tensor
-from contracts.law._support.recipes import DENSE, SMALL_MLA
+from contracts.law._support.recipes import DENSE, PARALLEL, SMALL_MLA
 from contracts.spec import (
     EXACT,
     FLOAT64,
@@ -91,6 +91,7 @@ REACHED: dict[str, tuple[Recipe, Mode]] = {
     "dense": (DENSE, "nemo_native"),
     "latent": (replace(SMALL_MLA, pattern="AER", depth=3, mtp=Mtp(depth=1)), "nemo_native"),
     "bf16": (replace(EVERYTHING, dtype="bf16"), "nemo_native"),
+    "side-by-side": (PARALLEL, "author_dp"),
 }
 
 
@@ -99,6 +100,7 @@ GRADED = {
     "bf16": ("experts",),
     "custom-mixers": ("mamba", "recurrent"),
     "latent": ("mla",),
+    "side-by-side": ("parallel-ssm",),
 }
 
 
@@ -147,6 +149,7 @@ RECOMPUTED: dict[str, tuple[Recipe, Mode, Precision]] = {
     "custom-mixers-bf16": (replace(WHOLE, dtype="bf16"), "author_dp", "declared"),
     "latent-streams": (replace(SMALL_MLA, pattern="AEM", depth=4, mhc=Mhc(streams=2)), "nemo_native", "float32"),
     "seven-dense": (replace(WHOLE, pattern="AE", depth=7, moe=None), "nemo_native", "float64"),
+    "side-by-side": (PARALLEL, "nemo_native", "float64"),
 }
 
 
@@ -157,6 +160,7 @@ TWICE = {
     "custom-mixers-bf16": ("recompute", "mamba", "recurrent"),
     "latent-streams": ("recompute", "mla"),
     "seven-dense": ("recompute",),
+    "side-by-side": ("recompute", "parallel-ssm"),
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import scan_calls
-from contracts.law._support.scan_calls import PACKED, ScanCase, drawn_inputs, run
+from contracts.law._support.scan_calls import BESIDE_ATTENTION, PACKED, ScanCase, drawn_inputs, run
 from contracts.spec import Blocks
 
 CHUNKS = {
@@ -57,12 +57,14 @@ CAUSAL = {
     "mamba2-packed": (ScanCase(lengths=PACKED, chunk=16), 23),
     "mamba3": (ScanCase(block="mamba3", chunk=8), 21),
     "mamba3-packed": (ScanCase(block="mamba3", lengths=PACKED, chunk=16), 23),
+    "beside-attention": (BESIDE_ATTENTION, 23),
 }
 
 
 @contract("BLK-01c", asks=("block_weights", "run_block"), cases=CAUSAL, source="naming; arXiv 2405.21060")
 def m_sees_nothing_of_the_future(stack: Blocks, case: ScanCase, at: int) -> None:
-    """In M a token changes no earlier output, and a loss on earlier tokens gives it no gradient: both are exactly 0.
+    """In M, also beside attention, a token changes no earlier output, and a loss on earlier ones gives it no gradient:
+    both are exactly 0.
 
     A loss on the last token does give the first token a gradient.
     """
@@ -74,13 +76,14 @@ APART = {
     "mamba2-one-chunk": ScanCase(lengths=PACKED, chunk=64),
     "mamba3": ScanCase(block="mamba3", lengths=PACKED, chunk=8),
     "mamba3-one-chunk": ScanCase(block="mamba3", lengths=PACKED, chunk=64),
+    "beside-attention": BESIDE_ATTENTION,
 }
 
 
 @contract("BLK-02c", asks=("block_weights", "run_block"), cases=APART, source="F06; mamba-ssm seq_idx")
 def m_keeps_documents_apart(stack: Blocks, case: ScanCase) -> None:
-    """In M a packed document has exactly no effect on another one, neither through the scan state nor through the
-    convolution, in outputs and gradients.
+    """In M, also beside attention, a packed document has exactly no effect on another one, neither through the scan
+    state nor through the convolution, in outputs and gradients.
     """
     scan_calls.keeps_documents_apart(stack, case)
 
@@ -89,12 +92,13 @@ ALONE = {
     "mamba2": ScanCase(lengths=PACKED, chunk=8),
     "mamba2-one-chunk": ScanCase(lengths=PACKED, chunk=64),
     "mamba3": ScanCase(block="mamba3", lengths=PACKED, chunk=8),
+    "beside-attention": BESIDE_ATTENTION,
 }
 
 
 @contract("BLK-04d", asks=("block_weights", "run_block"), cases=ALONE, source="F06; mamba-ssm")
 def m_gives_a_packed_document_what_it_gets_alone(stack: Blocks, case: ScanCase) -> None:
-    """In M a packed document has the same output, gradient and state as in a row of its own: the state is reset neither
-    a token early nor a token late.
+    """In M, also beside attention, a packed document has the output, gradient and state of a row of its own: the
+    state is reset neither a token early nor a token late.
     """
     scan_calls.gives_each_document_what_it_gets_alone(stack, case)

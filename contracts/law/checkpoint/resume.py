@@ -19,6 +19,7 @@ from contracts.spec import (
     Mtp,
     Observed,
     Optim,
+    ParallelSsm,
     Recipe,
     Session,
     Step,
@@ -45,10 +46,10 @@ DENSE = replace(SHORT, name="short-dense", pattern="AE", moe=None, activation="s
 
 EVERY_KIND = replace(
     AHEAD, name="short-every-kind", pattern="AE", depth=4, mla=SMALL_DSA.mla, mhc=Mhc(streams=2),
-    dsa=Dsa(a_ranks=(1,), index_heads=5, index_head_dim=8, top_k=5),
+    parallel_ssm=ParallelSsm(ssm_scale=0.5), dsa=Dsa(a_ranks=(1,), index_heads=5, index_head_dim=8, top_k=5),
 )  # fmt: skip
 """A E A E, with every kind of tensor that a checkpoint can leave out: indexer, streams, heads that look
-ahead, latent projections."""
+ahead, latent projections, a scan beside attention."""
 
 ROWS = (((17,), 11), ((17,), 0), ((17,), 3), ((17,), 0), ((17,), 14))
 EVERYTHING: frozenset[Observed] = frozenset({"weights", "optimizer", "buffers", "rng"})
@@ -73,7 +74,7 @@ HEADED = {
     "": ("checkpoint",),
     "muon-accumulated": ("checkpoint", "microbatches", "uneven-microbatches"),
     "mtp-without-clipping": ("checkpoint", "prediction-heads"),
-    "every-kind": ("checkpoint", "prediction-heads", "hyper-connections", "mla", "dsa"),
+    "every-kind": ("checkpoint", "prediction-heads", "hyper-connections", "mla", "dsa", "parallel-ssm"),
     "dense-two-rates": ("checkpoint", "outer-rates"),
     **{name: (*needed, "checkpoint") for name, needed in OF_SCANS.items()},
 }

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from contracts import instruments
 from contracts.contract import contract
-from contracts.law._support.recipes import A_LAYER, DENSE, E_LAYER, M_LAYER, R_LAYER, SMALL, SMALL_DSA
+from contracts.law._support.recipes import A_LAYER, DENSE, E_LAYER, M_LAYER, PARALLEL, R_LAYER, SMALL, SMALL_DSA
 from contracts.spec import (
     BFLOAT16,
     EXACT,
@@ -66,6 +66,7 @@ BLOCKS = {
     "experts-with-capacity": (CAPPED, E_LAYER),
     "mamba": (SMALL, M_LAYER),
     "recurrent": (SMALL, R_LAYER),
+    "side-by-side": (PARALLEL, A_LAYER),
     "attention-whole-rows": (DENSE, A_LAYER),
     "gated-mlp": (DENSE, E_LAYER),
     "gated-experts": (GATED, E_LAYER),

@@ -33,6 +33,7 @@ from contracts.spec import (
     Moe,
     Mtp,
     Observed,
+    ParallelSsm,
     Recipe,
     Refused,
     Session,
@@ -56,6 +57,10 @@ TIED = replace(AHEAD, name="context-tied", untied_embeddings=False)
 STREAMS = replace(SPREAD, name="context-mhc", mhc=Mhc(streams=3))
 
 
+PARALLEL = replace(
+    SPREAD, name="context-side-by-side", pattern="AE", depth=3,
+    parallel_ssm=ParallelSsm(attention_scale=0.75, ssm_scale=1.5),
+)  # fmt: skip
 CAPPED = replace(SPREAD, name="context-capped", moe=replace(SPREAD.moe or Moe(), capacity_factor=0.7))
 GROUPED = replace(
     SPREAD, name="context-groups", moe=replace(SPREAD.moe or Moe(), top_k=4, score="sigmoid", groups=(4, 2))
@@ -87,6 +92,7 @@ CELLS: dict[str, Cell] = {
     "cp2-sparse": cell(SPARSE, borrowed(2, cp=2), "author_dp"),
     "cp2-prediction": cell(AHEAD, borrowed(2, cp=2)),
     "cp2-streams": cell(STREAMS, borrowed(2, cp=2)),
+    "cp2-side-by-side": cell(PARALLEL, borrowed(2, cp=2)),
     "cp2-capacity": cell(CAPPED, borrowed(2, cp=2)),
     "cp2-capacity-by-gate": cell(RANKED, borrowed(2, cp=2)),
     "cp2-capacity-ep2": cell(CAPPED, borrowed(2, cp=2, ep=2)),

@@ -37,6 +37,7 @@ from contracts.spec import (
     Moe,
     Mtp,
     Observed,
+    ParallelSsm,
     Precision,
     Recipe,
     Session,
@@ -61,6 +62,8 @@ LATENT = replace(MANY, name="layouts-mla", mla=SMALL_MLA.mla)
 SPARSE = replace(LATENT, name="layouts-dsa", dsa=Dsa(a_ranks=(0,), index_heads=5, index_head_dim=8, top_k=7))
 AHEAD = replace(MANY, name="layouts-mtp", mtp=Mtp(depth=2, loss_weight=0.4))
 STREAMS = replace(MANY, name="layouts-mhc", mhc=Mhc(streams=3))
+PARALLEL_SSM = ParallelSsm(attention_scale=0.75, ssm_scale=1.5)
+PARALLEL = replace(MANY, name="layouts-side-by-side", pattern="AE", depth=3, parallel_ssm=PARALLEL_SSM)
 TIED = replace(AHEAD, name="layouts-tied", untied_embeddings=False)
 SWIGLU = replace(MANY, name="layouts-swiglu", activation="swiglu")
 MUON = replace(MANY, name="layouts-muon", optim=replace(MANY.optim, rule="muon"))
@@ -105,6 +108,10 @@ LAYOUTS: dict[str, Cell] = {
     "tp2-sp-prediction": cell(AHEAD, own_axis(2, tp=2, sp=True)),
     "tp2-sp-streams": cell(STREAMS, own_axis(2, tp=2, sp=True)),
     "tp2-streams": cell(STREAMS, own_axis(2, tp=2)),
+    "tp2-side-by-side": cell(PARALLEL, own_axis(2, tp=2)),
+    "tp2-sp-side-by-side": cell(PARALLEL, own_axis(2, tp=2, sp=True), "author_dp"),
+    "tp2-sp-fsdp2-side-by-side": cell(PARALLEL, own_axis(4, tp=2, sp=True, fsdp=True)),
+    "tp4-side-by-side": cell(replace(FEW_GROUPS, pattern="A", depth=1, parallel_ssm=PARALLEL_SSM), own_axis(4, tp=4)),
     "tp2-tied": cell(TIED, own_axis(2, tp=2)),
     "tp2-sp-swiglu": cell(SWIGLU, own_axis(2, tp=2, sp=True)),
     "tp2-sp-muon": cell(MUON, own_axis(2, tp=2, sp=True)),

@@ -30,7 +30,7 @@ from contracts.law._support.pipeline_run import (
 from contracts.law._support.recipes import SMALL_MLA
 from contracts.law._support.step_comparison import gradient_differences, label_difference, loss_difference
 from contracts.law._support.training_run import batch
-from contracts.spec import Degrees, Dsa, Execution, Mhc, Recipe, Tokens, Training
+from contracts.spec import Degrees, Dsa, Execution, Mhc, ParallelSsm, Recipe, Tokens, Training
 
 EMBEDDING = "embedding.weight"
 SPARSE = replace(
@@ -44,6 +44,7 @@ FLOWS: dict[str, Cell] = {
     "cut-evenly": cell(replace(STAGED, depth=6), IN_TWO),
     "streams": cell(replace(HALVES, pattern="AE|MA", depth=4, mhc=Mhc(streams=3)), IN_TWO),  # A reads them on both
     "sparse": cell(SPARSE, IN_TWO),
+    "side-by-side": cell(replace(HALVES, pattern="AE|A", depth=3, parallel_ssm=ParallelSsm(ssm_scale=1.5)), IN_TWO),
     "prediction-heads": cell(AHEAD, IN_TWO),
     "tied": cell(TIED, IN_TWO),
     "recomputed": cell(HALVES, replace(IN_TWO, recompute=True)),

@@ -18,7 +18,7 @@ from contracts.law._support.model_passes import (
     one_pass,
     tensor,
 )
-from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
+from contracts.law._support.recipes import PARALLEL, SMALL, SMALL_DSA, SMALL_MLA
 from contracts.law._support.small_model import within
 from contracts.spec import FLOAT64, BlockCall, Built, Dsa, Mhc, Mode, Mtp, Recipe, Training
 from contracts.spec import within as at_most
@@ -74,6 +74,7 @@ TWISTED = {
     "swiglu-mla-two-depths": (replace(SMALL_MLA, activation="swiglu", mtp=Mtp(depth=2)),),
     "no-qk-norm-streams": (replace(SMALL, qk_norm=False, mhc=Mhc(streams=3)),),
     "dense": (replace(SMALL, moe=None),),
+    "side-by-side": (PARALLEL,),
     "no-shared-expert": (replace(SMALL, moe=replace(MOE, shared_hidden=0)),),
 }
 
@@ -147,10 +148,11 @@ IN_A_ROW: dict[str, tuple[Recipe, Mode]] = {
         replace(SMALL_DSA, pattern="AE", depth=5, dsa=Dsa(a_ranks=(1,), index_heads=8, index_head_dim=8, top_k=3)),
         "author_dp",
     ),
+    "side-by-side": (PARALLEL, "nemo_native"),
 }
 
 
-ROWED = {"custom-mixers": ("mamba", "recurrent"), "sparse-by-rank": ("dsa", "mla")}
+ROWED = {"side-by-side": ("parallel-ssm",), "custom-mixers": ("mamba", "recurrent"), "sparse-by-rank": ("dsa", "mla")}
 
 
 @contract(

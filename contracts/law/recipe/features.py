@@ -27,6 +27,7 @@ from contracts.spec import (
     Moe,
     Mtp,
     Optim,
+    ParallelSsm,
     Recipe,
     Refused,
     Regime,
@@ -48,6 +49,7 @@ SWITCHED = {
     "dsa-somewhere": (LATENT, {"dsa": Dsa(a_ranks=(1, 2, 4))}, "author_dp"),
     "dsa-everywhere": (LATENT, {"dsa": Dsa(a_ranks=(0, 1, 2, 3, 4, 5, 6))}, "nemo_native"),
     "mhc": (EXPERTS, {"mhc": Mhc(streams=4)}, "author_dp"),
+    "parallel-ssm": (EXPERTS, {"parallel_ssm": ParallelSsm(ssm_scale=0.5)}, "author_dp"),
     "fp8": (EXPERTS, {"fp8": Fp8()}, "nemo_native"),
 }
 
@@ -58,6 +60,7 @@ OWNS = {  # feature → prefixes of the flags that it may add, change or remove
     "mtp": ("--mtp-", "--hybrid-layer-pattern"),
     "dsa": ("--dsa-", "--experimental-attention-variant", "--hybrid-layer-pattern", "--spec", "--no-rope-fusion"),
     "mhc": ("--mhc-", "--enable-hyper-connections", "--num-residual-streams"),
+    "parallel_ssm": (),
     "fp8": ("--fp8-", "--first-last-layers-bf16", "--num-layers-at-"),
 }  # fmt: skip
 
@@ -113,8 +116,9 @@ def a_feature_is_a_placement(stack: Stack, without: Recipe, feature: dict[str, o
 
 # A recipe with every feature, so that each field exists; grouped-query attention has fields of its own.
 EVERYTHING = replace(
-    LATENT, mtp=Mtp(), dsa=Dsa(a_ranks=(1, 2, 4)), mhc=Mhc(), fp8=Fp8(), checkpoint=Checkpoint(save="/ckpt/run")
-)
+    LATENT, mtp=Mtp(), dsa=Dsa(a_ranks=(1, 2, 4)), mhc=Mhc(), parallel_ssm=ParallelSsm(), fp8=Fp8(),
+    checkpoint=Checkpoint(save="/ckpt/run"),
+)  # fmt: skip
 GROUPED = replace(EVERYTHING, mla=None, dsa=None)
 
 ALTERNATIVES: dict[str, object] = {  # field → a legal value that neither recipe above has
@@ -130,6 +134,7 @@ ALTERNATIVES: dict[str, object] = {  # field → a legal value that neither reci
     "mtp": None, "mtp.depth": 2, "mtp.loss_weight": 0.3,
     "dsa": None, "dsa.a_ranks": (1, 2, 5), "dsa.index_heads": 4, "dsa.index_head_dim": 128, "dsa.top_k": 128,
     "mhc": None, "mhc.streams": 2,
+    "parallel_ssm": None, "parallel_ssm.attention_scale": 0.5, "parallel_ssm.ssm_scale": 2.0,
     "mamba": Mamba(heads=12, groups=2), "mamba.heads": 12, "mamba.head_dim": 32, "mamba.state": 128, "mamba.groups": 2,
     "fp8": None, "fp8.format": "e4m3", "fp8.scaling": "delayed",
     "optim": Optim(lr=1e-3), "optim.rule": "muon", "optim.lr": 1e-4, "optim.min_lr": 0.0,

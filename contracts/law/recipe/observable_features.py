@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from contracts.contract import contract
 from contracts.law._support import training_run
 from contracts.law._support.model_passes import MOE, WHOLE, batch, drawn_weights, one_pass, tensor
-from contracts.law._support.recipes import SMALL_DSA, SMALL_MLA
+from contracts.law._support.recipes import PARALLEL, SMALL_DSA, SMALL_MLA
 from contracts.spec import Array, Dsa, Mhc, Mode, Moe, Mtp, Recipe, Session, Stack, Step, Training
 from contracts.spec.ladder import rung_of
 
@@ -32,6 +32,10 @@ BUNDLES: dict[str, tuple[Recipe, Mode, Layers, set[str]]] = {  # recipe, mode, f
     "streams-on-attention-and-depths": (
         replace(WHOLE, depth=3, mhc=Mhc(streams=2), mtp=Mtp(depth=2)),
         "nemo_native", (_A | {"mhc"}, _E, _M), {"untied_embeddings", "mtp"},
+    ),
+    "attention-beside-a-scan": (
+        replace(PARALLEL, pattern="AEM", depth=3), "nemo_native", (_A | _M | {"parallel_ssm"}, _E, _M),
+        {"untied_embeddings"},
     ),
     "biased-choice-no-shared-expert": (
         replace(WHOLE, depth=2, moe=_SIGMOID), "nemo_native", (_A, {"moe", "relu2", "selection_bias"}),
@@ -112,6 +116,9 @@ FIELDS: Mapping[str, tuple[Recipe, Any, tuple[str, ...]]] = {  # a recipe in whi
     "dsa.top_k": (_SPARSE, 2, ("dsa",)), "mtp": (_HYBRID, Mtp(depth=1), ("prediction-heads",)),
     "mtp.depth": (_AHEAD, 2, ("prediction-heads",)), "mtp.loss_weight": (_AHEAD, 0.5, ("prediction-heads",)),
     "mhc": (_STREAMS, None, ("hyper-connections",)), "mhc.streams": (_STREAMS, 3, ("hyper-connections",)),
+    "parallel_ssm": (PARALLEL, None, ("parallel-ssm",)),
+    "parallel_ssm.attention_scale": (PARALLEL, 1.0, ("parallel-ssm",)),
+    "parallel_ssm.ssm_scale": (PARALLEL, 1.0, ("parallel-ssm",)),
     "mamba.heads": (_HYBRID, 6, ("mamba",)), "mamba.head_dim": (_HYBRID, 12, ("mamba",)),
     "mamba.state": (_HYBRID, 12, ("mamba",)), "mamba.groups": (_HYBRID, 4, ("mamba",)),
 }  # fmt: skip

@@ -32,6 +32,7 @@ ABILITIES = Abilities(
           for axis in ("dp", "tp", "ep", "pp")),
         lacks("recurrent", "stack", "it has no M2RNN"),
         lacks("hyper-connections", "stack", "it has none in a version that was tried"),
+        lacks("parallel-ssm", "stack", "no version that was tried has a layer of two mixers"),
         lacks("own-axis", "stack", "it carves experts out of the dense ranks", asked=frozenset()),
         lacks("compile", "stack", "it has no option that compiles the model"),
         lacks("author-dp mamba", "stack", "its Mamba is Mamba-2"),

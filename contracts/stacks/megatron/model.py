@@ -87,6 +87,8 @@ def _offered(recipe: Recipe, degrees: Degrees, letters: str, families: str) -> N
         (recipe.mtp is not None and "M" in letters, "its hybrid model with prediction heads was not tried", "adapter"),
         (recipe.dsa is not None, "sparse attention asserts bfloat16, and wants a kernel that a CPU lacks", "device"),
         (recipe.mhc is not None, "it has no hyper-connections in a version that was tried", "stack"),
+        ("A" in letters and recipe.parallel_ssm is not None, "no version that was tried has a layer of two mixers",
+         "stack"),
         (recipe.fp8 is not None, "FP8 is Transformer Engine's, and that runs on GPUs", "device"),
         (degrees.cp > 1, "context parallel is only Transformer Engine's attention", "device"),
         (recipe.vocab % degrees.tp != 0, f"a vocabulary of {recipe.vocab} is padded to a multiple of tp {degrees.tp}, "

@@ -34,6 +34,7 @@ ABILITIES = Abilities(
         lacks("capacity", "stack", "it drops no token"),
         lacks("top-1", "stack", "gates of one expert are not normalised otherwise"),
         lacks("hyper-connections", "stack", "it has none"),
+        lacks("parallel-ssm", "stack", "it has no Mamba"),
         lacks("dsa", "stack", "it has no sparse attention"),
         lacks("prediction-heads", "stack", "its layers of prediction have experts, the law's none"),
         lacks("own-axis", "stack", "it carves experts out of the dense ranks"),

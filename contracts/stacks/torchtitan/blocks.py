@@ -52,6 +52,7 @@ def alone(recipe: Recipe, layer: int) -> tuple[str, Recipe]:
         "stack": {
             f"it has no {letter} block": letter not in "AE",
             "it has no sparse attention": letter == "A" and recipe.dsa and ranks.index(layer) in recipe.dsa.a_ranks,
+            "it has no Mamba": letter == "A" and recipe.parallel_ssm,
             "it drops no token": routed and moe and moe.capacity_factor,
             "its MLPs and its experts are gated only by silu": letter == "E" and recipe.activation != "swiglu",
             "it has no auxiliary loss, only a selection bias": routed and moe and (moe.aux_loss or moe.z_loss),

@@ -29,6 +29,7 @@ ABILITIES = Abilities(
         lacks("dropout", "stack", "its models with experts drop only attention weights"),
         lacks("recurrent", "stack", "no model has an M²RNN"),
         lacks("hyper-connections", "stack", "no model has them"),
+        lacks("parallel-ssm", "adapter", "no model was built that has two mixers in a layer"),
         lacks("prediction-heads", "stack", "its models of multi-token prediction do not train the heads"),
         lacks("fp8", "stack", "no model has FP8 training"),
         lacks("capacity", "stack", "no model drops tokens"),

@@ -283,6 +283,8 @@ def block_of(recipe: Recipe, layer: int, mode: str) -> tuple[Kind, str, Recipe]:
         "no model has Mamba-3": letter == "M" and mode == "author_dp",
         "no model has hyper-connections": letter == "A" and recipe.mhc,
         **_no_model_has(one, one.moe),
+    }, "adapter": {
+        "no model was built that has two mixers in a layer": letter == "A" and recipe.parallel_ssm,
     }})  # fmt: skip
     if letter == "M":
         kind = NEMOTRON_H if NEMOTRON_H.exists else _bamba_of(one)

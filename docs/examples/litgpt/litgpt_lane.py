@@ -45,7 +45,7 @@ class Stack(Adapter):
             ("stack", "its router has no auxiliary loss and drops no token", "balance-loss z-loss capacity"),
             ("stack", "the gate of one expert is 1", "top-1"),
             ("stack", "its MLPs are gated by SiLU", "relu2"),
-            ("stack", "it has none", "dsa hyper-connections prediction-heads muon linear WSD fp16 fp8"),
+            ("stack", "it has none", "dsa hyper-connections parallel-ssm prediction-heads muon linear WSD fp16 fp8"),
             ("stack", "a row is one document", "packed"),
             ("stack", "its microbatches are of one size", "uneven-microbatches windows"),
             ("adapter", "not asked yet", "mla recompute compile bf16 own-data checkpoint checkpoint-of-a-recipe "

@@ -74,7 +74,7 @@ class Stack(Adapter):
             ("stack", "its norms and rotations compute in float32", "float64"),
             ("stack", "a layer is attention and then an MLP or experts", "mamba narrow-scan recurrent unpaired"),
             ("stack", "its MLPs are gated by SiLU", "relu2"),
-            ("stack", "it has none", "mla dsa hyper-connections prediction-heads"),
+            ("stack", "it has none", "mla dsa hyper-connections parallel-ssm prediction-heads"),
             ("stack", "its microbatches have one size", "uneven-microbatches windows"),
             ("stack", "a checkpoint is loaded whatever the model was", "checkpoint-of-a-recipe"),
             ("stack", "its tensor parallelism cuts sequences too", "tp-without-sp"),

@@ -62,8 +62,9 @@ def build_block(call: BlockCall, parts: Parts) -> nn.ModuleDict:
     mixer = branch["mixer"]
     if call.router is not None and hasattr(mixer, "router"):
         cast(Any, mixer).router.product = getattr(torch, call.router)
-    if call.chunk is not None and hasattr(mixer, "chunk"):
-        setattr(mixer, "chunk", call.chunk)  # noqa: B010  # nn.Module types its attributes as tensors
+    for module in mixer.modules() if call.chunk is not None else ():
+        if hasattr(module, "chunk"):
+            setattr(module, "chunk", call.chunk)  # noqa: B010  # nn.Module types its attributes as tensors
     return branch
 
 

@@ -55,7 +55,7 @@ class KernelSelectionAnswers(ModelAnswers):
             "attention": "A" in letters,
             "mlp": "E" in letters and (recipe.moe is None or recipe.moe.shared_hidden > 0),
             "experts": "E" in letters and recipe.moe is not None,
-            "scan": "M" in letters,
+            "scan": "M" in recipe.mixers,
             "recurrence": "R" in letters,
         }
         return tuple(site for site, there in has.items() if there)

@@ -110,8 +110,11 @@ def _layer(number: int, layer: Layer) -> BuiltLayer:
 
 def _witnesses(mixer: nn.Module) -> tuple[str, set[str]]:
     """The family of a mixer and the features that stand in it, by its modules and their sizes."""
+    from contracts.stacks.reference.model import blocks
     from contracts.stacks.reference.model.blocks import M2RNN, Attention, LatentAttention, Mamba2, Mlp, MoE
 
+    if isinstance(mixer, blocks.ParallelMixers):
+        return "A", {"parallel_ssm"}.union(*(_witnesses(each)[1] for each in (mixer.attention, mixer.ssm)))
     names = {name for name, _ in (*mixer.named_parameters(), *mixer.named_buffers())}
     found: set[str] = set()
     if isinstance(mixer, Attention):

@@ -71,4 +71,6 @@ def _beside(recipe: Recipe, lane: Lane) -> dict[str, object]:
         said["sparse_layers"] = sparse
     if recipe.mhc is not None:
         said["residual_streams"] = recipe.mhc.streams
+    if recipe.parallel_ssm is not None:
+        said["parallel_ssm"] = (recipe.parallel_ssm.attention_scale, recipe.parallel_ssm.ssm_scale)
     return {"base": 1, **said} if said else {}

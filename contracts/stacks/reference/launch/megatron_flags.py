@@ -20,7 +20,7 @@ def write(recipe: Recipe, lane: Lane, degrees: Degrees, dp: int, pattern: Patter
     every: tuple[Callable[[], Words], ...] = (
         lambda: _model(recipe),
         lambda: _blocks(recipe, lane, degrees, pattern),
-        lambda: _mamba(recipe, pattern),
+        lambda: _mamba(recipe),
         lambda: _moe(recipe),
         lambda: _attention(recipe),
         lambda: _mtp(recipe),
@@ -70,8 +70,8 @@ def _blocks(recipe: Recipe, lane: Lane, degrees: Degrees, pattern: Pattern) -> W
     return ("--hybrid-layer-pattern", hybrid.text, "--spec", *spec)
 
 
-def _mamba(recipe: Recipe, pattern: Pattern) -> Words:
-    if not {"M", "R"} & set(pattern.letters):
+def _mamba(recipe: Recipe) -> Words:
+    if not {"M", "R"} & recipe.mixers:
         return ()
     return (
         *_flag("--mamba-num-heads", recipe.mamba.heads),
@@ -212,8 +212,9 @@ def refuse_what_it_cannot_express(recipe: Recipe, lane: Lane, pattern: Pattern, 
     native = lane.mode == "nemo_native"
     author = "run it as author_dp, whose layer spec carries it"
     some_sparse = recipe.dsa is not None and len(recipe.dsa.a_ranks) < len(patterns.layers_of(pattern, "A").numbers)
-    if native and recipe.mhc is not None:
-        found.add("mhc", "on", f"{MEGATRON[0]} {MEGATRON[1]} has no hyper-connections", author)
+    for name, what in (("mhc", "hyper-connections"), ("parallel_ssm", "state-space branch beside attention")):
+        if native and getattr(recipe, name) is not None:
+            found.add(name, "on", f"{MEGATRON[0]} {MEGATRON[1]} has no {what}", author)
     if native and some_sparse:
         found.add("dsa", "on some A-ranks", f"{MEGATRON[0]} refuses a mix of * and D", author)
     if lane.compile != "none":

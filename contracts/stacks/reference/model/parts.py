@@ -25,6 +25,7 @@ from contracts.stacks.reference.model.blocks import (
     Mamba3,
     Mlp,
     MoE,
+    ParallelMixers,
     RMSNorm,
     Router,
 )
@@ -51,6 +52,7 @@ class Parts:
     mamba2: type[Mamba2] = Mamba2
     mamba3: type[Mamba3] = Mamba3
     recurrent: type[M2RNN] = M2RNN
+    parallel: type[ParallelMixers] = ParallelMixers
     low_precision: type[Fp8Conversion] = Fp8Conversion
     streams: type[HyperConnections] = HyperConnections
     layer: type[Layer] = Layer
@@ -74,14 +76,16 @@ class Parts:
         if letter == "A":
             rank = letters[:layer].count("A")
             sparse = recipe.dsa is not None and rank in recipe.dsa.a_ranks
-            if recipe.mla is None:
-                return self.attention(recipe, self)
-            return self.latent_attention(recipe, self, sparse=sparse)
+            attends = self.latent_attention(recipe, self, sparse=sparse) if recipe.mla else self.attention(recipe, self)
+            if recipe.parallel_ssm is None:
+                return attends
+            return self.parallel(recipe.parallel_ssm, attends, self.state_space(recipe, mode))
         if letter == "E":
             return self.mlp(recipe, recipe.ffn_hidden) if recipe.moe is None else self.moe(recipe, self)
-        if letter == "M":
-            return self.mamba2(recipe, self) if mode == "nemo_native" else self.mamba3(recipe, self)
-        return self.recurrent(recipe, self)
+        return self.state_space(recipe, mode) if letter == "M" else self.recurrent(recipe, self)
+
+    def state_space(self, recipe: Recipe, mode: Mode) -> nn.Module:
+        return self.mamba2(recipe, self) if mode == "nemo_native" else self.mamba3(recipe, self)
 
 
 PARTS = Parts()

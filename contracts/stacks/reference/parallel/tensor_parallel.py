@@ -35,6 +35,7 @@ from contracts.stacks.reference.model.blocks import (
     Mlp,
     MoE,
     Output,
+    ParallelMixers,
     RMSNorm,
     Router,
 )
@@ -110,7 +111,13 @@ class TensorParallel:
 
     # layers
     def mixer(self, mixer: nn.Module) -> None:
-        """Give this rank its share of a mixer, and put the exchange of tokens around it."""
+        """Give this rank its share of a mixer, and put one exchange of tokens around all of it."""
+        for each in (mixer.attention, mixer.ssm) if isinstance(mixer, ParallelMixers) else (mixer,):
+            self.share(each)
+        self.surround(mixer)
+
+    def share(self, mixer: nn.Module) -> None:
+        """Give this rank its heads, groups or inner channels of a mixer."""
         kind = next(each for each in SPLIT if isinstance(mixer, each))
         pieces = self.pieces(mixer)
         names = GROUPED.get(kind, ()) if pieces < self.size else ()
@@ -119,7 +126,6 @@ class TensorParallel:
         for name in names:
             mixer.get_submodule(name).piece = (self.rank * pieces // self.size, pieces)  # type: ignore[assignment]
         self.count_own(mixer)
-        self.surround(mixer)
 
     def pieces(self, mixer: nn.Module) -> int:
         """KV heads or SSM groups of a mixer."""

@@ -1,4 +1,5 @@
-"""The blocks: one file a pattern letter. A is `attention`, E `moe` or `mlp`, M `mamba2` or `mamba3`, R `m2rnn`.
+"""The blocks: one file a pattern letter. A is `attention` or `parallel_ssm`, E `moe` or `mlp`, M `mamba2` or
+`mamba3`, R `m2rnn`.
 
 Every mixer is a module `Mixer(recipe, layer, parts)` with `forward(x_BTD, packing, state) -> Output`. Parameters are
 held in float32 and take part in the dtype of the activations (`Linear`), except where a block says otherwise. A block
@@ -15,4 +16,5 @@ from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, GatedNorm
 from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
 from contracts.stacks.reference.model.blocks.mlp import Mlp
 from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Router, Routing
+from contracts.stacks.reference.model.blocks.parallel_ssm import ParallelMixers
 from contracts.stacks.reference.model.blocks.sequence import SequenceView

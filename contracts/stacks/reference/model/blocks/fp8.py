@@ -166,9 +166,9 @@ class Fp8Conversion:
 
     def takes(self, name: str, mixer: nn.Module) -> bool:
         """Whether a matrix, by its name in the mixer, has FP8 products."""
-        path = name.split(".")
-        absorbed = isinstance(mixer, LatentAttention) and mixer.indexer is not None
-        return not (path[-1] in self.kept_out or path[0] == "indexer" or (absorbed and path[-1] == "wkv_b"))
+        path, attention = name.split("."), getattr(mixer, "attention", mixer)
+        absorbed = isinstance(attention, LatentAttention) and attention.indexer is not None
+        return not (path[-1] in self.kept_out or "indexer" in path or (absorbed and path[-1] == "wkv_b"))
 
 
 def quantised(model: nn.Module) -> Iterator[str]:
