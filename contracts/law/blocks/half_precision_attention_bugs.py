@@ -1,10 +1,13 @@
 """Attention that accumulates in its storage dtype."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks import Attention, RMSNorm
+from contracts.stacks.reference.model.blocks import Attention, Causal, RMSNorm
+from contracts.stacks.reference.model.hybrid_model import ACTIVATIONS, Model
 
 
 class _WrittenOut(Attention):
@@ -58,3 +61,35 @@ def angles_are_half(angles, self, positions_BT, size):
 def norms_in_half(forward, self, x):
     """The norm squares in the dtype of the activations: 256² is infinite in float16, so the block outputs zero."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.to(x.dtype)
+
+
+def _with_angles(model, of):
+    """A model whose attention takes other angles, made of the dtype of its activations, positions and size."""
+    for each in model.modules():
+        if isinstance(each, Causal):
+            each.angles = partial(of, each, ACTIVATIONS[model.recipe.dtype])
+
+
+@broken(
+    Model,
+    "__init__",
+    "BLK-03l[bf16]: the first 64 tokens are off by ",
+    "BLK-03l[fp16]: the first 64 tokens are off by ",
+)
+def casts_frequencies_with_the_model(init, self, recipe, mode, parts):
+    """Frequencies are a buffer of the model, which is cast to half precision as a whole."""
+    init(self, recipe, mode, parts)
+
+    def of(attention, dtype, positions_BT, size):
+        pairs = torch.arange(size // 2, dtype=torch.float64)
+        frequencies = (attention.theta ** (-2.0 * pairs / size)).to(torch.bfloat16 if dtype.itemsize == 2 else dtype)
+        return positions_BT.double()[..., None] * frequencies.double()
+
+    _with_angles(self, of)
+
+
+@broken(Model, "__init__", "BLK-03l[bf16]: the first 64 tokens are off by ")
+def takes_positions_in_the_dtype_of_the_model(init, self, recipe, mode, parts):
+    """Positions take part in the dtype of the activations: from 256 on bfloat16 has every second one."""
+    init(self, recipe, mode, parts)
+    _with_angles(self, lambda attention, dtype, positions, size: Causal.angles(attention, positions.to(dtype), size))
