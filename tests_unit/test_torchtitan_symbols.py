@@ -14,29 +14,43 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["max_seq_len", "max_context_length"])
+@pytest.mark.parametrize("name", ["max_seq_len", "max_context_length", "none of both"])
 def test_the_rope_tables_length_is_passed_under_its_old_or_new_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from contracts.stacks.torchtitan import symbols
+    from contracts.stacks.torchtitan import layer_symbols
 
-    monkeypatch.setattr(symbols, "_since_july", lambda: True)
+    monkeypatch.setattr(layer_symbols, "since_july", lambda: True)
+    fields = [("dim", int), *([(name, int)] if " " not in name else []), ("theta", float)]
+    kind = SimpleNamespace(Config=dataclasses.make_dataclass("Config", fields))
+    _modules(monkeypatch, models_common_rope=SimpleNamespace(ComplexRoPE=kind, CosSinRoPE=None))
+    if " " in name:
+        with pytest.raises(TypeError, match="max_seq_len"):
+            layer_symbols.rope(dim=8, length=32, theta=10.0, pairs=True)
+        return
+    attention, model = layer_symbols.rope(dim=8, length=32, theta=10.0, pairs=True)
+    assert (dataclasses.asdict(attention["rope"]), model) == ({"dim": 8, name: 32, "theta": 10.0}, {})
 
-    class Rope:
-        Config = dataclasses.make_dataclass("Config", [("dim", int), (name, int), ("theta", float)])
 
-    made = symbols.rope(Rope, dim=8, length=32, theta=10.0)
-    assert dataclasses.asdict(made) == {"dim": 8, name: 32, "theta": 10.0}
+@pytest.mark.parametrize(("pairs", "backend"), [(True, "complex"), (False, "cos_sin")])
+def test_the_rope_of_up_to_june_is_the_models_and_an_attention_gets_its_table(
+    pairs: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from torch import Tensor, nn
 
+    from contracts.stacks.torchtitan import layer_symbols, symbols
 
-def test_a_rope_table_without_either_name_of_the_length_is_reported_as_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    from contracts.stacks.torchtitan import symbols
+    _modules(monkeypatch, models_common_rope=SimpleNamespace(RoPE=SimpleNamespace(Config=dict)))
+    attention, model = layer_symbols.rope(dim=8, length=32, theta=10.0, pairs=pairs)
+    assert attention == {"rope_backend": backend}
+    assert model == {"rope": {"dim": 8, "max_seq_len": 48, "theta": 10.0, "backend": backend}}
 
-    monkeypatch.setattr(symbols, "_since_july", lambda: True)
+    class Turns(nn.Module):
+        def forward(self, x: Tensor, rope_cache: Tensor, attention_masks: Any) -> Tensor:
+            assert attention_masks is None
+            return x * rope_cache
 
-    class Rope:
-        Config = dataclasses.make_dataclass("Config", [("dim", int), ("theta", float)])
-
-    with pytest.raises(TypeError, match="max_seq_len"):
-        symbols.rope(Rope, dim=8, length=32, theta=10.0)
+    monkeypatch.setattr(symbols, "folded", lambda: False)
+    assert symbols.of_rows(Turns(), torch.ones(2, 3, 4), attends=True, rope=torch.tensor(3.0)).eq(3.0).all()
 
 
 @pytest.mark.parametrize("folded", [True, False])
@@ -77,10 +91,10 @@ def test_the_batch_size_is_passed_in_rows_or_in_tokens_as_the_version_wants(monk
     from contracts.stacks.torchtitan import symbols
 
     _configs(monkeypatch, TrainingConfig=["seq_len"], ParallelismConfig=["pipeline_parallel_microbatch_size"])
-    monkeypatch.setattr(symbols, "_since_july", lambda: True)
+    monkeypatch.setattr(symbols, "since_july", lambda: True)
     told = symbols.batch_sizes(rows=2, whole=4, total=8, length=15, tp=2)
     assert told == {"local_batch_size": 4, "global_batch_size": 8, "seq_len": 15}
-    monkeypatch.setattr(symbols, "_since_july", lambda: False)
+    monkeypatch.setattr(symbols, "since_july", lambda: False)
     assert symbols.batch_sizes(rows=2, whole=4, total=8, length=15, tp=2)["seq_len"] == 16
     assert symbols.microbatches(rows=2, number=4) == {"pipeline_parallel_microbatch_size": 2}
     _configs(monkeypatch, TrainingConfig=["max_context_length"], ParallelismConfig=["num_pp_microbatches"])
@@ -104,7 +118,7 @@ def test_a_folded_batch_has_the_place_of_each_token_in_its_row(monkeypatch: pyte
 
 def _modules(monkeypatch: pytest.MonkeyPatch, **held: SimpleNamespace) -> None:
     """Modules of torchtitan by their last names; none of the others can be imported."""
-    from contracts.stacks.torchtitan import symbols
+    from contracts.stacks.torchtitan import layer_symbols, symbols
 
     def found(name: str) -> SimpleNamespace:
         if name not in held:
@@ -112,7 +126,8 @@ def _modules(monkeypatch: pytest.MonkeyPatch, **held: SimpleNamespace) -> None:
         return held[name]
 
     short = lambda name: found(name.removeprefix("torchtitan.").replace(".", "_"))  # noqa: E731
-    monkeypatch.setattr(symbols, "importlib", SimpleNamespace(import_module=short))
+    for module in (symbols, layer_symbols):
+        monkeypatch.setattr(module, "importlib", SimpleNamespace(import_module=short))
 
 
 def test_the_checkpoint_manager_and_schedules_are_found_at_their_old_or_new_path(
@@ -147,7 +162,7 @@ def test_experts_and_their_grouped_products_are_found_at_their_old_or_new_place(
 ) -> None:
     import torch
 
-    from contracts.stacks.torchtitan import symbols
+    from contracts.stacks.torchtitan import layer_symbols
 
     class Older:
         def _experts_forward(self) -> None: ...
@@ -157,32 +172,101 @@ def test_experts_and_their_grouped_products_are_found_at_their_old_or_new_place(
         def forward(self) -> None: ...
         def _grouped_mm(self) -> None: ...
 
+    def oldest() -> None: ...
+
     own, hook = torch._grouped_mm, Newer._grouped_mm
-    for kind in (Older, Newer):
-        routed = {"RoutedExperts": None} if kind is Newer else {}
-        _modules(monkeypatch, models_common_moe=SimpleNamespace(GroupedExperts=kind, **routed))
-        symbols.place_of_experts.cache_clear()
-        assert symbols.of_experts() is (Older._experts_forward if kind is Older else Newer.forward)
-        assert symbols.place_of_experts() == ("experts" if kind is Older else "routed_experts.inner_experts")
-        with symbols.products_by(len):
-            assert (torch._grouped_mm is len, Newer._grouped_mm is len) == (kind is Older, kind is Newer)
+    of = {"GroupedExperts": Older}
+    places = (
+        ("models_moe_moe", {**of, "_run_experts_grouped_mm": oldest}, oldest),
+        ("models_common_moe_moe", {**of, "_run_experts_grouped_mm": oldest}, oldest),
+        ("models_common_moe", of, Older._experts_forward),
+        ("models_common_moe", {"GroupedExperts": Newer}, Newer.forward),
+    )  # fmt: skip
+    for place, held, function in places:
+        _modules(monkeypatch, **{place: SimpleNamespace(**held)})
+        newer = held["GroupedExperts"] is Newer
+        assert layer_symbols.of_experts() is function
+        with layer_symbols.products_by(len):
+            assert (torch._grouped_mm is len, Newer._grouped_mm is len) == (not newer, newer)
         assert (torch._grouped_mm, Newer._grouped_mm) == (own, hook)
-    symbols.place_of_experts.cache_clear()
-    made = {"make_experts_config": dict}
+    made: dict[str, Any] = {"make_experts_config": lambda dim, score_before_experts=True: (dim, score_before_experts)}
     _modules(monkeypatch, models_common_config_utils=SimpleNamespace(**made))
-    assert symbols.routed_experts(dim=3) == {"experts": {"dim": 3}}
+    assert layer_symbols.routed_experts(dim=3) == {"experts": (3, False)}, "a gate multiplies what its expert returns"
     _modules(monkeypatch, models_common_config_utils=SimpleNamespace(**made, make_routed_experts_config=dict))
-    assert symbols.routed_experts(dim=3) == {"routed_experts": {"dim": 3}}
+    assert layer_symbols.routed_experts(dim=3) == {"routed_experts": {"dim": 3}}
+
+
+@pytest.mark.parametrize("newest", [True, False])
+def test_tensors_have_the_names_of_their_version(newest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from contracts.stacks.torchtitan import layer_symbols
+
+    class Router:
+        def forward(self, x: Any, expert_bias_E: Any) -> None: ...
+
+    class Older:
+        def forward(self, x: Any, expert_bias: Any) -> None: ...
+
+    held: dict[str, Any] = {"models_moe_moe": SimpleNamespace(TokenChoiceTopKRouter=Older), "models": SimpleNamespace()}
+    if newest:
+        config = dataclasses.make_dataclass("Config", ["lm_head"])
+        held = {
+            "models_common_moe": SimpleNamespace(TokenChoiceTopKRouter=Router, RoutedExperts=None),
+            "models_common_decoder": SimpleNamespace(Decoder=SimpleNamespace(Config=config)),
+            "models_common_attention": SimpleNamespace(FusedQKVLinear=None),
+        }
+    _modules(monkeypatch, **held)
+    layer_symbols._renamings.cache_clear()
+    asked = {
+        "lm_head.weight": "output.weight", "qkv_linear.wq.weight": "wq.weight", "moe.expert_bias_E": "moe.expert_bias",
+        "moe.routed_experts.inner_experts.w2_EDF": "moe.experts.w2", "moe.tokens_per_expert_E": "moe.tokens_per_expert",
+    }  # fmt: skip
+    assert {name: layer_symbols.named(name) for name in asked} == (
+        dict(zip(asked, asked, strict=True)) if newest else asked
+    )
+    layer_symbols._renamings.cache_clear()
+
+
+def test_adamw_has_groups_of_its_own_or_multiples_or_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from contracts.spec import NotOffered
+    from contracts.stacks.torchtitan import symbols
+
+    common = {"lr": 0.5, "betas": (0.9, 0.99), "eps": 1e-8}
+    flat = {"name": "AdamW", "lr": 0.5, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.2}
+    groups = [("norm", 0.0, 1.0), ("head", 0.2, 3.0), (".*", 0.2, 1.0)]
+    _modules(monkeypatch, components_optimizer=SimpleNamespace())
+    assert symbols.adamw(groups[::2], common) == flat
+    with pytest.raises(NotOffered, match="one group"):
+        symbols.adamw(groups, common)
+    for names, expected in (
+        (["lr_multiplier", "weight_decay_multiplier"], [("norm", 1.0, 0.0), ("head", 3.0, 1.0), (".*", 1.0, 1.0)]),
+        (["optimizer_name", "optimizer_kwargs"], [
+            (name, "AdamW", {**common, "lr": 0.5 * share, "weight_decay": decay}) for name, decay, share in groups
+        ]),
+    ):  # fmt: skip
+        kind = dataclasses.make_dataclass("ParamGroupConfig", ["pattern", *names])
+        _modules(monkeypatch, components_optimizer=SimpleNamespace(ParamGroupConfig=kind))
+        told = symbols.adamw(groups, common)
+        assert [dataclasses.astuple(each) for each in told.pop("param_groups")] == expected
+        assert told == ({} if "optimizer_name" in names else flat)
 
 
 def test_latent_attention_gets_initializations_only_if_the_version_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from contracts.stacks.torchtitan import symbols
+    from contracts.stacks.torchtitan import layer_symbols
 
-    older = SimpleNamespace(_make_dsv3_attn_config=dict)
-    newer = SimpleNamespace(_make_dsv3_attn_config=None, make_mla_attention_config=dict)
-    for models, made in ((older, {"dim": 3}), (newer, {"dim": 3, "norm_init": 1})):
+    def of_june(*, dim: int) -> dict[str, int]:
+        return {"dim": dim}
+
+    def of_july(*, dim: int, rope: int) -> dict[str, int]:
+        return {"dim": dim, "rope": rope}
+
+    for models, given, made in (
+        (SimpleNamespace(_make_dsv3_attn_config=of_june), {"rope_backend": 4}, {"dim": 3}),
+        (SimpleNamespace(_make_dsv3_attn_config=of_july), {"rope": 4}, {"dim": 3, "rope": 4}),
+        (SimpleNamespace(_make_dsv3_attn_config=None, make_mla_attention_config=dict), {"rope": 4},
+         {"dim": 3, "rope": 4, "norm_init": 1}),
+    ):  # fmt: skip
         _modules(monkeypatch, models_deepseek_v3=models)
-        assert symbols.latent_attention(dim=3, inits={"norm_init": 1}) == made
+        assert layer_symbols.latent_attention(dim=3, inits={"norm_init": 1}, **given) == made
 
 
 def test_the_signature_of_a_trainers_step_shows_whether_it_counts_labels() -> None:

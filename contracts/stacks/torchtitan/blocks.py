@@ -5,6 +5,7 @@ and are rounded before use, as in the mixed precision of its `fully_shard`.
 """
 
 import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -31,8 +32,9 @@ from contracts.spec import pattern as patterns
 from contracts.stacks.kit.links import to_canonical, to_theirs
 from contracts.stacks.kit.runs import gradients_of
 from contracts.stacks.kit.versions import Misfit
-from contracts.stacks.torchtitan import shims, symbols, weight_mapping
+from contracts.stacks.torchtitan import layer_symbols, shims, symbols, weight_mapping
 from contracts.stacks.torchtitan.model import config_of
+from contracts.stacks.torchtitan.template import built
 
 FEW = Moe(experts=2, top_k=2, expert_hidden=8, shared_hidden=0, aux_loss=0.0)
 
@@ -86,9 +88,8 @@ def run_block(call: BlockCall) -> BlockRun:
 def run_compiled(calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:
     """Calls of one block, compiled by its own `apply_compile`: a full graph, in which a break is an error."""
     from torchtitan.config import CompileConfig
-    from torchtitan.distributed.compile import apply_compile
 
-    from contracts.stacks.torchtitan.recorded_step import Alone
+    from contracts.stacks.torchtitan.recorded_step import by_itself
 
     letter, one = alone(calls[0].recipe, calls[0].layer)
     one = replace(one, seq_length=max(one.seq_length, *(call.x.shape[1] for call in calls)))
@@ -100,10 +101,7 @@ def run_compiled(calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns
     ):  # fmt: skip
         block, model = _Block(letter, one), nn.Module()
         model.add_module("layers", nn.ModuleDict({"0": block}))
-        apply_compile(
-            model, compile_config=CompileConfig(enable=True, components=["model"], backend=counter),
-            parallel_dims=Alone(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, world_size=1),
-        )  # fmt: skip
+        symbols.compiled(model, CompileConfig(enable=True, components=["model"], backend=counter), by_itself())
         for call in calls:
             x_BTD = numerics.tensor(call.x, strided=call.strided)
             declined(call, letter, x_BTD)
@@ -145,10 +143,11 @@ class _Block(nn.Module):
     def __init__(self, letter: str, recipe: Recipe) -> None:
         super().__init__()
         self.letter, self.recipe = letter, recipe
-        (layer,) = config_of(recipe).layers
+        model = built(config_of(recipe))
         self.before, self.branch = ("attention_norm", "attention") if letter == "A" else ("ffn_norm", _branch(recipe))
         for name in (self.before, self.branch):
-            self.add_module(name, getattr(layer, name).build())
+            self.add_module(name, model.layers["0"].get_submodule(name))
+        self.rope = [getattr(model, name) for name in ("freqs_cis", "rope_cache") if hasattr(model, name)]  # no buffer
         self.routed: list[Any] = []
         if self.branch == "moe":
             router: Any = self.get_submodule("moe.router")
@@ -159,7 +158,9 @@ class _Block(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         normed_BTD = getattr(self, self.before)(x_BTD)
-        return symbols.of_rows(getattr(self, self.branch), normed_BTD, attends=self.letter == "A")
+        return symbols.of_rows(
+            getattr(self, self.branch), normed_BTD, attends=self.letter == "A", rope=next(iter(self.rope), None)
+        )
 
     def run(self, call: BlockCall, x_BTD: Tensor) -> BlockRun:
         links = list(weight_mapping.block(self.letter, self.recipe))
@@ -171,7 +172,7 @@ class _Block(nn.Module):
         tensors |= {name: each for name, each in given.items() if name not in trained}
         self.routed.clear()
         if self.branch == "moe":
-            tensors["moe.tokens_per_expert_E"] = counts_E
+            tensors[layer_symbols.named("moe.tokens_per_expert_E")] = counts_E
             shims.wide_gate(self.get_submodule("moe.router"), x_BTD.dtype)
         y_BTD = torch.func.functional_call(self, tensors, (x_BTD,))
         gradients = {}
@@ -187,7 +188,7 @@ class _Block(nn.Module):
 
     def _fits(self, given: Mapping[str, Tensor]) -> None:
         """Check that exactly the block's tensors are given; torchtitan's tables and counter are not weights."""
-        own = {name for name in self.named() if not name.endswith(("rope.cache", "tokens_per_expert_E"))}
+        own = {name for name in self.named() if not re.search(r"rope\.cache|tokens_per_expert", name)}
         if own != given.keys():
             raise Misfit(f"weights and block differ in {sorted(own ^ given.keys())}")
 

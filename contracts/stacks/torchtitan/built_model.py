@@ -8,9 +8,11 @@ from contracts.spec import Built, Execution, Mode, Recipe
 from contracts.stacks.kit import tables
 from contracts.stacks.kit.links import to_canonical
 from contracts.stacks.kit.roles import role_of
+from contracts.stacks.torchtitan import symbols
 from contracts.stacks.torchtitan.abilities import ABILITIES
 from contracts.stacks.torchtitan.configuration import declined
 from contracts.stacks.torchtitan.model import config_of
+from contracts.stacks.torchtitan.template import built as built_of
 from contracts.stacks.torchtitan.weight_mapping import links, orthogonal
 
 
@@ -22,10 +24,11 @@ def built(recipe: Recipe, mode: Mode) -> Built:
     """
     declined(recipe, Execution(), "built", "torchtitan 0.3.0", ABILITIES)
     with torch.device("meta"):
-        model = config_of(recipe).build()
-    held = (dict(model.named_parameters()), {n: each for n, each in model.named_buffers() if n.endswith("bias_E")})
+        model = built_of(config_of(recipe))
+    held = (dict(model.named_parameters()), {n: each for n, each in model.named_buffers() if "expert_bias" in n})
     rows, buffers = (to_canonical(one, links(recipe)) for one in held)
-    decays = {n: 0.0 if role_of(n) == "norm" else recipe.optim.weight_decay for n in rows}
+    bare = symbols.in_groups()
+    decays = {n: 0.0 if bare and role_of(n) == "norm" else recipe.optim.weight_decay for n in rows}
     found = tables.built(rows, buffers, decays, _by_muon(recipe))
     if recipe.dtype != "bf16":
         return found

@@ -14,7 +14,7 @@ from torch import Tensor
 from contracts.instruments import numerics
 from contracts.spec import Abilities, Execution, NotOffered, Recipe, Session, decline, needs
 from contracts.stacks.kit import declining
-from contracts.stacks.torchtitan import shims, symbols, weight_mapping
+from contracts.stacks.torchtitan import layer_symbols, shims, symbols, weight_mapping
 from contracts.stacks.torchtitan.model import config_of
 
 
@@ -57,7 +57,6 @@ def rows_of(session: Session) -> int:
 
 def configuration(session: Session, folder: str) -> Any:
     """The session as a `Trainer.Config`."""
-    from torchtitan.components.loss import CrossEntropyLoss
     from torchtitan.components.validate import Validator
     from torchtitan.config.configs import CompileConfig, DebugConfig, TrainingConfig
     from torchtitan.trainer import Trainer
@@ -77,7 +76,7 @@ def configuration(session: Session, folder: str) -> Any:
         metrics=Seen.Config(),
         tokenizer=NullTokenizer.Config(),
         dataloader=Rows.Config(),
-        loss=CrossEntropyLoss.Config(),
+        **symbols.loss(),
         optimizer=_optimizer(recipe, session.rates),
         lr_scheduler=_schedule(recipe),
         training=TrainingConfig(
@@ -86,7 +85,7 @@ def configuration(session: Session, folder: str) -> Any:
             ),
             max_norm=recipe.optim.clip or math.inf, steps=max(recipe.optim.steps, session.steps),
             dtype="float32", mixed_precision_param="bfloat16" if is_half(recipe, execution) else "float32",
-            mixed_precision_reduce="float32", **symbols.without_graphs(), gc_freq=1000,
+            mixed_precision_reduce="float32", **symbols.knows(TrainingConfig, disable_cuda_graphs=True), gc_freq=1000,
         ),
         parallelism=_parallelism(recipe, execution, rows_of(session)),
         checkpoint=symbols.checkpoint_manager().Config(
@@ -98,7 +97,7 @@ def configuration(session: Session, folder: str) -> Any:
             enable=bool(given), freq=1, steps=passes or -1, dataloader=Rows.Config(given=given, size=rows)
         ),
         compile=CompileConfig(enable=execution.compile != "none", components=["model"], backend=execution.backend),
-        debug=DebugConfig(seed=recipe.seed, enable_structured_logging=False),
+        debug=DebugConfig(seed=recipe.seed, **symbols.knows(DebugConfig, enable_structured_logging=False)),
     )  # fmt: skip
 
 
@@ -126,20 +125,16 @@ def _by_itself(
     model: Any, *, ac_config: Any, compile_config: Any, parallel_dims: Any, dump_folder: str, **_: Any
 ) -> Any:
     """What torchtitan's `parallelize_fn` does in one process: recompute blocks, compile them, or nothing."""
-    from torchtitan.distributed.compile import apply_compile
-
     symbols.recompute(model, ac_config, dump_folder)
     if compile_config.enable:
-        apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
+        symbols.compiled(model, compile_config, parallel_dims)
     return model
 
 
 def _with_wide_gates(spread: Callable[..., Any], model: Any, **told: Any) -> Any:
     """Its `parallelize_fn`, over a model whose routers take their product in float32."""
-    from torchtitan.models.common.moe import TokenChoiceTopKRouter
-
     for module in model.modules():
-        if isinstance(module, TokenChoiceTopKRouter):
+        if isinstance(module, layer_symbols.moe().TokenChoiceTopKRouter):
             shims.wide_gate(module, torch.bfloat16)
     return spread(model, **told)
 
@@ -147,28 +142,22 @@ def _with_wide_gates(spread: Callable[..., Any], model: Any, **told: Any) -> Any
 def _optimizer(recipe: Recipe, rates: Mapping[str, float]) -> Any:
     """Under AdamW two parameter groups: first the parameters without decay, then the rest. Before them come Muon's, and
     parameters with a rate of their own."""
-    from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+    from torchtitan.components import optimizer as module
 
     optim = recipe.optim
     common = {"lr": optim.lr, "betas": (optim.beta1, optim.beta2), "eps": 1e-8}
     decays = ((r"norm\.weight$", 0.0, 1.0), (r".*", optim.weight_decay, 1.0))
-    groups = [
-        ParamGroupConfig(
-            pattern=pattern, optimizer_name="AdamW",
-            optimizer_kwargs={**common, "lr": optim.lr * share, "weight_decay": decay},
-        )
-        for pattern, decay, share in (*_apart(recipe, rates), *decays)
-    ]  # fmt: skip
+    groups = symbols.adamw([*_apart(recipe, rates), *decays], common)
     if optim.rule == "adamw":
-        return OptimizersContainer.Config(param_groups=groups, implementation="fused")
+        return module.OptimizersContainer.Config(**groups, implementation="fused")
     names = weight_mapping.orthogonal(recipe)
     scaled = {"lr": optim.lr, "weight_decay": optim.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
-    muon = ParamGroupConfig(
+    muon = module.ParamGroupConfig(
         pattern=f"^({'|'.join(map(re.escape, names))})$", optimizer_name="DistMuon",
         optimizer_kwargs={**scaled, "fused": False, "foreach": False},
     )  # fmt: skip
-    return OptimizersContainer.Config(
-        param_groups=[muon, *groups], implementation="fused",
+    return module.OptimizersContainer.Config(
+        param_groups=[muon, *groups["param_groups"]], implementation="fused",
         optimizer_factory_kwargs_by_name={"DistMuon": _layouts(names)},
     )  # fmt: skip
 
@@ -184,7 +173,7 @@ def _apart(recipe: Recipe, rates: Mapping[str, float]) -> Iterator[tuple[str, fl
         if len(shares) > 1:
             raise NotOffered(f"torchtitan: {', '.join(link.ours)} are one tensor, with one rate", "case")
         (share,) = shares
-        if share != 1.0 and not link.theirs.endswith("expert_bias_E"):
+        if share != 1.0 and "expert_bias" not in link.theirs:
             decay = 0.0 if link.theirs.endswith("norm.weight") else recipe.optim.weight_decay
             yield f"^{re.escape(link.theirs)}$", decay, share
 
@@ -195,7 +184,7 @@ def _layouts(names: Sequence[str]) -> dict[str, Any]:
     from torchtitan.distributed.flex_shard import BucketConfig, ComputeLayout, Owned
 
     whole, apart = ComputeLayout({"fsdp": Owned()}), ComputeLayout({"fsdp": Shard(0)})
-    layouts = {name: apart if symbols.place_of_experts() in name else whole for name in names}
+    layouts = {name: apart if layer_symbols.named("routed_experts.inner_experts.") in name else whole for name in names}
     return {"compute_sharding_by_fqn": layouts, "bucket_configs": (BucketConfig(patterns=tuple(names)),)}
 
 
@@ -222,7 +211,8 @@ def _parallelism(recipe: Recipe, execution: Execution, micro: int) -> Any:
         data_parallel_replicate_degree=replicas,
         data_parallel_shard_degree=dp // replicas,
         tensor_parallel_degree=degrees.tp,
-        enable_sequence_parallel=degrees.sp,
+        **symbols.sequence_parallel(degrees.sp, degrees.tp),
+        **symbols.knows(ParallelismConfig, expert_tensor_parallel_degree=degrees.expert_tp),
         expert_parallel_degree=degrees.ep,
         pipeline_parallel_degree=degrees.pp,
         pipeline_parallel_schedule="Interleaved1F1B" if execution.schedule == "interleaved" else "1F1B",

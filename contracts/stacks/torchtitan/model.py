@@ -7,25 +7,34 @@ from typing import Any
 from torch import nn
 
 from contracts.spec import Recipe
-from contracts.stacks.torchtitan import symbols
+from contracts.stacks.torchtitan import layer_symbols, shims, symbols
+from contracts.stacks.torchtitan.template import template_of
 
 DRAWN = {"weight": partial(nn.init.trunc_normal_, std=0.02), "bias": nn.init.zeros_}
 ONES = {"weight": nn.init.ones_}
-OF_EXPERTS = {name: partial(nn.init.trunc_normal_, std=0.02) for name in ("w1_EFD", "w2_EDF", "w3_EFD")}
 
 
 def config_of(recipe: Recipe, rates: Mapping[str, float] | None = None) -> Any:
     """The configuration of the model; a new one each time, because torchtitan modifies it. `rates` are what a layer's
     rate of its selection bias is multiplied by."""
-    from torchtitan.models.common import Embedding, Linear
-    from torchtitan.models.common.nn_modules import RMSNorm
+    if layer_symbols.counts_by_histc():
+        shims.whole_numbers_are_counted()
+    if not layer_symbols.layers_apart():
+        return template_of(recipe, rates or {})
+    from torchtitan.models.common import Embedding, Linear, RMSNorm
     from torchtitan.models.deepseek_v3 import DeepSeekV3Model
     from torchtitan.models.qwen3 import Qwen3Model
 
     model = Qwen3Model if recipe.mla is None else DeepSeekV3Model
-    layers = _grouped(recipe) if recipe.mla is None else _latent(recipe)
+    own, shared = layer_symbols.rope(
+        dim=recipe.mla.qk_rope if recipe.mla else recipe.head_dim, length=recipe.seq_length,
+        theta=float(recipe.rope_theta), pairs=recipe.mla is not None,
+    )  # fmt: skip
+    layers = _grouped(recipe, own) if recipe.mla is None else _latent(recipe, own)
     for number, layer in enumerate(layers):
         layer.attention.inner_attention = symbols.attention().Config()
+        if hasattr(layer.attention, "mask_type"):  # up to June 2026; of rows with places of their own it is another
+            layer.attention.mask_type = "causal"
         if recipe.moe is None:
             layer.moe, layer.feed_forward = None, _mlp(recipe)
             continue
@@ -40,7 +49,8 @@ def config_of(recipe: Recipe, rates: Mapping[str, float] | None = None) -> Any:
         lm_head=Linear.Config(in_features=recipe.hidden, out_features=recipe.vocab, param_init=DRAWN),
         norm=RMSNorm.Config(normalized_shape=recipe.hidden, param_init=ONES),
         layers=layers,
-        enable_weight_tying=not recipe.untied_embeddings,
+        **layer_symbols.tied(model, not recipe.untied_embeddings),
+        **shared,
     )
     for _, norm, _, _ in config.traverse(RMSNorm.Config):
         norm.eps = recipe.norm_eps
@@ -70,9 +80,10 @@ def _moe(recipe: Recipe) -> Any:
             route_scale=moe.route_scale,
             num_expert_groups=moe.groups and moe.groups[0], num_limited_groups=moe.groups and moe.groups[1],
         ),
-        **symbols.routed_experts(
+        **layer_symbols.routed_experts(
             dim=recipe.hidden, hidden_dim=moe.expert_hidden, num_experts=moe.experts, top_k=moe.top_k,
-            param_init=OF_EXPERTS, comm_backend="standard",
+            param_init={layer_symbols.named(name): DRAWN["weight"] for name in ("w1_EFD", "w2_EDF", "w3_EFD")},
+            comm_backend="standard",
         ),
         shared_experts=make_ffn_config(
             dim=recipe.hidden, hidden_dim=moe.shared_hidden or 1, w1_param_init=DRAWN, w2w3_param_init=DRAWN
@@ -80,14 +91,12 @@ def _moe(recipe: Recipe) -> Any:
     )  # fmt: skip
 
 
-def _grouped(recipe: Recipe) -> list[Any]:
-    from torchtitan.models.common import CosSinRoPE
+def _grouped(recipe: Recipe, rope: dict[str, Any]) -> list[Any]:
+    from torchtitan.models.common import RMSNorm
     from torchtitan.models.common.attention import FlexAttention
     from torchtitan.models.common.config_utils import make_gqa_config
-    from torchtitan.models.common.nn_modules import RMSNorm
     from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 
-    rope = symbols.rope(CosSinRoPE, dim=recipe.head_dim, length=recipe.seq_length, theta=float(recipe.rope_theta))
     norm = partial(RMSNorm.Config, param_init=ONES)
     return [
         Qwen3TransformerBlock.Config(
@@ -97,7 +106,7 @@ def _grouped(recipe: Recipe) -> list[Any]:
                 dim=recipe.hidden, n_heads=recipe.heads, n_kv_heads=recipe.kv_groups, head_dim=recipe.head_dim,
                 wqkv_param_init=DRAWN, wo_param_init=DRAWN, inner_attention=FlexAttention.Config(),
                 fuse_qkv=recipe.optim.rule != "muon",  # which moves each matrix by itself
-                rope=rope, qk_norm=norm(normalized_shape=recipe.head_dim) if recipe.qk_norm else None,
+                qk_norm=norm(normalized_shape=recipe.head_dim) if recipe.qk_norm else None, **rope,
             ),
             moe=_moe(recipe) if recipe.moe else None,
         )
@@ -105,23 +114,21 @@ def _grouped(recipe: Recipe) -> list[Any]:
     ]  # fmt: skip
 
 
-def _latent(recipe: Recipe) -> list[Any]:
-    from torchtitan.models.common import ComplexRoPE
-    from torchtitan.models.common.nn_modules import RMSNorm
+def _latent(recipe: Recipe, rope: dict[str, Any]) -> list[Any]:
+    from torchtitan.models.common import RMSNorm
     from torchtitan.models.deepseek_v3.model import DeepSeekV3TransformerBlock
 
     mla = recipe.mla
     assert mla is not None
-    rope = symbols.rope(ComplexRoPE, dim=mla.qk_rope, length=recipe.seq_length, theta=float(recipe.rope_theta))
     norm = partial(RMSNorm.Config, normalized_shape=recipe.hidden, param_init=ONES)
     return [
         DeepSeekV3TransformerBlock.Config(
             attention_norm=norm(),
             ffn_norm=norm(),
-            attention=symbols.latent_attention(
+            attention=layer_symbols.latent_attention(
                 layer_id=number, dim=recipe.hidden, n_heads=recipe.heads, q_lora_rank=mla.q_lora,
                 kv_lora_rank=mla.kv_lora, qk_nope_head_dim=mla.qk_head, qk_rope_head_dim=mla.qk_rope,
-                v_head_dim=mla.v_head, attn_backend="flex", rope=rope,
+                v_head_dim=mla.v_head, attn_backend="flex", **rope,
                 inits={"linear_init": DRAWN, "norm_init": ONES, "depth_init": lambda _: DRAWN},
             ),
             moe=_moe(recipe) if recipe.moe else None,

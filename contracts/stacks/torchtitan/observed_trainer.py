@@ -9,13 +9,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torchtitan.config import Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.trainer import Trainer
 
 from contracts.stacks.torchtitan import symbols
-from contracts.stacks.torchtitan.recorded_step import Alone, Given, Logged, RecordsGradients, divided, own_rows
+from contracts.stacks.torchtitan.recorded_step import (
+    Given,
+    Logged,
+    RecordsGradients,
+    among,
+    by_itself,
+    divided,
+    own_rows,
+)
 
 
 class NullTokenizer(Configurable):  # type: ignore[misc]  # torchtitan is not installed where types are checked
@@ -66,10 +73,7 @@ class Observed(RecordsGradients, Trainer):  # type: ignore[misc]
     """Its trainer, in a world that is initialised. A single process gets degrees of its own."""
 
     def init_distributed(self) -> ParallelDims:
-        parallelism = self.config.parallelism
-        if not self.alone:
-            return ParallelDims.from_config(parallelism, torch.distributed.get_world_size())
-        return Alone(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, world_size=1, **symbols.dtensors())
+        return by_itself() if self.alone else among(self.config.parallelism)
 
 
 class OneProcess(Observed):

@@ -24,6 +24,23 @@ class Alone(ParallelDims):  # type: ignore[misc]  # torchtitan is not installed 
         return None
 
 
+def by_itself() -> Alone:
+    """The degrees of a process that is one of no others."""
+    one = symbols.knows(Alone, dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
+    return Alone(**one, **symbols.dtensors())
+
+
+def among(config: Any) -> ParallelDims:
+    """The degrees of a world: `ParallelDims.from_config` since April 2026, before its constructor."""
+    if hasattr(ParallelDims, "from_config"):
+        return ParallelDims.from_config(config, torch.distributed.get_world_size())
+    return ParallelDims(
+        dp_shard=config.data_parallel_shard_degree, dp_replicate=config.data_parallel_replicate_degree, cp=1,
+        tp=config.tensor_parallel_degree, pp=config.pipeline_parallel_degree, ep=config.expert_parallel_degree,
+        etp=config.expert_tensor_parallel_degree, world_size=torch.distributed.get_world_size(),
+    )  # fmt: skip
+
+
 Given = tuple[tuple[Tensor, Tensor], ...]
 """Tokens and labels of each batch of a validation."""
 

@@ -13,7 +13,7 @@ import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SHIMS = {
     "device": "device type cpu in torchtitan.tools.utils, which knows only accelerators",
     "counts": "torch.histc of whole numbers, which a CPU has not, as that of floating ones",
+    "shares": "up to April 2026, a shared expert of any width: how many experts it is as wide as need not be whole",
     "lengths": "its seq_len, which sizes rope's table, at the next multiple of 2 TP, which 0.2.2 asserts of it",
     "heads": "attention on each rank's own heads: DTensor has no rule for the kernel of CPUs, which is the same",
     "permutes": "its permutation of tokens by its own use_cpu, in place of its triton kernel",
@@ -161,9 +162,9 @@ def experts_keep_their_dtype() -> None:
     Raises:
         Unreachable: if the forward pass has no such call.
     """
-    from contracts.stacks.torchtitan import symbols
+    from contracts.stacks.torchtitan.layer_symbols import of_experts
 
-    forward = symbols.of_experts()
+    forward = of_experts()
     names = forward.__code__.co_names
     if {"float", "double"} & {*names} and "bfloat16" not in names:
         return  # already done
@@ -176,8 +177,8 @@ def experts_keep_their_dtype() -> None:
 
 ROUNDS = {"torch.bfloat16": "bfloat16", "torch.float32": "float", "torch.float64": "double"}
 """The method that rounds a tensor to a dtype."""
-ROPE = ("_precompute_cache", "apply_rotary_emb")
-"""The functions in which rope rounds."""
+WIDER = {"float": "double", "float32": "float64"}
+"""What names a rounding to float32, and the other name."""
 
 
 @contextlib.contextmanager
@@ -187,32 +188,28 @@ def block_in(dtype: torch.dtype) -> Iterator[None]:
     Raises:
         Unreachable: if this version rounds somewhere else.
     """
-    from contracts.stacks.torchtitan import symbols
+    from contracts.stacks.torchtitan import layer_symbols
 
     wide = str(dtype) == "torch.float64"
     experts_keep_their_dtype()
-    functions = [(symbols.of_experts(), "float", ROUNDS[str(dtype)])]
+    functions = [(layer_symbols.of_experts(), {"float": ROUNDS[str(dtype)]})]
     if wide:
-        combine = _module("torchtitan.models.common.token_dispatcher").LocalTokenDispatcher.combine
-        rope = _module("torchtitan.models.common.rope")
-        turns = [getattr(kind, name) for kind in (rope.CosSinRoPE, rope.ComplexRoPE) for name in ROPE]
-        loss = _module("torchtitan.components.loss").cross_entropy_loss
-        functions += [(combine, "float32", "float64"), *((each, "float", "double") for each in (*turns, loss))]
+        functions += [(each, WIDER) for each in layer_symbols.roundings()]
     with contextlib.ExitStack() as undone:
-        for function, name, other in functions:
+        for function, others in functions:
             undone.callback(setattr, function, "__code__", function.__code__)
-            _renamed(function, name, other)
+            _renamed(function, others)
         if wide:
-            undone.enter_context(symbols.products_by(_one_by_one))
+            undone.enter_context(layer_symbols.products_by(_one_by_one))
         yield
 
 
-def _renamed(function: FunctionType, name: str, other: str) -> None:
-    """Replace a name in a function's code; the code itself is unchanged."""
-    if name not in function.__code__.co_names:
-        raise Unreachable(f"could not reach the rounding of {function.__qualname__}: it names no {name}")
-    names = tuple(other if each == name else each for each in function.__code__.co_names)
-    function.__code__ = function.__code__.replace(co_names=names)
+def _renamed(function: FunctionType, others: Mapping[str, str]) -> None:
+    """Replace names in a function's code; the code itself is unchanged."""
+    names = function.__code__.co_names
+    if not others.keys() & {*names}:
+        raise Unreachable(f"could not reach the rounding of {function.__qualname__}: it names no {' or '.join(others)}")
+    function.__code__ = function.__code__.replace(co_names=tuple(others.get(each, each) for each in names))
 
 
 @contextlib.contextmanager
@@ -228,7 +225,7 @@ def compiled_in_float32() -> Iterator[None]:
     if check is None:
         raise Unreachable("could not reach the meta kernel of the grouped product: this torch has another")
     code = check.__code__
-    _renamed(check, "bfloat16", "float32")
+    _renamed(check, {"bfloat16": "float32"})
     try:
         yield
     finally:
@@ -267,7 +264,9 @@ def wide_gate(router: Any, dtype: torch.dtype) -> None:
     """Like `autocast(dtype=float32)` on a GPU: the product in float32, from the weight as it is given."""
     from torch.nn.functional import linear
 
-    if str(dtype) == "torch.bfloat16":
+    from contracts.stacks.torchtitan.layer_symbols import gates_in_float32
+
+    if str(dtype) == "torch.bfloat16" and gates_in_float32():
         gate = router.gate
         gate.forward = lambda x_BTD: linear(x_BTD.float(), gate.weight.float())
 

@@ -13,6 +13,8 @@ from contracts.stacks.torchtitan.release_0_2.abilities import ABILITIES_0_2
 STEPS = ("device", "kernels", "experts", "sums", "stages", "attention", "compiled", "gate", "muon")
 BLOCK = ("device", "kernels", "experts", "attention", "wide", "gate")
 """The changes for a question, by their names in `shims.SHIMS`."""
+COUNTED = ("initial", "train", "messages", "rehearse", "run_model", "run_block", "run_compiled")
+"""What runs a router."""
 OLDER = ("built", "rehearse", "run_model", "train")
 """What the other trainer of 0.2.2 is asked."""
 CHECKPOINTS = (
@@ -73,10 +75,20 @@ class Torchtitan(Package):
         if self.older:
             known = self.version in self.limited
             self.abilities = ABILITIES_0_2 if known else replace(ABILITIES_0_2, claims=False)
-            self.conventions = {**CONVENTIONS, "undecayed": "nothing", "validation-mean": "batches"}
+            self.conventions = {**CONVENTIONS, "validation-mean": "batches"}
             older = _shimmed("device", "counts", "permutes", "heads", "lengths", "sums")
             said = {"built": _shimmed("device"), "run_model": older, "train": older}
             self.labels = {**self.labels, **said, "rehearse": f"{older}; torch's fake process group"}
+        optimizers = place / "components/optimizer.py" if place else None
+        if (
+            optimizers
+            and optimizers.exists()
+            and "class ParamGroupConfig" not in optimizers.read_text(encoding="utf-8")
+        ):
+            self.conventions = {**self.conventions, "undecayed": "nothing"}  # up to April 2026 it has one group
+        if not {self.version} & {*self.tried, *self.limited}:
+            counts = {question: f"{words}; {_shimmed('counts', 'shares')}" for question, words in self.labels.items()}
+            self.labels = {**self.labels, **{name: counts[name] for name in COUNTED}}
         shims.without_triton()
         shims.on_cpu()
 

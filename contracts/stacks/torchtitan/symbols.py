@@ -3,25 +3,19 @@
 Main was tried as of b5bcd76 of 21 August 2026.
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
 import typing
-from collections.abc import Callable, Iterator
-from types import FunctionType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-
-def rope(kind: Any, *, dim: int, length: int, theta: float) -> Any:
-    """A configuration of rope; its table's length is `max_context_length` since August 2026, before `max_seq_len`. Up
-    to June it is refused where it is less than the length in `batch_sizes`."""
-    name = "max_context_length" if "max_context_length" in _fields(kind.Config) else "max_seq_len"
-    return kind.Config(**{"dim": dim, name: length if _since_july() else length + 16, "theta": theta})
+from contracts.spec import NotOffered
+from contracts.stacks.torchtitan.layer_symbols import fields, signed, since_july
 
 
 @functools.cache
@@ -69,15 +63,16 @@ def attention() -> Any:
     return OneRowAtATime
 
 
-def of_rows(branch: nn.Module, x_BTD: Tensor, *, attends: bool) -> Tensor:
-    """A branch of a layer on rows of tokens. If rows are folded, each has its own positions."""
+def of_rows(branch: nn.Module, x_BTD: Tensor, *, attends: bool, rope: Tensor | None = None) -> Tensor:
+    """A branch of a layer on rows of tokens. If rows are folded, each has its own positions. `rope` is the table of the
+    model, which an attention gets up to June 2026."""
     if not folded():
-        y_BTD: Tensor = branch(x_BTD, None) if attends else branch(x_BTD)
+        told = (None,) if rope is None else (rope, None)
+        y_BTD: Tensor = branch(x_BTD, *told) if attends else branch(x_BTD)
         return y_BTD
     rows, length, _ = x_BTD.shape
     Rows.length = length
-    told = (None, torch.arange(length).repeat(rows)) if attends else ()
-    y_TD: Tensor = branch(x_BTD.flatten(0, 1), *told)
+    y_TD: Tensor = branch(x_BTD.flatten(0, 1), *((None, torch.arange(length).repeat(rows)) if attends else ()))
     return y_TD.view_as(x_BTD)
 
 
@@ -113,51 +108,6 @@ def schedules() -> Any:
     return importlib.import_module("torchtitan.components.lr_scheduler").LRSchedulersContainer
 
 
-def routed_experts(**named: Any) -> dict[str, Any]:
-    """The argument of `make_moe_config` that has the experts: `routed_experts` since July 2026, before `experts`."""
-    utils = importlib.import_module("torchtitan.models.common.config_utils")
-    if hasattr(utils, "make_routed_experts_config"):
-        return {"routed_experts": utils.make_routed_experts_config(**named)}
-    return {"experts": utils.make_experts_config(**named)}
-
-
-def latent_attention(*, inits: dict[str, Any], **named: Any) -> Any:
-    """The configuration of latent attention: `make_mla_attention_config` since August 2026, before a private function
-    that takes no initializations and has its own."""
-    models = importlib.import_module("torchtitan.models.deepseek_v3")
-    if hasattr(models, "make_mla_attention_config"):
-        return models.make_mla_attention_config(**inits, **named)
-    return models._make_dsv3_attn_config(**named)
-
-
-@functools.cache
-def place_of_experts() -> str:
-    """The names under which a layer with experts has their matrices."""
-    moe = importlib.import_module("torchtitan.models.common.moe")
-    return "routed_experts.inner_experts" if hasattr(moe, "RoutedExperts") else "experts"
-
-
-def of_experts() -> FunctionType:
-    """The function that multiplies by the experts' matrices: `GroupedExperts.forward` since July 2026, before
-    `_experts_forward`."""
-    experts = importlib.import_module("torchtitan.models.common.moe").GroupedExperts
-    found: FunctionType = getattr(experts, "_experts_forward", experts.forward)
-    return found
-
-
-@contextlib.contextmanager
-def products_by(one_by_one: Callable[..., Tensor]) -> Iterator[None]:
-    """Let experts take another product: that of their hook `_grouped_mm` since August 2026, before torch's."""
-    experts = importlib.import_module("torchtitan.models.common.moe").GroupedExperts
-    owner: Any = experts if hasattr(experts, "_grouped_mm") else torch
-    own = owner._grouped_mm
-    owner._grouped_mm = one_by_one
-    try:
-        yield
-    finally:
-        owner._grouped_mm = own
-
-
 def counts_labels(trainer: type) -> bool:
     """Whether its trainer counts the labels of a step over all ranks: since "Fix loss computation by handling valid
     token imbalance" (#2206, January 2026)."""
@@ -167,7 +117,7 @@ def counts_labels(trainer: type) -> bool:
 
 def recomputation(full: bool) -> Any:
     """The configuration of recomputation: a class each since July 2026, None for none; before one class with modes."""
-    if _since_july():
+    if since_july():
         kind = importlib.import_module("torchtitan.distributed.activation_checkpoint").FullAC
         return kind.Config() if full else None
     return importlib.import_module("torchtitan.config.configs").ActivationCheckpointConfig(
@@ -183,11 +133,76 @@ def recompute(model: Any, config: Any, folder: str) -> None:
         importlib.import_module("torchtitan.distributed.activation_checkpoint").apply_ac(model, config)
 
 
-def without_graphs() -> dict[str, bool]:
-    """The option against CUDA graphs, of which its training knows since August 2026."""
-    from torchtitan.config.configs import TrainingConfig
+def knows(kind: Any, **named: Any) -> dict[str, Any]:
+    """Those of these options that this version has: `disable_cuda_graphs` since August 2026, since May
+    `enable_structured_logging`, and up to April `expert_tensor_parallel_degree` and `etp`."""
+    return {name: value for name, value in named.items() if name in fields(kind)}
 
-    return {"disable_cuda_graphs": True} if "disable_cuda_graphs" in _fields(TrainingConfig) else {}
+
+def loss() -> dict[str, Any]:
+    """The loss, a part of the configuration since "ChunkedCELoss" (#2937, April 2026); before, one of the model's."""
+    module = importlib.import_module("torchtitan.components.loss")
+    return {"loss": module.CrossEntropyLoss.Config()} if hasattr(module, "CrossEntropyLoss") else {}
+
+
+def sequence_parallel(sp: bool, tp: int) -> dict[str, bool]:
+    """The option of sequence parallel: since "Decouple SP with TP" (March 2026); before, TP has it always.
+
+    Raises:
+        NotOffered: for TP without it, where there is no option.
+    """
+    from torchtitan.config.configs import ParallelismConfig
+
+    if "enable_sequence_parallel" in fields(ParallelismConfig):
+        return {"enable_sequence_parallel": sp}
+    if tp > 1 and not sp:
+        raise NotOffered("torchtitan: up to March 2026 its TP has sequence parallel", "stack")
+    return {}
+
+
+def in_groups() -> bool:
+    """Whether parameters have groups: since "introduce param_groups to optimizer config" (#2859, April 2026)."""
+    return hasattr(importlib.import_module("torchtitan.components.optimizer"), "ParamGroupConfig")
+
+
+def adamw(groups: Sequence[tuple[str, float, float]], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of AdamW with these patterns, decays and shares of the rate: each group has all of its own since
+    "support mixed optimizers" (#3269, June 2026), before multiples of common ones, up to April there are no groups.
+
+    Raises:
+        NotOffered: for a rate of its own, where there are no groups.
+    """
+    module = importlib.import_module("torchtitan.components.optimizer")
+    if in_groups() and "optimizer_name" in fields(module.ParamGroupConfig):
+        made = [{**kwargs, "lr": kwargs["lr"] * share, "weight_decay": decay} for _, decay, share in groups]
+        named = zip(groups, made, strict=True)
+        return {"param_groups": [
+            module.ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs=own)
+            for (pattern, _, _), own in named
+        ]}  # fmt: skip
+    (beta1, beta2), whole = kwargs["betas"], max(decay for _, decay, _ in groups)
+    common = {"name": "AdamW", "lr": kwargs["lr"], "beta1": beta1, "beta2": beta2, "eps": kwargs["eps"]}
+    common["weight_decay"] = whole
+    if in_groups():
+        return {**common, "param_groups": [
+            module.ParamGroupConfig(pattern=name, lr_multiplier=share, weight_decay_multiplier=decay / (whole or 1.0))
+            for name, decay, share in groups
+        ]}  # fmt: skip
+    if any(share != 1.0 for _, _, share in groups):
+        raise NotOffered("torchtitan: up to April 2026 its optimizers have one group of parameters", "stack")
+    return common
+
+
+def compiled(model: Any, config: Any, parallel_dims: Any) -> None:
+    """Compile each block, by `apply_compile`; up to April 2026 by `apply_compile_sparse`, and up to March by a function
+    of Llama 4 that asks whether experts are spread."""
+    try:
+        module = importlib.import_module("torchtitan.distributed.compile")
+    except ModuleNotFoundError:
+        module = importlib.import_module("torchtitan.models.llama4.parallelize")
+    apply = getattr(module, "apply_compile_sparse", None) or module.apply_compile
+    told = {"parallel_dims": parallel_dims, "ep_enabled": parallel_dims.ep_enabled}
+    apply(model, compile_config=config, **{name: each for name, each in told.items() if name in signed(apply)})
 
 
 def batch_sizes(*, rows: int, whole: int, total: int, length: int, tp: int) -> dict[str, int]:
@@ -200,8 +215,8 @@ def batch_sizes(*, rows: int, whole: int, total: int, length: int, tp: int) -> d
     """
     from torchtitan.config.configs import TrainingConfig
 
-    if "seq_len" in _fields(TrainingConfig):
-        length = length if _since_july() else -(-length // (2 * tp)) * 2 * tp
+    if "seq_len" in fields(TrainingConfig):
+        length = length if since_july() else -(-length // (2 * tp)) * 2 * tp
         return {"local_batch_size": whole, "global_batch_size": total, "seq_len": length}
     return {
         "num_tokens_per_microbatch_per_dp_rank": rows * length, "num_tokens_per_train_step": total * length,
@@ -213,7 +228,7 @@ def microbatches(*, rows: int, number: int) -> dict[str, int]:
     """How a pipeline cuts a batch: into so many microbatches since August 2026, before into those of so many rows."""
     from torchtitan.config.configs import ParallelismConfig
 
-    if "num_pp_microbatches" in _fields(ParallelismConfig):
+    if "num_pp_microbatches" in fields(ParallelismConfig):
         return {"num_pp_microbatches": number}
     return {"pipeline_parallel_microbatch_size": rows}
 
@@ -225,13 +240,3 @@ def batch_of(tokens_BT: Tensor, labels_BT: Tensor) -> tuple[dict[str, Tensor], T
     rows, length = tokens_BT.shape
     Rows.length = length
     return {"input": tokens_BT.flatten(), "positions": torch.arange(length).repeat(rows)}, labels_BT.flatten()
-
-
-@functools.cache
-def _since_july() -> bool:
-    """Whether recomputation has a class for each kind: since July 2026."""
-    return hasattr(importlib.import_module("torchtitan.distributed.activation_checkpoint"), "FullAC")
-
-
-def _fields(kind: Any) -> set[str]:
-    return {each.name for each in dataclasses.fields(kind)}

@@ -51,8 +51,6 @@ class Run(runs.Run):
     abilities = ABILITIES
     links_of: Callable[[Recipe], Sequence[Link]] = staticmethod(weight_mapping.links)
     own_rates = True
-    bias = "expert_bias_E"
-    """What the name of a selection bias ends with."""
 
     def __init__(self, session: Session, *, even: bool = False) -> None:
         super().__init__(session, self.links_of(session.recipe))
@@ -93,7 +91,7 @@ class Run(runs.Run):
             _plain(name): each
             for part in self.trainer.model_parts
             for name, each in part.named_buffers()
-            if name.endswith(self.bias)
+            if "expert_bias" in name
         }
 
     def optimizers(self) -> Iterable[torch.optim.Optimizer]:

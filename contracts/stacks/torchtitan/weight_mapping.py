@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from contracts.spec import Recipe
 from contracts.spec import pattern as patterns
-from contracts.stacks.kit.links import Link, grouped, of_heads, ordered, paired, same
+from contracts.stacks.kit import links as kit
+from contracts.stacks.kit.links import Link, of_heads, ordered, paired
 from contracts.stacks.kit.roles import layer_of, role_of
-from contracts.stacks.torchtitan.symbols import place_of_experts
+from contracts.stacks.torchtitan.layer_symbols import heads_in_one, named
 
 ROUTING = {
     "router.weight": "moe.router.gate.weight",
@@ -22,8 +23,13 @@ MLP = {f"{name}.weight": f"feed_forward.{name}.weight" for name in ("w1", "w2", 
 
 def experts() -> dict[str, str]:
     """What a layer with experts has, by canonical names."""
-    own = {f"experts.{name[:2]}": f"moe.{place_of_experts()}.{name}" for name in ("w1_EFD", "w2_EDF", "w3_EFD")}
-    return {**ROUTING, **own}
+    own = {f"experts.{name[:2]}": f"moe.routed_experts.inner_experts.{name}" for name in ("w1_EFD", "w2_EDF", "w3_EFD")}
+    return {ours: named(theirs) for ours, theirs in {**ROUTING, **own}.items()}
+
+
+def same(theirs: str, ours: str) -> Link:
+    """One tensor, which 0.3.0 names so."""
+    return kit.same(named(theirs), ours)
 
 
 def links(recipe: Recipe) -> list[Link]:
@@ -59,10 +65,10 @@ def block(letter: str, recipe: Recipe) -> Iterator[Link]:
 def _grouped(recipe: Recipe) -> Iterator[Link]:
     width, three = recipe.head_dim, ("wq.weight", "wk.weight", "wv.weight")
     sizes = (recipe.heads // recipe.kv_groups * width, width, width)
-    if recipe.optim.rule == "muon":
+    if recipe.optim.rule == "muon" or not heads_in_one():
         yield from (same(f"qkv_linear.{name}", name) for name in three)
     else:
-        yield grouped("qkv_linear.wqkv.weight", three, recipe.kv_groups, sizes)
+        yield kit.grouped("qkv_linear.wqkv.weight", three, recipe.kv_groups, sizes)
     for name in ("q_norm", "k_norm", "wo") if recipe.qk_norm else ("wo",):
         yield same(f"{name}.weight", f"{name}.weight")
 
