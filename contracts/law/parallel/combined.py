@@ -1,0 +1,182 @@
+"""Every two features of a recipe on every axis of parallelism: two steps on two ranks are those of one rank."""
+
+from dataclasses import replace
+from typing import Any
+
+from contracts.contract import contract
+from contracts.law._support.layouts import in_a_layout_of
+from contracts.law._support.multi_rank_run import borrowed, own_axis
+from contracts.law._support.recipes import SMALL_MLA
+from contracts.law._support.step_comparison import (
+    clip_difference,
+    gradient_differences,
+    on_one_rank_and_many,
+    replica_differences,
+    state_differences,
+)
+from contracts.law._support.training_run import IDLE, ROWS_OF_16, batches, drawn_weights, selection_biases
+from contracts.law.parallel.layouts import MANY, figure_difference
+from contracts.spec import Dsa, Execution, Mhc, Moe, Mtp, Recipe, Session, Training
+
+LAYOUTS = {
+    "dp2": own_axis(2),
+    "fsdp2": own_axis(2, fsdp=True),
+    "tp2": own_axis(2, tp=2),
+    "tp2-sp": own_axis(2, tp=2, sp=True),
+    "tp2-sp-etp1": own_axis(2, tp=2, etp=1, sp=True),
+    "cp2": borrowed(2, cp=2),
+    "ep2": own_axis(2, ep=2),
+    "borrowed-ep2": borrowed(2, ep=2),
+    "pp2": own_axis(2, pp=2),
+    "interleaved": replace(own_axis(2, pp=2), schedule="interleaved"),
+}
+_SOFTMAX = Moe(experts=16, top_k=3, expert_hidden=20, shared_hidden=28, aux_loss=0.3, z_loss=0.05)
+_SIGMOID = replace(_SOFTMAX, score="sigmoid", selection_bias=True, bias_rate=0.25, route_scale=1.5)
+EXPERTS = {
+    "dense": None,
+    "softmax": _SOFTMAX,
+    "sigmoid": _SIGMOID,
+    "top-1": replace(_SIGMOID, top_k=1, shared_hidden=0),
+    "capacity": replace(_SOFTMAX, capacity_factor=0.7),
+    "by-gate": replace(_SOFTMAX, capacity_factor=0.7, drop_policy="probs"),
+    "groups": replace(_SIGMOID, top_k=4, groups=(4, 2)),
+}
+AXES = {
+    "layout": tuple(LAYOUTS),
+    "mlp": tuple(EXPERTS),
+    "attention": ("gqa", "qk-norm", "mla", "dsa"),
+    "beside": ("plain", "mtp", "mhc", "tied"),
+    "window": ("whole", "accumulated"),
+    "blocks": ("AE", "AEMR"),
+    "rule": ("adamw", "muon"),
+    "passes": ("kept", "recomputed"),
+    "activation": ("swiglu", "relu2"),
+}
+"""Every two of what these name meet in a row, except expert parallel without experts."""
+
+
+def combined(row: str) -> tuple[Recipe, Execution, int]:
+    """The recipe and the execution of a row of the array."""
+    level: dict[str, Any] = dict(zip(AXES, row.split(), strict=True))
+    stages = {"pp2": 2, "interleaved": 4}.get(level["layout"], 1)
+    attention, beside = level["attention"], level["beside"]
+    recipe = replace(
+        MANY, name="combined", pattern="|".join([level["blocks"]] * stages), depth=len(level["blocks"]) * stages,
+        activation=level["activation"], moe=EXPERTS[level["mlp"]], qk_norm=attention == "qk-norm",
+        mla=SMALL_MLA.mla if attention in ("mla", "dsa") else None,
+        dsa=Dsa(a_ranks=(0,), index_heads=5, index_head_dim=8, top_k=7) if attention == "dsa" else None,
+        mtp=Mtp(depth=2, loss_weight=0.4) if beside == "mtp" else None,
+        mhc=Mhc(streams=3) if beside == "mhc" else None, untied_embeddings=beside != "tied",
+        optim=replace(MANY.optim, rule=level["rule"]),
+    )  # fmt: skip
+    execution = replace(
+        LAYOUTS[level["layout"]], microbatches=2 if stages > 1 or level["window"] == "accumulated" else 1,
+        recompute=level["passes"] == "recomputed", precision="float64",
+    )  # fmt: skip
+    return recipe, execution, 2
+
+
+ROWS = (
+    "dp2 softmax dsa tied whole AEMR muon recomputed relu2",
+    "dp2 dense qk-norm mtp accumulated AEMR muon kept swiglu",
+    "dp2 sigmoid mla mhc accumulated AE adamw recomputed swiglu",
+    "dp2 top-1 mla plain whole AEMR muon kept relu2",
+    "fsdp2 softmax qk-norm mhc accumulated AEMR muon recomputed swiglu",
+    "fsdp2 capacity dsa mtp accumulated AEMR muon recomputed swiglu",
+    "fsdp2 by-gate mla plain accumulated AE muon recomputed relu2",
+    "tp2 sigmoid dsa tied accumulated AE muon recomputed relu2",
+    "tp2 groups qk-norm mtp accumulated AE muon kept swiglu",
+    "tp2-sp groups qk-norm mhc accumulated AE muon recomputed relu2",
+    "tp2-sp dense mla tied whole AEMR adamw recomputed relu2",
+    "tp2-sp-etp1 capacity qk-norm tied accumulated AE muon recomputed relu2",
+    "cp2 by-gate mla mtp whole AEMR adamw recomputed relu2",
+    "tp2-sp-etp1 sigmoid dsa plain accumulated AEMR muon kept relu2",
+    "ep2 top-1 qk-norm mtp accumulated AEMR adamw recomputed swiglu",
+    "cp2 dense dsa mhc accumulated AEMR muon recomputed swiglu",
+    "borrowed-ep2 softmax mla mtp whole AEMR muon recomputed swiglu",
+    "ep2 sigmoid qk-norm plain whole AEMR muon recomputed relu2",
+    "borrowed-ep2 capacity dsa mtp accumulated AE muon recomputed relu2",
+    "pp2 softmax dsa mtp accumulated AEMR muon kept relu2",
+    "pp2 dense gqa plain accumulated AEMR muon recomputed relu2",
+    "tp2 by-gate dsa mhc accumulated AEMR muon kept swiglu",
+    "tp2-sp top-1 gqa mtp accumulated AE adamw recomputed swiglu",
+    "cp2 groups mla tied accumulated AEMR muon kept swiglu",
+    "interleaved softmax qk-norm tied whole AE adamw kept swiglu",
+    "interleaved dense qk-norm plain accumulated AEMR muon recomputed relu2",
+    "tp2-sp-etp1 top-1 mla mhc accumulated AE muon kept swiglu",
+    "ep2 capacity mla mhc whole AE adamw kept relu2",
+    "borrowed-ep2 by-gate qk-norm tied whole AE adamw recomputed swiglu",
+    "fsdp2 groups dsa mhc whole AE adamw recomputed relu2",
+    "tp2 softmax mla tied whole AE muon kept swiglu",
+    "tp2-sp softmax dsa tied whole AEMR muon recomputed swiglu",
+    "tp2-sp-etp1 softmax gqa mtp whole AE adamw kept relu2",
+    "cp2 softmax qk-norm plain accumulated AE muon kept swiglu",
+    "ep2 softmax dsa tied accumulated AEMR muon recomputed relu2",
+    "borrowed-ep2 groups gqa mhc accumulated AE adamw recomputed swiglu",
+    "pp2 sigmoid qk-norm mhc accumulated AE muon kept swiglu",
+    "pp2 top-1 mla tied accumulated AEMR muon recomputed swiglu",
+    "interleaved sigmoid mla mtp accumulated AEMR muon kept swiglu",
+    "interleaved top-1 dsa mhc whole AEMR adamw kept swiglu",
+    "fsdp2 dense gqa tied accumulated AEMR muon kept relu2",
+    "dp2 capacity dsa plain whole AEMR adamw recomputed swiglu",
+    "dp2 by-gate dsa tied whole AE muon recomputed relu2",
+    "dp2 groups gqa tied whole AEMR adamw kept swiglu",
+    "fsdp2 sigmoid gqa tied accumulated AEMR adamw kept swiglu",
+    "fsdp2 top-1 gqa plain whole AE adamw recomputed relu2",
+    "tp2 dense qk-norm plain accumulated AEMR adamw kept relu2",
+    "tp2 top-1 dsa plain accumulated AE muon kept swiglu",
+    "tp2 capacity gqa mhc whole AE adamw kept relu2",
+    "tp2-sp sigmoid mla mhc whole AEMR muon recomputed relu2",
+    "tp2-sp capacity qk-norm mtp accumulated AEMR adamw kept swiglu",
+    "tp2-sp by-gate mla plain accumulated AEMR muon kept relu2",
+    "tp2-sp-etp1 dense gqa plain accumulated AE adamw recomputed relu2",
+    "tp2-sp-etp1 by-gate dsa mtp accumulated AE muon kept swiglu",
+    "tp2-sp-etp1 groups mla mtp whole AEMR muon recomputed relu2",
+    "cp2 sigmoid dsa plain whole AEMR muon recomputed relu2",
+    "cp2 top-1 gqa tied whole AEMR muon kept relu2",
+    "cp2 capacity mla mtp whole AEMR adamw kept swiglu",
+    "ep2 sigmoid qk-norm mtp whole AEMR adamw kept relu2",
+    "ep2 by-gate mla tied accumulated AE muon kept relu2",
+    "ep2 groups gqa mtp accumulated AE muon kept relu2",
+    "borrowed-ep2 sigmoid gqa plain whole AEMR adamw kept relu2",
+    "borrowed-ep2 top-1 dsa mhc whole AE adamw kept swiglu",
+    "borrowed-ep2 groups qk-norm tied accumulated AEMR adamw kept relu2",
+    "pp2 capacity qk-norm tied accumulated AEMR muon recomputed relu2",
+    "pp2 by-gate qk-norm mtp whole AEMR muon recomputed swiglu",
+    "pp2 groups qk-norm mhc whole AEMR adamw recomputed relu2",
+    "interleaved capacity gqa plain whole AE adamw kept swiglu",
+    "interleaved by-gate gqa mhc whole AEMR muon kept swiglu",
+    "interleaved groups dsa plain accumulated AEMR adamw kept swiglu",
+)
+CASES = {row.replace(" ", "-"): combined(row) for row in ROWS}
+
+
+def parts(execution: Execution) -> int:
+    """In how many parts a layout's ranks take a batch: experts fill their slots with the tokens of one part."""
+    degrees = execution.degrees
+    own = degrees.ep if execution.layout == "own-axis" else 1
+    return execution.microbatches * execution.world // (degrees.pp * degrees.tp * degrees.cp * own)
+
+
+@contract("PAR-01k", asks=("built", "train"), cases=CASES, source="F01; TST-13", tier="dist")
+def whatever_a_step_combines(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+    """With any two features of a recipe, on any axis of parallelism, losses, counts, gradients, the norm, weights,
+    optimizer state and buffers of two steps equal those of one rank.
+    """
+    asked = Session(
+        recipe=recipe, steps=2, execution=in_a_layout_of(stack, execution),
+        batches=batches(2, "combined on ranks", rows=ROWS_OF_16 * (recipe.batch.total // 4)),
+        weights=drawn_weights(stack.built(recipe, execution.mode).parameters),
+        buffers=selection_biases(stack, recipe, IDLE, -4.0, mode=execution.mode),
+        observe=frozenset({"gradients", "weights", "optimizer", "buffers"}),
+    )  # fmt: skip
+    capped = recipe.moe is not None and recipe.moe.capacity_factor is not None
+    for alone, many in on_one_rank_and_many(stack, asked, microbatches=parts(execution) if capped else 1):
+        words = (
+            figure_difference(alone, many)
+            or gradient_differences(alone, many)
+            or clip_difference(alone, many)
+            or state_differences(alone, many, "weights", "optimizer", "buffers")
+            or replica_differences({**many.weights, **many.optimizer, **many.buffers})
+        )
+        assert not words, words

@@ -1,0 +1,52 @@
+"""Trainers in which a feature and an axis of parallelism are right one by one, and wrong together."""
+
+from contracts.law._bugs.broken import broken
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.parallel.placements import local_part
+from contracts.stacks.reference.training.trainer import Trainer
+
+
+@broken(Trainer, "count", "PAR-01k[tp2-groups-qk-norm-mtp-accumulated-AE-muon-kept-swiglu]: mtp is")
+def counts_heads_as_the_model_under_tensor_parallel(count, self, micro):
+    """Under tensor parallel the losses of prediction heads are divided by the labels of the model, of which there are
+    more.
+    """
+    found = count(self, micro)
+    heads = [name for name in found if name.startswith("mtp.") and self.execution.degrees.tp > 1]
+    return found | dict.fromkeys(heads, found["lm"])
+
+
+@broken(
+    Trainer,
+    "move_biases",
+    "PAR-01k[borrowed-ep2-groups-qk-norm-tied-accumulated-AEMR-adamw-kept-relu2]: the buffer layers.1.mixer.router",
+)
+def moves_biases_by_one_microbatch(move_biases, self, seen):
+    """Experts that lie on several ranks keep their counts in a buffer, which a second microbatch does not read."""
+    if self.execution.degrees.ep == 1 or self.execution.microbatches == 1:
+        move_biases(self, seen)
+
+
+@broken(
+    ShardedOptimizer,
+    "norm",
+    "PAR-01k[fsdp2-capacity-dsa-mtp-accumulated-AEMR-muon-recomputed-swiglu]: loss agrees, norm is",
+)
+def leaves_heads_out_of_the_norm_of_shards(norm, self):
+    """The norm of sharded gradients is taken over the layers, which have no prediction head among them."""
+    sharded = any(hasattr(each.parameter, "placements") for each in self.members)
+    return self.norm_of(each.parameter for each in self.members if not (sharded and each.name.startswith("mtp")))
+
+
+@broken(
+    ParallelTrainer,
+    "reduce",
+    "PAR-01k[cp2-dense-dsa-mhc-accumulated-AEMR-muon-recomputed-swiglu]: the gradient of layers.0.streams",
+)
+def adds_up_streams_twice_after_recomputing(reduce, self):
+    """A recomputed pass enters the hooks of the streams again: their gradients are added up over ranks once more."""
+    reduce(self)
+    if self.execution.recompute and self.recipe.mhc is not None:
+        for name, each in self.model.named_parameters():
+            if ".streams" in name and each.grad is not None:
+                local_part(each.grad).mul_(2)
