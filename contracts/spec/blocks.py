@@ -22,7 +22,7 @@ connection: `y = mixer(norm(x))`. Weights and gradients have the canonical names
                   the top_k visible keys with the highest scores, or to all visible keys if there are fewer.
                   The choice passes no gradient: <y, dy> has none with respect to the indexer's weights
     A with        attention. and ssm. before the names of an A block and of the mode's M block. Both read the block's
-    parallel_ssm  norm: y = attention_scale · A + ssm_scale · M, and the state is that of M. Prediction heads have none
+    parallel_ssm  norm: y = attention_scale · A + ssm_scale · M, and the state is M's. Prediction heads have none
     E             router.weight (E, D), router.bias (E; with selection_bias, a buffer), experts.w1 (E, F, D) and
                   experts.w2 (E, D, F), experts.w3 (E, F, D) with swiglu; shared.w1.weight (S, D), shared.w2.weight
                   (D, S), shared.w3.weight. y = sum over the k chosen of gate · expert(x), plus shared(x); an expert and

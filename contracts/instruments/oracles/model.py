@@ -69,7 +69,7 @@ def side_by_side(
     recipe: Recipe, weights: Weights, x_BTD: Tensor, documents_BT: Tensor, state: Weights | None = None
 ) -> mamba.Found:
     """Attention and Mamba-2 (Mamba-3 if there are its weights), each a block of its own under the same norm, weighed
-    and added up: Falcon-H1, arXiv 2507.22448 section 2.1. The state is that of Mamba.
+    and added up: Falcon-H1, arXiv 2507.22448 section 2.1. The state is Mamba's.
     """
     scales, norm = recipe.parallel_ssm, {"norm.weight": weights["norm.weight"]}
     assert scales is not None

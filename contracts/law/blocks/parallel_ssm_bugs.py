@@ -29,7 +29,7 @@ def takes_the_mean_of_the_branches(added, self, attended_BTD, scanned_BTD):
 
 @broken(ParallelMixers, "added", "BLK-12a[plain]: the gradient of mixer.ssm.")
 def the_scale_of_the_scan_has_no_gradient(added, self, attended_BTD, scanned_BTD):
-    """What the scale of the scan adds to it is detached."""
+    """The scale of the scan takes part in the output and not in the gradient."""
     scanned_BTD = scanned_BTD + (self.scales.ssm_scale - 1) * scanned_BTD.detach()
     return self.scales.attention_scale * attended_BTD + scanned_BTD
 

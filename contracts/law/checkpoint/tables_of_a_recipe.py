@@ -1,7 +1,7 @@
 """Tables that follow from the recipe, such as the frequencies of rope: no checkpoint has them or brings them back.
 
 Few stacks compare the recipe of a checkpoint with their own (CKPT-01c). One that loads a run under another rope base,
-or for longer rows, has to run with what it was told and not with what was saved.
+or for longer rows, has to run with those and not with what was saved.
 """
 
 from dataclasses import replace
@@ -26,8 +26,8 @@ HELD: dict[str, tuple[Recipe, dict[str, Any]]] = {
 
 @contract("CKPT-07d", asks="initial", cases=HELD, needs=(), source="torchtitan #1600")
 def what_is_saved_follows_from_no_table(stack: Training, recipe: Recipe, other: dict[str, Any]) -> None:
-    """What a model starts from and saves is the same, name by name and bit by bit, whatever the rope base and the
-    length of rows: tables of angles, frequencies and masks follow from the recipe and are no part of it.
+    """A model starts from the same state and saves the same, name by name and bit by bit, whatever the rope base and
+    the length of rows: tables of angles, frequencies and masks follow from the recipe and are no part of its state.
 
     A table that is saved is loaded, too, after the recipe has changed.
     """
