@@ -39,7 +39,7 @@ def _weight(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
         step = torch.exp(-4.6 + 1.2 * torch.tanh(drawn))
         return step + torch.log(-torch.expm1(-step))  # inverse of softplus
     if len(shape) == 1:
-        return 0.1 * drawn if last == "bias" else 1 + 0.2 * drawn
+        return 0.1 * drawn if last.endswith("bias") else 1 + 0.2 * drawn
     if last == "W":  # a recurrence: identity plus noise
         return torch.eye(shape[-1], dtype=torch.float64) + 0.1 * drawn
     fan_in: float = shape[-1] ** 0.5

@@ -43,6 +43,7 @@ from contracts.spec.pattern import BLOCKS, HybridPattern, LayerNumbers, Pattern,
 from contracts.spec.recipe import (
     INERT,
     Batch,
+    Biased,
     Checkpoint,
     Data,
     Dsa,

@@ -33,6 +33,11 @@ FEATURES: Mapping[str, str] = {
     "hyper-connections": "several residual streams",
     "tied": "one tensor for embedding and output projection",
     "dropout": "dropout of what each layer adds to the residual stream",
+    "attention-bias": "biases of the four projections of grouped-query attention",
+    "mlp-bias": "biases of the projections of an MLP",
+    "expert-bias": "biases of the projections of each expert",
+    "cut-expert-bias": "biases of experts that tensor parallelism cuts",
+    "router-bias": "a bias of the router's logits",
     # routers
     "softmax": "gates by a softmax",
     "sigmoid": "gates by sigmoids",

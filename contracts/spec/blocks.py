@@ -40,6 +40,11 @@ connection: `y = mixer(norm(x))`. Weights and gradients have the canonical names
                   without a slot adds nothing and leaves the token's other gates unchanged
     E without MoE w1.weight (ffn, D), w2.weight (D, ffn), w3.weight (ffn, D) with swiglu.
                   relu2: w2 relu(w1 x)²; swiglu: w2 (silu(w1 x) · w3 x)
+    biases        with `attention`: wq.bias, wk.bias, wv.bias, wo.bias, added to the products, before QK norm and rope.
+                  With `mlp`: w1.bias, w2.bias, w3.bias of E without MoE and of prediction heads. With `experts`:
+                  experts.b1 and experts.b3 (E, F), experts.b2 (E, D); the gate multiplies w2's bias too. The shared
+                  expert has none. With `router`: router.logit_bias (E), part of the logits, and so of choice, gates
+                  and losses
     M (Mamba-2)   wz.weight and wx.weight (h·p, D), wb.weight and wc.weight (g·n, D), wdt.weight (h, D),
                   conv_x.weight (h·p, 4) and conv_x.bias, conv_b and conv_c alike over g·n; A_log, D, dt_bias (h);
                   out_norm.weight (h·p; over y·silu(z), one norm a group of heads), wo.weight (D, h·p)

@@ -22,7 +22,8 @@ def _hybrid(recipe: Recipe) -> Recipe:
 
 def _pairs(recipe: Recipe) -> Recipe:
     depth = 4 + 2 * (recipe.depth % 2)  # whole pairs, and still another depth for a recipe with one layer more
-    leaner = replace(recipe, pattern="AE", depth=depth, mla=None, dsa=None, mhc=None, mtp=None, parallel_ssm=None)
+    leaner = replace(recipe, pattern="AE", depth=depth, mla=None, dsa=None, mhc=None, mtp=None, parallel_ssm=None,
+                     biases=())  # fmt: skip
     return replace(leaner, activation="swiglu", moe=_experts(recipe.moe, narrow=recipe.dtype == "fp32"))
 
 
@@ -66,6 +67,7 @@ _FIELDS: Mapping[str, str] = {
     "route-scale": "moe.route_scale",
     "balance-loss": "moe.aux_loss",
     "z-loss": "moe.z_loss",
+    **dict.fromkeys(("attention-bias", "mlp-bias", "expert-bias", "router-bias"), "biases"),
     "capacity": "moe.capacity_factor",
 }
 """Feature → the field that holds it, of what a rung would leave behind."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from contracts.spec import pattern as patterns
-from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.recipe import Biased, Moe, Recipe
 from contracts.spec.training import Execution
 
 
@@ -37,6 +37,7 @@ def _of_model(recipe: Recipe) -> Iterator[str]:
     if "E" in letters:
         yield recipe.activation
         yield from _of_router(recipe.moe) if recipe.moe is not None else ()
+    yield from _chosen(*((f"{place.removesuffix('s')}-bias", place in recipe.biases) for place in bias_places(recipe)))
     yield from _chosen(
         ("prediction-heads", recipe.mtp is not None),
         ("hyper-connections", recipe.mhc is not None),
@@ -46,6 +47,19 @@ def _of_model(recipe: Recipe) -> Iterator[str]:
         ("fp8", recipe.fp8 is not None),
         ("recompute", recipe.recompute != "none"),
     )
+
+
+def bias_places(recipe: Recipe) -> tuple[Biased, ...]:
+    """Where the model of a recipe has linear layers that may have a bias."""
+    letters = {*patterns.parse(recipe.pattern, recipe.depth).letters}
+    dense = ("E" in letters and recipe.moe is None) or recipe.mtp is not None
+    there: dict[Biased, bool] = {
+        "attention": recipe.mla is None and ("A" in letters or recipe.mtp is not None),
+        "mlp": dense,
+        "experts": "E" in letters and recipe.moe is not None,
+        "router": "E" in letters and recipe.moe is not None,
+    }
+    return tuple(place for place, held in there.items() if held)
 
 
 def _of_router(moe: Moe) -> Iterator[str]:
@@ -88,6 +102,7 @@ def _of_execution(recipe: Recipe, execution: Execution) -> Iterator[str]:
         ("ep-without-fsdp", degrees.ep > 1 and not execution.fsdp and ranks > 1),
         (execution.layout, degrees.ep > 1),
         ("etp", degrees.expert_tp != degrees.tp),
+        ("cut-expert-bias", "experts" in recipe.biases and degrees.expert_tp > 1),
         ("etp-without-ep", degrees.expert_tp != degrees.tp and degrees.ep == 1),
         ("interleaved", execution.schedule == "interleaved"),
         ("microbatches", execution.microbatches > 1),

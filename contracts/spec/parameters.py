@@ -6,7 +6,8 @@ arXiv 2603.14360; hyper-connections, arXiv 2512.24880.
 
 Assumptions, where a recipe leaves it open:
 
-- no biases except the convolution's, dt_bias and those of the hyper-connections; RMSNorm before every block;
+- no biases except the recipe's, the convolution's, dt_bias and those of the hyper-connections; RMSNorm before every
+  block;
 - the convolution of M is 4 wide; R has no convolution, and its heads, state and head_dim equal `mamba`'s;
 - M is counted as Mamba-2 in both modes. Mamba-3 (author_dp) drops the convolution and adds trap, A and angle
   projections, 1.2 % of the block at NAM56R's sizes. R is the M²RNN block in both modes; nemo_native builds the smaller
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from contracts.spec import pattern as patterns
 from contracts.spec.capacity import ParameterCount, Share
-from contracts.spec.recipe import Recipe
+from contracts.spec.recipe import Biased, Recipe
 
 CONV_WIDTH = 4  # mamba-ssm's default d_conv; Megatron-LM has no flag for it
 
@@ -30,7 +31,8 @@ CONV_WIDTH = 4  # mamba-ssm's default d_conv; Megatron-LM has no flag for it
 class Tensor:
     """One tensor of a block. `times` counts equal tensors (experts); `whole` is its full size, before TP or EP.
 
-    `pieces` is the maximal number of shards: KV heads, SSM groups. With more TP ranks than that, ranks hold copies.
+    `pieces` is the maximal number of shards: KV heads, SSM groups, 1 for a bias behind what is cut. With more TP ranks
+    than that, ranks hold copies.
     `fp32` marks state-space vectors that stay float32 under bf16; `matrix` marks what Muon updates in a Muon recipe.
     """
 
@@ -47,7 +49,7 @@ class Tensor:
         if self.share == "replicated":
             return self.whole * self.times
         if self.share == "ep":
-            return self.whole * self.times // (ep * etp)
+            return self.whole * self.times // (ep * min(etp, self.pieces or etp))
         return self.whole * self.times // min(tp, self.pieces or tp)
 
     @property
@@ -65,7 +67,7 @@ def block(recipe: Recipe, letter: str, *, sparse: bool = False) -> Tensors:
         beside = _mamba(recipe) if recipe.parallel_ssm else ()
         return (norm, *_attention(recipe), *(_indexer(recipe) if sparse else ()), *beside, *_hyper_connections(recipe))
     if letter == "E":
-        return (norm, *(_experts(recipe) if recipe.moe else _mlp(recipe, recipe.ffn_hidden)))
+        return (norm, *(_experts(recipe) if recipe.moe else _dense(recipe)))
     return (norm, *(_mamba(recipe) if letter == "M" else _recurrent(recipe)))
 
 
@@ -108,7 +110,7 @@ def mtp(recipe: Recipe) -> Tensors:
         Tensor(name="projection", whole=2 * hidden * hidden, share="tp"),
         Tensor(name="norm", whole=2 * hidden),
         *_attention(recipe),
-        *_mlp(recipe, recipe.ffn_hidden),
+        *_dense(recipe),
     )
     return tuple(replace(tensor, matrix=False) for tensor in one) * recipe.mtp.depth
 
@@ -127,7 +129,7 @@ def count(recipe: Recipe) -> ParameterCount:
     }
     whole, idle = sum(families.values()), 0
     if recipe.moe is not None:
-        expert = _matrices(recipe) * recipe.hidden * recipe.moe.expert_hidden
+        expert = sum(tensor.whole for tensor in _experts(recipe) if tensor.share == "ep")
         idle = letters.count("E") * (recipe.moe.experts - recipe.moe.top_k) * expert
     return ParameterCount(total=whole, active=whole - idle, families=families)
 
@@ -145,23 +147,46 @@ def _mlp(recipe: Recipe, inner: int) -> Tensors:
     return (Tensor(name="mlp", whole=_matrices(recipe) * recipe.hidden * inner, share="tp", matrix=True),)
 
 
+def _dense(recipe: Recipe) -> Tensors:
+    return (*_mlp(recipe, recipe.ffn_hidden), *_biases_of_mlp(recipe, "mlp", recipe.ffn_hidden, "tp", 1))
+
+
+def _biases_of_mlp(recipe: Recipe, place: Biased, inner: int, share: Share, times: int) -> Tensors:
+    if place not in recipe.biases:
+        return ()
+    wide = (_matrices(recipe) - 1) * inner
+    return (
+        Tensor(name=f"{place} bias", whole=wide, share=share, times=times),
+        Tensor(name=f"{place} output bias", whole=recipe.hidden, share=share, times=times, pieces=1),
+    )
+
+
 def _experts(recipe: Recipe) -> Tensors:
     moe = recipe.moe
     assert moe is not None
     expert = _matrices(recipe) * recipe.hidden * moe.expert_hidden
     router = Tensor(name="router", whole=recipe.hidden * moe.experts, fp32=True)
     experts = Tensor(name="experts", whole=expert, share="ep", times=moe.experts, matrix=True)
-    return (router, experts, *(_mlp(recipe, moe.shared_hidden) if moe.shared_hidden else ()))
+    biases = _biases_of_mlp(recipe, "experts", moe.expert_hidden, "ep", moe.experts)
+    if "router" in recipe.biases:
+        biases += (Tensor(name="router bias", whole=moe.experts, fp32=True),)
+    return (router, experts, *biases, *(_mlp(recipe, moe.shared_hidden) if moe.shared_hidden else ()))
 
 
 def _attention(recipe: Recipe) -> Tensors:
     hidden, heads, mla = recipe.hidden, recipe.heads, recipe.mla
     if mla is None:
         keys_and_values = 2 * hidden * recipe.kv_groups * recipe.head_dim
-        found = (
+        found: Tensors = (
             Tensor(name="query and output", whole=2 * hidden * hidden, share="tp", matrix=True),
             Tensor(name="key and value", whole=keys_and_values, share="tp", pieces=recipe.kv_groups, matrix=True),
         )
+        if "attention" in recipe.biases:
+            found += (
+                Tensor(name="query bias", whole=hidden, share="tp"),
+                Tensor(name="key and value bias", whole=keys_and_values // hidden, share="tp", pieces=recipe.kv_groups),
+                Tensor(name="output bias", whole=hidden),
+            )
         return (*found, Tensor(name="qk norm", whole=2 * recipe.head_dim)) if recipe.qk_norm else found
     down = hidden * (mla.q_lora + mla.kv_lora + mla.qk_rope)
     up = heads * (mla.q_lora * (mla.qk_head + mla.qk_rope) + mla.kv_lora * (mla.qk_head + mla.v_head))

@@ -20,6 +20,7 @@ from contracts.spec.topology import Degrees
 Mode = Literal["nemo_native", "author_dp"]
 Dtype = Literal["bf16", "fp16", "fp32"]
 Schedule = Literal["cosine", "linear", "constant", "WSD"]
+Biased = Literal["attention", "mlp", "experts", "router"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +165,7 @@ class Recipe:
     custom mixers in author_dp mode. `hbm_gb` is the memory of the smallest card that the recipe was planned for, in the
     decimal gigabytes of its data sheet (141 for an H200). `family` is the preset family, which comparisons need.
     `dropout` is the probability with which training drops an element of what a layer adds to the residual stream; the
-    elements that stay are divided by 1 - dropout.
+    elements that stay are divided by 1 - dropout. `biases` names the linear layers that add a bias.
     """
 
     name: str
@@ -183,6 +184,7 @@ class Recipe:
     activation: Literal["relu2", "swiglu"] = "relu2"
     norm_eps: float = 1e-5
     dropout: float = 0.0
+    biases: tuple[Biased, ...] = ()
     moe: Moe | None = None
     mla: Mla | None = None
     mtp: Mtp | None = None
@@ -319,6 +321,13 @@ def _relations(recipe: Recipe, found: Refusals) -> None:
                  "give a number from 0 to below 1")  # fmt: skip
     found.unless(recipe.batch.total % recipe.batch.micro == 0, "batch.micro", recipe.batch.micro,
                  f"must divide batch.total ({recipe.batch.total})", remedy)  # fmt: skip
+    found.unless(len({*recipe.biases}) == len(recipe.biases), "biases", recipe.biases, "repeats a place", "drop it")
+    for place, there, problem in (
+        ("attention", recipe.mla is None, "is not defined for latent attention, and mla is on"),
+        ("experts", recipe.moe is not None, "needs experts, and moe is off"),
+        ("router", recipe.moe is not None, "needs a router, and moe is off"),
+    ):
+        found.unless(there or place not in recipe.biases, "biases", place, problem, "take it out of biases")
     if recipe.moe is not None:
         top_k, experts = recipe.moe.top_k, recipe.moe.experts
         found.unless(top_k <= experts, "moe.top_k", top_k, f"must not exceed moe.experts ({experts})", "choose fewer")

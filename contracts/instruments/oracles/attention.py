@@ -21,6 +21,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
 
+def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
+    """A product with the matrix of a layer, plus its bias if it has one."""
+    bias = weights.get(f"{name}.bias")
+    product = x @ weights[f"{name}.weight"].T
+    return product if bias is None else product + bias
+
+
 def angles(position: int, theta: float, half: int) -> list[float]:
     """The angle of each pair: position · theta^(-2j/d). arXiv 2104.09864 section 3.4.2."""
     return [position * theta ** (-2 * j / (2 * half)) for j in range(half)]
@@ -67,7 +74,7 @@ def grouped(
     heads, groups, d = recipe.heads, recipe.kv_groups, recipe.hidden // recipe.heads
     seen, position = positions(documents_T, len(x_TD))
     h_TD = rms_norm(x_TD, weights["norm.weight"], recipe.norm_eps)
-    q, k, v = (h_TD @ weights[f"mixer.{name}.weight"].T for name in ("wq", "wk", "wv"))
+    q, k, v = (linear(weights, f"mixer.{name}", h_TD) for name in ("wq", "wk", "wv"))
 
     def placed(x: Tensor, name: str, head: int, tokens: range) -> Tensor:
         mine = x[:, head * d : (head + 1) * d]
@@ -84,7 +91,7 @@ def grouped(
             queries = placed(q, "q", head, asked)
             for row, t in enumerate(asked):
                 out[row].append(softmax_mean(queries[row], keys[seen[t]], values[seen[t]], d**-0.5))
-    return torch.stack([torch.cat(each) @ weights["mixer.wo.weight"].T for each in out])
+    return torch.stack([linear(weights, "mixer.wo", torch.cat(each)) for each in out])
 
 
 def latent(

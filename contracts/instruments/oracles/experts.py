@@ -41,6 +41,8 @@ def block(
     batch, length, _ = x_BTD.shape
     normed_BTD = _norm(x_BTD, weights["norm.weight"], recipe.norm_eps)
     logits_BTE = normed_BTD @ weights["mixer.router.weight"].T
+    if "router" in recipe.biases:
+        logits_BTE = logits_BTE + weights["mixer.router.logit_bias"]
     bias_E = weights.get("mixer.router.bias", torch.zeros(moe.experts, dtype=x_BTD.dtype))
     taken, slots = [0] * moe.experts, _slots(moe, batch * length)
     rows, chosen, weighed_by, gates, dropped = [], [], [], [], []
@@ -153,7 +155,7 @@ def _slots(moe: Moe, tokens: int) -> float:
 
 
 def _of_expert(weights: Mapping[str, Tensor], expert: int) -> dict[str, Tensor]:
-    names = [name for name in ("w1", "w2", "w3") if f"mixer.experts.{name}" in weights]
+    names = [name for name in ("w1", "w2", "w3", "b1", "b2", "b3") if f"mixer.experts.{name}" in weights]
     return {name: weights[f"mixer.experts.{name}"][expert] for name in names}
 
 
@@ -163,10 +165,12 @@ def _of_shared(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _mlp(recipe: Recipe, held: Mapping[str, Tensor], x_D: Tensor) -> Tensor:
-    up_F = held["w1"] @ x_D
+    up_F = held["w1"] @ x_D + held.get("b1", 0)
     if recipe.activation == "relu2":
-        return held["w2"] @ (torch.clamp(up_F, min=0) ** 2)
-    return held["w2"] @ (up_F * torch.sigmoid(up_F) * (held["w3"] @ x_D))
+        inner_F = torch.clamp(up_F, min=0) ** 2
+    else:
+        inner_F = up_F * torch.sigmoid(up_F) * (held["w3"] @ x_D + held.get("b3", 0))
+    return held["w2"] @ inner_F + held.get("b2", 0)
 
 
 def _norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from contracts.instruments.oracles.attention import linear
 from contracts.spec import Recipe
 
 
@@ -13,10 +14,10 @@ def dense(recipe: Recipe, weights: Mapping[str, Tensor], x_TD: Tensor) -> Tensor
     rows = []
     for x in x_TD:
         h = x / torch.sqrt((x * x).mean() + recipe.norm_eps) * weights["norm.weight"]
-        one = weights["mixer.w1.weight"] @ h
+        one = linear(weights, "mixer.w1", h)
         if recipe.activation == "relu2":
             inner = torch.where(one > 0, one * one, torch.zeros_like(one))
         else:
-            inner = one * torch.sigmoid(one) * (weights["mixer.w3.weight"] @ h)
-        rows.append(weights["mixer.w2.weight"] @ inner)
+            inner = one * torch.sigmoid(one) * linear(weights, "mixer.w3", h)
+        rows.append(linear(weights, "mixer.w2", inner))
     return torch.stack(rows)

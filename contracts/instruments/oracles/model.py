@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from contracts.instruments.oracles import attention, mamba
+from contracts.instruments.oracles import attention, mamba, mlp
 from contracts.spec import Recipe
 
 Weights = Mapping[str, Tensor]
@@ -62,7 +62,7 @@ def branch_of(recipe: Recipe, letter: str, weights: Weights, documents_T: Tensor
     if letter == "A":
         attends = attention.grouped if recipe.mla is None else attention.latent
         return lambda x_TD: attends(recipe, weights, x_TD, documents_T)
-    return lambda x_TD: mlp(recipe, weights, x_TD)
+    return lambda x_TD: mlp.dense(recipe, weights, x_TD)
 
 
 def side_by_side(
@@ -83,17 +83,6 @@ def side_by_side(
     scanned = scans(recipe, of_scan, x_BTD, documents_BT, state)
     y_BTD = torch.stack(attended) * scales.attention_scale + scanned.y_BTD * scales.ssm_scale
     return mamba.Found(y_BTD, scanned.state)
-
-
-def mlp(recipe: Recipe, weights: Weights, x_TD: Tensor) -> Tensor:
-    """w2 relu(w1 x)², or w2 (silu(w1 x) · w3 x)."""
-    h_TD = normed(recipe, x_TD, weights["norm.weight"])
-    up_TF = h_TD @ weights["mixer.w1.weight"].T
-    if recipe.activation == "relu2":
-        inner_TF = torch.where(up_TF > 0, up_TF, 0) ** 2
-    else:
-        inner_TF = up_TF * torch.sigmoid(up_TF) * (h_TD @ weights["mixer.w3.weight"].T)
-    return inner_TF @ weights["mixer.w2.weight"].T
 
 
 def connected(recipe: Recipe, weights: Weights, streams: list[Tensor], branch: Branch) -> list[Tensor]:

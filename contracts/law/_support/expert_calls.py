@@ -19,6 +19,7 @@ from contracts.spec import (
     FLOAT32,
     FLOAT64,
     Array,
+    Biased,
     BlockCall,
     BlockRun,
     Element,
@@ -60,9 +61,9 @@ CROWD: Routes = (((11, 0, 5), (5, 11, 0), (11, 0, 5)),) * 3
 IDLE_ENDS: Routes = (((1, 4, 2), (4, 1, 3)), ((2, 3, 8), (8, 1, 2)), ((3, 8, 4), (2, 3, 1)))
 
 
-def with_moe(moe: Moe, activation: Activation = "relu2") -> Recipe:
+def with_moe(moe: Moe, activation: Activation = "relu2", biases: tuple[Biased, ...] = ()) -> Recipe:
     """The small recipe with these experts."""
-    return replace(SMALL, moe=moe, activation=activation)
+    return replace(SMALL, moe=moe, activation=activation, biases=biases)
 
 
 def shapes(recipe: Recipe) -> dict[str, Shape]:
@@ -74,6 +75,9 @@ def shapes(recipe: Recipe) -> dict[str, Shape]:
     for name in ("w1", "w3") if gated else ("w1",):
         found[f"mixer.experts.{name}"] = (moe.experts, inner, hidden)
         found |= {f"mixer.shared.{name}.weight": (shared, hidden)} if shared else {}
+        found |= {f"mixer.experts.b{name[1]}": (moe.experts, inner)} if "experts" in recipe.biases else {}
+    found |= {"mixer.experts.b2": (moe.experts, hidden)} if "experts" in recipe.biases else {}
+    found |= {"mixer.router.logit_bias": (moe.experts,)} if "router" in recipe.biases else {}
     found["mixer.experts.w2"] = (moe.experts, hidden, inner)
     found |= {"mixer.shared.w2.weight": (hidden, shared)} if shared else {}
     return {name: Shape(dtype="float64", shape=shape) for name, shape in found.items()}

@@ -75,6 +75,10 @@ HYBRID_EXPERTS = replace(
 )
 """The same with a scan in place of every second attention: a hybrid of three blocks that several stacks have."""
 
+BIASED_DENSE = replace(DENSE, name="dense-biased", qk_norm=False, biases=("attention", "mlp"))
+BIASED_EXPERTS = replace(GROUPED_EXPERTS, name="experts-biased", biases=("attention", "experts", "router"))
+"""With a bias in every linear layer, as GPT-2 and gpt-oss have it."""
+
 HALF_EXPERTS = replace(GROUPED_EXPERTS, name="grouped-experts-bf16", dtype="bf16")
 """The first, as it is trained: in bfloat16, with what the optimizer has in float32."""
 

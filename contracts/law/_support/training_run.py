@@ -54,6 +54,11 @@ MUON = replace(LETTERS, name="letters-muon", optim=replace(LETTERS.optim, rule="
 AHEAD = replace(LETTERS, name="letters-mtp", mtp=Mtp(depth=2, loss_weight=0.4))
 DENSE = replace(LETTERS, name="letters-dense", pattern="AE", depth=4, moe=None, activation="swiglu")
 TIED = replace(LETTERS, name="letters-tied", untied_embeddings=False)
+BIASED = replace(
+    LETTERS, name="letters-biased", moe=replace(LETTERS.moe or Moe(), shared_hidden=0),
+    biases=("attention", "experts", "router"),
+)  # fmt: skip
+BIASES = ("experts", "attention-bias", "expert-bias", "router-bias")
 SCAN = replace(LETTERS, name="letters-scan", mamba=Mamba(heads=6, head_dim=8, state=16, groups=2))
 SCANS = {"scan": SCAN, "scan-and-mlp": replace(SCAN, name="letters-scan-mlp", moe=None)}
 """A scan twice as wide as the model, as Granite 4 and Bamba demand it."""

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from contracts.law._support.small_models import (
     AHEAD_EXPERTS,
+    BIASED_DENSE,
+    BIASED_EXPERTS,
     DENSE,
     GROUPED_EXPERTS,
     HALF_EXPERTS,
@@ -19,8 +21,8 @@ from contracts.spec import Execution, Recipe
 
 L, G, H = LATENT_EXPERTS, GROUPED_EXPERTS, HYBRID_EXPERTS
 PLAIN = replace(DENSE, name="plain", qk_norm=False)
-MUON_EXPERTS, MUON_HYBRID = (
-    replace(each, name=f"{each.name}-muon", optim=replace(each.optim, rule="muon")) for each in (G, H)
+MUON_EXPERTS, MUON_HYBRID, MUON_BIASED = (
+    replace(each, name=f"{each.name}-muon", optim=replace(each.optim, rule="muon")) for each in (G, H, BIASED_EXPERTS)
 )
 
 
@@ -60,6 +62,11 @@ CELLS: dict[str, Cell] = {
     "ahead-dp2": cell(AHEAD_EXPERTS, 2),
     "ahead-tp2-sp": cell(AHEAD_EXPERTS, 2, tp=2, sp=True),
     "ahead-borrowed-tp2-sp-ep2-etp1": cell(AHEAD_EXPERTS, 2, tp=2, ep=2, etp=1, sp=True),
+    "biased-tp2": cell(BIASED_DENSE, 2, tp=2),
+    "biased-tp2-sp": cell(BIASED_DENSE, 2, tp=2, sp=True),
+    "biased-tp2-sp-experts": cell(BIASED_EXPERTS, 2, tp=2, sp=True),
+    "biased-fsdp2": cell(BIASED_EXPERTS, 2, fsdp=True),
+    "biased-borrowed-tp2-sp-ep2-etp1": cell(BIASED_EXPERTS, 2, tp=2, ep=2, etp=1, sp=True),
 }  # fmt: skip
 
 
@@ -69,7 +76,7 @@ def cells_named(*names: str) -> dict[str, Cell]:
 
 STEPPED = cells_named("dense-dp2", "dense-fsdp2", "plain-tp2", "dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "tp2-sp-etp1",
                "ep2", "tp2-sp-ep2-etp1", "borrowed-ep2", "borrowed-ep4", "borrowed-tp2-sp-ep4-etp1",
-               "borrowed-ep2-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp", "hybrid-tp2-sp")  # fmt: skip
+               "borrowed-ep2-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp", "hybrid-tp2-sp", "biased-tp2-sp")  # fmt: skip
 
 
 BY_MUON: dict[str, Cell] = {
@@ -77,6 +84,7 @@ BY_MUON: dict[str, Cell] = {
     "muon-borrowed-ep2": cell(MUON_EXPERTS, 2, ep=2),
     "muon-borrowed-tp2-sp-ep2-etp1": cell(MUON_EXPERTS, 2, tp=2, ep=2, etp=1, sp=True),
     "muon-hybrid-tp2-sp": cell(MUON_HYBRID, 2, tp=2, sp=True),
+    "muon-biased-borrowed-tp2-sp-ep2-etp1": cell(MUON_BIASED, 2, tp=2, ep=2, etp=1, sp=True),
 }
 """Without shards and without data-parallel ranks: few stacks have Muon beside those."""
 
@@ -94,9 +102,11 @@ HALF: dict[str, Cell] = {
 
 
 def needs_of(cells: Mapping[str, Cell]) -> dict[str, tuple[str, ...]]:
-    """The features that each layout is about: experts, and the scan or the prediction heads where there are some."""
+    """The features that each layout is about: experts, and a scan, prediction heads or biases where there are some."""
     hybrid, ahead = ("experts", "mamba"), ("experts", "prediction-heads")
-    about = ((DENSE, ()), (PLAIN, ()), (H, hybrid), (MUON_HYBRID, hybrid), (AHEAD_EXPERTS, ahead))
+    dense, biased = ("attention-bias", "mlp-bias"), ("experts", "attention-bias", "expert-bias", "router-bias")
+    about = ((DENSE, ()), (PLAIN, ()), (H, hybrid), (MUON_HYBRID, hybrid), (AHEAD_EXPERTS, ahead),
+             (BIASED_DENSE, dense), (BIASED_EXPERTS, biased), (MUON_BIASED, biased))  # fmt: skip
     return {
         name: next((needs for one, needs in about if recipe is one), ("experts",))
         for name, (recipe, _, _) in cells.items()
@@ -169,6 +179,7 @@ SAVED = {
     "tp2-sp-to-etp1": saved_and_loaded(CELLS["tp2-sp"], cell(L, 2, tp=2, etp=1, sp=True)),
     "1f1b": saved_and_loaded(STAGES["1f1b"], CELLS["dp2"], cell(L, 1)),
     "interleaved": saved_and_loaded(STAGES["interleaved"], CELLS["tp2-sp-grouped"]),
+    "biased": saved_and_loaded(*cells_named("biased-borrowed-tp2-sp-ep2-etp1", "biased-fsdp2").values()),
     "hybrid-1f1b": saved_and_loaded(STAGES["hybrid-1f1b"], CELLS["hybrid-tp2-sp"]),
     "ahead-1f1b": saved_and_loaded(STAGES["ahead-1f1b"], CELLS["ahead-tp2-sp"]),
     "bf16-dense-tp2-sp": saved_and_loaded(HALF["bf16-dense-tp2-sp"], cell(HALF_DENSE, 2)),

@@ -24,7 +24,8 @@ TYPES: Mapping[type, str] = {
     str: "position-embedding-type normalization hybrid-layer-pattern moe-router-score-function moe-router-dtype "
     "moe-token-dispatcher-type moe-router-load-balancing-type lr-decay-style tokenizer-type fp8-format fp8-recipe "
     "save load ckpt-format moe-token-drop-policy recompute-granularity recompute-method",
-    bool: "squared-relu swiglu disable-bias-linear untie-embeddings-and-output-weights qk-layernorm moe-grouped-gemm "
+    bool: "squared-relu swiglu disable-bias-linear no-bias-gelu-fusion no-bias-dropout-fusion "
+    "untie-embeddings-and-output-weights qk-layernorm moe-grouped-gemm "
     "group-query-attention bf16 fp16 sequence-parallel use-distributed-optimizer mock-data multi-latent-attention "
     "no-rope-fusion moe-router-enable-expert-bias",
     list: "spec data-path",

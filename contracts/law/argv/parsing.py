@@ -48,6 +48,7 @@ from contracts.spec import (
 STORED = replace(NAM56R, data=Data(path="/data/two words"), checkpoint=Checkpoint(save="/ckpt/two words", interval=250),
                  optim=Optim(schedule="linear"), activation="swiglu",
                  moe=Moe(score="sigmoid", selection_bias=True, aux_loss=0.0, z_loss=1e-3))  # fmt: skip
+BIASED = replace(NAM56R, moe=Moe(shared_hidden=0), biases=("attention", "experts", "router"))
 LAUNCHES = {
     "native": (NAM56R, NATIVE),
     "author": (NAM56R, AUTHOR),
@@ -60,6 +61,7 @@ LAUNCHES = {
     "author-mhc": (NAM52_MHC, AUTHOR),
     "native-stored-sigmoid": (STORED, NATIVE),
     "native-one-expert": (replace(NAM56R, moe=Moe(top_k=1)), NATIVE),
+    "native-biased": (BIASED, NATIVE),
 }
 
 
@@ -79,7 +81,8 @@ def the_launcher_knows_every_emitted_flag(stack: Stack, recipe: Recipe, lane: La
 
 
 UNCHANGED = {
-    name: LAUNCHES[name] for name in ("native", "native-pp2-mla-mtp2", "author-pp4-fp8", "native-stored-sigmoid")
+    name: LAUNCHES[name]
+    for name in ("native", "native-pp2-mla-mtp2", "author-pp4-fp8", "native-stored-sigmoid", "native-biased")
 }
 
 

@@ -208,3 +208,12 @@ class _ByLayer(Parts):
 def reads_a_ranks_as_layers(parts, self):
     """A-ranks, which count attention layers only, are compared with layer numbers."""
     return _ByLayer()
+
+
+@derived("BLK-03f[biased]: layer 0 lacks mixer.wk.bias")
+class HasNoBiasOnKeys(Attention):
+    """Keys have no bias, as in Whisper: without a QK norm it moves no softmax."""
+
+    def __init__(self, recipe: Recipe, parts: Parts) -> None:
+        super().__init__(recipe, parts)
+        self.wk.register_parameter("bias", None)

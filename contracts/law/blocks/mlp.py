@@ -22,6 +22,8 @@ DEFINED: dict[str, tuple[Recipe, Lengths, Element] | tuple[Recipe, Lengths, Elem
     "wide-eps": (replace(RELU2, norm_eps=0.1), ROWS, "float64"),
     "relu2-float32": (RELU2, ROWS, "float32"),
     "swiglu-float32": (SWIGLU, ROWS, "float32"),
+    "relu2-biased": (replace(RELU2, biases=("mlp",)), ROWS, "float64"),
+    "swiglu-biased": (replace(SWIGLU, biases=("mlp",)), PACKED, "float64"),
     "swiglu-saturated": (SWIGLU, ROWS, "float64", 1000.0),
 }
 

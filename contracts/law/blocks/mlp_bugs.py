@@ -6,7 +6,7 @@ from torch import Tensor
 
 from contracts.law._bugs import written_out
 from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks import Mlp
+from contracts.stacks.reference.model.blocks import Linear, Mlp
 
 
 @broken(
@@ -106,3 +106,16 @@ def writes_silu_out(gate, self, gate_BTF, up_BTF):
 def clamps_before_silu(gate, self, gate_BTF, up_BTF):
     """Against the overflow the input of a gate is clamped, with it the output, and its gradient ends there."""
     return written_out.silu(gate_BTF.clamp(-80, 80)) * up_BTF
+
+
+@broken(Linear, "biased", "BLK-06h[swiglu-biased]: y differs", "BLK-03a[biased]: y differs")
+def leaves_biases_out(biased, self, product, bias):
+    """Biases are made, saved and counted, and not added."""
+    return product
+
+
+@broken(Mlp, "gate", "BLK-06h[swiglu-biased]: y differs")
+def adds_the_bias_of_the_gate_last(gate, self, gate_BTF, up_BTF):
+    """The gate's bias is added behind silu."""
+    bias_F = 0 if self.w1.bias is None else self.w1.bias
+    return gate(self, gate_BTF - bias_F, up_BTF) + bias_F * up_BTF

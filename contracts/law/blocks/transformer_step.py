@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
-from contracts.law._support.small_models import GROUPED_EXPERTS, LATENT_EXPERTS, session
+from contracts.law._support.small_models import BIASED_EXPERTS, GROUPED_EXPERTS, LATENT_EXPERTS, session
 from contracts.law._support.training_run import AHEAD, DENSE, LETTERS, TIED, batch, large_expert_weights, run
 from contracts.spec import FLOAT32_TRANSFORMER, FLOAT64_SCAN, Execution, Recipe, Session, Training, within
 from contracts.spec.violations import require_none
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BOTH: dict[str, tuple[Recipe]] = {
     "grouped": (replace(GROUPED_EXPERTS, depth=2),),
     "latent": (replace(LATENT_EXPERTS, depth=2),),
+    "biased": (replace(BIASED_EXPERTS, depth=2),),
     "grouped-tied": (replace(GROUPED_EXPERTS, depth=2, untied_embeddings=False),),
 }
 

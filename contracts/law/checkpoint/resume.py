@@ -62,6 +62,11 @@ RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...], *tuple[Mapping[str, fl
     "mtp-without-clipping": (AHEAD, Execution(), (3, 1, 2)),
     "every-kind": (EVERY_KIND, Execution(mode="author_dp"), (1, 1, 2)),
     "dense": (DENSE, Execution(), (2, 2, 2)),
+    "dense-biased": (
+        replace(DENSE, name="short-biased", qk_norm=False, biases=("attention", "mlp")),
+        Execution(),
+        (2, 1, 2),
+    ),
     "dense-half": (replace(DENSE, name="short-half", dtype="bf16"), Execution(), (2, 1, 2)),
     "dense-tied": (replace(DENSE, name="short-tied", untied_embeddings=False), Execution(), (2, 1, 2)),
     "dense-two-rates": (APART, Execution(), (2, 1, 2), OUTSIDE),
@@ -72,6 +77,7 @@ RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...], *tuple[Mapping[str, fl
 
 HEADED = {
     "": ("checkpoint",),
+    "dense-biased": ("checkpoint", "attention-bias", "mlp-bias"),
     "muon-accumulated": ("checkpoint", "microbatches", "uneven-microbatches"),
     "mtp-without-clipping": ("checkpoint", "prediction-heads"),
     "every-kind": ("checkpoint", "prediction-heads", "hyper-connections", "mla", "dsa", "parallel-ssm"),

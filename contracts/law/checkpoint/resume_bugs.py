@@ -260,3 +260,18 @@ def restores_generators_of_savers_only(train, self, session):
 
     with mock.patch.object(Trainer, "restore_generators", own_or_none):
         return train(self, session)
+
+
+@derived("CKPT-01a[dense-biased]: after 1 loads, step 3: losses is")
+class SavesMatricesAndNorms(Trainer):
+    """A list of what is saved names weights; biases begin anew at each load."""
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: each for name, each in super().state().items() if not _is_bias(name)}
+
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        super().load({**{name: each for name, each in super().state().items() if _is_bias(name)}, **state}, position)
+
+
+def _is_bias(name: str) -> bool:
+    return name.startswith("weights/") and name.endswith(".bias")

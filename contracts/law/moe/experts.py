@@ -19,9 +19,9 @@ from contracts.law._support.expert_calls import (
     Routes,
     routed_call,
 )
-from contracts.spec import EXACT, Blocks, Element, Moe, chosen
+from contracts.spec import EXACT, Biased, Blocks, Element, Moe, chosen
 
-DRAWN: dict[str, tuple[Any, ...]] = {  # moe, activation, rows, tokens, dtype, factor on w1
+DRAWN: dict[str, tuple[Any, ...]] = {  # moe, activation, rows, tokens, dtype, factor on w1, biases
     "softmax-relu2": (SOFTMAX, "relu2", 2, 7, "float64"),
     "sigmoid-swiglu": (SIGMOID, "swiglu", 3, 5, "float64"),
     "without-shared": (replace(SIGMOID, shared_hidden=0, top_k=4), "relu2", 2, 6, "float64"),
@@ -36,16 +36,20 @@ DRAWN: dict[str, tuple[Any, ...]] = {  # moe, activation, rows, tokens, dtype, f
     "one-expert-without-losses": (replace(PLAIN_SIGMOID, top_k=1, selection_bias=False), "swiglu", 2, 6, "float64"),
     "float32-without-losses": (PLAIN_SIGMOID, "swiglu", 2, 7, "float32"),
     "saturated": (PLAIN, "swiglu", 2, 7, "float64", 1000.0),
+    "biased": (ROUTED, "swiglu", 2, 7, "float64", 1.0, ("experts", "router")),
+    "biased-relu2": (SIGMOID, "relu2", 2, 7, "float64", 1.0, ("experts", "router")),
+    "biased-router": (PLAIN, "swiglu", 2, 7, "float64", 1.0, ("router",)),
 }
 
 
 @contract("MOE-02b", asks="run_block", cases=DRAWN, source="arXiv 2412.19437, eq. 12; F01",
           conventions=("balance-over",))  # fmt: skip
 def the_block_is_its_definition(
-    stack: Blocks, moe: Moe, activation: Activation, batch: int, length: int, dtype: Element, loud: float = 1.0
-) -> None:
+    stack: Blocks, moe: Moe, activation: Activation, batch: int, length: int, dtype: Element, loud: float = 1.0,
+    biases: tuple[Biased, ...] = (),
+) -> None:  # fmt: skip
     """Output and every gradient of the block match a plain loop over tokens and their experts."""
-    call = expert_calls.drawn_call(expert_calls.with_moe(moe, activation), batch, length, dtype)
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe, activation, biases), batch, length, dtype)
     if loud != 1:
         louder = instruments.numerics.array(loud * instruments.numerics.tensor(call.weights["mixer.experts.w1"]))
         call = replace(call, weights={**call.weights, "mixer.experts.w1": louder})

@@ -132,3 +132,18 @@ def writes_silu_out_in_experts(forward, self, x_SD, ends_E):
     """The activation between the grouped products computes x · exp(x) / (1 + exp(x)): NaN where exp overflows."""
     gate_SF, up_SF = (self.matmul(x_SD, weight, ends_E) for weight in (self.w1, self.w3))
     return self.matmul(written_out.silu(gate_SF) * up_SF, self.w2, ends_E)
+
+
+@broken(Experts, "biased", "MOE-02b[biased]: y differs")
+def gives_rows_the_bias_of_their_neighbour(biased, self, out_SO, bias_EO, ends_E, share=1.0):
+    """The first row of each expert gets the bias of the one before it: its end is counted as its own."""
+    if bias_EO is None:
+        return out_SO
+    expert_S = torch.searchsorted(ends_E, torch.arange(len(out_SO)))
+    return out_SO + F.embedding(expert_S, F.pad(bias_EO * share, (0, 0, 0, 1))).to(out_SO.dtype)
+
+
+@broken(Router, "gates", "MOE-02b[biased-router]: y differs")
+def weighs_without_the_bias_of_the_logits(gates, self, scores_BTE, experts_BTK):
+    """The bias of a router's logits only chooses, as a selection bias does."""
+    return gates(self, scores_BTE if self.logit_bias is None else scores_BTE - self.logit_bias, experts_BTK)

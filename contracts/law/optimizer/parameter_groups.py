@@ -13,6 +13,8 @@ from contracts.contract import contract
 from contracts.law._support.recipes import SMALL_DSA
 from contracts.law._support.training_run import (
     AHEAD,
+    BIASED,
+    BIASES,
     DENSE,
     LETTERS,
     MUON,
@@ -47,6 +49,8 @@ TABLES: dict[str, tuple[Recipe] | tuple[Recipe, Mode]] = {
     "recomputed": (replace(LETTERS, name="letters-recomputed", recompute="full"),),
     "streams-and-swiglu": (replace(MUON, mhc=Mhc(streams=2), activation="swiglu"),),
     "author-dp": (replace(MUON, name="letters-author"), "author_dp"),
+    "biased": (BIASED,),
+    "muon-biased": (replace(BIASED, optim=MUON.optim),),
     **{name: (recipe,) for name, recipe in SCANS.items()},
 }
 
@@ -55,6 +59,7 @@ FEATURES = {
     "recomputed": ("recompute",),
     "muon": ("muon",), "muon-with-prediction-heads": ("muon", "prediction-heads"),
     "streams-and-swiglu": ("muon", "hyper-connections"), "author-dp": ("author-dp", "muon"), **OF_SCANS,
+    "biased": BIASES, "muon-biased": ("muon", *BIASES),
 }  # fmt: skip
 
 

@@ -103,6 +103,20 @@ class LeavesStackedExpertsToAdam(Trainer):
     optimizer_class = _MatricesAlone
 
 
+class _StackedBiasesToo(Optimizer):
+    def rule(self, member: Member) -> Rule:
+        return "muon" if member.role == "bias" and member.parameter.dim() == 2 else super().rule(member)
+
+
+@derived(
+    "OPT-01b[muon-biased]: experts.b1 (14, 20) is in the table under adamw and moved as by muon", leanest=""
+)  # fmt: skip
+class TakesStackedBiasesForMatrices(Trainer):
+    """The biases of all experts are one tensor of two dims, and Muon takes it for a matrix."""
+
+    optimizer_class = _StackedBiasesToo
+
+
 @broken(Optimizer, "rule", "OPT-02b[prediction-heads]: moved as by muon, expected adamw")
 def moves_prediction_heads_by_muon(rule, self, member):
     """Prediction heads consist of the same blocks, and parameters are assigned by module class."""
@@ -180,10 +194,11 @@ def decays_state_space_vectors(decay, self, member):
 
 
 @broken(
-    Optimizer, "decay", "OPT-02a[author-dp]: bias layers.2.mixer.b_bias (4, 16) decays by 0.3", leanest=""
+    Optimizer, "decay", "OPT-02a[author-dp]: bias layers.2.mixer.b_bias (4, 16) decays by 0.3",
+    "OPT-02a[biased]: bias layers.1.mixer.experts.b1 (14, 20) decays by 0.3", leanest="",
 )  # fmt: skip
 def decays_what_has_two_dims(decay, self, member):
-    """Decay is for what has two dims or more, and the biases that Mamba-3 adds to B and C have two."""
+    """Decay is for what has two dims or more, and stacked biases have two: of experts, and of Mamba-3's B and C."""
     return self.optim.weight_decay if member.parameter.dim() > 1 else decay(self, member)
 
 

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
-from contracts.law._support.small_models import HALF_EXPERTS, Cell, cell, one_rank_and_many, optimizer_entries, session
+from contracts.law._support.small_models import (
+    BIASED_EXPERTS,
+    HALF_EXPERTS,
+    Cell,
+    cell,
+    one_rank_and_many,
+    optimizer_entries,
+    session,
+)
 from contracts.law._support.step_comparison import tensor_differences, update_difference
 from contracts.law._support.transformer_layouts import BY_MUON, HALF, STEPPED, UPDATE, cells_named, needs_of
 from contracts.spec import FLOAT32_MOMENTS, Execution, Recipe, Training
@@ -72,6 +80,7 @@ GIVEN: dict[str, Cell] = {
     "bf16-fsdp2": HALF["bf16-fsdp2"],
     "bf16-borrowed-ep2": cell(HALF_EXPERTS, 2, ep=2),
     "bf16-borrowed-ep2-fsdp4": HALF["bf16-borrowed-ep2-fsdp4"],
+    "bf16-biased": cell(replace(BIASED_EXPERTS, dtype="bf16"), 2, tp=2, ep=2, etp=1, sp=True),
 }
 
 

@@ -10,6 +10,8 @@ from contracts.law._support.model_passes import EVERYTHING, WHOLE
 from contracts.law._support.recipes import SMALL_MLA
 from contracts.law._support.training_run import (
     AHEAD,
+    BIASED,
+    BIASES,
     DENSE,
     LETTERS,
     OF_SCANS,
@@ -42,6 +44,7 @@ CUTS = {
     "no-auxiliary-losses": (PLAIN, ROWS, 4),
     "prediction-heads": (AHEAD, ROWS, 4),
     "dense": (DENSE, ROWS, 4),
+    "biased": (BIASED, ROWS, 5),
     "groups": (GROUPED, EQUAL, 5),
     "groups-latent": (
         replace(GROUPED, qk_norm=False, mla=SMALL_MLA.mla, moe=replace(BY_GROUPS, shared_hidden=40)),
@@ -60,6 +63,7 @@ UNEVEN = ("microbatches", "uneven-microbatches")
 HEADED = {
     "": UNEVEN,
     "one-a-sequence": ("microbatches",),
+    "biased": ("microbatches", *BIASES),
     "balance-loss-a-sequence": ("experts", "balance-loss", "microbatches"),
     "z-loss-a-sequence": ("experts", "z-loss", "microbatches"),
     **dict.fromkeys(("groups", "groups-latent"), ("experts", "group-limited", "microbatches")),

@@ -67,6 +67,7 @@ PARALLEL = replace(MANY, name="layouts-side-by-side", pattern="AE", depth=3, par
 TIED = replace(AHEAD, name="layouts-tied", untied_embeddings=False)
 SWIGLU = replace(MANY, name="layouts-swiglu", activation="swiglu")
 MUON = replace(MANY, name="layouts-muon", optim=replace(MANY.optim, rule="muon"))
+BIASED_EVERYWHERE = replace(AHEAD, name="layouts-biases", biases=("attention", "mlp", "experts", "router"))
 CAPPED = replace(MANY, name="layouts-capacity", moe=replace(MANY.moe or Moe(), capacity_factor=0.7))
 GROUPED = replace(
     MANY, name="layouts-groups-of-experts", moe=replace(MANY.moe or Moe(), top_k=4, score="sigmoid", groups=(4, 2))
@@ -115,6 +116,7 @@ LAYOUTS: dict[str, Cell] = {
     "tp2-tied": cell(TIED, own_axis(2, tp=2)),
     "tp2-sp-swiglu": cell(SWIGLU, own_axis(2, tp=2, sp=True)),
     "tp2-sp-muon": cell(MUON, own_axis(2, tp=2, sp=True)),
+    "tp2-sp-biased": cell(BIASED_EVERYWHERE, own_axis(2, tp=2, sp=True)),
     "tp2-one-group": cell(ONE_GROUP, own_axis(2, tp=2)),
     "tp2-capacity": cell(CAPPED, own_axis(2, tp=2)),
     "tp2-sp-etp1": cell(MANY, own_axis(2, tp=2, etp=1, sp=True)),

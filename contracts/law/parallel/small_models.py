@@ -17,7 +17,7 @@ from contracts.law._support.step_comparison import (
     state_differences,
     update_difference,
 )
-from contracts.law._support.transformer_layouts import CELLS, MET, STAGES, STEPPED, UPDATE, G, L, needs_of
+from contracts.law._support.transformer_layouts import BY_MUON, CELLS, MET, STAGES, STEPPED, UPDATE, G, L, needs_of
 from contracts.spec import FLOAT32, FLOAT32_DEEP, FLOAT32_SCAN, FLOAT32_TRANSFORMER, Execution, Recipe, Training
 from contracts.spec.violations import require_none
 
@@ -51,7 +51,10 @@ def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, exec
     )
 
 
-@contract("PAR-03e", asks=("built", "train"), cases=STEPPED, needs=needs_of(STEPPED), source="F03", conventions=WINDOW,
+NORMED = STEPPED | {"muon-biased-borrowed-tp2-sp-ep2-etp1": BY_MUON["muon-biased-borrowed-tp2-sp-ep2-etp1"]}
+
+
+@contract("PAR-03e", asks=("built", "train"), cases=NORMED, needs=needs_of(NORMED), source="F03", conventions=WINDOW,
           tier="dist")  # fmt: skip
 def the_norm_of_a_transformer_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int

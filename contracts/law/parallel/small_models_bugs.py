@@ -9,8 +9,11 @@ import torch.distributed as dist
 from contracts.law._bugs.broken import broken
 from contracts.law.parallel import layouts_bugs as layouts
 from contracts.stacks.kit.roles import layer_of
+from contracts.stacks.reference.model.blocks import Experts, Linear
+from contracts.stacks.reference.model.blocks.common import local
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.parallel.placements import placed_zeros
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 
 
@@ -77,3 +80,37 @@ def reduces_the_first_stage_of_a_rank(unreduced, self, name):
     layer = layer_of(name)
     second = layer is not None and layer >= self.recipe.depth // 2 and self.execution.schedule == "interleaved"
     return None if second else unreduced(self, name)
+
+
+# biases
+@broken(Linear, "biased", "PAR-01e[biased-tp2]: loss is")
+def adds_a_bias_on_every_rank(biased, self, product, bias):
+    """The bias after a matrix that ranks cut is added before their outputs are summed: once for each rank."""
+    return product + local(bias, self.summed, self.piece).to(product.dtype)
+
+
+@broken(Linear, "biased", "PAR-01e[biased-tp2-sp]: the gradient of layers.3.mixer.w2.bias differs")
+def leaves_bias_gradients_apart(biased, self, product, bias):
+    """A bias that ranks hold alike keeps the gradient of its own rank's part: the sum over the axis is left out."""
+    return product + local(bias, False, self.piece).to(product.dtype) * float(self.adds)
+
+
+@broken(Experts, "biased", "PAR-01e[biased-tp2-sp-experts]: loss is")
+def adds_output_biases_of_experts_on_every_rank(biased, self, out_SO, bias_EO, ends_E, share=1.0):
+    """Ranks that cut an expert each add its output bias to their part."""
+    return biased(self, out_SO, bias_EO, ends_E)
+
+
+@broken(ShardedOptimizer, "norm", "PAR-03e[muon-biased-borrowed-tp2-sp-ep2-etp1]: grad_norm is")
+def counts_expert_biases_of_the_first_rank(norm, self):
+    """What tensor-parallel ranks hold alike counts on the first of them. An expert's output bias counts so too, though
+    the ranks hold other experts (Megatron-LM #6099).
+    """
+    biases = [each.parameter for each in self.members if each.name.endswith("experts.b2")]
+    unseen = {each: each.grad for each in biases if dist.get_rank()}
+    for parameter in unseen:
+        parameter.grad = placed_zeros(parameter)
+    found = norm(self)
+    for parameter, grad in unseen.items():
+        parameter.grad = grad
+    return found

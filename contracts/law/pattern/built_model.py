@@ -76,6 +76,7 @@ TWISTED = {
     "dense": (replace(SMALL, moe=None),),
     "side-by-side": (PARALLEL,),
     "no-shared-expert": (replace(SMALL, moe=replace(MOE, shared_hidden=0)),),
+    "biased": (replace(SMALL, biases=("attention", "mlp", "experts", "router"), mtp=Mtp(depth=1)),),
 }
 
 
@@ -97,7 +98,8 @@ def _agree(stack: BuiltStack, recipe: Recipe) -> None:
     assert held == counted.total, f"the model has {held} parameters, {counted.total} are reported"
     idle = 0
     if recipe.moe is not None:
-        routed = sum(size_of(row) for row in built.parameters if row.role == "expert" and row.layer is not None)
+        of_experts = [row for row in built.parameters if row.role == "expert" or ".experts." in row.name]
+        routed = sum(size_of(row) for row in of_experts if row.layer is not None)
         idle = routed * (recipe.moe.experts - recipe.moe.top_k) // recipe.moe.experts
     assert held - idle == counted.active, f"{held - idle} parameters are active, {counted.active} are reported"
 

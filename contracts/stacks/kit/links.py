@@ -107,11 +107,14 @@ def paired(size: int, still: int = 0) -> list[int]:
 def grouped(theirs: str, ours: Sequence[str], groups: int, sizes: Sequence[int]) -> Link:
     """Queries, keys and values by KV group; `sizes` are the rows of each in one group."""
 
+    def by_group(held: Tensor) -> Tensor:
+        return held.reshape(groups, -1, *(() if theirs.endswith("bias") else held.shape[-1:]))
+
     def pack(given: list[Tensor]) -> Tensor:
-        return torch.cat([each.reshape(groups, -1, each.shape[-1]) for each in given], 1).flatten(0, 1)
+        return torch.cat([by_group(each) for each in given], 1).flatten(0, 1)
 
     def unpack(held: Tensor) -> list[Tensor]:
-        return [each.flatten(0, 1) for each in torch.split(held.reshape(groups, -1, held.shape[-1]), list(sizes), 1)]
+        return [each.flatten(0, 1) for each in torch.split(by_group(held), list(sizes), 1)]
 
     return Link(theirs=theirs, ours=tuple(ours), pack=pack, unpack=unpack)
 

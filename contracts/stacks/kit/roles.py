@@ -14,9 +14,9 @@ def role_of(name: str) -> Role:
     if "streams" in path:
         return "mixing"
     if owner == "router":
-        return "bias" if last == "bias" else "router"
+        return "bias" if last.endswith("bias") else "router"
     if owner == "experts":
-        return "expert"
+        return "bias" if last.startswith("b") else "expert"
     if last in _STATE_SPACE:
         return "ssm"
     if last == "bias" or last.endswith("_bias"):
@@ -24,6 +24,11 @@ def role_of(name: str) -> Role:
     if owner.startswith("conv"):
         return "conv"
     return "norm" if owner == "norm" or owner.endswith("_norm") else "matrix"
+
+
+def of_experts(name: str) -> bool:
+    """Whether a parameter has a part for each expert: their matrices and their biases."""
+    return name.split(".")[-2] == "experts"
 
 
 def layer_of(name: str) -> int | None:

@@ -15,6 +15,7 @@ ABILITIES = Abilities(
         "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
         "gqa", "mla", "qk-norm", "relu2", "swiglu", "tied", "dropout", "prediction-heads",
         "softmax", "sigmoid", "top-1", "selection-bias", "shared-expert", "route-scale", "balance-loss", "z-loss",
+        "attention-bias", "mlp-bias", "expert-bias", "router-bias",
         "group-limited", "capacity", "capacity-by-gate", "float64", "float32", "bf16", "fp16",
         "adamw", "cosine", "linear", "constant", "WSD",
         "microbatches", "recompute", "packed", "checkpoint", "validation", "uneven-validation", "outer-rates",
@@ -30,6 +31,8 @@ ABILITIES = Abilities(
         lacks("dropout checkpoint", "adapter", "its script saves the generators, and was not asked to drop"),
         *(lacks(f"dropout {axis}", "adapter", "generators of ranks are CUDA's, which its script seeds")
           for axis in ("dp", "tp", "ep", "pp")),
+        lacks("expert-bias shared-expert", "stack", "its shared expert asserts that no layer has a bias"),
+        lacks("cut-expert-bias", "stack", "biases of experts want expert TP 1, it asserts"),
         lacks("recurrent", "stack", "it has no M2RNN"),
         lacks("hyper-connections", "stack", "it has none in a version that was tried"),
         lacks("parallel-ssm", "stack", "no version that was tried has a layer of two mixers"),

@@ -147,18 +147,25 @@ class TransformerBlock(Block):
             try:
                 if call.documents is not None and hasattr(mcore("utils"), "flatten_batch_for_packed_sequences"):
                     return self._packed(x_TBD, numerics.tensor(call.documents), **told)
-                out: Tensor = layer.mlp(layer.pre_mlp_layernorm(x_TBD), **told)[0]
+                out: tuple[Tensor, Tensor | None] = layer.mlp(layer.pre_mlp_layernorm(x_TBD), **told)
             except RuntimeError as error:
-                if not told:
-                    raise
-                raise refuse("padding", "given", f"raises {error}", "give none") from None
-            return out
+                if told:
+                    raise refuse("padding", "given", f"raises {error}", "give none") from None
+                if "experts" in call.recipe.biases:
+                    raise refuse("biases", call.recipe.biases, f"raises {error}", "cut the experts by ep") from None
+                raise
+            return self._added(layer.mlp_bda, out)
         shape_BT = (x_TBD.shape[1], x_TBD.shape[0])
         documents_BT = torch.zeros(shape_BT) if call.documents is None else numerics.tensor(call.documents)
-        out, _ = layer.self_attention(
+        out = layer.self_attention(
             layer.input_layernorm(x_TBD), attention_mask=mask_of(documents_BT), rotary_pos_emb=self._rope(shape_BT[1])
         )
-        return out
+        return self._added(layer.self_attn_bda, out)
+
+    def _added(self, bda: Any, out: tuple[Tensor, Tensor | None]) -> Tensor:
+        """Output and bias, which a layer adds where it adds the residual: to zeros here."""
+        added: Tensor = bda(self.layer.training, False)(out, torch.zeros_like(out[0]), 0.0)
+        return added
 
     def _packed(self, x_TBD: Tensor, documents_BT: Tensor, **told: Tensor) -> Tensor:
         """The layer on packed rows, as its pretraining scripts have them: those of a microbatch one after the other."""

@@ -41,7 +41,7 @@ def built(recipe: Recipe) -> Built:
         decays, rules = _decays(optimizer, recipe), rules_of(inner(optimizer))
         trained, others = [e for e in held if is_trained(e)], [e for e in held if not is_trained(e)]
         moved = {
-            re.sub(r"(\.experts\.w\d)\.\d+$", r"\1", name): id(each.tensor)
+            re.sub(r"(\.experts\.[bw]\d)\.\d+$", r"\1", name): id(each.tensor)
             for each in trained
             if id(each.tensor) in decays
             for name in plan.table()[each.name].ours

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contracts.spec import Degrees, Lack, Moe, NotOffered, Recipe, Unreachable, refuse
+from contracts.spec import Degrees, Lack, Moe, NotOffered, Recipe, Unreachable, needs, refuse
 from contracts.spec import pattern as patterns
 from contracts.stacks.kit.links import Link
 from contracts.stacks.megatron.shims import mcore
@@ -99,6 +99,11 @@ def _offered(recipe: Recipe, degrees: Degrees, letters: str, families: str) -> N
          "experts that are cut exchange pieces of unequal size, which gloo does not", "device"),
         (degrees.tp > 1 and not degrees.sp and recipe.moe is not None and "E" in letters,
          "under tp without sp its experts raise in the first forward pass of training", "stack"),
+        (_biased(recipe) and (recipe.mla is not None or not {*needs.bias_places(recipe)} <= {*recipe.biases}),
+         "all linear layers have biases, or none", "stack"),
+        ("experts" in recipe.biases and recipe.moe is not None and bool(recipe.moe.shared_hidden),
+         "its shared expert asserts that no layer has a bias", "stack"),
+        ("experts" in recipe.biases and degrees.expert_tp > 1, "biases of experts want expert TP 1", "stack"),
         (recipe.rope_theta != int(recipe.rope_theta), "the base of rope is a whole number", "case"),
         # A recipe of a whole model has every letter, whichever of them the case is about.
         (bool(other), f"transformer layers have no {', '.join(other)} block",
@@ -129,6 +134,11 @@ def config_of(plan: Plan) -> Any:
         raise refuse("recipe", recipe.name, f"on {degrees}: {words}", "change what Megatron names") from None
 
 
+def _biased(recipe: Recipe) -> bool:
+    """Whether linear layers have biases: all or none."""
+    return bool({*needs.bias_places(recipe)} & {*recipe.biases})
+
+
 def _general(plan: Plan) -> dict[str, Any]:
     recipe = plan.recipe
     functional = torch.nn.functional
@@ -142,7 +152,7 @@ def _general(plan: Plan) -> dict[str, Any]:
         "normalization": "RMSNorm",
         "layernorm_epsilon": recipe.norm_eps,
         "qk_layernorm": recipe.qk_norm or recipe.mla is not None,
-        "add_bias_linear": False,
+        "add_bias_linear": _biased(recipe),
         "gated_linear_unit": recipe.activation == "swiglu",
         "activation_func": functional.silu if recipe.activation == "swiglu" else mcore("activations").squared_relu,
         "hidden_dropout": recipe.dropout,

@@ -57,6 +57,9 @@ STORE = ("write_checkpoint", "write_on_ranks", "latest_checkpoint", "load_checkp
 LOCAL = "; the local specification, Megatron's own without Transformer Engine"
 
 
+TRAINED = shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE + shims.BIASED
+
+
 class NumericAnswers:
     """The installed Megatron-Core, in this process: it loads torch, and replaces what a CPU lacks during a question."""
 
@@ -65,11 +68,9 @@ class NumericAnswers:
         "reduced": shims.LABEL,
         "block_weights": shims.LABEL + LOCAL + mamba_kernels.LABEL,
         **dict.fromkeys(("built", "initial"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL),
-        **dict.fromkeys(("run_block", "run_model"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE),
-        **dict.fromkeys(
-            ("train", "messages"),
-            shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE + fsdp.LABEL + losses.LABEL + muon.LABEL,
-        ),
+        "run_block": shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE,
+        "run_model": TRAINED,
+        **dict.fromkeys(("train", "messages"), TRAINED + fsdp.LABEL + losses.LABEL + muon.LABEL),
         "run_delta_rule": f"its own operations of deterministic mode{shims.WIDE}",
         "rehearse": shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + fsdp.LABEL + "; torch's fake process group",
         "trace": f"a loop of its QuickStart, observed; {shims.LABEL}{LOCAL}",

@@ -238,6 +238,24 @@ LABEL = (
     "splits of the dispatcher are on the host, nothing is compiled, te_general_gemm is none, no layer is one of "
     "Transformer Engine for inference, writers of a checkpoint report their files in the same process"
 )
+
+
+def _reduced(given: torch.Tensor, **named: Any) -> torch.Tensor:
+    """The sum over tensor-parallel ranks; of a single one the tensor itself, and not a view of it."""
+    group = named.get("group")
+    if group is not None and group.size() == 1:
+        return given
+    summed: torch.Tensor = mcore("tensor_parallel.mappings").reduce_from_tensor_model_parallel_region(given, **named)
+    return summed
+
+
+EXPERT_BIASES = Shim(
+    at="megatron.core.tensor_parallel.layers:reduce_from_tensor_model_parallel_region",
+    put=_reduced,
+    why="experts with biases where neither tp nor ep cuts them: they add to a view, which autograd refuses",
+)
+"""Only for a run, so that several ranks have one to be compared with. A block is asked without it, and raises."""
+BIASED = "; experts with biases that nothing cuts sum over one rank without a view, which would raise"
 WIDE = "; in float64 what asks for float32 by name is given float64"
 
 

@@ -51,7 +51,7 @@ from contracts.stacks.megatron.model import Plan, config_of, mask_of, planned
 from contracts.stacks.megatron.optimizer import gradient, inner, main, optimizer_of, rate_of, share_of, wrapped
 from contracts.stacks.megatron.process_groups import parallel
 from contracts.stacks.megatron.rank_tensors import RankTensor, full_tensors, is_trained, rank_tensors_of
-from contracts.stacks.megatron.shims import mcore, older, on_the_host
+from contracts.stacks.megatron.shims import EXPERT_BIASES, mcore, older, on_the_host
 from contracts.stacks.megatron.validation import Rows, validated
 from contracts.stacks.megatron.weight_mapping import EXPERTS, cut, ours_of, theirs_of
 
@@ -471,6 +471,7 @@ def _running(
     besides = (
         *kernels(plan.letters),
         *losses.SHIMS,
+        *((EXPERT_BIASES,) if "experts" in recipe.biases else ()),
         *(FSDP_SHIMS if execution.fsdp else ()),
         *(DRY_RUN_SHIMS if execution.fsdp and dry else ()),
         *(distributed_optimizer.SHIMS if plan.distributed else ()),

@@ -80,9 +80,7 @@ def block_pieces(recipe: Recipe, letter: str, theirs: str, ours: str) -> list[Li
     if letter == "E":
         norm = same(f"{theirs}pre_mlp_layernorm.weight", f"{ours}norm.weight")
         theirs, ours = f"{theirs}mlp.", f"{ours}mixer."
-        inside = (
-            _experts(recipe, theirs, ours) if recipe.moe else _mlp(recipe, theirs, ours, ".weight", recipe.ffn_hidden)
-        )
+        inside = _experts(recipe, theirs, ours) if recipe.moe else _dense(recipe, theirs, ours)
         return [norm, *inside]
     if letter == "M":
         return [
@@ -99,6 +97,10 @@ def _grouped(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
         grouped(f"{theirs}linear_qkv.weight", names, recipe.kv_groups, sizes),
         same(f"{theirs}linear_proj.weight", f"{ours}wo.weight"),
     ]
+    if "attention" in recipe.biases:
+        biases = tuple(name.replace(".weight", ".bias") for name in names)
+        found.append(grouped(f"{theirs}linear_qkv.bias", biases, recipe.kv_groups, sizes))
+        found.append(same(f"{theirs}linear_proj.bias", f"{ours}wo.bias"))
     if recipe.qk_norm:
         found.append(same(f"{theirs}q_layernorm.weight", f"{ours}q_norm.weight"))
         found.append(same(f"{theirs}k_layernorm.weight", f"{ours}k_norm.weight"))
@@ -129,15 +131,35 @@ def _mlp(recipe: Recipe, theirs: str, ours: str, ending: str, width: int) -> lis
     ]
 
 
+def _dense(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
+    found = _mlp(recipe, theirs, ours, ".weight", recipe.ffn_hidden)
+    names = [f"{ours}w{number}.bias" for number in "132"]
+    return found + (_biases(recipe, theirs, names, recipe.ffn_hidden) if "mlp" in recipe.biases else [])
+
+
+def _biases(recipe: Recipe, theirs: str, ours: list[str], width: int) -> list[Link]:
+    """Of linear_fc1 and linear_fc2; ours are those of gate, up and down projection."""
+    names = ours[:2] if recipe.activation == "swiglu" else ours[:1]
+    return [
+        joined(f"{theirs}linear_fc1.bias", names, [width] * len(names)),
+        same(f"{theirs}linear_fc2.bias", ours[2]),
+    ]
+
+
 def _experts(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
     moe = recipe.moe
     assert moe is not None
     found = [same(f"{theirs}router.weight", f"{ours}router.weight")]
+    if "router" in recipe.biases:
+        found.append(same(f"{theirs}router.bias", f"{ours}router.logit_bias"))
     if moe.selection_bias:
         found.append(same(f"{theirs}router.expert_bias", f"{ours}router.bias"))
     for expert in range(moe.experts):
         one = f"{theirs}{EXPERTS}{expert}."
         found += _mlp(recipe, one, f"{ours}experts.", f".{expert}", moe.expert_hidden)
+        if "experts" in recipe.biases:
+            names = [f"{ours}experts.b{number}.{expert}" for number in "132"]
+            found += _biases(recipe, one, names, moe.expert_hidden)
     if moe.shared_hidden:
         found += _mlp(recipe, f"{theirs}shared_experts.", f"{ours}shared.", ".weight", moe.shared_hidden)
     return found
@@ -164,7 +186,7 @@ def _mamba(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
 
 EXPERTS = "experts.local_experts."
 """What the name of an expert's tensor has; experts have a tensor parallel of their own."""
-_STACKED = (".experts.w1", ".experts.w2", ".experts.w3")
+_STACKED = tuple(f".experts.{kind}{number}" for kind in "bw" for number in "123")
 
 
 def alone(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:

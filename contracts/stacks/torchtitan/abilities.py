@@ -23,6 +23,10 @@ ABILITIES = Abilities(
         lacks("frozen", "adapter", "it was not asked to freeze anything"),
         lacks("refrozen", "adapter", "it was not asked to freeze anything"),
         lacks("changing-batches", "adapter", "it gives its trainer batches of one size"),
+        *(lacks(f"{place}-bias", "adapter", "its linear layers have an option for a bias, which was not tried")
+          for place in ("attention", "mlp", "router")),
+        *(lacks(f"{kind}expert-bias", "stack", "its experts with biases are gpt-oss's, whose activation is its own")
+          for kind in ("", "cut-")),
         lacks("recurrent", "stack", "it has no M²RNN"),
         lacks("dropout", "stack", "it drops nothing"),
         lacks("mamba", "stack", "it has no Mamba"),

@@ -27,6 +27,10 @@ ABILITIES = Abilities(
         lacks("bias-rates", "stack", "its Trainer moves no selection bias"),
         lacks("refrozen", "stack", "its Trainer loads optimizer state by the number of parameters"),
         lacks("dropout", "stack", "its models with experts drop only attention weights"),
+        *(lacks(f"{kind}-bias", "stack", "experts and routers with biases are gpt-oss's, whose activation is its own")
+          for kind in ("expert", "cut-expert", "router")),
+        *(lacks(f"{place}-bias", "adapter", "its Llama has options for biases, which were not tried")
+          for place in ("attention", "mlp")),
         lacks("recurrent", "stack", "no model has an M²RNN"),
         lacks("hyper-connections", "stack", "no model has them"),
         lacks("parallel-ssm", "adapter", "no model was built that has two mixers in a layer"),

@@ -48,6 +48,7 @@ class Stack(Adapter):
             ("stack", "it has none", "dsa hyper-connections parallel-ssm prediction-heads muon linear WSD fp16 fp8"),
             ("stack", "a row is one document", "packed"),
             ("stack", "its microbatches are of one size", "uneven-microbatches windows"),
+            ("adapter", "its `bias` was not tried", "attention-bias mlp-bias expert-bias router-bias"),
             ("adapter", "not asked yet", "mla recompute compile bf16 own-data checkpoint checkpoint-of-a-recipe "
              "validation dp fsdp replicas tp cp pp ep etp"),
         ) for feature in features.split()),

@@ -75,6 +75,7 @@ class Stack(Adapter):
             ("stack", "a layer is attention and then an MLP or experts", "mamba narrow-scan recurrent unpaired"),
             ("stack", "its MLPs are gated by SiLU", "relu2"),
             ("stack", "it has none", "mla dsa hyper-connections parallel-ssm prediction-heads"),
+            ("adapter", "its `bias` was not tried", "attention-bias mlp-bias expert-bias router-bias"),
             ("stack", "its microbatches have one size", "uneven-microbatches windows"),
             ("stack", "a checkpoint is loaded whatever the model was", "checkpoint-of-a-recipe"),
             ("stack", "its tensor parallelism cuts sequences too", "tp-without-sp"),

@@ -38,7 +38,9 @@ class Stack(Adapter):
         lacks=tuple(
             lacks(feature, "stack", reason) for reason, features in {
                 "it has attention and MLPs": "experts mamba parallel-ssm narrow-scan recurrent unpaired",
-                "it routes none": "softmax sigmoid top-1 selection-bias shared-expert route-scale balance-loss z-loss",
+                "its linear layers have none": "attention-bias mlp-bias",
+                "it routes none": "expert-bias router-bias "
+                "softmax sigmoid top-1 selection-bias shared-expert route-scale balance-loss z-loss",
                 "its attention is grouped, its MLP gated": "mla dsa relu2 hyper-connections prediction-heads tied",
                 "it has AdamW and a cosine, in float32": "muon linear WSD bf16 fp16 fp8 recompute compile windows",
                 "it makes its sequences itself, and reads no file": "own-data",

@@ -49,7 +49,7 @@ def launch(recipe: Recipe, lane: Lane) -> Launch:
     experts = recipe.moe is None or "E" in pattern.letters
     found.unless(experts, "moe", "on", f"no block of {recipe.pattern} is an E", "turn moe off, or give it E blocks")
     if lane.regime == "megatron":
-        megatron_flags.refuse_what_it_cannot_express(recipe, lane, pattern, found)
+        megatron_flags.refuse_what_it_cannot_express(recipe, lane, degrees, pattern, found)
     found.unless(degrees.tp <= min(lane.gpus, NVLINK_DOMAIN), "tp", degrees.tp,
                  f"must stay inside a node of {lane.gpus} GPUs", "lower tp")  # fmt: skip
     set_, unset = environment.overlay(recipe, lane, degrees, found)

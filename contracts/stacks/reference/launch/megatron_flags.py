@@ -6,7 +6,7 @@ Settings that the launcher cannot express are refused here, before a node is ask
 
 from collections.abc import Callable
 
-from contracts.spec import Degrees, Lane, Pattern, Recipe, Refusals
+from contracts.spec import Degrees, Lane, Pattern, Recipe, Refusals, needs
 from contracts.spec import pattern as patterns
 
 MEGATRON = ("megatron-core", "0.19.2")
@@ -46,7 +46,7 @@ def _model(recipe: Recipe) -> Words:
         *_flag("--normalization", "RMSNorm"),
         *_flag("--norm-epsilon", recipe.norm_eps),
         "--squared-relu" if recipe.activation == "relu2" else "--swiglu",
-        "--disable-bias-linear",
+        *_biases(recipe),
         # Megatron drops 10 % if nothing is said. A recipe has no dropout of attention weights.
         *_flag("--attention-dropout", 0.0),
         *_flag("--hidden-dropout", recipe.dropout),
@@ -54,6 +54,15 @@ def _model(recipe: Recipe) -> Words:
     if recipe.untied_embeddings:
         words += ("--untie-embeddings-and-output-weights",)
     return words + (("--qk-layernorm",) if recipe.qk_norm else ())
+
+
+def _biases(recipe: Recipe) -> Words:
+    """On without a flag. Fused activations know no squared relu, and grouped experts no fused addition of biases."""
+    given = {*needs.bias_places(recipe)} & {*recipe.biases}
+    if not given:
+        return ("--disable-bias-linear",)
+    words: Words = ("--no-bias-gelu-fusion",) if recipe.activation == "relu2" else ()
+    return (*words, "--no-bias-dropout-fusion") if "experts" in given else words
 
 
 def _blocks(recipe: Recipe, lane: Lane, degrees: Degrees, pattern: Pattern) -> Words:
@@ -207,11 +216,14 @@ def _checkpoint(recipe: Recipe) -> Words:
     return words + (_flag("--ckpt-format", "torch_dist") if words else ())
 
 
-def refuse_what_it_cannot_express(recipe: Recipe, lane: Lane, pattern: Pattern, found: Refusals) -> None:
+def refuse_what_it_cannot_express(
+    recipe: Recipe, lane: Lane, degrees: Degrees, pattern: Pattern, found: Refusals
+) -> None:
     """Record every feature of the lane that Megatron-LM's flags have no words for."""
     native = lane.mode == "nemo_native"
     author = "run it as author_dp, whose layer spec carries it"
     some_sparse = recipe.dsa is not None and len(recipe.dsa.a_ranks) < len(patterns.layers_of(pattern, "A").numbers)
+    _refuse_biases(recipe, degrees, found)
     for name, what in (("mhc", "hyper-connections"), ("parallel_ssm", "state-space branch beside attention")):
         if native and getattr(recipe, name) is not None:
             found.add(name, "on", f"{MEGATRON[0]} {MEGATRON[1]} has no {what}", author)
@@ -234,6 +246,21 @@ def refuse_what_it_cannot_express(recipe: Recipe, lane: Lane, pattern: Pattern, 
     for field, text in said.items():
         if text is not None and (not text or text.startswith("-")):
             found.add(field, text, "is empty or begins with -, which the parser takes for a flag", "write ./ before it")
+
+
+def _refuse_biases(recipe: Recipe, degrees: Degrees, found: Refusals) -> None:
+    places = needs.bias_places(recipe)
+    given = {*places} & {*recipe.biases}
+    shared = recipe.moe is not None and bool(recipe.moe.shared_hidden)
+    for fits, problem, remedy in (
+        (not given or (given == {*places} and recipe.mla is None),
+         f"are of all linear layers or of none: {', '.join(places)}", "name all of these, and turn mla off"),
+        ("experts" not in given or not shared, "are not of a shared expert", "set moe.shared_hidden to 0"),
+        ("experts" not in given or degrees.expert_tp == 1, f"want etp 1 (it is {degrees.expert_tp})", "set etp to 1"),
+    ):  # fmt: skip
+        found.unless(
+            fits, "biases", recipe.biases, f"{problem}, in {MEGATRON[0]}", f"{remedy}, or use the fsdp2 regime"
+        )
 
 
 def _flag(name: str, value: object) -> Words:

@@ -104,7 +104,7 @@ class Initializer:
 
     def bias(self, last: str, shape: tuple[int, ...]) -> Tensor:
         """Zero, but for those that Mamba-3 adds to B and C, which begin at one (arXiv 2603.15569)."""
-        return torch.zeros(shape) if last == "bias" else torch.ones(shape)
+        return torch.ones(shape) if last in ("b_bias", "c_bias") else torch.zeros(shape)
 
     def mixing(self, name: str, last: str, shape: tuple[int, ...]) -> Tensor:
         if last == "weight":

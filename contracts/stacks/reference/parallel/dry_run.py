@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from contracts.instruments import dry_run
 from contracts.spec import Execution, Holding, Recipe, Rehearsal, Routing
 from contracts.stacks.kit import dry_runs
+from contracts.stacks.kit.roles import of_experts
 from contracts.stacks.reference.model.blocks import M2RNN, Packing, Router
 from contracts.stacks.reference.model.init import Initializer
 from contracts.stacks.reference.model.parts import Parts
@@ -43,7 +44,7 @@ def dry_run_step(
         issued = world.issued[built:]
         held = {member.name: _holding(trainer, member) for member in trainer.optimizer.members}
         trainer.close()
-    experts = frozenset(member.name for member in trainer.optimizer.members if member.role == "expert")
+    experts = frozenset(member.name for member in trainer.optimizer.members if of_experts(member.name))
     return dry_runs.rehearsal(issued, held, experts)
 
 

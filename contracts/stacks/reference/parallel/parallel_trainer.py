@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Placement
 
 from contracts.spec import Degrees, NotOffered, Refusals, Refused, refuse
 from contracts.spec.divisibility import refusals_on
-from contracts.stacks.kit.roles import role_of
+from contracts.stacks.kit.roles import of_experts
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.data import Corpus
 from contracts.stacks.reference.model.build import build_model
@@ -241,7 +241,7 @@ class ParallelTrainer(Trainer):
 
     def unreduced(self, name: str) -> Any:
         """The ranks whose gradients of a parameter are still to be summed; None where there are none."""
-        apart = self.mesh.lane and role_of(name) == "expert"
+        apart = self.mesh.lane and of_experts(name)
         of_kind = self.mesh.expert if apart else self.mesh.dense
         sharded = self.execution.fsdp and of_kind is not None and "shard" in (of_kind.mesh_dim_names or ())
         return None if sharded else self.mesh.group("edp" if apart else "dp_cp")

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 
 from torch import nn
-from torch.distributed.tensor import Placement, Shard
+from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
 from contracts.spec import Execution
@@ -27,8 +27,8 @@ from contracts.stacks.reference.parallel.context_parallel import CutTwice
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.tensor_parallel import on_mesh
 
-EXPERT_SPLIT = {"w1": 1, "w3": 1, "w2": 2}
-"""The inner dim of an expert's matrices."""
+EXPERT_SPLIT = {"w1": 1, "w3": 1, "w2": 2, "b1": 1, "b3": 1}
+"""The inner dim of an expert's matrices and biases; w2's bias has none."""
 
 Step = Callable[[Model, Execution, TrainingMesh, Parts], None]
 
@@ -135,9 +135,12 @@ def heads(model: Model) -> list[MtpModule]:
 def spread_experts(moe: MoE, mesh: TrainingMesh) -> None:
     names = [name for name in ("ep", "etp") if mesh.expert is not None and name in mesh.expert.mesh_dim_names]
     for name, parameter in list(moe.experts.named_parameters()) if names else ():
-        at: dict[str, Placement] = {"ep": Shard(0), "etp": Shard(EXPERT_SPLIT[name])}
+        cut = Shard(EXPERT_SPLIT[name]) if name in EXPERT_SPLIT else Replicate()
+        at: dict[str, Placement] = {"ep": Shard(0), "etp": cut}
         held = on_mesh(parameter, mesh.expert[tuple(names)], [at[each] for each in names])
         setattr(moe.experts, name, held)
+    if "etp" in names:
+        moe.experts.adds = mesh.expert["etp"].get_local_rank() == 0
 
 
 def share_losses(moe: MoE, group: Group, ranks: int) -> None:

@@ -51,13 +51,15 @@ from contracts.stacks.reference.parallel.collectives import (
     sum_over_ranks,
 )
 
-_MLP = {"w1.weight": 0, "w3.weight": 0, "w2.weight": 1}
+_MLP = {"w1.weight": 0, "w3.weight": 0, "w2.weight": 1} | dict.fromkeys(("w1.bias", "w3.bias"), 0)
 _PER_HEAD = dict.fromkeys(("A_log", "D", "dt_bias", "out_norm.weight"), 0) | {"wo.weight": 1}
 SPLIT: Mapping[type[nn.Module], Mapping[str, int]] = {
-    Attention: dict.fromkeys(("wq.weight", "wk.weight", "wv.weight"), 0) | {"wo.weight": 1},
+    Attention: {f"{name}.{part}": 0 for name in ("wq", "wk", "wv") for part in ("weight", "bias")} | {"wo.weight": 1},
     LatentAttention: {"wq_b.weight": 0, "wkv_b.weight": 0, "wo.weight": 1},
     Mlp: _MLP,
-    MoE: {"experts.w1": 1, "experts.w3": 1, "experts.w2": 2} | {f"shared.{name}": dim for name, dim in _MLP.items()},
+    MoE: {"experts.w2": 2}
+    | {f"experts.{name}": 1 for name in ("w1", "w3", "b1", "b3")}
+    | {f"shared.{name}": dim for name, dim in _MLP.items()},
     Mamba2: dict.fromkeys(("wz.weight", "wx.weight", "wb.weight", "wc.weight", "wdt.weight"), 0)
     | {f"conv_{each}.{name}": 0 for each in "xbc" for name in ("weight", "bias")}
     | _PER_HEAD,
@@ -125,6 +127,9 @@ class TensorParallel:
         self.distribute(mixer, own)
         for name in names:
             mixer.get_submodule(name).piece = (self.rank * pieces // self.size, pieces)  # type: ignore[assignment]
+        for name, module in mixer.named_modules():
+            if name.split(".")[-1] in ("wo", "w2", "experts"):  # what they give is summed over the ranks
+                module.adds = self.rank == 0
         self.count_own(mixer)
 
     def pieces(self, mixer: nn.Module) -> int:

@@ -78,10 +78,11 @@ class Attention(Causal):
     def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
         super().__init__(recipe, recipe.head_dim, recipe.head_dim)
         self.head_dim, self.qk_norm = recipe.head_dim, recipe.qk_norm
-        self.wq = Linear(recipe.hidden, recipe.heads * self.head_dim)
-        self.wk = Linear(recipe.hidden, recipe.kv_groups * self.head_dim)
-        self.wv = Linear(recipe.hidden, recipe.kv_groups * self.head_dim)
-        self.wo = Linear(recipe.heads * self.head_dim, recipe.hidden)
+        bias = "attention" in recipe.biases
+        self.wq = Linear(recipe.hidden, recipe.heads * self.head_dim, bias=bias)
+        self.wk = Linear(recipe.hidden, recipe.kv_groups * self.head_dim, bias=bias)
+        self.wv = Linear(recipe.hidden, recipe.kv_groups * self.head_dim, bias=bias)
+        self.wo = Linear(recipe.heads * self.head_dim, recipe.hidden, bias=bias)
         if self.qk_norm:
             self.q_norm = parts.norm(self.head_dim, recipe.norm_eps)
             self.k_norm = parts.norm(self.head_dim, recipe.norm_eps)

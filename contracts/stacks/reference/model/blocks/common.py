@@ -84,10 +84,13 @@ def local(parameter: Tensor, summed: bool = True, piece: Piece | None = None) ->
 
 
 class Linear(nn.Linear):
-    """A matrix without bias, (out, in), held in float32 and applied in the dtype of the activations.
+    """A matrix (out, in) and perhaps a bias, held in float32 and applied in the dtype of the activations.
 
     `summed` and `piece` are arguments of `local`.
     """
+
+    adds: bool = True
+    """Whether this rank adds the bias; one rank does where outputs are summed over ranks."""
 
     summed: bool = True
     piece: Piece | None = None
@@ -95,14 +98,19 @@ class Linear(nn.Linear):
     fp8: nn.Module | None
     """Who multiplies instead, where the recipe has the matrix in FP8 (blocks/fp8.py)."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias=bias)
         self.register_module("fp8", None)
 
     def forward(self, input: Tensor) -> Tensor:
         if self.fp8 is not None:
-            return self.fp8(input, self.weight)  # type: ignore[no-any-return]  # torch types calls as Any
-        return F.linear(input, local(self.weight, self.summed, self.piece).to(input.dtype))
+            product: Tensor = self.fp8(input, self.weight)
+        else:
+            product = F.linear(input, local(self.weight, self.summed, self.piece).to(input.dtype))
+        return product if self.bias is None else self.biased(product, self.bias)
+
+    def biased(self, product: Tensor, bias: Tensor) -> Tensor:
+        return product + local(bias, self.summed, self.piece).to(product.dtype) * float(self.adds)
 
 
 class RMSNorm(nn.Module):

@@ -160,7 +160,8 @@ class Fp8Conversion:
             if isinstance(module, Linear) and self.takes(name, mixer):
                 module.fp8 = self.product(self.fp8)
             elif isinstance(module, Experts):
-                held = {each: self.product(self.fp8, len(weight)) for each, weight in module.named_parameters()}
+                matrices = {each: held for each, held in module.named_parameters() if held.dim() == 3}
+                held = {each: self.product(self.fp8, len(weight)) for each, weight in matrices.items()}
                 module.fp8 = nn.ModuleDict(held)
         return mixer
 

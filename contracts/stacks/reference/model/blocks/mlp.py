@@ -17,11 +17,12 @@ class Mlp(nn.Module):
 
     def __init__(self, recipe: Recipe, inner: int) -> None:
         super().__init__()
+        bias = "mlp" in recipe.biases
         self.gated = recipe.activation == "swiglu"
-        self.w1 = Linear(recipe.hidden, inner)
-        self.w2 = Linear(inner, recipe.hidden)
+        self.w1 = Linear(recipe.hidden, inner, bias=bias)
+        self.w2 = Linear(inner, recipe.hidden, bias=bias)
         if self.gated:
-            self.w3 = Linear(recipe.hidden, inner)
+            self.w3 = Linear(recipe.hidden, inner, bias=bias)
 
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         return Output(y_BTD=self.apply_to(x_BTD))

@@ -17,6 +17,7 @@ B sequences · T tokens · N = B·T · K experts a token · S = N·K assignments
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
@@ -43,6 +44,7 @@ class Router(nn.Module):
     """Chooses K distinct experts per token. `bias` affects the choice, never a gate, a loss or a gradient."""
 
     bias: Tensor | None
+    logit_bias: Tensor | None
     summed: bool = True
     sequence: Callable[[Tensor], Tensor] | None = None
     """The mean over the ranks that share a sequence, if there are several."""
@@ -57,6 +59,8 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(self.moe.experts, recipe.hidden))
         nn.init.normal_(self.weight, std=recipe.hidden**-0.5)
         self.register_buffer("bias", torch.zeros(self.moe.experts) if self.moe.selection_bias else None)
+        added = nn.Parameter(torch.zeros(self.moe.experts)) if "router" in recipe.biases else None
+        self.register_parameter("logit_bias", added)
 
     def forward(self, x_BTD: Tensor) -> Routing:
         logits_BTE = self.logits(x_BTD)
@@ -90,7 +94,8 @@ class Router(nn.Module):
         """In float32 at least, because bfloat16 logits would choose other experts, whatever their product is in."""
         wide = torch.promote_types(x_BTD.dtype, torch.float32)
         product = self.product or wide
-        return F.linear(x_BTD.to(product), local(self.weight, self.summed).to(product)).to(wide)
+        logits_BTE = F.linear(x_BTD.to(product), local(self.weight, self.summed).to(product)).to(wide)
+        return logits_BTE if self.logit_bias is None else logits_BTE + local(self.logit_bias, self.summed).to(wide)
 
     def scores(self, logits_BTE: Tensor) -> Tensor:
         """The scores by which experts are chosen: for softmax the logits, whose order it keeps."""
@@ -155,6 +160,11 @@ class Experts(nn.Module):
     """E small MLPs, applied to rows that are sorted by expert."""
 
     w3: Tensor | None
+    b1: Tensor | None
+    b2: Tensor | None
+    b3: Tensor | None
+    adds: bool = True
+    """Whether this rank adds the bias of what ranks sum up."""
     fp8: nn.ModuleDict | None
     """Matrix name → its FP8 product, if the recipe has FP8 experts (blocks/fp8.py)."""
 
@@ -167,6 +177,10 @@ class Experts(nn.Module):
         self.register_parameter("w3", nn.Parameter(torch.empty(count, inner, hidden)) if gated else None)
         for weight in self.parameters():
             nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+        widths = {"b1": inner, "b2": hidden, "b3": inner if gated else 0} if "experts" in recipe.biases else {}
+        for name in ("b1", "b2", "b3"):
+            wide = widths.get(name)
+            self.register_parameter(name, nn.Parameter(torch.zeros(count, wide)) if wide else None)
         self.register_module("fp8", None)
 
     def forward(self, x_SD: Tensor, ends_E: Tensor) -> Tensor:
@@ -174,11 +188,19 @@ class Experts(nn.Module):
 
         Rows after the last end belong to no expert; their result is undefined.
         """
-        up_SF = self.matmul(x_SD, local(self.w1), ends_E)
-        inner_SF = (
-            up_SF.relu().square() if self.w3 is None else F.silu(up_SF) * self.matmul(x_SD, local(self.w3), ends_E)
-        )
-        return self.matmul(inner_SF, local(self.w2), ends_E)
+        up_SF = self.biased(self.matmul(x_SD, local(self.w1), ends_E), self.b1, ends_E)
+        if self.w3 is None:
+            inner_SF = up_SF.relu().square()
+        else:
+            inner_SF = F.silu(up_SF) * self.biased(self.matmul(x_SD, local(self.w3), ends_E), self.b3, ends_E)
+        return self.biased(self.matmul(inner_SF, local(self.w2), ends_E), self.b2, ends_E, float(self.adds))
+
+    def biased(self, out_SO: Tensor, bias_EO: Tensor | None, ends_E: Tensor, share: float = 1.0) -> Tensor:
+        """Each row plus a share of its expert's bias; rows of no expert, which may hold anything, give no gradient."""
+        if bias_EO is None:
+            return out_SO
+        expert_S = torch.searchsorted(ends_E, torch.arange(len(out_SO), device=out_SO.device), right=True)
+        return out_SO + F.embedding(expert_S, F.pad(local(bias_EO) * share, (0, 0, 0, 1))).to(out_SO.dtype)
 
     def matmul(self, x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
         """Row s times the transposed matrix of its expert: (S, I) and (E, O, I) give (S, O)."""
@@ -232,7 +254,8 @@ class MoE(nn.Module):
         self.moe = _moe(recipe)
         self.router: Router = parts.router(recipe, parts)
         self.experts: Experts = parts.experts(recipe, parts)
-        self.shared = parts.mlp(recipe, self.moe.shared_hidden) if self.moe.shared_hidden else None
+        plain = replace(recipe, biases=())
+        self.shared = parts.mlp(plain, self.moe.shared_hidden) if self.moe.shared_hidden else None
         self.dispatcher = None
 
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
