@@ -260,6 +260,14 @@ def test_judging_one_family_imports_no_other_family() -> None:
     }  # fmt: skip
 
 
+def test_observing_reads_only_the_words_that_it_needs() -> None:
+    """It starts in every rank: all words take four times as long as the rest of its entry."""
+    seen = {name for name in modules_after("import contracts.observe.entry") if name.startswith("contracts.spec.")}
+    assert seen == {"contracts.spec.errors", "contracts.spec.launchers"}
+    seen = modules_after("from contracts.spec import launchers, pattern, Refused; assert pattern.parse and Refused")
+    assert "contracts.spec.words" in seen
+
+
 def test_without_torch_the_mutants_that_do_not_need_it_are_read() -> None:
     read = "from contracts.harness.families import read_mutants; read_mutants()"
     without = modules_after(f"import sys; sys.modules['torch'] = None; {read}")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from contracts.spec import Refusals
+from contracts.spec.errors import Refusals
 
 Group = tuple[int, ...]
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from contracts import observe
 from contracts.observe.started import Options, observed
-from contracts.spec import Refusals, Refused, launchers
+from contracts.spec import launchers
+from contracts.spec.errors import Refusals, Refused
 
 if TYPE_CHECKING:
     from contracts.observe.merged import Whole

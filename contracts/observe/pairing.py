@@ -14,7 +14,7 @@ from dataclasses import replace
 from contracts.observe.merged import Merged, Whole
 from contracts.observe.names import WRAPPERS
 from contracts.observe.trace import Line, Trace
-from contracts.spec import Refusals
+from contracts.spec.errors import Refusals
 
 ADDED = WRAPPERS | {"module", "_forward_module"}
 """Parts of a name that wrappers add: DDP and its like, those of Lightning's Fabric and DeepSpeed."""
