@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from contracts.observe.cut import cut, padded
-from contracts.observe.merged import Merged, Whole
+from contracts.observe.merged import Clip, Merged, Whole, last
 from contracts.observe.pairing import paired
 from contracts.observe.sketch import distance
 
@@ -278,7 +278,29 @@ class _Phases:
         repeats = [each.tensors("gradient", step) for each in self.repeats]
         found = self._tensors("gradient", step, order, other, one, floors, repeats)
         factor = _factor([(one[each.name], other[each.name]) for each in found])
-        return [replace(each, words=f"{each.words}{factor}") for each in found]
+        return [replace(each, words=f"{each.words}{factor}") for each in found] or [*self.norms(step, floors)]
+
+    def norms(self, step: int, floors: Mapping[str, float]) -> Iterator[Difference]:
+        """What clipping read and its limits: a factor of all gradients that are clipped is in none of them. `floors`
+        are those of the gradients after it."""
+        one, other, *repeats = (_clips(each, step) for each in (self.one, self.other, *self.repeats))
+        self._miss("norm of gradients that only one run clips together", len(one.keys() ^ other.keys()))
+        for names in (each for each in one if each in other):
+            own, its = one[names], other[names]
+            seen = [OVER_MEASURED * abs(each[names].norm - own.norm) for each in repeats if names in each]
+            floor = math.hypot(*(floors.get(name, 0.0) for name in names)) / (own.factor or 1.0)
+            bound, words = max([floor, *seen]), ""
+            self.compared["norms", step] += 1
+            if math.isfinite(own.norm) and not abs(its.norm - own.norm) <= bound:
+                times = its.norm / own.norm if own.norm else math.inf
+                words = f"the norm that clipping read is {times:.4g} times that of the reference: {its.norm:.6g}, and "
+                words += f"{own.norm:.6g}; rounding explains {bound:.2g}"
+            elif its.most != own.most:
+                words = f"they are clipped at {its.most:g}, and at {own.most:g} in the reference"
+            if words:
+                yield Difference(step=step, phase="clipping", name=f"{len(names)} gradients", words=words)
+            else:
+                self.agreed.append(f"step {step}: norm of {len(names)} gradients before clipping ({own.norm:.6g})")
 
     def settings(self, step: int) -> list[Difference]:
         """Learning rates and decays, by parameter and rank."""
@@ -402,6 +424,17 @@ class _Phases:
     def _miss(self, what: str, count: int = 1) -> None:
         if count:
             self.unseen[what] = self.unseen.get(what, 0) + count
+
+
+def _clips(merged: Merged, step: int) -> dict[tuple[str, ...], Clip]:
+    """By the gradients that are clipped together, what all ranks read alike: by hand, each may have a part of them."""
+    found: dict[tuple[str, ...], list[Clip]] = {}
+    for each in (each for mine in merged.clips(step).values() for each in last(mine)):
+        found.setdefault(each.names, []).append(each)
+    return {
+        names: same[0] for names, same in found.items()
+        if all(each.most == same[0].most and math.isclose(each.norm, same[0].norm, rel_tol=1e-6) for each in same)
+    }  # fmt: skip
 
 
 def _settings(numbers: tuple[float, ...], names: Sequence[str], ranks: Sequence[int]) -> str:

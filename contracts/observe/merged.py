@@ -75,6 +75,36 @@ class Whole:
         return total
 
 
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    """A clipping of gradients: the norm that it read, over all ranks that hold parts of them, and its limit.
+
+    Args:
+        names: those of the parameters, each as often as it was given.
+        given: whether the norm was given, and may be of more gradients.
+    """
+
+    names: tuple[str, ...]
+    norm: float
+    most: float
+    given: bool
+
+    @property
+    def factor(self) -> float:
+        return min(1.0, self.most / (self.norm + 1e-6))
+
+
+def last(clips: Sequence[Clip]) -> list[Clip]:
+    """Those that no other one of the same gradients follows: a scaler skips a step that was clipped, and what is
+    clipped twice has the second norm."""
+    found: list[Clip] = []
+    later: set[str] = set()
+    for each in reversed(clips):
+        found += [each] * later.isdisjoint(each.names)
+        later.update(each.names)
+    return found
+
+
 def put(total: Any, indices: Sequence[Any], values: Any) -> None:
     """Add `values`, a flat tensor of at least so many, to `total` at the product of indices; -1 is padding."""
     inside, shape = [each >= 0 for each in indices], [len(each) for each in indices]
@@ -151,6 +181,23 @@ class Merged:
                 label = self._strangers.get(rank.rank, "") + label
                 by_name.setdefault(label, []).append((rank, line))
         return {name: _whole(name, found) for name, found in by_name.items()}
+
+    def clips(self, step: int) -> Mapping[int, list[Clip]]:
+        """By rank, the clippings of a step, in their order."""
+        of: dict[int, list[Line]] = {}
+        for rank, line in self.lines("clip", step):
+            of.setdefault(rank.rank, []).append(line)
+
+        def norm(at: int, line: Line) -> float:
+            whole = [line] if not line["partial"] else [
+                each[at] for each in of.values() if len(each) > at and each[at].get("first", True)]  # fmt: skip
+            return math.hypot(*(float(each["norm"]) for each in whole))
+
+        return {
+            number: [Clip(names=tuple(sorted(line["names"])), norm=norm(at, line), most=float(line["max"]),
+                          given=bool(line.get("given"))) for at, line in enumerate(mine)]
+            for number, mine in of.items()
+        }  # fmt: skip
 
     def rows(self, step: int, *, ids: bool = False) -> Counter[int]:
         """How often each row of a batch is consumed in a step, by its ids only where a pipeline is compared, of which

@@ -15,7 +15,8 @@ from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Writer  # noqa: E402
 
 
-def _observed(out: Path, change: Callable[[nn.Module], object] = lambda net: None, rate: float = 0.1) -> Path:
+def _observed(out: Path, change: Callable[[nn.Module], object] = lambda net: None, rate: float = 0.1,
+              most: float = 100.0) -> Path:  # fmt: skip
     recorder = Recorder(Writer(out, 0, 1, ["train.py", "--now"], {"run": "r/0", "torch": torch.__version__}), 2)
     recorder.start()
     torch.manual_seed(0)
@@ -26,7 +27,7 @@ def _observed(out: Path, change: Callable[[nn.Module], object] = lambda net: Non
         x = torch.randint(64, (4, 9))
         nn.functional.cross_entropy(net(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
         change(net)
-        nn.utils.clip_grad_norm_(net.parameters(), 100.0)
+        nn.utils.clip_grad_norm_(net.parameters(), most)
         optimizer.step()
         optimizer.zero_grad()
     recorder.close()
@@ -69,6 +70,19 @@ def test_a_factor_of_gradients_is_named(tmp_path: Path, by: float, words: str) -
     )
     assert "of the reference" not in _said("diff", one, _observed(tmp_path / "no", _scaled(1.3)))
     assert "times that" not in _said("diff", one, _observed(tmp_path / "other", _flipped))
+
+
+def test_a_factor_that_clipping_hides_is_in_the_norm_that_it_read(tmp_path: Path) -> None:
+    one = _observed(tmp_path / "one", most=0.1)
+    said = _said("diff", one, _observed(tmp_path / "other", _scaled(1.41), most=0.1))
+    words = "clipping: 3 gradients: the norm that clipping read is 1.41 times that of the reference: "
+    assert f"first in step 1, {words}" in said
+    assert "agrees  step 1: gradient (3)" in said
+    said = _said("diff", _observed(tmp_path / "free"), _observed(tmp_path / "freer", most=200.0))
+    assert "clipping: 3 gradients: they are clipped at 200, and at 100 in the reference" in said
+    said = _said("diff", one, one)
+    assert "agrees  step 2: norm of 3 gradients before clipping" in said
+    assert "6 gradients, 2 norms, " in said.splitlines()[-1]
 
 
 def test_a_different_learning_rate_is_one_line_of_a_diff(tmp_path: Path) -> None:

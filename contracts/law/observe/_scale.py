@@ -22,7 +22,8 @@ def scale(merged: Merged, step: int, number: int) -> float:
     if not known:
         return math.nan if lines else 1.0
     one = math.isclose(min(known), max(known), rel_tol=NEAR) and not any(map(math.isnan, known))
-    return known[0] / _clipping(merged, step, number) if one else math.nan
+    clipped = math.prod(each.factor for each in merged.clips(step).get(number, ()))
+    return known[0] / (clipped or math.nan) if one else math.nan
 
 
 def _ratio(every: Sequence[Sequence[float]], mine: Line) -> float | None:
@@ -37,16 +38,3 @@ def _ratio(every: Sequence[Sequence[float]], mine: Line) -> float | None:
         if all(abs(its - ratio * one) <= NEAR * max(map(abs, after)) for one, its in zip(before, after, strict=False)):
             return ratio
     return math.nan
-
-
-def _clipping(merged: Merged, step: int, number: int) -> float:
-    """The factor of a rank's gradients by `clip_grad_norm_`; ranks have parts of a norm that is partial."""
-    found = 1.0
-    of: dict[int, list[Line]] = {}
-    for rank, line in merged.lines("clip", step):
-        of.setdefault(rank.rank, []).append(line)
-    for at, line in enumerate(of.get(number, ())):
-        parts = [each[at] for each in of.values() if len(each) > at and each[at].get("first", True)]
-        norm = math.hypot(*(float(each["norm"]) for each in parts)) if line["partial"] else float(line["norm"])
-        found *= min(1.0, float(line["max"]) / (norm + 1e-6))
-    return found or math.nan

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contracts.contract import contract
 from contracts.law.observe._scale import NEAR, scale
 from contracts.law.observe._trace import RUN, none_of, observed
-from contracts.observe.merged import Merged
+from contracts.observe.merged import Merged, last
 from contracts.observe.trace import Line, RankTrace
 from contracts.spec import NotOffered
 from contracts.spec.observing import Observing
@@ -45,27 +45,21 @@ def _on_some_ranks(merged: Merged) -> Iterator[str]:
 
 def _norms(merged: Merged) -> Iterator[str]:
     for step in range(1, merged.steps + 1):
-        clips = list(_last(merged.lines("clip", step)))
         gradients = merged.tensors("gradient", step)
         sums = _of_sums(merged, step)
-        partial: dict[int, float] = {}
-        for number, _, line in clips:
-            if line["partial"] and line.get("first", True):
-                partial[number] = partial.get(number, 0.0) + float(line["norm"]) ** 2
-        for number, rank, line in clips:
-            names = set(line["names"])
+        for rank, clip in ((rank, each) for rank, mine in merged.clips(step).items() for each in last(mine)):
+            names = set(clip.names)
             if not names or not names <= gradients.keys():
                 continue  # some of them could not be placed
-            told = math.sqrt(partial.get(number, 0.0)) if line["partial"] else float(line["norm"])
             bounds = (sums.get(name, (float(gradients[name].squares),) * 2) for name in names)
             least, applied = (math.sqrt(math.fsum(each)) for each in zip(*bounds, strict=True))
-            expected = told * min(1.0, float(line["max"]) / (told + 1e-6))
+            expected = clip.norm * clip.factor
             allowed = max([1e-3, *(NORM.get(dtype, 0.0) for name in names for dtype in gradients[name].dtypes)])
             # what was given may be the norm of all stages; of a sum of which ranks have parts, only bounds are known
-            part = (line.get("given") and applied < expected) or least <= expected <= applied
+            part = (clip.given and applied < expected) or least <= expected <= applied
             yield (
                 "" if part or math.isclose(applied, expected, rel_tol=allowed, abs_tol=1e-12) else (
-                    f"step {step}: rank {rank} was given the gradient norm {told:.6g} and clips at {line['max']:g}"
+                    f"step {step}: rank {rank} was given the gradient norm {clip.norm:.6g} and clips at {clip.most:g}"
                     f"; the gradients that were applied have the norm {applied:.6g}, expected {expected:.6g}"
                 )
             )  # fmt: skip
@@ -79,20 +73,6 @@ def _of_sums(merged: Merged, step: int) -> dict[str, tuple[float, float]]:
             parts.setdefault(line["name"], {})[line["part"]] = math.sqrt(float(line["squares"]))
     return {name: (max(0.0, 2 * max(each.values()) - sum(each.values())) ** 2, sum(each.values()) ** 2)
             for name, each in parts.items()}  # fmt: skip
-
-
-def _last(clips: list[tuple[RankTrace, Line]]) -> Iterator[tuple[int, int, Line]]:
-    """The clips that no other one of the same gradients follows, with their numbers and ranks: a scaler skips a step
-    that was clipped, and what is clipped twice has the second norm."""
-    of: dict[int, list[Line]] = {}
-    for rank, line in clips:
-        of.setdefault(rank.rank, []).append(line)
-    for each, mine in of.items():
-        later: set[str] = set()
-        for number, line in reversed(list(enumerate(mine))):
-            if later.isdisjoint(line["names"]):
-                yield number, each, line
-            later.update(line["names"])
 
 
 @contract("OBS-07", asks="trace", cases=RUN, source="F19", slow=True)
