@@ -281,8 +281,8 @@ class _Phases:
         return [replace(each, words=f"{each.words}{factor}") for each in found] or [*self.norms(step, floors)]
 
     def norms(self, step: int, floors: Mapping[str, float]) -> Iterator[Difference]:
-        """What clipping read and its limits: a factor of all gradients that are clipped is in none of them. `floors`
-        are those of the gradients after it."""
+        """Differences of the norms that clipping read, and of its limits: no gradient shows a factor of all that is
+        clipped. `floors` are for the gradients after it."""
         one, other, *repeats = (_clips(each, step) for each in (self.one, self.other, *self.repeats))
         self._miss("norm of gradients that only one run clips together", len(one.keys() ^ other.keys()))
         for names in (each for each in one if each in other):
@@ -427,7 +427,7 @@ class _Phases:
 
 
 def _clips(merged: Merged, step: int) -> dict[tuple[str, ...], Clip]:
-    """By the gradients that are clipped together, what all ranks read alike: by hand, each may have a part of them."""
+    """By the gradients that are clipped together, the norm that all ranks read alike: by hand, each may have a part."""
     found: dict[tuple[str, ...], list[Clip]] = {}
     for each in (each for mine in merged.clips(step).values() for each in last(mine)):
         found.setdefault(each.names, []).append(each)
