@@ -136,7 +136,7 @@ class Writer:
     def add(self, kind: str, /, **more: Any) -> None:
         """Write one line; without secrets, and nothing but the end once the limit is reached."""
         self._open()
-        text = json.dumps({"e": kind, **more}, ensure_ascii=True, separators=(",", ":"))
+        text = json.dumps({"e": kind, **more}, ensure_ascii=True, separators=(",", ":"), default=_plain)
         if self.known and any(each in text for each in self.known):
             text = redact(text, self.known)
         if self.written + len(text) > LIMIT and kind != "end":
@@ -253,6 +253,11 @@ class Trace:
     world: int
     ranks: tuple[RankTrace, ...]
     missing: tuple[int, ...] = field(default=())
+
+
+def _plain(number: Any) -> Any:
+    """A number of numpy's, as a script may give ranks to `new_group`."""
+    return number.item()
 
 
 def refuse_traces(folder: Path) -> None:

@@ -223,12 +223,40 @@ for step in range(2):
     opt.step()
     opt.zero_grad()
 """
+NUMBERED = """
+import sys
+import numpy
+import torch
+import torch.distributed as dist
+from torch import nn
+
+class Own(nn.Parameter):
+    pass
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 64))
+net[1].weight = Own(net[1].weight.detach())
+model = nn.parallel.DistributedDataParallel(net, process_group=dist.new_group(numpy.arange(2)))
+opt = torch.optim.AdamW(model.parameters())
+for step in range(2):
+    torch.manual_seed(10 * step + dist.get_rank())
+    for micro, x in enumerate(torch.randint(64, (2, 4, 9))):
+        with model.no_sync():
+            scores = model(x[:, :-1]).flatten(0, 1)
+        if micro and "never" not in sys.argv:
+            model.reducer.prepare_for_backward([])
+        (nn.functional.cross_entropy(scores, x[:, 1:].flatten()) / 2).backward()
+    opt.step()
+    opt.zero_grad()
+"""
 RUNS: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
     "reduces": (REDUCES, 2, ()), "some": (REDUCES, 2, ("some",)), "one": (HALVES, 1, ()), "halves": (HALVES, 2, ()),
     "copies": (HALVES, 2, ("copies",)), "forgets": (HALVES, 2, ("forgets",)),
     "declared": (DECLARED, 2, ()), "sequences": (SEQUENCES, 2, ()),
     "rows": (PARTS, 1, ()), "parts": (PARTS, 2, ()), "ends": (PARTS, 4, ("ends",)), "local": (PARTS, 2, ("local",)),
     "other": (PARTS, 2, ("other",)), "by hand": (BY_HAND, 2, ()), "whole": (BY_HAND, 2, ("whole",)),
+    "numbered": (NUMBERED, 2, ()), "never": (NUMBERED, 2, ("never",)),
 }  # fmt: skip
 
 
@@ -251,7 +279,7 @@ def _diff(one: Path, other: Path) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-@pytest.mark.parametrize("run", ["reduces", "halves", "sequences", "parts", "ends", "by hand"])
+@pytest.mark.parametrize("run", ["reduces", "halves", "sequences", "parts", "ends", "by hand", "numbered"])
 def test_a_healthy_run_violates_nothing_and_is_equal_to_itself(traces: Path, tmp_path: Path, run: str) -> None:
     code, said = _judged(traces / run, tmp_path)
     assert code == 0, said
@@ -262,6 +290,7 @@ def test_a_healthy_run_violates_nothing_and_is_equal_to_itself(traces: Path, tmp
     ("some", "the gradient of 0.weight"),  # which the optimizer leaves out
     ("forgets", "the gradient of embed.weight"),  # the backward pass of a layer cut by columns adds nothing up
     ("declared", "the weight 0.weight"),  # a replica beside declared shards
+    ("never", "the gradient of 0.weight"),  # nanotron enters `no_sync` always, and has DDP reduce in the last backward
 ])  # fmt: skip
 def test_a_tensor_that_replicas_hold_with_different_bits_is_named(
     traces: Path, tmp_path: Path, run: str, tensor: str
