@@ -56,7 +56,9 @@ class SavesItsTables(Reference):
         return replace(super().parts(), attention=_Saved, initial=_OfTables, checkpoints=_OfAnyRecipe)
 
 
-@broken(LatentAttention, "__init__", "CKPT-07d[latent-longer-rows]: with seq_length 64 layers.0.mixer.mask ")
+@broken(
+    LatentAttention, "__init__", "CKPT-07d[latent-longer-rows]: with seq_length 64 layers.0.mixer.mask ", leanest=""
+)
 def saves_its_mask(init, self, recipe, parts, *, sparse=False):
     """The causal mask of the longest row is a buffer that is saved."""
     init(self, recipe, parts, sparse=sparse)

@@ -52,10 +52,13 @@ def _row(name: str, tensor: Tensor, decay: float | None, rule: Rule) -> Paramete
 
 def _layer(number: int, rows: list[Parameter], buffers: Iterable[str]) -> BuiltLayer:
     begin = f"layers.{number}.mixer."
-    shapes = {row.name.removeprefix(begin): row.shape for row in rows}
+    every = {row.name.removeprefix(begin): row.shape for row in rows}
+    beside = {name.removeprefix("ssm."): shape for name, shape in every.items() if name.startswith("ssm.")}
+    shapes = {name.removeprefix("attention."): shape for name, shape in every.items() if not name.startswith("ssm.")}
     letters = {"wf.weight": "R", "wz.weight": "M", "wo.weight": "A"}  # a tensor that no family after it has → family
     family = next((letter for name, letter in letters.items() if name in shapes), "E")
     gated = {"w3.weight", "experts.w3"} & shapes.keys()
+    scan = shapes if family == "M" else beside
     found = {
         "mhc": f"layers.{number}.streams.alpha" in shapes,
         "rope": family == "A",
@@ -68,8 +71,9 @@ def _layer(number: int, rows: list[Parameter], buffers: Iterable[str]) -> BuiltL
         "selection_bias": f"{begin}router.bias" in buffers,
         "swiglu": family == "E" and gated,
         "relu2": family == "E" and not gated,
-        "mamba2": family == "M" and "A_log" in shapes,
-        "mamba3": family == "M" and "A_log" not in shapes,
+        "parallel_ssm": bool(beside),
+        "mamba2": "A_log" in scan,
+        "mamba3": bool(scan) and "A_log" not in scan,
         "m2rnn": family == "R",
     }
     return BuiltLayer(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from contracts.instruments.ranks import Place, stated, torch_distributed
-from contracts.spec import Execution, Layout, refuse
+from contracts.spec import Execution, Layout, grids, refuse
 from contracts.stacks.reference.launch.trainer_arguments import TrainerArguments
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -64,9 +64,8 @@ def execution_of(asked: TrainerArguments, place: Place, device: str) -> Executio
     """
     degrees, batch = asked.degrees, asked.recipe.batch
     layout: Layout = "borrowed" if degrees.cp > 1 else "own-axis"
-    alike = degrees.tp * degrees.pp * degrees.cp * (degrees.ep if layout == "own-axis" else 1)  # with the same rows
-    rows = batch.total * alike // place.world
+    dp = len(grids(degrees, place.world, layout).dense.groups("dp")[0])
     return Execution(
         mode=asked.mode, degrees=degrees, layout=layout, world=place.world, fsdp=place.world > 1,
-        microbatches=max(1, rows // batch.micro), device=device,
+        microbatches=max(1, batch.total // (dp * batch.micro)), device=device,
     )  # fmt: skip
