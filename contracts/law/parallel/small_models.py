@@ -5,8 +5,10 @@ over recipes of attention and experts in float32, so that they also judge stacks
 has a scan as well. Losses and norms show few bugs of this kind; the gradients of the first step, by name, show most.
 """
 
+import math
 from dataclasses import replace
 
+from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.label_weights import WINDOW
 from contracts.law._support.small_models import Cell, cell, loss_difference, one_rank_and_many, session
@@ -17,7 +19,18 @@ from contracts.law._support.step_comparison import (
     state_differences,
     update_difference,
 )
-from contracts.law._support.transformer_layouts import BY_MUON, CELLS, MET, STAGES, STEPPED, UPDATE, G, L, needs_of
+from contracts.law._support.transformer_layouts import (
+    BY_MUON,
+    CELLS,
+    MET,
+    STAGES,
+    STEPPED,
+    UPDATE,
+    G,
+    L,
+    cells_named,
+    needs_of,
+)
 from contracts.spec import FLOAT32, FLOAT32_DEEP, FLOAT32_SCAN, FLOAT32_TRANSFORMER, Execution, Recipe, Training
 from contracts.spec.violations import require_none
 
@@ -51,10 +64,11 @@ def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, exec
     )
 
 
-NORMED = STEPPED | {"muon-biased-borrowed-tp2-sp-ep2-etp1": BY_MUON["muon-biased-borrowed-tp2-sp-ep2-etp1"]}
+OF_NORM = 2e-6
+"""Relative; a sum of squares in float32, over ranks."""
 
 
-@contract("PAR-03e", asks=("built", "train"), cases=NORMED, needs=needs_of(NORMED), source="F03", conventions=WINDOW,
+@contract("PAR-03e", asks=("built", "train"), cases=STEPPED, needs=needs_of(STEPPED), source="F03", conventions=WINDOW,
           tier="dist")  # fmt: skip
 def the_norm_of_a_transformer_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
@@ -64,7 +78,30 @@ def the_norm_of_a_transformer_is_that_of_one_rank(
     """
     clipped = replace(recipe, optim=replace(recipe.optim, clip=0.05))
     ((alone, many),) = one_rank_and_many(stack, clipped, execution, 1)
-    require_none(*(clip_difference(alone, many, what, bound=2e-6) for what in ("grad_norm", "clip_coef")))
+    require_none(*(clip_difference(alone, many, what, bound=OF_NORM) for what in ("grad_norm", "clip_coef")))
+
+
+TOLD = cells_named("dense-tp2-sp", "tp2-sp-etp1", "borrowed-tp2-sp-ep2-etp1", "borrowed-ep2") | BY_MUON
+
+
+@contract("PAR-03h", asks=("built", "train"), cases=TOLD, needs=needs_of(TOLD), source="F03; Megatron-LM#6099",
+          tier="dist")  # fmt: skip
+def the_reported_norm_is_that_of_the_gradients(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """On several ranks, the gradient norm that a step reports is the norm of the step's own gradients, every parameter
+    counted once.
+
+    It holds whatever the gradients are: if another fault makes them wrong, a parameter that is left out shows all the
+    same.
+    """
+    numerics = instruments.numerics
+    (step,) = stack.train(session(stack, recipe, execution, 1, "gradients")).steps
+    squares = [float(each.double().square().sum()) for each in numerics.tensors(step.gradients).values()]
+    norm = math.sqrt(sum(squares))
+    assert norm, "the step has no gradient"
+    words = f"the norm is {step.grad_norm:.9g}, that of the gradients {norm:.9g}"
+    assert abs(step.grad_norm - norm) <= OF_NORM * norm, words
 
 
 WINDOWS: dict[str, Cell] = {
