@@ -138,19 +138,16 @@ def test_different_code_under_one_name_is_not_judged_and_both_are_named(tmp_path
     served = (sys.executable, "-P", "-m", "contracts.stacks.serve", "ours:Ours")
     other = shlex.join(["env", "-C", str(there), *served])
     words = ("check", "--stack", "ours:Ours", "--profile", "PAT-01")
-    done = rankproof(*words, "--with", f"launched:{other}", "--report", "apart", cwd=here)
-    assert done.returncode == 3, done.stdout + done.stderr
+    done = rankproof(*words, "--with", f"launched:{other}", "--report", "apart", cwd=here, code=3)
     assert "INCOMPLETE: ours 1.0" in done.stdout, done.stdout
     assert "9 not run" in done.stdout, done.stdout
     assert "two answer as ours 1.0: the judge has ours 1.0 of" in " ".join(done.stdout.split()), done.stdout
-    done = rankproof(*words, "--with", f"launched:{shlex.join(served)}", "--report", "same", cwd=here)
-    assert done.returncode == 0, done.stdout + done.stderr
+    rankproof(*words, "--with", f"launched:{shlex.join(served)}", "--report", "same", cwd=here, code=0)
 
 
 def test_every_form_names_the_judged_commit(tmp_path: Path) -> None:
     commit = checkout(tmp_path, {"ours.py": OURS, ".gitignore": "report/\n__pycache__/\n"})
-    done = rankproof("check", "--stack", "ours:Ours", "--profile", "PAT-01", "--report", "report", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = rankproof("check", "--stack", "ours:Ours", "--profile", "PAT-01", "--report", "report", cwd=tmp_path, code=0)
     headline = f"CONFORMANT: ours 1.0 at {commit[:9]}, profile PAT-01 (9 holds)"
     assert headline in done.stdout, done.stdout
     assert f"Judged: ours 1.0, commit {commit[:12]}, files" in done.stdout, done.stdout

@@ -12,7 +12,7 @@ import pytest
 
 from contracts.harness import checkout
 from contracts.spec import Refused
-from tests_unit._parties.running import RANKPROOF, ROOT, Done, environment, rankproof
+from tests_unit._parties.running import RANKPROOF, ROOT, Done, environment, ran, rankproof
 from tests_unit.test_answering import checkout as repository
 from tests_unit.test_answering import git
 
@@ -51,12 +51,11 @@ def fork(tmp_path: Path) -> Path:
     return folder
 
 
-def judged(fork: Path, at: object, *words: object, **changes: str) -> Done:
+def judged(fork: Path, at: object, *words: object, code: int | None = None, **changes: str) -> Done:
     words = ("check", "--stack", "ours:Ours", "--at", at, "--profile", "PAT-01", "--report", "report", *words)
     if not changes:
-        return rankproof(*words, cwd=fork.parent / "work")
-    return subprocess.run([RANKPROOF, *map(str, words)], cwd=fork.parent / "work", env=environment(**changes),
-                          capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
+        return rankproof(*words, cwd=fork.parent / "work", code=code)
+    return ran([RANKPROOF, *words], code=code, cwd=fork.parent / "work", env=environment(**changes))
 
 
 def answering(fork: Path) -> list[dict[str, str]]:
@@ -69,8 +68,7 @@ def test_a_checkout_is_imported_before_the_installed_package(fork: Path) -> None
     installed = fork.parent / "installed/forked"
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("raise RuntimeError('the installed one')", encoding="utf-8")
-    done = judged(fork, "../fork", PYTHONPATH=f"{installed.parent}:{ROOT}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = judged(fork, "../fork", PYTHONPATH=f"{installed.parent}:{ROOT}", code=0)
     assert answering(fork)[0]["path"] == str(fork / "src/forked")
     assert answering(fork)[0]["commit"] == git(fork, "rev-parse", "HEAD")
     assert "CONFORMANT: ours 1 at " in done.stdout
@@ -78,8 +76,7 @@ def test_a_checkout_is_imported_before_the_installed_package(fork: Path) -> None
 
 
 def test_a_revision_is_judged_in_a_worktree_that_is_removed_afterwards(fork: Path) -> None:
-    done = judged(fork, f"{fork}@HEAD~1")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = judged(fork, f"{fork}@HEAD~1", code=1)
     before = git(fork, "rev-parse", "HEAD~1")
     assert answering(fork)[0]["commit"] == before
     assert f"VIOLATED: ours 1 at {before[:9]}" in done.stdout
@@ -95,8 +92,7 @@ def test_a_file_whose_content_the_repository_lacks_is_left_out_and_named(fork: P
     git(fork, "commit", "-q", "-m", "data")
     content = git(fork, "rev-parse", "HEAD:data.bin")
     (fork / ".git/objects" / content[:2] / content[2:]).unlink()
-    done = judged(fork, f"{fork}@HEAD", "--changed", "HEAD~2..")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = judged(fork, f"{fork}@HEAD", "--changed", "HEAD~2..", code=0)
     assert f"left out, since {fork} lacks their content: data.bin" in done.stderr
     assert f"CONFORMANT: ours 1 at {git(fork, 'rev-parse', 'HEAD')[:9]}," in done.stdout
     assert "Order: HEAD~2..: 2 files changed, " in done.stdout, "of the checkout, not of the working directory"
@@ -122,8 +118,7 @@ class Ours:
 def test_check_changed_follows_modules_that_an_adapter_imports_by_name(fork: Path) -> None:
     """Its questions are attributes of an instance, too."""
     (fork.parent / "work/ours.py").write_text(BY_NAME, encoding="utf-8")
-    done = judged(fork, f"{fork}@HEAD", "--changed", "HEAD~1..")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = judged(fork, f"{fork}@HEAD", "--changed", "HEAD~1..", code=0)
     first, of = re.search(r"1 file changed, (\d+) of (\d+) items judged first", done.stdout).groups()  # type: ignore[union-attr]
     assert first == of != "0"
 
@@ -138,8 +133,7 @@ WRONG_WORDS = {
 @pytest.mark.parametrize("given", WRONG_WORDS)
 def test_a_folder_that_is_no_checkout_is_refused(fork: Path, given: str) -> None:
     at, words = WRONG_WORDS[given]
-    done = judged(fork, at.format(fork=fork, work=fork.parent / "work"))
-    assert done.returncode == 2, done.stdout + done.stderr
+    done = judged(fork, at.format(fork=fork, work=fork.parent / "work"), code=2)
     assert "rankproof: --at = " in done.stderr
     assert words in done.stderr
     assert not (fork.parent / "work/report").exists()
@@ -148,8 +142,7 @@ def test_a_folder_that_is_no_checkout_is_refused(fork: Path, given: str) -> None
 def test_a_checkout_without_the_package_is_refused(fork: Path) -> None:
     other = fork.parent / "other"
     other.mkdir()
-    done = judged(fork, other, PYTHONPATH=f"{fork / 'src'}:{ROOT}")
-    assert done.returncode == 3, done.stdout + done.stderr
+    done = judged(fork, other, PYTHONPATH=f"{fork / 'src'}:{ROOT}", code=3)
     assert f"ours is answered by {fork / 'src/forked'}, {fork.parent / 'work/ours.py'}" in done.stderr
     assert f"nothing of it lies in {other}" in done.stderr
 
@@ -183,14 +176,12 @@ def test_the_interpreter_given_by_python_judges(fork: Path) -> None:
     own = fork.parent / "own"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(own)], check=True)
     python = own / "bin/python"
-    done = judged(fork, fork, "--python", python)
-    assert done.returncode == 3, done.stdout + done.stderr
+    done = judged(fork, fork, "--python", python, code=3)
     assert f"{python} cannot run the suite: No module named" in done.stderr
     assert f"in the checkout of rankproof run {python} -m pip install ." in done.stderr
     site = next((own / "lib").glob("python3*/site-packages"))
     ours = [path for path in sys.path if path.endswith("site-packages")]
     (site / "ours.pth").write_text("\n".join(ours), encoding="utf-8")
-    done = judged(fork, fork, "--python", python)
-    assert done.returncode == 0, done.stdout + done.stderr
+    judged(fork, fork, "--python", python, code=0)
     assert answering(fork)[0]["python"].endswith(f" {python}")
-    assert judged(fork, fork, "--python", "nowhere/python").returncode == 2
+    judged(fork, fork, "--python", "nowhere/python", code=2)

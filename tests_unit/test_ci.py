@@ -16,7 +16,7 @@ import pytest
 from contracts.court import report
 from contracts.court.verdict import verdict
 from contracts.spec.records import EXIT_CODES, Item
-from tests_unit._parties.running import RANKPROOF, ROOT, environment
+from tests_unit._parties.running import RANKPROOF, ROOT, Done, environment, ran
 from tests_unit.gate._recorded_run import TODAY, recorded
 
 CI = ROOT / "docs/ci"
@@ -96,14 +96,12 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _run(script: str, repository: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def _run(script: str, repository: Path, code: int | None = None, **variables: str) -> Done:
     """Run a script as the services do: with bash, ending at the first error."""
     path = os.pathsep.join([str(repository / "bin"), str(RANKPROOF.parent), os.environ["PATH"]])
-    return subprocess.run(
-        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script], cwd=repository, text=True,
-        env=environment(**{"PATH": path, "PROFILE": "PAT-01", "REPORT": "reports/rankproof"} | variables),
-        capture_output=True, check=False, timeout=600,
-    )  # fmt: skip
+    given = environment(**{"PATH": path, "PROFILE": "PAT-01", "REPORT": "reports/rankproof"} | variables)
+    words = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+    return ran(words, code=code, limit_s=600, cwd=repository, env=given)
 
 
 class Service:
@@ -293,8 +291,7 @@ def test_a_github_check_run_of_many_causes_takes_several_calls() -> None:
 def test_the_gitlab_script_ends_with_the_exit_code_of_the_verdict(stack: str, repository: Path) -> None:
     job = _yaml(CI / "gitlab-ci.yml")["rankproof"]
     for part, code in (("script", CODES[stack]), ("after_script", CODES[stack])):
-        done = _run("\n".join(job[part]), repository, STACK=f"fork:{stack}")
-        assert done.returncode == code, done.stderr
+        _run("\n".join(job[part]), repository, STACK=f"fork:{stack}", code=code)
     assert (repository / job["artifacts"]["reports"]["junit"]).exists()
     entries = json.loads((repository / job["artifacts"]["reports"]["codequality"]).read_text())
     assert [each["severity"] for each in entries] == (["blocker", "major", "major"] if stack == "Red" else ["info"])
@@ -310,16 +307,14 @@ def test_the_gitlab_script_ends_with_the_exit_code_of_the_verdict(stack: str, re
 def test_the_buildkite_command_ends_with_the_exit_code_of_the_verdict(stack: str, repository: Path) -> None:
     [step] = _yaml(CI / "buildkite.yml")["steps"]
     # Buildkite reads $$ as $: one would be filled in when the pipeline is uploaded.
-    done = _run(step["command"].replace("$$", "$"), repository, STACK=f"fork:{stack}")
-    assert done.returncode == CODES[stack], done.stderr
+    _run(step["command"].replace("$$", "$"), repository, STACK=f"fork:{stack}", code=CODES[stack])
     assert (repository / "annotated-rankproof.md").exists() == (stack == "Red")
 
 
 @pytest.mark.parametrize("stack", CODES)
 def test_the_slurm_script_ends_with_the_exit_code_of_the_verdict(stack: str, repository: Path) -> None:
     script = (CI / "slurm.sh").read_text(encoding="utf-8")
-    done = _run(script, repository, STACK=f"fork:{stack}", RANKS="1")
-    assert done.returncode == CODES[stack], done.stderr
+    _run(script, repository, STACK=f"fork:{stack}", RANKS="1", code=CODES[stack])
     assert "fork 7" in (repository / "rankproof.log").read_text().splitlines()[-1]
 
 

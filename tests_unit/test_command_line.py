@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from contracts.contract import LAW
 from contracts.harness.cli import GROUPS, main
 from contracts.harness.commands.samples import FILES
-from tests_unit._parties.running import RANKPROOF, ROOT, environment, rankproof
+from tests_unit._parties.running import RANKPROOF, ROOT, environment, invoked, ran, rankproof
 
 ITEM = "PAR-01e[tp2-sp@pairs]"
 USAGE, INCOMPLETE = 2, 3
@@ -43,7 +43,7 @@ READ_BY: dict[str, tuple[str, ...]] = {  # sample → the command that reads it
 
 
 def said(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(main, words)
+    done = invoked(*words)
     return done.exit_code, done.output
 
 
@@ -65,8 +65,7 @@ def test_an_item_copied_from_a_report_is_a_valid_profile(tmp_path: Path) -> None
     assert said("list", "--profile", ITEM)[1].startswith("PAR-01e ")
     words = ["selftest", "--only", "TOPO-02[pp13-on-52],PAT-01", "--only", "NAME-01", "--with", "none", "--json",
              "--report", "out"]  # fmt: skip
-    done = rankproof(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = rankproof(*words, cwd=tmp_path, code=0)
     assert {kill["of"] for kill in json.loads(done.stdout)["kills"]} >= {"TOPO-02", "PAT-01", "NAME-01"}
     assert (tmp_path / "out/detection.md").exists(), "what is printed does not decide what is written"
 
@@ -100,8 +99,7 @@ def test_json_output_has_what_the_text_has() -> None:
 
 def test_a_probes_json_has_results_and_the_next_questions_to_answer(tmp_path: Path) -> None:
     (tmp_path / "ours.py").write_text((ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8"))
-    done = rankproof("init", "--probe", "ours:Ours", "--propose", "declared.toml", "--json", cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
+    done = rankproof("init", "--probe", "ours:Ours", "--propose", "declared.toml", "--json", cwd=tmp_path, code=1)
     told = json.loads(done.stdout)
     assert told["word"] == "violated"
     assert {each["id"] for each in told["results"] if each["outcome"] == "violated"} >= {"PAT-01"}
@@ -167,7 +165,7 @@ def test_each_sample_file_is_accepted_by_its_command(name: str, tmp_path: Path) 
 def test_colours_can_be_turned_off() -> None:
     """On a terminal, which `color=True` stands for."""
     for variables, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
-        done = CliRunner().invoke(main, ["explain", "PAT-01"], color=True, env={"NO_COLOR": None, **variables})
+        done = invoked("explain", "PAT-01", color=True, env={"NO_COLOR": None, **variables})
         assert ("\x1b[" in done.output) is coloured
 
 
@@ -176,8 +174,7 @@ def test_without_torch_the_numbers_are_not_run_and_the_verdict_is_incomplete(tmp
     variables = environment()
     variables["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{variables['PYTHONPATH']}"
     words = ("check", "--profile", "BLK-03a,PAT-01a", "--with", "none", "--report", "out")
-    done = subprocess.run([RANKPROOF, *words], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode == INCOMPLETE, done.stdout + done.stderr
+    done = ran([RANKPROOF, *words], cwd=tmp_path, env=variables, code=INCOMPLETE)
     assert "torch is not installed" in " ".join(done.stdout.split())
     assert "declined" not in done.stdout
 

@@ -1,7 +1,6 @@
 """`.ci/environment` reads one table of environments: which calls of pip, under which pins."""
 
 import re
-import subprocess
 import sys
 import tomllib
 from importlib.machinery import SourceFileLoader
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests_unit._parties.running import ran
 
 SCRIPT = Path(__file__).parents[1] / ".ci/environment"
 TABLE: dict[str, Any] = tomllib.loads(SCRIPT.with_name("environments.toml").read_text(encoding="utf-8"))
@@ -57,8 +58,7 @@ def test_an_environments_constraints_leave_out_only_the_packages_it_changes() ->
 
 @pytest.mark.parametrize("words", [[], ["megatron"], ["nobody", "1.0"]])
 def test_a_call_without_a_known_name_and_a_version_is_refused(words: list[str]) -> None:
-    done = subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    done = ran([sys.executable, SCRIPT, *words], code=2)
     assert f"NAME one of {', '.join(TABLE)}" in done.stderr
 
 

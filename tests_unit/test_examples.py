@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_unit._parties.running import RANKPROOF, ROOT, environment, rankproof
+from tests_unit._parties.running import RANKPROOF, ROOT, environment, ran, rankproof
 from tests_unit.test_answering import checkout as repository
 from tests_unit.test_answering import git
 
@@ -200,10 +200,7 @@ def test_the_contract_of_contributing_is_judged_and_kills_its_mutant(tmp_path: P
     (tmp_path / "broken.py").write_text(mutant, encoding="utf-8")
     told = "import depths, broken, sys; from contracts.harness.cli import main; main(sys.argv[1:])"
     words = [sys.executable, "-c", told, "selftest", "--only", "PAT-13", "--with", "none"]
-    done = subprocess.run(
-        words, cwd=tmp_path, env=environment(), check=False, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ran(words, cwd=tmp_path, env=environment(), code=0)
     assert "1 of 1 mutants killed with their declared words" in done.stdout
 
 
@@ -255,10 +252,7 @@ def test_every_mistake_on_the_page_gives_the_shown_output() -> None:
 @needs_torch
 def test_the_toy_trains(tmp_path: Path) -> None:
     command = [sys.executable, TOY / "trainer.py", "--steps", "8", "--save", tmp_path]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=120, env=environment(OMP_NUM_THREADS="1")
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(command, env=environment(OMP_NUM_THREADS="1"), code=0)
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(losses) == 8
     assert losses[-1] < losses[0]

@@ -15,6 +15,7 @@ from benchmarks import gpu
 from benchmarks.gpu import Part, Run
 from contracts.contract import LAW
 from contracts.court import profiles
+from tests_unit._parties.running import ran
 
 ROOT = Path(__file__).parents[1]
 
@@ -105,13 +106,11 @@ def test_a_part_whose_package_is_missing_is_skipped_and_incomplete(tmp_path: Pat
 
 def test_the_rehearsal_of_the_gpu_run_runs_the_same_commands(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--out", str(tmp_path)]
-    done = subprocess.run([*words, "--only", "cold,observe"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == gpu.INCOMPLETE, done.stderr
+    done = ran([*words, "--only", "cold,observe"], cwd=ROOT, code=gpu.INCOMPLETE)
     assert "[cold] INCOMPLETE: reference" in done.stderr
     assert "0  observe: ended" in done.stderr
     assert "torch sees no CUDA device" in (tmp_path / "cold.txt").read_text()
-    wrong = subprocess.run([*words, "--only", "hot"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2
+    wrong = ran([*words, "--only", "hot"], cwd=ROOT, code=2)
     assert "--only hot: the parts are moe, observe, receipt, cold," in wrong.stderr
     with subprocess.Popen([*words, "--only", "moe"], cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
         assert "== moe: python -m benchmarks" in running.stderr.readline()

@@ -1,11 +1,12 @@
 """The environment of a machine with a card and no network."""
 
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests_unit._parties.running import Done, ran
 
 ROOT = Path(__file__).parents[1]
 NAMES = b"\0.shstrtab\0.nv_fatbin\0.text\0"
@@ -34,9 +35,8 @@ def _library(fat: bytes) -> bytes:
     return bytes(header) + b"".join(parts) + b"".join(headers)
 
 
-def _cut(library: Path, keep: int) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, str(ROOT / ".ci/one_architecture.py"), str(keep), str(library))
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def _cut(library: Path, keep: int, code: int) -> Done:
+    return ran([sys.executable, ROOT / ".ci/one_architecture.py", keep, library], code=code)
 
 
 def test_a_shrunk_library_keeps_the_code_of_one_architecture(tmp_path: Path) -> None:
@@ -47,18 +47,15 @@ def test_a_shrunk_library_keeps_the_code_of_one_architecture(tmp_path: Path) -> 
         return _library(first + bytes(24) + _fat(_entry(100, later)))
 
     library.write_bytes(whole(b"a" * 40, b"h" * 48, b"l" * 56))
-    done = _cut(library, 90)
-    assert done.returncode == 0, done.stderr
+    done = _cut(library, 90, code=0)
     assert library.read_bytes() == whole(bytes(40), b"h" * 48, bytes(56))
-    done = _cut(library, 70)
-    assert done.returncode == 1
+    done = _cut(library, 70, code=1)
     assert "no code for sm_70" in done.stderr
 
 
 @pytest.mark.parametrize(("script", "words"), [("gpu-env", "[--te] PYTHON WHEELS DIR"), ("gpu-wheels", "DIR")])
 def test_a_script_without_its_arguments_says_which(script: str, words: str) -> None:
-    done = subprocess.run([str(ROOT / ".ci" / script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    done = ran([str(ROOT / ".ci" / script)], code=1)
     assert f"usage: .ci/{script} {words}" in done.stderr
 
 
@@ -67,7 +64,6 @@ def test_an_interpreter_without_cuda_is_refused(tmp_path: Path) -> None:
     if torch.version.cuda is not None:
         pytest.skip("this torch is built for CUDA")
     words = [str(ROOT / ".ci/gpu-env"), sys.executable, str(tmp_path), str(tmp_path / "made")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    done = ran(words, code=1)
     assert f"{torch.__version__} is not built for CUDA" in done.stderr
     assert not (tmp_path / "made").exists()

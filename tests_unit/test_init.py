@@ -1,7 +1,6 @@
 """`rankproof init`, from outside: what it writes, what it says of an adapter that grows, and what it refuses."""
 
 import datetime
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -13,7 +12,7 @@ from contracts.harness import adapter_probe, adapter_skeleton, proposed_deviatio
 from contracts.harness.gate import today
 from contracts.spec import Refused, questions
 from contracts.spec.records import EXIT_CODES
-from tests_unit._parties.running import environment, needs, rankproof
+from tests_unit._parties.running import environment, needs, ran, rankproof
 
 USAGE = 2
 REPEATS = """
@@ -27,8 +26,7 @@ REPEATS = """
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an adapter that answers nothing yet, and one that answers `blocks` wrongly."""
     folder = tmp_path_factory.mktemp("begun")
-    done = rankproof("init", "ours", "--group", "stack", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    rankproof("init", "ours", "--group", "stack", cwd=folder, code=0)
     text = (folder / "ours_lane.py").read_text(encoding="utf-8")
     head, _, _ = text.partition("    # stack: ")
     (folder / "more_lane.py").write_text(head.replace('# "blocks"', '"blocks"') + REPEATS, encoding="utf-8")
@@ -47,9 +45,7 @@ def test_every_question_becomes_a_method_that_answers_nothing(tmp_path: Path) ->
         "    except NotOffered as declined: assert name in str(declined)\n"
         "    assert method.__doc__\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True,
-                          check=False, timeout=60)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ran([sys.executable, "-c", code], cwd=tmp_path, env=environment(), code=0)
 
 
 def test_the_docstrings_are_those_of_the_protocol() -> None:
@@ -70,13 +66,11 @@ def test_a_skeleton_is_typed_and_without_lint(tmp_path: Path) -> None:
     file.write_text(adapter_skeleton.written("ours", adapter_skeleton.sides()), encoding="utf-8")
     for words in (["ruff", "check", "--isolated", "--line-length=120", "--select=E,F,W,I,N"],
                   ["ruff", "format", "--isolated", "--line-length=120", "--check"]):  # fmt: skip
-        done = subprocess.run([sys.executable, "-m", *words, str(file)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout
+        ran([sys.executable, "-m", *words, str(file)], code=0)
 
 
 def test_an_empty_adapter_gets_the_questions_to_answer_first(begun: Path) -> None:
-    done = rankproof("init", "--probe", "ours_lane:Stack", cwd=begun)
-    assert done.returncode == EXIT_CODES["nothing ran"], done.stderr
+    done = rankproof("init", "--probe", "ours_lane:Stack", cwd=begun, code=EXIT_CODES["nothing ran"])
     assert "ours 0 answers nothing yet" in done.stdout
     assert done.stdout.splitlines()[-1] == "NOTHING RAN: ours 0, profile what it offers (no result)"
     (row,) = (line.split() for line in done.stdout.splitlines() if line.startswith("run_block "))
@@ -84,8 +78,7 @@ def test_an_empty_adapter_gets_the_questions_to_answer_first(begun: Path) -> Non
 
 
 def test_a_method_that_is_filled_in_is_judged_in_words(begun: Path) -> None:
-    done = rankproof("init", "--probe", "more_lane:Stack", cwd=begun)
-    assert done.returncode == EXIT_CODES["violated"], done.stderr
+    done = rankproof("init", "--probe", "more_lane:Stack", cwd=begun, code=EXIT_CODES["violated"])
     assert "ours 0 answers blocks" in done.stdout
     assert "AEMEAEMEAEMR at depth 52 has 48 blocks" in done.stdout
     assert "rankproof check --stack more_lane:Stack --profile 'PAT-01[nam56r]'" in done.stdout
@@ -96,8 +89,7 @@ def test_a_method_that_is_filled_in_is_judged_in_words(begun: Path) -> None:
 @pytest.mark.slow
 def test_a_proposed_deviation_counts_only_after_an_owner_is_entered(begun: Path, tmp_path: Path) -> None:
     file = tmp_path / "ours.toml"
-    done = rankproof("init", "--probe", "more_lane:Stack", "--propose", str(file), cwd=begun)
-    assert done.returncode == EXIT_CODES["violated"], done.stderr
+    rankproof("init", "--probe", "more_lane:Stack", "--propose", str(file), cwd=begun, code=EXIT_CODES["violated"])
     with pytest.raises(Refused, match=r"deviation 1\.owner = '': is empty"):
         deviations.load(file)
     text = file.read_text(encoding="utf-8")
@@ -108,28 +100,25 @@ def test_a_proposed_deviation_counts_only_after_an_owner_is_entered(begun: Path,
     last_days = {entry["expires"] for entry in tomllib.loads(filled)["deviation"]}
     assert last_days == {today() + datetime.timedelta(days=proposed_deviations.DAYS)}
     words = ["check", "--stack", "more_lane:Stack", "--with", "none", "--profile", "PAT-01,PAT-01a"]
-    judged = rankproof(*words, "--report", str(tmp_path / "out"), "--deviations", str(signed), cwd=begun)
-    assert judged.returncode == EXIT_CODES["conformant"], judged.stdout
-    again = rankproof("init", "--probe", "more_lane:Stack", "--propose", str(file), cwd=begun)
-    assert again.returncode == USAGE
+    rankproof(
+        *words, "--report", str(tmp_path / "out"), "--deviations", str(signed), cwd=begun, code=EXIT_CODES["conformant"]
+    )
+    again = rankproof("init", "--probe", "more_lane:Stack", "--propose", str(file), cwd=begun, code=USAGE)
     assert "exists and is not written over" in again.stderr
     assert file.read_text(encoding="utf-8") == text
 
 
 @pytest.mark.slow
 def test_init_refuses_all_wrong_options_at_once(begun: Path) -> None:
-    done = rankproof("init", "Not A Name", "--group", "nobody", "--propose", "nowhere/x.toml", cwd=begun)
-    assert done.returncode == USAGE
+    done = rankproof("init", "Not A Name", "--group", "nobody", "--propose", "nowhere/x.toml", cwd=begun, code=USAGE)
     assert [line.split(" = ")[0] for line in done.stderr.splitlines()] == [
         "rankproof: name", "rankproof: group", "rankproof: propose", "rankproof: propose"
     ]  # fmt: skip
     before = (begun / "ours_lane.py").read_text(encoding="utf-8")
-    again = rankproof("init", "ours", cwd=begun)
-    assert again.returncode == USAGE
+    again = rankproof("init", "ours", cwd=begun, code=USAGE)
     assert "file = 'ours_lane.py': exists and is not written over" in again.stderr
     assert (begun / "ours_lane.py").read_text(encoding="utf-8") == before
-    neither = rankproof("init", cwd=begun)
-    assert neither.returncode == USAGE
+    neither = rankproof("init", cwd=begun, code=USAGE)
     assert "wants a NAME or a --probe, and one of them" in neither.stderr
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from contracts.spec.former_name import FORMER, NAME
-from tests_unit._parties.running import environment
+from tests_unit._parties.running import environment, ran
 
 ROOT = Path(__file__).parents[1]
 SEEDS_NIGHTLY = "2.12.0.dev20260405+cu132"  # the torch of the stack this suite was written for
@@ -183,12 +183,8 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
 def test_the_unpacked_wheel_judges_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = "import contracts.harness.cli as cli; print(cli.__file__, flush=True); cli.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "check", "--profile", "PAT-01", "--with", "none"],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr + done.stdout
+    done = ran([sys.executable, "-c", code, "check", "--profile", "PAT-01", "--with", "none"], cwd=tmp_path,
+               env=os.environ | {"PYTHONPATH": str(tmp_path / "site")}, code=0)  # fmt: skip
     assert done.stdout.startswith(str(tmp_path / "site"))
     assert "CONFORMANT" in done.stdout
 
@@ -230,9 +226,7 @@ def test_the_installed_plugin_works_in_a_projects_own_tests(
         ("-n", "2", "--timeout", "60", "--html", "out.html", "--self-contained-html"),
         ("--profile", "--reruns", "1", "-p", "no:xdist"),
     ):
-        done = subprocess.run([python, "-m", "pytest", *words], cwd=project, env=alone | {"CI": "1"},
-                              capture_output=True, text=True, check=False, timeout=300)  # fmt: skip
-        assert done.returncode == 1, done.stdout + done.stderr
+        done = ran([python, "-m", "pytest", *words], cwd=project, env=alone | {"CI": "1"}, limit_s=300, code=1)
         assert "1 failed, 2 passed" in done.stdout, done.stdout
         assert "[PAT-01-nam56r] - Failed: violated: AEMEAEMEAEMR at depth 52 has 48 blocks" in done.stdout
     law = "from contracts.harness.suite import test_unit as test_law\n__all__ = ['test_law']\n"
@@ -240,8 +234,7 @@ def test_the_installed_plugin_works_in_a_projects_own_tests(
     words = ("--rankproof-gate", "--rankproof-stack=ours:Ours", "--rankproof-profile=PAT-01", "--rankproof-report=out")
     for command in ([python, "-m", "pytest", *words, "-n", "2"], [python.with_name("rankproof"), "check", "--stack",
                     "ours:Ours", "--profile", "PAT-01"]):  # fmt: skip
-        done = subprocess.run(command, cwd=project, env=alone, capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 1, done.stdout + done.stderr
+        done = ran(command, cwd=project, env=alone, limit_s=300, code=1)
         assert "VIOLATED: ours 2026.11, profile PAT-01 (" in done.stdout
 
 
@@ -272,8 +265,7 @@ def test_a_repository_with_contracts_of_its_own_has_every_form_of_the_gate(
         ([python.with_name("rankproof"), "coverage", *judged], 0, "PAT"),
         ([python, *shlex.split(content)], 0, "key="),
     ):
-        done = subprocess.run(command, cwd=project, env=alone, capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"
+        done = ran(command, cwd=project, env=alone, limit_s=300, code=code)
         assert words in done.stdout
 
 
@@ -308,9 +300,7 @@ def test_a_command_that_needs_torch_says_so_and_other_commands_run(bare: Path, t
         ("explain BLK-01a", 0),
         ("--version", 0),
     ):
-        done = subprocess.run([bare, "-m", "rankproof", *words.split()], cwd=tmp_path, env=environment(),
-                              capture_output=True, text=True, check=False, timeout=60)  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
+        done = ran([bare, "-m", "rankproof", *words.split()], cwd=tmp_path, env=environment(), code=code)
         assert "torch" in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         assert ("rankproof: torch is not installed" in done.stderr) == (code == 2)

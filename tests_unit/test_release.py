@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_unit._parties.running import ROOT
+from tests_unit._parties.running import ROOT, Done, ran
 from tests_unit.test_packaging import NO_REGISTRY
 
 VERSION = "0.1.0"
@@ -55,10 +55,11 @@ def snapshot_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             copy.chmod((ROOT / name).stat().st_mode)
     log = (folder / "CHANGELOG.md").read_text()
     assert f"\n## {VERSION}\n" in log
-    done = shell(
-        folder, "rm contracts/law/releases/*; python -m contracts.harness.law_release 2026.11; git init -q; $commit"
+    shell(
+        folder,
+        "rm contracts/law/releases/*; python -m contracts.harness.law_release 2026.11; git init -q; $commit",
+        code=0,
     )
-    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -68,32 +69,27 @@ def clone(snapshot_of_the_tree: Path, tmp_path: Path) -> Path:
     return tmp_path / "clone"
 
 
-def shell(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+def shell(folder: Path, script: str, code: int | None = None) -> Done:
     commit = "git add -A && git -c user.name=t -c user.email=t@example.invalid -c commit.gpgsign=false commit -qm r"
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     variables = outside | {"PYTHONPATH": str(folder), "PYTHON": sys.executable, "LC_ALL": "C", "REPOSITORY": AT,
                            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # fmt: skip
     script = script.replace("$commit", f"{commit} && git tag -f v{VERSION} > /dev/null")
-    return subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=variables, capture_output=True, text=True, check=False
-    )
+    return ran(["bash", "-c", script], code=code, cwd=folder, env=variables)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_malformed_release_is_refused_before_anything_is_built(fault: str, clone: Path) -> None:
     spoils, words = FAULTS[fault]
-    spoilt = shell(clone, spoils)
-    assert spoilt.returncode == 0, spoilt.stderr
-    done = shell(clone, f".ci/release {VERSION}")
-    assert done.returncode == 2, done.stdout + done.stderr
+    shell(clone, spoils, code=0)
+    done = shell(clone, f".ci/release {VERSION}", code=2)
     assert words in done.stderr
     assert not (clone / "dist").exists()
 
 
 @pytest.mark.registry
 def test_a_release_is_a_wheel_with_its_proof_an_sdist_notes_and_checksums(clone: Path, tmp_path: Path) -> None:
-    made = shell(clone, f"python - <<'END'\n{PROVED}\nEND")
-    assert made.returncode == 0, made.stderr
+    shell(clone, f"python - <<'END'\n{PROVED}\nEND", code=0)
     done = shell(clone, f".ci/release {VERSION}")
     if done.returncode and any(words in done.stderr for words in NO_REGISTRY):
         pytest.skip("the package registry cannot be reached")

@@ -20,6 +20,7 @@ from contracts.stacks.launched import Launched
 from contracts.stacks.protocol import PROTOCOL, schema
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import reply, serve
+from tests_unit._parties.running import ran
 
 ROOT = Path(__file__).parents[1]
 SERVED = (sys.executable, "-m", "contracts.stacks.serve")
@@ -203,8 +204,7 @@ def test_an_unreadable_line_is_answered_and_the_next_one_too() -> None:
 
 def test_an_unknown_stack_is_reported_in_one_line() -> None:
     for path, words in [("nowhere:Party", "No module named"), ("contracts:Party", "no attribute"), ("odd", "usage")]:
-        done = subprocess.run([*SERVED, path], cwd=ROOT, capture_output=True, text=True, check=False, input="")
-        assert done.returncode == 1
+        done = ran([*SERVED, path], cwd=ROOT, input="", code=1)
         assert words in done.stderr
         assert "Traceback" not in done.stderr
 

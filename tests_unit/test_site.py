@@ -2,7 +2,6 @@
 
 import functools
 import re
-import subprocess
 import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -14,7 +13,7 @@ import pytest
 
 from contracts.contract import LAW
 from contracts.harness.families import read_checks
-from tests_unit._parties.running import ROOT, environment
+from tests_unit._parties.running import ROOT, environment, ran
 from tests_unit.gate._browser import CHROMIUM, browser
 from website.known import PACKAGES, bugs
 
@@ -50,11 +49,8 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     at = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [MKDOCS, "build", "--strict", "--quiet", "--site-dir", at], cwd=ROOT, env=environment(NO_MKDOCS_2_WARNING="1"),
-        capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ran([MKDOCS, "build", "--strict", "--quiet", "--site-dir", at], cwd=ROOT,
+               env=environment(NO_MKDOCS_2_WARNING="1"), limit_s=600, code=0)  # fmt: skip
     assert not done.stdout + done.stderr
     return at
 

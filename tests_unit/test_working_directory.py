@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_unit._parties.running import RANKPROOF, ROOT, environment
+from tests_unit._parties.running import RANKPROOF, ROOT, environment, ran
 
 STACK = """
 from contracts.stacks.reference.stack import Reference
@@ -85,9 +85,7 @@ def test_python_m_rankproof_imports_the_suite_with_any_order_of_sys_path(folder:
     """`python -m` puts the current folder first, and so do many by PYTHONPATH."""
     path = f"{folder}:{ROOT}" if name == "PYTHONPATH" else str(ROOT)
     words = ("check", "--stack", "mine:Mine", "--profile", "PAT-01", "--with", "none", "--report", "out")
-    done = subprocess.run([sys.executable, "-m", "rankproof", *words], cwd=folder, env=environment(PYTHONPATH=path),
-                          capture_output=True, text=True, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ran([sys.executable, "-m", "rankproof", *words], cwd=folder, env=environment(PYTHONPATH=path), code=0)
     assert "CONFORMANT: mine" in done.stdout
 
 
@@ -100,9 +98,7 @@ def test_a_distribution_that_was_installed_over_the_suite_is_one_clear_line(tmp_
     (site / "PyContracts-1.8.12.dist-info").mkdir()
     (site / "PyContracts-1.8.12.dist-info/METADATA").write_text("Name: PyContracts\nVersion: 1.8.12\n")
     (site / "PyContracts-1.8.12.dist-info/RECORD").write_text("contracts/__init__.py,,\n")
-    done = subprocess.run([sys.executable, "-m", "rankproof", "list"], cwd=tmp_path, capture_output=True, text=True,
-                          env=environment(PYTHONPATH=str(site)), check=False)  # fmt: skip
-    assert done.returncode == 2
+    done = ran([sys.executable, "-m", "rankproof", "list"], cwd=tmp_path, env=environment(PYTHONPATH=str(site)), code=2)
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"rankproof: {site}/contracts/__init__.py is not rankproof's: a distribution of ")
     assert "PyContracts" in line
@@ -117,9 +113,7 @@ def test_import_rankproof_loads_the_suite_only_on_use() -> None:
         "assert Refused is contracts.spec.errors.Refused\n"
         "assert sorted(rankproof.__all__) == rankproof.__all__\n"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", asked], env=environment(), capture_output=True, text=True,
-                          check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ran([sys.executable, "-P", "-c", asked], env=environment(), code=0)
 
 
 OTHERS = {"contracts/ranks/guard.py", "contracts/spec/interpreter.py"}

@@ -16,8 +16,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from contracts.harness.cli import main
 from contracts.harness.families import read_checks
@@ -49,11 +51,31 @@ def environment(**changes: str) -> dict[str, str]:
 LIMIT_S = 120.0
 
 
-def rankproof(*words: object, cwd: Path, limit_s: float = LIMIT_S, numbers: bool = False, **changes: str) -> Done:
+def rankproof(
+    *words: object, cwd: Path, code: int | None = None, limit_s: float = LIMIT_S, numbers: bool = False, **changes: str
+) -> Done:
     """One run of the command, in a fork of a process that has imported it, and torch where it is about numbers."""
     with tempfile.TemporaryDirectory() as out:
         _forked("torch" if numbers else "0", cwd, Path(out), words, environment(**changes), limit_s)
-        return _done(Path(out), words)
+        return _ended(_done(Path(out), words), code)
+
+
+def ran(command: Sequence[object], *, code: int | None = None, limit_s: float = 300.0, **options: Any) -> Done:
+    """A command that has ended, with this exit code if one is given."""
+    words = [str(word) for word in command]
+    return _ended(subprocess.run(words, capture_output=True, text=True, check=False, timeout=limit_s, **options), code)
+
+
+def _ended(done: Done, code: int | None) -> Done:
+    assert code in (None, done.returncode), f"exit code {done.returncode}, expected {code}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def invoked(*words: object, code: int | None = None, **options: Any) -> Result:
+    """`rankproof` in this process, which ended with this exit code if one is given."""
+    done = CliRunner().invoke(main, [str(word) for word in words], **options)
+    assert code in (None, done.exit_code), f"exit code {done.exit_code}, expected {code}\n{done.output}{done.exception}"
+    return done
 
 
 def side_by_side(runs: Mapping[str, Sequence[object]], folder: Path, **files: Mapping[str, str]) -> dict[str, Done]:

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from contracts.harness.cli import main
 from contracts.law._support.recorded_runs import RECEIPT, on_host
 from contracts.spec.receipt import Receipt
 from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.running import invoked
 
 STACK = Reference()
 FASTER = replace(RECEIPT, tokens_per_second=81_920.0)
@@ -36,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 def told(folder: Path, *words: str) -> tuple[int, str]:
     """Exit code and everything printed."""
-    done = CliRunner().invoke(main, ["compare", *(str(folder / word) if "--" not in word else word for word in words)])
+    done = invoked("compare", *(str(folder / word) if "--" not in word else word for word in words))
     return done.exit_code, done.output
 
 

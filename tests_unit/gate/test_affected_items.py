@@ -64,9 +64,9 @@ def commit(fork: Path, name: str, line: str = "changed") -> None:
     git(fork, "commit", "-qam", name)
 
 
-def check(fork: Path, *words: str) -> Done:
+def check(fork: Path, *words: str, code: int | None = None) -> Done:
     asked = ("check", "--stack", "fork.stack:Fork", "--with", "none", "--profile", PROFILE, "--report", "out", *words)
-    return rankproof(*asked, cwd=fork)
+    return rankproof(*asked, cwd=fork, code=code)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,7 @@ def test_check_changed_judges_the_affected_contracts_first_and_then_the_others(
     file: str, families: list[str], fork: Path
 ) -> None:
     commit(fork, file)
-    done = check(fork, "--changed", "main..")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = check(fork, "--changed", "main..", code=0)
     run, _ = record.load(fork / "out")
     assert list(dict.fromkeys(result.id.partition("-")[0] for result in run.results)) == families
     number = {"fork/sizes.py": "TOPO", "fork/patterns.py": "PAT", "fork/stack.py": "PAT TOPO", "README": ""}.get(
@@ -94,24 +93,22 @@ def test_check_changed_judges_the_affected_contracts_first_and_then_the_others(
     said = f"main..: 1 file changed, {touched} of {len(run.plan.items)} items judged first"
     assert run.header.changed == said
     assert f"Order: {said}" in done.stdout
-    assert check(fork).returncode == 0
+    check(fork, code=0)
     plain, _ = record.load(fork / "out")
     assert {*plain.plan.items} == {*run.plan.items}, "it orders and never filters"
 
 
 def test_an_earlier_record_shows_which_files_a_stack_in_another_process_imports(fork: Path) -> None:
-    assert check(fork, "--report", "before").returncode == 0
+    check(fork, "--report", "before", code=0)
     commit(fork, "fork/stack.py")
-    done = check(fork, "--isolated", "--changed", "main..", "--baseline", "before")
-    assert done.returncode == 0, done.stdout + done.stderr
+    check(fork, "--isolated", "--changed", "main..", "--baseline", "before", code=0)
     run, _ = record.load(fork / "out")
     assert run.header.changed.endswith(f"{len(run.plan.items)} of {len(run.plan.items)} items judged first")
 
 
 @pytest.mark.parametrize("given", ["no-such-branch..", "--output=stolen"])
 def test_a_range_that_git_does_not_know_is_refused_before_anything_is_written(given: str, fork: Path) -> None:
-    done = check(fork, f"--changed={given}")
-    assert done.returncode == 2
+    done = check(fork, f"--changed={given}", code=2)
     assert f"--changed = '{given}': git says: " in done.stderr
     assert not (fork / "out").exists()
     assert not (fork / "stolen").exists()
@@ -119,6 +116,6 @@ def test_a_range_that_git_does_not_know_is_refused_before_anything_is_written(gi
 
 def test_among_equally_affected_contracts_those_named_like_the_changed_lines_come_first(fork: Path) -> None:
     commit(fork, "fork/stack.py", "a mesh has sizes")
-    assert check(fork, "--changed", "main..").returncode == 0
+    check(fork, "--changed", "main..", code=0)
     run, _ = record.load(fork / "out")
     assert run.results[0].id.startswith("TOPO"), "of mesh_sizes.py"

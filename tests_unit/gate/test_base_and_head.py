@@ -181,14 +181,13 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def judged(fork: Path, at: object, *words: object) -> Done:
+def judged(fork: Path, at: object, *words: object, code: int | None = None) -> Done:
     given = ("check", "--stack", "ours:Ours", "--at", at, "--profile", "PAT-01", "--report", "report", *words)
-    return rankproof(*given, cwd=fork.parent / "work")
+    return rankproof(*given, cwd=fork.parent / "work", code=code)
 
 
 def test_a_new_violation_is_shown_first_with_both_sides(fork: Path) -> None:
-    done = judged(fork, f"{fork}@right..wrong")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = judged(fork, f"{fork}@right..wrong", code=1)
     _, first, items, base, head, rerun, *_, last = done.stdout.splitlines()
     assert first == "Violated at the head and not at the base: 6 items"
     assert items.startswith("  PAT-01[nam56r, ")
@@ -203,23 +202,19 @@ def test_a_new_violation_is_shown_first_with_both_sides(fork: Path) -> None:
 
 
 def test_old_violations_are_counted_and_fixed_ones_named(fork: Path) -> None:
-    same = judged(fork, f"{fork}@wrong..wrong", "--json")
-    assert same.returncode == 0, same.stdout + same.stderr
+    same = judged(fork, f"{fork}@wrong..wrong", "--json", code=0)
     assert json.loads(same.stdout)["counts"]["both"] == 6
-    mended = judged(fork, f"{fork}@wrong..right")
-    assert mended.returncode == 0, mended.stdout + mended.stderr
+    mended = judged(fork, f"{fork}@wrong..right", code=0)
     assert "Violated at the base, and holds at the head: 6 items" in mended.stdout
 
 
 def test_an_old_fault_does_not_hide_a_new_one_in_the_same_items(fork: Path) -> None:
-    done = judged(fork, f"{fork}@wrong..other")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = judged(fork, f"{fork}@wrong..other", code=1)
     assert "new" in done.stdout.splitlines()[-1]
 
 
 def test_an_adapter_that_does_not_fit_one_side_makes_the_verdict_incomplete(fork: Path) -> None:
-    done = judged(fork, f"{fork}@right..moved")
-    assert done.returncode == 3, done.stdout + done.stderr
+    done = judged(fork, f"{fork}@right..moved", code=3)
     assert done.stdout.splitlines()[-1].startswith("INCOMPLETE: the change ours 1 at ")
     assert "Not judged on one side: 9 items" in done.stdout
 
@@ -227,7 +222,7 @@ def test_an_adapter_that_does_not_fit_one_side_makes_the_verdict_incomplete(fork
 def test_two_folders_or_the_working_tree_can_be_compared(fork: Path) -> None:
     done = judged(fork, f"{fork}@right..")  # HEAD is `moved`
     assert done.returncode == 3, done.stdout + done.stderr
-    assert judged(fork, f"{fork}..{fork}", "--profile", "PAT-01a").returncode == 5
+    judged(fork, f"{fork}..{fork}", "--profile", "PAT-01a", code=5)
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -236,8 +231,7 @@ def test_two_folders_or_the_working_tree_can_be_compared(fork: Path) -> None:
     (["--profile", "NONE"], "profile"),
 ])  # fmt: skip
 def test_options_that_do_not_fit_two_commits_are_refused(fork: Path, words: list[str], said: str) -> None:
-    done = judged(fork, f"{fork}@right..wrong", *words)
-    assert done.returncode == 2, done.stdout + done.stderr
+    done = judged(fork, f"{fork}@right..wrong", *words, code=2)
     assert said in done.stderr
 
 

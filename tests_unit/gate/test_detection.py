@@ -6,18 +6,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from contracts.contract import LAW
 from contracts.court.promises import PROMISES
 from contracts.harness import detection
-from contracts.harness.cli import main
 from contracts.harness.detection import Alarms, Detection
 from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.operators.reach import content
 from contracts.harness.operators.trials import JOURNAL, Trial
 from contracts.spec import Refused, codec
 from contracts.spec.records import Fate, Kill
+from tests_unit._parties.running import invoked
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,8 +68,7 @@ def test_the_detection_command_refuses_journals_of_two_versions_and_writes_text_
     old = Trial(content="older", change="off-by-one@a.py:9:0", fate="survived")
     rows = [json.dumps(asdict(each)) for each in (old, *TRIALS)]
     (tmp_path / JOURNAL).write_text("\n".join(rows) + "\n", encoding="utf-8")
-    told = CliRunner().invoke(main, ["selftest", "--figure", str(tmp_path), "--report", str(tmp_path / "out")])
-    assert told.exit_code == 0
+    told = invoked("selftest", "--figure", tmp_path, "--report", tmp_path / "out", code=0)
     assert "2 of 3 (67 %)" in told.output
     assert (tmp_path / "out/detection.md").read_text(encoding="utf-8") == told.output
     written = json.loads((tmp_path / "out/detection.json").read_text(encoding="utf-8"))

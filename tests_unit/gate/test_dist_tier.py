@@ -12,11 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from contracts.contract import LAW, contract
 from contracts.court import profiles
-from contracts.harness.cli import main
 from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.gate import Gate
 from contracts.harness.plugin import _marks, result_of
@@ -24,7 +22,7 @@ from contracts.harness.torchrun import environment
 from contracts.spec import NotOffered, codec
 from contracts.spec.records import Result, Violation
 from contracts.stacks.reference.stack import Reference
-from tests_unit._parties.running import RANKPROOF, Done, rankproof
+from tests_unit._parties.running import RANKPROOF, Done, invoked, rankproof
 from tests_unit.ranks.running import PLAIN, needs_torch, torchrun
 
 read_checks()
@@ -59,14 +57,13 @@ def _example(page: str, name: str) -> str:
     return found[1]
 
 
-def _rankproof(*words: str, cwd: Path) -> Done:
-    return rankproof(*words, cwd=cwd, limit_s=280)
+def _rankproof(*words: str, cwd: Path, code: int | None = None) -> Done:
+    return rankproof(*words, cwd=cwd, code=code, limit_s=280)
 
 
 def test_without_ranks_an_item_of_several_is_not_run_and_shows_the_command(tmp_path: Path) -> None:
     words = ["check", "--profile", "TOPO-05d[own-axis-2x4]", "--report", str(tmp_path / "out"), "--form", "json"]
-    done = _rankproof(*words, cwd=tmp_path)
-    assert done.returncode == INCOMPLETE, done.stderr
+    done = _rankproof(*words, cwd=tmp_path, code=INCOMPLETE)
     (result,) = json.loads(done.stdout)["results"]
     assert result["outcome"] == "not run"
     assert "rankproof check --ranks 8 --profile 'TOPO-05d[own-axis-2x4]'" in result["words"]
@@ -79,14 +76,12 @@ def test_a_slow_contract_of_several_ranks_belongs_to_the_dist_tier() -> None:
 
 
 def test_ranks_are_refused_for_a_profile_that_one_process_judges(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["selftest", "--profile", "dist", "--only", "PAT"])
-    assert done.exit_code == USAGE
+    invoked("selftest", "--profile", "dist", "--only", "PAT", code=USAGE)
     for words, reason in (
         (("TOPO-02",), "TOPO-02, TOPO-02a, TOPO-02b': is judged by one process"),
         (("TOPO-05d", "--selftest"), "rankproof selftest --profile dist"),
     ):
-        refused = _rankproof("check", "--ranks", "4", "--report", "out", "--profile", *words, cwd=tmp_path)
-        assert refused.returncode == USAGE
+        refused = _rankproof("check", "--ranks", "4", "--report", "out", "--profile", *words, cwd=tmp_path, code=USAGE)
         assert reason in refused.stderr
 
 
@@ -95,8 +90,7 @@ def test_ranks_are_refused_for_a_profile_that_one_process_judges(tmp_path: Path)
     (("--dist-backend", "staged"), "carries tensors between ranks; give --ranks too"),
 ])  # fmt: skip
 def test_a_backend_that_cannot_run_here_is_refused_at_once(words: tuple[str, ...], reason: str, tmp_path: Path) -> None:
-    done = rankproof("check", *words, "--report", "out", cwd=tmp_path, limit_s=60, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == USAGE
+    done = rankproof("check", *words, "--report", "out", cwd=tmp_path, limit_s=60, CUDA_VISIBLE_DEVICES="", code=USAGE)
     assert reason in done.stderr
     assert not (tmp_path / "out/run.jsonl.part").exists()
 
@@ -192,8 +186,7 @@ def test_a_result_has_what_each_rank_found() -> None:
 def test_the_launch_of_several_nodes_is_one_line_with_its_rendezvous() -> None:
     page = (DOCS / "several-nodes.md").read_text(encoding="utf-8")
     line = next(line for line in page.splitlines() if line.startswith("$ rankproof emit"))
-    done = CliRunner().invoke(main, shlex.split(line)[2:])
-    assert done.exit_code == 0, done.output
+    done = invoked(*shlex.split(line)[2:], code=0)
     for word in ("--nnodes=2", "--rdzv_backend=c10d", "--rdzv_endpoint=node-0:29500", "--rdzv_id=r1"):
         assert word in done.output
 
@@ -228,8 +221,7 @@ class TestUnderTorchrun:
         cases = ("own-axis-dp3", "own-axis-pp2-tp2-on-4", "own-axis-ep2-tp2-etp1-on-4", "borrowed-cp2-ep2-on-4")
         profile = ",".join(f"TOPO-05d[{case}]" for case in cases)
         words = ("--ranks", "4", "--stack", "faulty:GoesWrong", "--profile", profile, "--report", "out")
-        done = _rankproof("check", *words, "--form", "json", cwd=tmp_path)
-        assert done.returncode == 1, done.stderr
+        done = _rankproof("check", *words, "--form", "json", cwd=tmp_path, code=1)
         told = json.loads(done.stdout)["results"]
         found = {each["case"]: (each["outcome"], each["rank"], each["words"]) for each in told}
         assert {each["case"]: each["ranks"] for each in told} == dict(zip(cases, ([], [1], [3], [2]), strict=True))
@@ -244,8 +236,7 @@ class TestUnderTorchrun:
     def test_the_backend_that_carried_the_tensors_is_in_report_and_log(self, tmp_path: Path) -> None:
         profile = ("--profile", "TOPO-05d[own-axis-tp2-on-2],PAR-12[tp2]")
         words = ("check", "--ranks", "2", "--dist-backend", "staged", *profile, "--report", "out", "--form", "json")
-        done = _rankproof(*words, cwd=tmp_path)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
+        done = _rankproof(*words, cwd=tmp_path, code=0)
         said = json.loads(done.stdout)
         assert ({each["outcome"] for each in said["results"]}, said["backend"]) == ({"holds"}, "staged")
         assert "staged through host memory; NCCL is not judged" in done.stderr
@@ -253,8 +244,7 @@ class TestUnderTorchrun:
 
     def test_the_dist_self_test_kills_its_mutants_in_one_torchrun(self, tmp_path: Path) -> None:
         words = ("selftest", "--profile", "dist", "--ranks", "4", "--only", "TOPO", "--report", "out")
-        done = _rankproof(*words, cwd=tmp_path)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
+        _rankproof(*words, cwd=tmp_path, code=0)
         matrix = json.loads((tmp_path / "out/kills.json").read_text())
         tier = [each for each in LAW.mutants if each.of.startswith("TOPO") and LAW.contracts[each.of].tier == "dist"]
         killed = {(kill["of"], kill["mutant"]) for kill in matrix["kills"]}  # some also on a leaner recipe

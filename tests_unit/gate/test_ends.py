@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import resource
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contracts.spec.records import EXIT_CODES
-from tests_unit._parties.running import ROOT, environment
+from tests_unit._parties.running import ROOT, Done, environment, ran
 
 VIOLATED, BROKEN, USAGE = EXIT_CODES["violated"], EXIT_CODES["broken"], 2
 WORDS = ("check", "--profile", "PAT-01", "--with", "none", "--report", "out")
@@ -29,20 +28,18 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-P", "-m", "rankproof", *words]
 
 
-def shell(folder: Path, line: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def shell(folder: Path, line: str, code: int | None = None, **variables: str) -> Done:
     """A line of bash in which `rp` is the command."""
     rp = f'rp() {{ {sys.executable} -P -m rankproof "$@"; }}'
     (folder / "wrong.py").write_text(WRONG)
-    return subprocess.run(["bash", "-c", f"{rp}\n{line}"], cwd=folder, env=environment(**variables), text=True,
-                          capture_output=True, check=False, timeout=120)  # fmt: skip
+    return ran(["bash", "-c", f"{rp}\n{line}"], code=code, cwd=folder, env=environment(**variables))
 
 
-def limited(folder: Path, of: int, most: int, module: str = "rankproof") -> subprocess.CompletedProcess[str]:
+def limited(folder: Path, of: int, most: int, module: str = "rankproof", code: int | None = None) -> Done:
     """The command where the system gives it no more than so much of something."""
     words = [sys.executable, "-P", "-m", module, *WORDS]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=120,
-                          env=environment(PYTHONDONTWRITEBYTECODE="1"),
-                          preexec_fn=lambda: resource.setrlimit(of, (most, most)))  # fmt: skip
+    return ran(words, code=code, cwd=folder, env=environment(PYTHONDONTWRITEBYTECODE="1"),
+               preexec_fn=lambda: resource.setrlimit(of, (most, most)))  # fmt: skip
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -82,8 +79,7 @@ def test_too_few_file_descriptors_never_give_a_violation(files: int, tmp_path: P
     "words", ["--deadline nan", "--deadline inf", "--deadline 1e300", "--profile ''", "--profile ' , '"]
 )
 def test_an_unknown_stack_profile_or_file_is_a_usage_error(words: str, tmp_path: Path) -> None:
-    done = shell(tmp_path, f"rp check --with none --report out {words}")
-    assert done.returncode == USAGE, done.stdout + done.stderr
+    done = shell(tmp_path, f"rp check --with none --report out {words}", code=USAGE)
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -91,8 +87,7 @@ def test_an_unknown_stack_profile_or_file_is_a_usage_error(words: str, tmp_path:
 def test_a_missing_record_key_is_a_usage_error_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "short").write_text("x")
     for file in ("nowhere", "short"):
-        done = shell(tmp_path, f"rp {' '.join(WORDS)}", RANKPROOF_RECORD_KEY_FILE=str(tmp_path / file))
-        assert done.returncode == USAGE, done.stdout + done.stderr
+        done = shell(tmp_path, f"rp {' '.join(WORDS)}", RANKPROOF_RECORD_KEY_FILE=str(tmp_path / file), code=USAGE)
         assert "RANKPROOF_RECORD_KEY_FILE" in done.stderr
 
 
@@ -103,8 +98,7 @@ def test_a_report_folder_with_other_files_is_refused_and_left_unchanged(tmp_path
         for name in names:
             (tmp_path / "out" / name).write_text("mine")
         for line in (f"rp {' '.join(WORDS)} --stack nosuch:X", f"rp {' '.join(WORDS)} --stack reference"):
-            done = shell(tmp_path, line)
-            assert done.returncode == USAGE, done.stdout + done.stderr
+            done = shell(tmp_path, line, code=USAGE)
             assert {each.name: each.read_text() for each in (tmp_path / "out").iterdir()} == mine
         assert "which no run of rankproof left there" in done.stderr
         if names == ["output.log"]:
@@ -117,12 +111,10 @@ def test_a_report_folder_with_other_files_is_refused_and_left_unchanged(tmp_path
 def test_a_folder_is_used_again_whatever_became_of_the_run_before(tmp_path: Path) -> None:
     """Also of one that died before it had a record, and left only what its stack had printed."""
     (tmp_path / "dies.py").write_text("import os\nprint('about to', flush=True)\nos._exit(0)\n")
-    done = shell(tmp_path, f"rp {' '.join(WORDS)} --stack dies:Dies")
-    assert done.returncode == BROKEN, done.stdout + done.stderr
+    shell(tmp_path, f"rp {' '.join(WORDS)} --stack dies:Dies", code=BROKEN)
     assert "about to" in (tmp_path / "out/output.log").read_text()
     for _ in range(2):
-        done = shell(tmp_path, f"rp {' '.join(WORDS)} --stack reference")
-        assert done.returncode == 0, done.stderr
+        shell(tmp_path, f"rp {' '.join(WORDS)} --stack reference", code=0)
     assert not (tmp_path / "out/run.jsonl.part").exists()
 
 
@@ -182,8 +174,7 @@ ADAPTERS = {
 def test_a_stack_that_cannot_be_loaded_still_gets_a_complete_report(how: str, tmp_path: Path) -> None:
     """The commonest red of a pull request."""
     (tmp_path / "ours.py").write_text(ADAPTERS[how])
-    done = shell(tmp_path, f"rp {' '.join(WORDS)} --stack ours:Ours")
-    assert done.returncode == EXIT_CODES["incomplete"], done.stdout + done.stderr
+    done = shell(tmp_path, f"rp {' '.join(WORDS)} --stack ours:Ours", code=EXIT_CODES["incomplete"])
     assert "Traceback" not in done.stderr
     assert done.stdout.splitlines()[-1].startswith("INCOMPLETE: ours:Ours not loaded, profile PAT-01 (")
     said = {"raises": "the fork was imported", "lacks": "there_is_no_such_package", "leaves": "SystemExit",
@@ -194,6 +185,5 @@ def test_a_stack_that_cannot_be_loaded_still_gets_a_complete_report(how: str, tm
         assert said in text or name == "results.sarif", name
     assert "9 not run" in done.stdout
     assert said in done.stderr.splitlines()[0]
-    nowhere = shell(tmp_path, f"rp {' '.join(WORDS)} --stack nosuch.ours:Ours --report other")
-    assert nowhere.returncode == USAGE
+    shell(tmp_path, f"rp {' '.join(WORDS)} --stack nosuch.ours:Ours --report other", code=USAGE)
     assert not (tmp_path / "other").exists()

@@ -16,7 +16,7 @@ from contracts.harness.output import HEAD, TAIL
 from contracts.harness.selftest import Matrix
 from contracts.spec import Refused
 from contracts.spec.records import EXIT_CODES, FORMS, Fate, Kill, Outcome, Result
-from tests_unit._parties.running import BAD, environment, needs, rankproof
+from tests_unit._parties.running import BAD, Done, environment, needs, ran, rankproof
 
 VIOLATED, INCOMPLETE, BROKEN, USAGE = EXIT_CODES["violated"], EXIT_CODES["incomplete"], EXIT_CODES["broken"], 2
 
@@ -43,14 +43,8 @@ main(["selftest", "--only", "TOPO-02", "--with", "none", "--report", "proof", "-
 FALSE_ALARM = "raise AssertionError('L2 error inf over 1e-12')"
 
 
-def _run(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return rankproof(*words, cwd=cwd, **variables)
-
-
-def _tested(cwd: Path, does: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-c", PLANTED.format(does=does)]
-    return subprocess.run(words, cwd=cwd, env=environment(OMP_NUM_THREADS="1"), capture_output=True, text=True,
-                          timeout=120, check=False)  # fmt: skip
+def _tested(cwd: Path, does: str) -> Done:
+    return ran([sys.executable, "-c", PLANTED.format(does=does)], cwd=cwd, env=environment(OMP_NUM_THREADS="1"))
 
 
 def _ended(case: str, outcome: Outcome, id: str = "A-01") -> Result:
@@ -91,26 +85,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tested(folder: Path) -> subprocess.CompletedProcess[str]:
+def tested(folder: Path) -> Done:
     """The self-test with a false alarm planted in one of three contracts; its proof is in `folder`."""
     return _tested(folder, FALSE_ALARM)
 
 
-def test_a_self_test_names_a_false_alarm_and_still_writes_its_proof(
-    tested: subprocess.CompletedProcess[str], folder: Path
-) -> None:
+def test_a_self_test_names_a_false_alarm_and_still_writes_its_proof(tested: Done, folder: Path) -> None:
     assert tested.returncode == VIOLATED, tested.stderr
     assert "unfit, and left out of every check with this proof: TOPO-02b\n" in tested.stdout
     assert (folder / "proof/kills.json").exists()
 
 
 @pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=needs("xdist"))])
-def test_all_but_the_unfit_contract_are_judged_and_the_verdict_names_it(
-    jobs: str, tested: subprocess.CompletedProcess[str], folder: Path
-) -> None:
+def test_all_but_the_unfit_contract_are_judged_and_the_verdict_names_it(jobs: str, tested: Done, folder: Path) -> None:
     check = ("check", "--with", "none", "--profile", "TOPO-02", "--proof", "proof", "--jobs", jobs)
-    done = _run(folder, *check, "--report", f"out{jobs}")
-    assert done.returncode == INCOMPLETE, done.stdout + done.stderr
+    done = rankproof(*check, "--report", f"out{jobs}", cwd=folder, code=INCOMPLETE)
     run, footer = record.load(folder / f"out{jobs}")
     outcomes: dict[str, set[str]] = {result.id: set() for result in run.results}
     for result in run.results:
@@ -120,38 +109,29 @@ def test_all_but_the_unfit_contract_are_judged_and_the_verdict_names_it(
     assert [each.id for each in run.unfit] == ["TOPO-02b"]
     assert "its contract is unfit: on the reference TOPO-02b[etp-above-tp] is violated: L2 error inf" in done.stdout
     for form in FORMS:
-        told = _run(folder, "report", f"out{jobs}", "--form", form)
-        assert told.returncode == INCOMPLETE
+        told = rankproof("report", f"out{jobs}", "--form", form, cwd=folder, code=INCOMPLETE)
         assert "1 contract is unfit: TOPO-02b" in told.stdout, form
-    again = _run(folder, "replay", f"out{jobs}")
-    assert again.returncode == INCOMPLETE
+    again = rankproof("replay", f"out{jobs}", cwd=folder, code=INCOMPLETE)
     assert "1 contract is unfit: TOPO-02b" in again.stdout
 
 
-def test_a_violation_counts_even_if_another_contract_is_unfit(
-    tested: subprocess.CompletedProcess[str], folder: Path
-) -> None:
-    done = _run(folder, "check", "--with", "none", "--profile", "TOPO-02", "--proof", "proof", "--report", "bad",
-                "--stack", f"{BAD}:ForgetsPipeline")  # fmt: skip
-    assert done.returncode == VIOLATED, done.stdout
+def test_a_violation_counts_even_if_another_contract_is_unfit(tested: Done, folder: Path) -> None:
+    check = ("check", "--with", "none", "--profile", "TOPO-02", "--proof", "proof", "--report", "bad")
+    done = rankproof(*check, "--stack", f"{BAD}:ForgetsPipeline", cwd=folder, code=VIOLATED)
     assert "VIOLATED: " in done.stdout
     assert "1 contract is unfit: TOPO-02b" in done.stdout
 
 
-def test_a_contract_that_the_self_test_did_not_try_is_not_judged(
-    tested: subprocess.CompletedProcess[str], folder: Path
-) -> None:
-    done = _run(folder, "check", "--with", "none", "--profile", "TOPO-03", "--proof", "proof", "--report", "beyond")
-    assert done.returncode == INCOMPLETE, done.stdout
+def test_a_contract_that_the_self_test_did_not_try_is_not_judged(tested: Done, folder: Path) -> None:
+    check = ("check", "--with", "none", "--profile", "TOPO-03", "--proof", "proof", "--report", "beyond")
+    done = rankproof(*check, cwd=folder, code=INCOMPLETE)
     assert "the self-test that was given (--only TOPO-02) did not try TOPO-03" in done.stdout
 
 
-def test_the_self_test_is_reused_until_something_changes(
-    tested: subprocess.CompletedProcess[str], folder: Path
-) -> None:
+def test_the_self_test_is_reused_until_something_changes(tested: Done, folder: Path) -> None:
     words = ("selftest", "--only", "TOPO-02", "--with", "none", "--report", "proof", "--once")
     before = (folder / "proof/kills.json").read_bytes()
-    spared = _run(folder, *words, OMP_NUM_THREADS="1")
+    spared = rankproof(*words, cwd=folder, OMP_NUM_THREADS="1")
     assert spared.stdout.startswith("not again: proof/kills.json is of these files, packages and settings, on this CPU")
     assert "unfit, and left out of every check" in spared.stdout
     assert (spared.returncode, (folder / "proof/kills.json").read_bytes()) == (VIOLATED, before)
@@ -159,9 +139,8 @@ def test_the_self_test_is_reused_until_something_changes(
     changed.mkdir()
     (changed / "kills.json").write_bytes(before)
     words = tuple("changed" if word == "proof" else word for word in words)
-    other = _run(folder, *words, OMP_NUM_THREADS="2")
+    other = rankproof(*words, cwd=folder, code=0, OMP_NUM_THREADS="2")  # without what was planted
     assert other.stdout.startswith("again: threads 2 instead of 1\n")
-    assert other.returncode == 0, "without what was planted"
 
 
 def test_a_killed_self_test_makes_no_contract_unfit(tmp_path: Path) -> None:
@@ -172,8 +151,8 @@ def test_a_killed_self_test_makes_no_contract_unfit(tmp_path: Path) -> None:
     assert "the self-test did not finish, so it says nothing about any contract" in done.stderr
     assert "out of memory\n" in done.stderr
     assert not (tmp_path / "proof/kills.json").exists()
-    refused = _run(tmp_path, "check", "--with", "none", "--profile", "TOPO-02", "--proof", "proof", "--report", "out")
-    assert refused.returncode == USAGE
+    check = ("check", "--with", "none", "--profile", "TOPO-02", "--proof", "proof", "--report", "out")
+    refused = rankproof(*check, cwd=tmp_path, code=USAGE)
     assert "no self-test has finished there" in refused.stderr
     assert not (tmp_path / "out").exists()
 

@@ -1,6 +1,5 @@
 """Inside a job of another launcher the gate neither waits for other ranks nor starts its own otherwise."""
 
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from contracts.harness import torchrun
 from contracts.spec.launchers import leave, names_rank, without
-from tests_unit._parties.running import environment
+from tests_unit._parties.running import Done, environment, ran
 
 JOB = {
     "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
@@ -27,15 +26,14 @@ LIMIT_S = 150.0  # seen: 5 s alone; a gate that waits for others takes 330 s and
 CHECK = ("-m", "rankproof", "check", "--with", "none", "--report", "out")
 
 
-def judged(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-P", *CHECK, *words], cwd=cwd, env=environment(**variables),
-                          capture_output=True, text=True, check=False, timeout=LIMIT_S)  # fmt: skip
+def judged(cwd: Path, *words: str, code: int, **variables: str) -> Done:
+    command = [sys.executable, "-P", *CHECK, *words]
+    return ran(command, code=code, limit_s=LIMIT_S, cwd=cwd, env=environment(**variables))
 
 
 @pytest.mark.parametrize("launcher", OTHERS)
 def test_variables_of_other_launchers_do_not_change_a_check_of_one_process(launcher: str, tmp_path: Path) -> None:
-    done = judged(tmp_path, "--profile", "PAT-01", **OTHERS[launcher])
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = judged(tmp_path, "--profile", "PAT-01", **OTHERS[launcher], code=0)
     assert "CONFORMANT: reference" in done.stdout
 
 
@@ -71,6 +69,5 @@ def test_ranks_are_started_without_torchruns_own_variables(monkeypatch: pytest.M
 def test_check_starts_its_ranks_under_every_variable_of_other_launchers(tmp_path: Path) -> None:
     began = time.monotonic()
     every = {**options(), **{name: value for each in OTHERS.values() for name, value in each.items()}}
-    done = judged(tmp_path, "--profile", "TOPO-05d[own-axis-tp2-on-2]", "--ranks", "2", **every)
-    assert done.returncode == 0, done.stdout + done.stderr
+    judged(tmp_path, "--profile", "TOPO-05d[own-axis-tp2-on-2]", "--ranks", "2", **every, code=0)
     assert time.monotonic() - began < LIMIT_S

@@ -19,7 +19,7 @@ from contracts.spec import Refused
 from contracts.spec.records import EXIT_CODES, Item
 from contracts.stacks.megatron.flag_table import FlagTable
 from contracts.stacks.reference.stack import Reference
-from tests_unit._parties.running import BAD, RANKPROOF, Done, environment, needs, printed, side_by_side
+from tests_unit._parties.running import BAD, RANKPROOF, Done, environment, needs, printed, ran, side_by_side
 
 read_checks()
 
@@ -270,16 +270,14 @@ def test_a_deviation_never_covers_an_error() -> None:
 
 @needs("xdist")
 def test_pytest_xdist_workers_share_the_contracts_and_give_one_verdict(tmp_path: Path) -> None:
-    def rankproof(*asked: str) -> subprocess.CompletedProcess[str]:
+    def rankproof(*asked: str, code: int) -> Done:
         words = [RANKPROOF, *asked, "--jobs", "2", "--with", "none", "--report", "out"]
-        return subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+        return ran(words, code=code, cwd=tmp_path, env=environment())
 
-    done = rankproof("check", "--profile", "TOPO-02,TOPO-03", "--form", "json")
-    assert done.returncode == CONFORMANT, done.stderr
+    done = rankproof("check", "--profile", "TOPO-02,TOPO-03", "--form", "json", code=CONFORMANT)
     planned = {(item.id, item.case) for item in profiles.plan(LAW, "TOPO-02,TOPO-03").items}
     assert {(each["id"], each["case"]) for each in json.loads(done.stdout)["results"]} == planned
-    done = rankproof("selftest", "--only", "TOPO-02")
-    assert done.returncode == CONFORMANT, done.stdout + done.stderr
+    rankproof("selftest", "--only", "TOPO-02", code=CONFORMANT)
     kills = json.loads((tmp_path / "out/kills.json").read_text())["kills"]
     assert {kill["fate"] for kill in kills} == {"killed"}
     assert list(dict.fromkeys(kill["of"] for kill in kills)) == ["TOPO-02", "TOPO-02a", "TOPO-02b"]

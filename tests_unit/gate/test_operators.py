@@ -10,11 +10,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from contracts.contract import LAW
 from contracts.court import profiles
-from contracts.harness.cli import main
 from contracts.harness.commands._operators import summary
 from contracts.harness.families import read_checks
 from contracts.harness.operators import changes, trials
@@ -24,6 +22,7 @@ from contracts.harness.operators.changes import Change
 from contracts.harness.operators.reach import Reach
 from contracts.harness.operators.trials import FATES, Trial
 from contracts.spec import Refused
+from tests_unit._parties.running import invoked
 
 read_checks()
 
@@ -249,14 +248,12 @@ def test_changes_drawn_for_a_contract_are_in_the_functions_it_guards() -> None:
 
 
 def test_options_that_do_not_fit_operators_are_refused() -> None:
-    told = CliRunner().invoke(main, ["selftest", "--operators", "3", "--sample", "--jobs", "2"])
-    assert told.exit_code == 2
+    told = invoked("selftest", "--operators", "3", "--sample", "--jobs", "2", code=2)
     assert "--sample = True: does not go with --operators" in told.output
     assert "--jobs" in told.output
-    told = CliRunner().invoke(main, ["selftest", "--operators", "3", "--only", "optim/,optm/,lost-clone@no.py"])
-    assert told.exit_code == 2
+    told = invoked("selftest", "--operators", "3", "--only", "optim/,optm/,lost-clone@no.py", code=2)
     assert "--only = 'optm/': begins no change" in told.output
     assert "--only = 'lost-clone@no.py': begins no change" in told.output
-    alone = CliRunner().invoke(main, ["selftest", "--time", "3"])
+    alone = invoked("selftest", "--time", "3")
     assert "--time = 3.0: limits nothing without --operators" in alone.output
-    assert "--likely = True: is about no change" in CliRunner().invoke(main, ["selftest", "--likely"]).output
+    assert "--likely = True: is about no change" in invoked("selftest", "--likely").output

@@ -1,12 +1,11 @@
 """The installed plugin in a project's own pytest: what it leaves as it is, and `parametrize_with_contracts`."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests_unit._parties.running import ROOT, Done, environment, needs
+from tests_unit._parties.running import ROOT, Done, environment, needs, ran
 
 OURS = (ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8")
 OWN = """
@@ -74,17 +73,15 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def own_pytest(project: Path, tests: str, *words: str, **variables: str) -> Done:
+def own_pytest(project: Path, tests: str, *words: str, code: int | None = None, **variables: str) -> Done:
     (project / "test_ours.py").write_text(tests)
     path = f"{project.parent / 'site'}:{ROOT}:{project}"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", "-ra", *words]
-    return subprocess.run(command, cwd=project, env=environment(PYTHONPATH=path, CI="1", **variables),
-                          capture_output=True, text=True, check=False, timeout=300)  # fmt: skip
+    return ran(command, code=code, cwd=project, env=environment(PYTHONPATH=path, CI="1", **variables))
 
 
 def test_a_test_file_of_a_project_can_ask_its_stack_every_contract(project: Path) -> None:
-    done = own_pytest(project, OWN)
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = own_pytest(project, OWN, code=1)
     # the value stands in the short summary, in the words of the contract and no other
     red = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
     assert any(
@@ -105,8 +102,7 @@ def test_two_workers_see_the_same_tests(project: Path) -> None:
 
 
 def test_each_stack_has_its_tests_and_a_declared_deviation_is_an_expected_failure(project: Path) -> None:
-    done = own_pytest(project, TWO, "--strict-markers", "-W", "error")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = own_pytest(project, TWO, "--strict-markers", "-W", "error", code=0)
     assert "XFAIL test_ours.py::test_both[ours-PAT-01-nam56r] - declared by patterns until 2999-12-31" in done.stdout
     assert "test_both[theirs-PAT-01-nam56r]" in done.stdout
 
@@ -114,8 +110,9 @@ def test_each_stack_has_its_tests_and_a_declared_deviation_is_an_expected_failur
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_stack_that_cannot_be_judged_is_one_clear_collection_error(fault: str, project: Path) -> None:
     given, words = FAULTS[fault]
-    done = own_pytest(project, TWO.replace('[Ours(), Theirs()], profile="PAT-01[nam56r]"', given))
-    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    done = own_pytest(
+        project, TWO.replace('[Ours(), Theirs()], profile="PAT-01[nam56r]"', given), code=pytest.ExitCode.INTERRUPTED
+    )
     assert words in done.stdout
     assert "Traceback" not in done.stdout
 
@@ -126,14 +123,12 @@ def test_the_verdict_decides_the_exit_code_if_gate_is_given(project: Path) -> No
         "[pytest]\nrankproof_stack = ours:Ours\nrankproof_profile = PAT-01[nam56r]\nrankproof_with = none\n"
     )
     words = ("--rankproof-gate", "--rankproof-report", "out")
-    done = own_pytest(project, LAW, *words)
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = own_pytest(project, LAW, *words, code=1)
     assert "VIOLATED: ours 2026.11, profile PAT-01[nam56r] (1 violated)" in done.stdout
     shared = own_pytest(project, LAW, *words, "-n", "2")
     assert "VIOLATED: ours 2026.11, profile PAT-01[nam56r] (1 violated)" in shared.stdout
     (project / "pytest.ini").write_text("[pytest]\nrankproof_deviations = declared.toml\nrankproof_stack = no:Stack\n")
-    done = own_pytest(project, LAW, *words, "--rankproof-profile=PAT-01[nam56r]", RANKPROOF_STACK="ours:Ours")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = own_pytest(project, LAW, *words, "--rankproof-profile=PAT-01[nam56r]", RANKPROOF_STACK="ours:Ours", code=0)
     assert "CONFORMANT: ours 2026.11" in done.stdout
 
 
@@ -146,8 +141,7 @@ def test_of_the_project(request):
     assert ours == {"rankproof", "rankproof.options", "rankproof.pytest_plugin", "rankproof.suite"}
     assert "torch" not in sys.modules
 """
-    done = own_pytest(project, counts, "-W", "error", "--strict-markers")
-    assert done.returncode == 0, done.stdout + done.stderr
+    own_pytest(project, counts, "-W", "error", "--strict-markers", code=0)
     told = own_pytest(project, "", "--help").stdout
     ours = told[told.index("rankproof: conformance of a training stack") :].split("\n\n")[0]
     assert {word for word in ours.split() if word.startswith("--") and not word.startswith("--rankproof-")} == set()
@@ -155,8 +149,7 @@ def test_of_the_project(request):
 
 def test_a_conftest_that_names_the_plugin_does_not_load_it_twice(project: Path) -> None:
     (project / "conftest.py").write_text('pytest_plugins = ["contracts.harness.plugin"]\n')
-    done = own_pytest(project, LAW, "-q", "--rankproof-profile=PAT-01[nam56r]", "--rankproof-stack=ours:Ours")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = own_pytest(project, LAW, "-q", "--rankproof-profile=PAT-01[nam56r]", "--rankproof-stack=ours:Ours", code=1)
     assert "violated: AEMEAEMEAEMR at depth 52 has 48 blocks" in done.stdout
 
 
@@ -174,15 +167,13 @@ THEIRS = "import contracts, contracts.token\ndef test_x():\n    assert (contract
 
 @pytest.mark.parametrize("said", ["", "--import-mode=importlib", "-p no:rankproof", "--assert=plain"])
 def test_a_projects_own_package_called_contracts_still_imports(with_contracts: Path, said: str) -> None:
-    done = own_pytest(with_contracts, THEIRS, "-W", "error", *said.split())
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = own_pytest(with_contracts, THEIRS, "-W", "error", *said.split(), code=0)
     assert "1 passed" in done.stdout
 
 
 def test_using_both_packages_called_contracts_is_one_clear_error(with_contracts: Path) -> None:
     for tests in (OWN, THEIRS + OWN):
-        done = own_pytest(with_contracts, tests)
-        assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout + done.stderr
+        done = own_pytest(with_contracts, tests, code=pytest.ExitCode.INTERRUPTED)
         words = f"`contracts` is {with_contracts / 'contracts'}"
         assert words in done.stdout
         assert f"here, and rankproof's is {ROOT / 'contracts'}: one process cannot have both" in done.stdout

@@ -3,13 +3,12 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from contracts.contract import LAW
 from contracts.court import pairs
-from contracts.harness.cli import main
 from contracts.harness.families import read_checks
 from contracts.spec import FEATURES, Recipe
+from tests_unit._parties.running import invoked
 
 
 def test_a_pair_of_features_is_covered_only_by_one_case_with_both() -> None:
@@ -75,15 +74,14 @@ def test_the_table_of_pairs_is_empty_without_contracts() -> None:
 
 def test_the_pairs_command_counts_and_lists_missing_pairs() -> None:
     pytest.importorskip("torch")
-    told = CliRunner().invoke(main, ["coverage", "--pairs"])
-    assert told.exit_code == 0
+    told = invoked("coverage", "--pairs", code=0)
     assert "pairs of features: " in told.output
     assert "no case asks for these three together:" in told.output
-    two, three = json.loads(CliRunner().invoke(main, ["coverage", "--pairs", "--json"]).output)
+    two, three = json.loads(invoked("coverage", "--pairs", "--json").output)
     assert (two["size"], three["size"]) == (2, 3)
     assert told.output.startswith(
         f"pairs of features: {two['covered']} of {two['possible']} are asked for together\n"
         f"three axes of parallelism: {three['covered']} of {three['possible']} are asked for together\n"
     )
     assert two["possible"] == two["covered"] + len(two["missing"]) > 1000
-    assert CliRunner().invoke(main, ["coverage", "--pairs", "--stack", "reference"]).exit_code == 2
+    invoked("coverage", "--pairs", "--stack", "reference", code=2)

@@ -12,7 +12,7 @@ from contracts.court import record
 from contracts.harness import kill_matrix, power
 from contracts.spec import EXACT, FLOAT32, FLOAT64, interpreter
 from contracts.spec.records import EXIT_CODES
-from tests_unit._parties.running import ROOT, Done, environment
+from tests_unit._parties.running import ROOT, Done, environment, ran
 
 numbers = pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
 
@@ -64,11 +64,10 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def python(place: Path, *words: str, **variables: str) -> Done:
+def python(place: Path, *words: str, code: int | None = None, **variables: str) -> Done:
     """An interpreter of its own: how it is started is what is tried."""
     found = environment(PYTHONPATH=f"{ROOT}:{place}", OMP_NUM_THREADS="1", **variables)
-    return subprocess.run([sys.executable, *words], cwd=place, env=found, stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, check=False, timeout=300)  # fmt: skip
+    return ran([sys.executable, *words], code=code, cwd=place, env=found, stdin=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -86,8 +85,9 @@ def test_every_command_refuses_python_with_assertions_off(entry: str, place: Pat
 
 def test_a_rank_of_a_plain_torchrun_refuses_too(place: Path) -> None:
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29533", "PYTHONOPTIMIZE": "1"}
-    done = python(place, *PYTEST, "-p", "contracts.ranks.plugin", "test_law.py", **rank)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
+    done = python(
+        place, *PYTEST, "-p", "contracts.ranks.plugin", "test_law.py", **rank, code=pytest.ExitCode.USAGE_ERROR
+    )
     assert "no test can fail: unset PYTHONOPTIMIZE" in done.stderr
 
 
@@ -109,8 +109,7 @@ print(result.outcome, result.words)
 def test_other_python_options_do_not_weaken_the_check(words: tuple[str, ...], place: Path) -> None:
     here = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(place)!r}]; from contracts.harness.cli import main; main()"
     for stack, code in (("Right", 0), ("Wrong", EXIT_CODES["violated"])):
-        done = python(place, *words, "-c", here, *CHECK[2:], "--stack", f"stacks:{stack}", "--report", stack)
-        assert done.returncode == code, done.stdout + done.stderr
+        python(place, *words, "-c", here, *CHECK[2:], "--stack", f"stacks:{stack}", "--report", stack, code=code)
         if words[0] == "-W":
             run, _ = record.load(place / stack)
             assert f"-W {words[1]}" in run.header.interpreter
@@ -119,10 +118,12 @@ def test_other_python_options_do_not_weaken_the_check(words: tuple[str, ...], pl
 @pytest.mark.parametrize("said", ["--assert=plain", "--assert=rewrite", "--runxfail", "-W error"])
 def test_no_option_of_pytest_makes_a_wrong_stack_right(said: str, place: Path) -> None:
     words = said.split()
-    gate = python(place, *PLUGIN, "test_law.py", "--rankproof-gate", "--rankproof-report=out", *words)
-    assert gate.returncode == EXIT_CODES["violated"], gate.stdout + gate.stderr
-    own = python(place, *PYTEST, "-p", "rankproof.pytest_plugin", "test_own.py", *words)
-    assert own.returncode == pytest.ExitCode.TESTS_FAILED, own.stdout + own.stderr
+    python(
+        place, *PLUGIN, "test_law.py", "--rankproof-gate", "--rankproof-report=out", *words, code=EXIT_CODES["violated"]
+    )
+    own = python(
+        place, *PYTEST, "-p", "rankproof.pytest_plugin", "test_own.py", *words, code=pytest.ExitCode.TESTS_FAILED
+    )
     assert "violated: layer 2 (1-based) is ablock, expected eblock (E)" in own.stdout
     assert " passed" not in own.stdout
 
@@ -140,16 +141,14 @@ def test_a_stack_that_disables_checks_when_imported_ends_the_gate(how: str, plac
     (place / "blunt.py").write_text("from contracts.harness.families import read_checks\nread_checks('PAT-01')\n"
                                     f"from contracts.contract import LAW\n{BLUNTING[how]}\n"
                                     "from stacks import Wrong\n")  # fmt: skip
-    done = python(place, *CHECK, "--stack", "blunt:Wrong")
-    assert done.returncode == EXIT_CODES["broken"], done.stdout + done.stderr
+    done = python(place, *CHECK, "--stack", "blunt:Wrong", code=EXIT_CODES["broken"])
     assert "rankproof: this process would not find a bug" in done.stderr
     assert "PAT-01[nam56r] holds on a stack with a known bug" in done.stderr
     assert not (place / "out/run.jsonl").exists()
-    shared = python(place, *PLUGIN[:-1], "--rankproof-stack=blunt:Wrong", "test_law.py", "--rankproof-gate",
-                    "--rankproof-report=out")  # fmt: skip
-    assert shared.returncode == EXIT_CODES["broken"], shared.stdout + shared.stderr
-    own = python(place, *PYTEST, "-p", "rankproof.pytest_plugin", "test_own.py", "-k", "nam52", "-p", "blunt")
-    assert own.returncode == pytest.ExitCode.TESTS_FAILED
+    python(place, *PLUGIN[:-1], "--rankproof-stack=blunt:Wrong", "test_law.py", "--rankproof-gate",
+           "--rankproof-report=out", code=EXIT_CODES["broken"])  # fmt: skip
+    own = python(place, *PYTEST, "-p", "rankproof.pytest_plugin", "test_own.py", "-k", "nam52", "-p", "blunt",
+                 code=pytest.ExitCode.TESTS_FAILED)  # fmt: skip
     assert "broken: PAT-01[nam56r] holds on a stack with a known bug" in own.stdout
 
 
@@ -167,8 +166,7 @@ class Later(Reference):
 @numbers
 def test_a_comparison_that_a_stack_replaces_while_it_is_asked_ends_the_gate(place: Path) -> None:
     (place / "later.py").write_text(LATER)
-    done = python(place, *CHECK, "--profile", "BLK-04a", "--stack", "later:Later")
-    assert done.returncode == EXIT_CODES["broken"], done.stdout + done.stderr
+    done = python(place, *CHECK, "--profile", "BLK-04a", "--stack", "later:Later", code=EXIT_CODES["broken"])
     assert "differences sees no difference in a wrong element" in done.stderr + (place / "out/output.log").read_text()
     assert not (place / "out/run.jsonl").exists()
 
@@ -187,8 +185,7 @@ BLIND = {
 def test_a_diff_whose_comparison_was_disabled_is_broken(how: str, place: Path) -> None:
     asked = ("from contracts.harness.cli import main\nfrom contracts.observe import diff, trace\n"
              f"trace.read = lambda folder: None\n{BLIND[how]}\nmain(['diff', 'one', 'other'])")  # fmt: skip
-    done = python(place, "-c", asked)
-    assert done.returncode == EXIT_CODES["broken"], done.stdout + done.stderr
+    done = python(place, "-c", asked, code=EXIT_CODES["broken"])
     assert done.stderr.startswith("rankproof: this process would not see a difference"), done.stderr
     assert done.stdout == ""
 
@@ -239,7 +236,7 @@ def test_the_test_for_a_disabled_check_takes_under_30_ms() -> None:
 
 def test_the_options_of_the_interpreter_are_in_record_and_proof(place: Path) -> None:
     words = ("-W", "ignore::UserWarning", "-X", "dev", *CHECK, "--stack", "stacks:Right")
-    assert python(place, *words, PYTHONHASHSEED="7", PYTHONPLATLIBDIR="lib").returncode == 0
+    python(place, *words, PYTHONHASHSEED="7", PYTHONPLATLIBDIR="lib", code=0)
     run, _ = record.load(place / "out")
     assert {"-W ignore::UserWarning", "-X dev", "PYTHONHASHSEED=7"} <= {*run.header.interpreter}
     assert not any("PYTHONPATH" in each for each in run.header.interpreter)

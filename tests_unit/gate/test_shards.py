@@ -33,14 +33,12 @@ def told(folder: Path) -> tuple[str, list[tuple[str, str, str]]]:
 
 def test_merged_shards_equal_the_record_of_one_run(folder: Path) -> None:
     parts = [folder / f"share-{number}/report" for number in (1, 2, 3)]
-    done = rankproof("merge", *parts, "--report", "merged", cwd=folder)
-    assert done.returncode == EXIT_CODES["violated"], done.stdout + done.stderr
+    rankproof("merge", *parts, "--report", "merged", cwd=folder, code=EXIT_CODES["violated"])
     assert told(folder / "merged") == told(folder / "whole/report")
     judged = [sum(outcome != "not run" for *_, outcome in told(part)[1]) for part in parts]
     assert min(judged) > 0
     assert sum(judged) == len(told(folder / "whole/report")[1])
-    again = rankproof("report", "merged", cwd=folder)
-    assert again.returncode == EXIT_CODES["violated"], again.stderr
+    rankproof("report", "merged", cwd=folder, code=EXIT_CODES["violated"])
 
 
 def test_items_of_a_missing_shard_are_not_run(folder: Path) -> None:
@@ -49,23 +47,21 @@ def test_items_of_a_missing_shard_are_not_run(folder: Path) -> None:
     green = (ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8")
     (at := folder / "green").mkdir()
     (at / "ours.py").write_text(green.replace("pattern * (depth // len(pattern))", "(pattern * depth)[:depth]"))
-    done = rankproof("check", "--stack", "ours:Ours", "--profile", "PAT-01", "--shard", "1/2", cwd=at)
-    assert done.returncode == EXIT_CODES["incomplete"], "a share is never conformant by itself"
-    merged = rankproof("merge", "reports/last", "--report", "merged", cwd=at)
-    assert merged.returncode == EXIT_CODES["incomplete"], merged.stdout
+    rankproof(
+        "check", "--stack", "ours:Ours", "--profile", "PAT-01", "--shard", "1/2", cwd=at, code=EXIT_CODES["incomplete"]
+    )  # a share is never conformant by itself
+    rankproof("merge", "reports/last", "--report", "merged", cwd=at, code=EXIT_CODES["incomplete"])
 
 
 def test_merging_shards_of_different_runs_is_refused_with_every_reason(folder: Path) -> None:
-    twice = rankproof("merge", "share-1/report", "whole/report", cwd=folder)
-    assert twice.returncode == USAGE_ERROR
+    twice = rankproof("merge", "share-1/report", "whole/report", cwd=folder, code=USAGE_ERROR)
     assert "items were judged twice" in twice.stderr
     (at := folder / "changed").mkdir(exist_ok=True)
     shutil.copy(folder / "share-2/ours.py", at / "ours.py")
     with (at / "ours.py").open("a", encoding="utf-8") as file:
         file.write("\n# another code\n")
     rankproof(*CHECK, "--shard", "2/3", cwd=at)
-    other = rankproof("merge", "share-1/report", "changed/report", "other/report", cwd=folder)
-    assert other.returncode == USAGE_ERROR
+    other = rankproof("merge", "share-1/report", "changed/report", "other/report", cwd=folder, code=USAGE_ERROR)
     for field in ("record 2.code", "record 3.profile", "record 3.plan"):
         assert field in other.stderr
     assert not (folder / "reports").exists(), "nothing is written where nothing is merged"

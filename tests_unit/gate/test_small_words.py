@@ -44,17 +44,14 @@ def rankproof(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @needs_torch
 def test_the_command_that_judge_prints_judges_that_item_again(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text(SCRIPT)
-    assert rankproof("observe", "--out", "a b", "t.py", cwd=tmp_path).returncode == 0
-    first = rankproof("judge", "a b", cwd=tmp_path)
-    assert first.returncode == EXIT_CODES["violated"], first.stdout + first.stderr
+    rankproof("observe", "--out", "a b", "t.py", cwd=tmp_path, code=0)
+    first = rankproof("judge", "a b", cwd=tmp_path, code=EXIT_CODES["violated"])
     (line, *_) = [each.split(maxsplit=1)[1] for each in first.stdout.splitlines() if each.split()[:1] == ["rerun"]]
     words = shlex.split(line)
     assert words[:3] == ["rankproof", "judge", "a b"]
-    again = rankproof(*words[1:], cwd=tmp_path)
-    assert again.returncode == EXIT_CODES["violated"], again.stdout + again.stderr
+    again = rankproof(*words[1:], cwd=tmp_path, code=EXIT_CODES["violated"])
     assert f"profile {words[-1]} (1 violated)" in again.stdout
-    other = rankproof("judge", "a b", "--profile", "PAT-01", cwd=tmp_path)
-    assert other.returncode == 2, other.stdout
+    rankproof("judge", "a b", "--profile", "PAT-01", cwd=tmp_path, code=2)
 
 
 @needs_torch

@@ -19,7 +19,7 @@ from contracts.harness import torchrun
 from contracts.ranks import guard
 from contracts.ranks.guard_program import LOOKS_S
 from contracts.spec.records import EXIT_CODES
-from tests_unit._parties.running import RANKPROOF, ROOT, environment
+from tests_unit._parties.running import RANKPROOF, ROOT, environment, ran
 from tests_unit.test_answering import checkout as repository
 
 PATIENCE_S = 90.0  # for what takes seconds, on a loaded machine
@@ -149,9 +149,7 @@ def test_a_stopped_check_of_two_commits_reports_what_it_found_so_far(tmp_path: P
         assert "(1 violated, 8 not run, 1 faults of the run)" in run.log
         assert f"stopped by {number.name} before there was a verdict" in run.log.splitlines()[-1]
     assert not (tmp_path / "two/head").exists(), "the second side was begun"
-    told = subprocess.run([RANKPROOF, "report", "two/base"], cwd=tmp_path, env=environment(), capture_output=True,
-                          text=True, check=False)  # fmt: skip
-    assert told.returncode == EXIT_CODES["incomplete"], told.stderr
+    ran([RANKPROOF, "report", "two/base"], cwd=tmp_path, env=environment(), code=EXIT_CODES["incomplete"])
 
 
 def takes_the_judge_with_it(
@@ -178,9 +176,7 @@ def takes_the_judge_with_it(
         assert f"stopped by {number.name} before there was a verdict" in run.log
         assert last in run.log.splitlines(), "what was found so far"
         assert "INCOMPLETE" in (tmp_path / "out/summary.md").read_text()
-    again = subprocess.run([RANKPROOF, "replay", "out"], cwd=tmp_path, env=environment(), capture_output=True,
-                           text=True, check=False)  # fmt: skip
-    assert again.returncode == 2, again.stdout
+    again = ran([RANKPROOF, "replay", "out"], cwd=tmp_path, env=environment(), code=2)
     assert "holds a run that did not finish" in again.stderr
 
 

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from contracts.harness.cli import main
 from contracts.spec.goodput import Span, goodput
+from tests_unit._parties.running import invoked
 
 
 def test_of_two_overlapping_spans_the_earlier_keeps_the_overlap() -> None:
@@ -36,8 +35,7 @@ def test_the_goodput_command_prints_each_part_of_the_wall_clock(tmp_path: Path) 
         {"kind": "step", "start": 4000, "end": 5000}, {"kind": "checkpoint", "start": 5000, "end": None},
     ]  # fmt: skip
     path.write_text(json.dumps({"start": 0, "end": 10_000, "spans": spans}))
-    done = CliRunner().invoke(main, ["goodput", str(path)])
-    assert done.exit_code == 0
+    done = invoked("goodput", path, code=0)
     assert done.output.splitlines() == [
         "step                2.000 s   20.0%",
         "compile             3.000 s   30.0%",
@@ -48,7 +46,7 @@ def test_the_goodput_command_prints_each_part_of_the_wall_clock(tmp_path: Path) 
         "wall               10.000 s   goodput 20.0%",
         "1 of 2 steps ran undisturbed, 1000.0 ms each",
     ]
-    as_json = CliRunner().invoke(main, ["goodput", str(path), "--json"])
+    as_json = invoked("goodput", path, "--json")
     assert json.loads(as_json.output)["parts"]["checkpoint"] == 5000
 
 
@@ -64,6 +62,5 @@ def test_the_goodput_command_prints_each_part_of_the_wall_clock(tmp_path: Path) 
 def test_the_goodput_command_refuses_a_malformed_clock(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "spans.json"
     path.write_text(text)
-    done = CliRunner().invoke(main, ["goodput", str(path)])
-    assert done.exit_code == 2
+    done = invoked("goodput", path, code=2)
     assert said in done.stderr

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.bringup.commands.installation import check_install_plan, read_plan, read_table, stack
+from contracts.bringup.commands.installation import read_plan, read_table
 from contracts.bringup.instruments import pip_plan
 from contracts.bringup.instruments.environment import Environment, tools
 from contracts.spec import Unreachable
 from contracts.spec.installation import InstalledPart, InstallPlan, StackLine
 from contracts.spec.stack_table import H200, compare, findings, fits, release, same_version
+from tests_unit._parties.running import invoked
 
 NIGHTLY = "2.12.0.dev20260405+cu132"
 
@@ -100,7 +101,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         for word, command in PLANS[name].items():
             text = text.replace(word, command)
         (folder / f"{name}.toml").write_text(text)
-        return CliRunner().invoke(check_install_plan, [str(folder / f"{name}.toml"), "--json"])
+        return invoked("install-plan", folder / f"{name}.toml", "--json")
 
     return {name: ask(name) for name in PLANS}
 
@@ -157,8 +158,7 @@ def test_a_plan_that_pip_cannot_be_asked_about_ends_in_one_clear_error(
     tmp_path: Path, change: tuple[str, str], words: str
 ) -> None:
     (tmp_path / "plan.toml").write_text(PLAN.replace(*change))
-    done = CliRunner().invoke(check_install_plan, [str(tmp_path / "plan.toml")])
-    assert done.exit_code == 2
+    done = invoked("install-plan", tmp_path / "plan.toml", code=2)
     assert words in done.stderr
 
 
@@ -313,12 +313,10 @@ def test_the_command_compares_line_by_line_and_its_exit_code_says_so(tmp_path: P
     table = tmp_path / "ours.toml"
     table.write_text(TABLE.replace("CLICK", importlib.metadata.version("click")))
     assert read_table(table).name == "ours"
-    done = CliRunner().invoke(stack, ["--table", str(table)])
-    assert done.exit_code == 0, done.output
+    done = invoked("stack", "--table", table, code=0)
     assert "2 of 2 lines of ours are equal" in done.stdout
     table.write_text(TABLE.replace("CLICK", "1.0"))
-    done = CliRunner().invoke(stack, ["--table", str(table), "--json"])
-    assert done.exit_code == 1
+    done = invoked("stack", "--table", table, "--json", code=1)
     body = json.loads(done.stdout)
     assert [line["state"] for line in body["lines"]] == ["differs", "equal"]
     assert body["findings"][0]["field"] == "click"
@@ -331,8 +329,7 @@ def test_the_command_stops_at_binaries_that_do_not_fit(other: Path, tmp_path: Pa
         f'[[lines]]\ncomponent = "torch"\nversion = "{NIGHTLY}"\nsource = "index"\n'
         '[[lines]]\ncomponent = "flash-attn"\nversion = "2.8.3+cu13torch2.8cxx11abiTRUE"\nsource = "wheel"\n'
     )
-    done = CliRunner().invoke(stack, ["--table", str(table), "--python", str(other)])
-    assert done.exit_code == 1
+    done = invoked("stack", "--table", table, "--python", other, code=1)
     assert "3 of 3 lines of h200 are equal" in done.stdout
     assert (
         f"flash_attn = 2.8.3+cu13torch2.8cxx11abiTRUE: was built for torch 2.8, installed is {NIGHTLY}" in done.stdout
@@ -340,7 +337,6 @@ def test_the_command_stops_at_binaries_that_do_not_fit(other: Path, tmp_path: Pa
 
 
 def test_a_torch_that_does_not_load_is_found(other: Path) -> None:
-    done = CliRunner().invoke(stack, ["--python", str(other), "--load", "--json"])
-    assert done.exit_code == 1
+    done = invoked("stack", "--python", other, "--load", "--json", code=1)
     (found,) = [each for each in json.loads(done.stdout)["findings"] if "does not load: " in each["problem"]]
     assert (found["field"], found["value"]) == ("torch", NIGHTLY)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ pytest.importorskip("torch")
 from contracts.instruments import import_probe, mamba_ssm
 from contracts.instruments.import_probe import modules_after
 from contracts.spec import FLOAT32
+from tests_unit._parties.running import ran
 
 HERE = Path(__file__).parent
 
@@ -66,8 +66,7 @@ def test_mamba_ssms_scan_replaces_the_references_scan(lying: str) -> None:
     """Output, last state and every gradient, from an initial state; packed documents begin at number 3."""
     command = [str(mamba_ssm.python()), "-O", "-P", "-s", "-W", "ignore", str(HERE / "_adapter.py"), lying]
     env = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = ran(command, env=env, limit_s=300, code=0)
     answer = json.loads(done.stdout)
     assert (answer["ran"], answer["own"]) == ({"scan": "mamba-ssm"}, {"scan": "native"})
     assert len(answer["far"]) == 21

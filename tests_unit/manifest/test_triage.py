@@ -5,15 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from contracts.harness.cli import main
 from contracts.law._support.recorded_runs import FACTS
 from contracts.spec import Refused
 from contracts.spec.manifest import Manifest, RunError, dumps
 from contracts.spec.receipt import Receipt
 from contracts.spec.triage import RunFacts, Symptom, triage
 from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.running import invoked
 
 LAUNCHED = Manifest(
     run="nam56r-17", app_id="ap-5Qx", function_call_id="fc-01J", launched_at="2026-04-05T09:00:00Z", state="detached"
@@ -68,8 +68,8 @@ def run_folder(tmp_path: Path, manifest: Manifest | None, *files: str) -> Path:
     return folder
 
 
-def asked(folder: Path, *options: str) -> Result:
-    return CliRunner().invoke(main, ["triage", str(folder), *options])
+def asked(folder: Path, *options: str, code: int | None = None) -> Result:
+    return invoked("triage", folder, *options, code=code)
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,14 @@ def test_the_triage_command_names_the_layer(
     done = asked(folder, *options, "--json")
     assert json.loads(done.output)["diagnosis"]["layer"] == layer, done.output
     assert done.exit_code == (0 if layer is None else 1)
-    told = asked(folder, *options)
-    assert told.exit_code == done.exit_code
+    told = asked(folder, *options, code=done.exit_code)
     assert layer is None or "  look first at " in told.output
 
 
 def test_a_truncated_receipt_counts_as_missing_and_the_command_says_why(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, OK, "trace/rank-10.json")
     (folder / "receipt.json").write_text('{"schema": "rankproof.receipt/1", "run": "nam5')
-    done = asked(folder)
-    assert done.exit_code == 1
+    done = asked(folder, code=1)
     assert "ok without a receipt" in done.output
     assert "is no receipt: receipt" in done.output
 
@@ -163,6 +161,5 @@ def test_a_run_is_not_compared_with_one_without_a_receipt(tmp_path: Path) -> Non
     run = run_with_receipt(tmp_path, "run", Reference().receipt(FACTS))
     (tmp_path / "prior").mkdir()
     prior = run_folder(tmp_path / "prior", OK)
-    done = asked(run, "--against", str(prior))
-    assert done.exit_code == 2
+    done = asked(run, "--against", str(prior), code=2)
     assert "holds no receipt" in done.stderr

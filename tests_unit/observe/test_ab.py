@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import ROOT, environment, invoked
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner, Result  # noqa: E402
+from click.testing import Result  # noqa: E402
 
 from contracts.harness.ab import command  # noqa: E402
-from contracts.harness.cli import main  # noqa: E402
-from tests_unit._parties.running import ROOT, environment  # noqa: E402
 from tests_unit.gate._browser import CHROMIUM, browser  # noqa: E402
 from tests_unit.test_answering import checkout as repository  # noqa: E402
 from tests_unit.test_answering import git  # noqa: E402
@@ -104,9 +104,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ab(here: Path, tmp_path: Path) -> Ab:
     """Runs the command, and sees that the user's repository is what it was."""
 
-    def run(*words: str) -> Result:
+    def run(*words: str, code: int | None = None) -> Result:
         before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file() and ".git" not in path.parts}
-        done = CliRunner().invoke(main, ["ab", "--out", str(tmp_path / "out"), *words])
+        done = invoked("ab", "--out", tmp_path / "out", *words, code=code)
         after = {path: path.read_bytes() for path in here.rglob("*") if path.is_file() and ".git" not in path.parts}
         assert before == after
         assert len(git(here, "worktree", "list").splitlines()) == 1
@@ -130,8 +130,7 @@ def test_a_refactoring_that_is_not_committed_is_equal(here: Path, ab: Ab) -> Non
         ("torch.relu(self.up(x))", "activated(self.up, x)"),
     )
     (here / "more.py").write_text("def activated(layer, x):\n    return layer(x).relu()\n", encoding="utf-8")
-    done = ab("--base", "base", *PYTHON)
-    assert done.exit_code == 0, done.output
+    done = ab("--base", "base", *PYTHON, code=0)
     assert "with 2 changed files" in done.output
     last = done.stdout.splitlines()[-1]
     assert last.startswith("EQUAL: head does what base does; compared: 10 initial weights, 3 steps, ")
@@ -141,8 +140,7 @@ def test_another_number_is_named_with_its_tensor_and_its_line(here: Path, ab: Ab
     _edit(here / "net.py", ("x + self.down(y)", "x + 1.01 * self.down(y)"))
     git(here, "commit", "-q", "-a", "-m", "A factor")
     (here / "train.py").write_text("no Python", encoding="utf-8")  # --head: the working tree has no say
-    done = ab("--base", "base", "--head", "HEAD", *PYTHON)
-    assert done.exit_code == 1, done.output
+    done = ab("--base", "base", "--head", "HEAD", *PYTHON, code=1)
     assert (
         "at        net.py:13: return x + 1.01 * self.down(y) (changed, in Block, the class of blocks.0)" in done.output
     )
@@ -179,8 +177,7 @@ def _looked_at(file: Path, folder: Path) -> None:
 
 def test_other_settings_are_named_with_the_lines_that_changed(here: Path, ab: Ab) -> None:
     _edit(here / "train.py", ("lr=1e-3", "lr=2e-3"))
-    done = ab("--base", "base", *PYTHON)
-    assert done.exit_code == 1, done.output
+    done = ab("--base", "base", *PYTHON, code=1)
     last = done.stdout.splitlines()[-1]
     assert "settings of the optimizer: blocks.0.up.weight: learning rate 0.002" in last
     assert last.endswith("; see train.py:8")
@@ -188,8 +185,7 @@ def test_other_settings_are_named_with_the_lines_that_changed(here: Path, ab: Ab
 
 def test_different_initial_weights_are_reported_and_both_sides_then_start_from_the_bases(here: Path, ab: Ab) -> None:
     _edit(here / "net.py", ("nn.Linear(width, 4)\n", "nn.Linear(width, 4)\n        nn.init.zeros_(self.head.bias)\n"))
-    done = ab("--base", "base", *PYTHON)
-    assert done.exit_code == 1, done.output
+    done = ab("--base", "base", *PYTHON, code=1)
     assert "weights   the sides draw different ones: head.bias; below, both begin with the base's" in done.output
     assert "from the base's weights\nEQUAL: the head does what the base does" in done.output
     assert "initial weights: head.bias" in done.stdout.splitlines()[-1]
@@ -200,8 +196,7 @@ def test_a_script_without_a_seed_is_compared_from_the_same_weights(here: Path, a
     _edit(here / "train.py", ("torch.manual_seed(0)\n", ""))
     git(here, "commit", "-q", "-a", "-m", "No seed")
     _edit(here / "net.py", ("torch.relu(self.up(x))", "self.up(x).relu()"))
-    done = ab("--base", "HEAD", *PYTHON)
-    assert done.exit_code == 0, done.output
+    done = ab("--base", "HEAD", *PYTHON, code=0)
     assert "weights   they differ in every run (no seed?), blocks.0.up.weight first" in done.output
 
 
@@ -210,8 +205,7 @@ def test_ab_shows_the_error_of_a_side_that_fails_and_is_incomplete(here: Path, a
     git(here, "commit", "-q", "-a", "-m", "Reads rows")
     (here / "net.py").write_text("raise RuntimeError('no such kernel')\n", encoding="utf-8")
     torch.save(1, here / "rows.pt")
-    done = ab("--base", "HEAD", *PYTHON)
-    assert done.exit_code == 3, done.output
+    done = ab("--base", "HEAD", *PYTHON, code=3)
     assert "No such file or directory: 'rows.pt'" in done.output
     assert "RuntimeError: no such kernel" in done.output
     assert "a checkout lacks what git ignores (rows.pt); if the script reads it: --link rows.pt" in done.output
@@ -231,8 +225,8 @@ def test_ab_of_two_environments_names_both_torch_versions(here: Path, ab: Ab) ->
         "--",
         "python",
         "train.py",
+        code=0,
     )
-    assert done.exit_code == 0, done.output
     assert done.output.count(f"(torch {torch.__version__}, Python ") == 2
     assert "EQUAL: B does what A does" in done.output
 
@@ -255,8 +249,7 @@ def test_a_base_that_runs_code_of_the_working_tree_is_incomplete(here: Path, ab:
     _edit(here / "train.py", ("from net", f"import sys\n\nsys.path.insert(0, {str(here)!r})\nfrom net"))
     git(here, "commit", "-q", "-a", "-m", "A path")
     _edit(here / "net.py", ("x + self.down(y)", "x + 1.01 * self.down(y)"))
-    done = ab("--base", "HEAD", *PYTHON)
-    assert done.exit_code == 3, done.output
+    done = ab("--base", "HEAD", *PYTHON, code=3)
     assert f"base: runs {here}/net.py, which is not in its checkout" in done.output
 
 
@@ -270,8 +263,7 @@ def test_pythonpath_into_the_repository_is_moved_into_the_checkout(
     git(here, "commit", "-q", "-a", "-m", "A folder")
     monkeypatch.setenv("PYTHONPATH", str(here / "lib"))
     _edit(here / "lib/net.py", ("x + self.down(y)", "x + 1.01 * self.down(y)"))
-    done = ab("--base", "HEAD", *PYTHON)
-    assert done.exit_code == 1, done.output
+    done = ab("--base", "HEAD", *PYTHON, code=1)
     assert done.stdout.splitlines()[-1].endswith("; see lib/net.py:13")
 
 
@@ -279,8 +271,7 @@ def test_ab_refuses_all_wrong_options_at_once(here: Path, ab: Ab, tmp_path: Path
     (tmp_path / "out").mkdir()
     (tmp_path / "out/held").touch()
     words = "--base nowhere --head neither --env /no/python --link gone --reference x -- make"
-    done = ab(*shlex.split(words))
-    assert done.exit_code == 2
+    done = ab(*shlex.split(words), code=2)
     said = [line.partition(": ")[2].split()[0] for line in done.stderr.splitlines()]
     assert [each.rstrip(":") for each in said] == ["sides", "out", "env", "reference", "command", "reference", "link",
                                                    "base", "head"]  # fmt: skip
@@ -294,8 +285,7 @@ def test_bisect_skips_commits_that_cannot_be_tested(here: Path, ab: Ab, broken: 
         git(here, "commit", "-q", "-a", "-m", "Ends")
     else:
         _edit(here / "train.py", ("    optimizer.step()\n", ""))
-    done = ab("--base", "HEAD", "--bisect", *PYTHON)
-    assert done.exit_code == code, done.output
+    done = ab("--base", "HEAD", "--bisect", *PYTHON, code=code)
     last = done.stdout.splitlines()[-1]
     words = "no whole step was seen" if broken == "head" else "ended with exit code 7"
     assert last.startswith(f"INCOMPLETE: {broken}: "), last

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import invoked
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
 
 from contracts.contract import LAW  # noqa: E402
-from contracts.harness.cli import main  # noqa: E402
 from contracts.harness.families import read_checks  # noqa: E402
 from contracts.law.observe.experts_bugs import DISPATCH, LIST  # noqa: E402
 from contracts.law.observe.steps_bugs import ClipsByTheNormOfItsShards  # noqa: E402
@@ -270,12 +270,12 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _judged(trace: Path, tmp_path: Path) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["judge", str(trace), "--report", str(tmp_path / "report")])
+    done = invoked("judge", trace, "--report", tmp_path / "report")
     return done.exit_code, " ".join(done.output.split())
 
 
 def _diff(one: Path, other: Path) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["diff", str(one), str(other)])
+    done = invoked("diff", one, other)
     return done.exit_code, done.output
 
 

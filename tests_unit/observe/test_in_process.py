@@ -1,25 +1,23 @@
 """A process that observes itself, a Trainer that does so by a callback, and a verdict in a tracker."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests_unit._parties.running import ROOT, environment, invoked, ran
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
 from torch import multiprocessing, nn  # noqa: E402
 from torch.nn.modules import module as hooks  # noqa: E402
 
 import rankproof  # noqa: E402
-from contracts.harness.cli import main  # noqa: E402
 from contracts.observe.trace import read  # noqa: E402
 from contracts.spec import Refused  # noqa: E402
 from rankproof import trackers  # noqa: E402
-from tests_unit._parties.running import ROOT, environment  # noqa: E402
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
@@ -81,14 +79,11 @@ def _train(**options: Any) -> None:
 
 
 def _run(*words: str, cwd: Path) -> None:
-    done = subprocess.run([sys.executable, *words], cwd=cwd, env=environment(OMP_NUM_THREADS="1"),
-                          capture_output=True, text=True, timeout=280, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ran([sys.executable, *words], cwd=cwd, env=environment(OMP_NUM_THREADS="1"), limit_s=280, code=0)
 
 
 def _equal(one: Path, other: Path) -> None:
-    done = CliRunner().invoke(main, ["diff", str(one), str(other)])
-    assert done.exit_code == 0, done.output
+    done = invoked("diff", one, other, code=0)
     assert re.search(r"; compared: \d+ initial weights, 3 steps, ", done.output)
 
 
@@ -136,8 +131,7 @@ def _rank(rank: int, out: str) -> None:
 
 def test_ranks_of_another_launcher_write_one_trace(tmp_path: Path) -> None:
     multiprocessing.spawn(_rank, (str(tmp_path / "two"),), nprocs=2)
-    done = CliRunner().invoke(main, ["judge", str(tmp_path / "two"), "--report", str(tmp_path / "judged")])
-    assert done.exit_code == 0, done.output
+    done = invoked("judge", tmp_path / "two", "--report", tmp_path / "judged", code=0)
     assert "on 2 ranks" in done.output
 
 
@@ -176,8 +170,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(3):
             net(torch.randn(4, 8)).square().mean().backward()
             optimizer.step()
-    done = CliRunner().invoke(main, ["judge", str(folder / "x"), "--report", str(folder / "judged")])
-    assert done.exit_code == 1, done.output
+    invoked("judge", folder / "x", "--report", folder / "judged", code=1)
     return folder / "judged"
 
 

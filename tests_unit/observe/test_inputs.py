@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import invoked
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from contracts.harness.cli import main  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Writer  # noqa: E402
 
@@ -80,7 +80,7 @@ def _train(
 
 
 def _diff(one: Path, other: Path, *words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["diff", str(one), str(other), *words])
+    done = invoked("diff", one, other, *words)
     return done.exit_code, done.output
 
 
@@ -126,7 +126,7 @@ def test_a_trial_pass_whose_gradients_are_dropped_belongs_to_no_step(one: Path, 
     other = _observed(tmp_path / "other", lambda: _train(CALLS["two arguments"], trial=_dropped))
     code, said = _diff(one, other)
     assert code == 0, said
-    assert CliRunner().invoke(main, ["judge", str(other), "--report", str(tmp_path / "report")]).exit_code == 0
+    invoked("judge", other, "--report", tmp_path / "report", code=0)
     assert [each for each in _lines(other) if each["e"] == "dropped"] == [
         {"e": "dropped", "step": 1, "microbatches": 2, "backward": 2}
     ]
@@ -140,8 +140,7 @@ def test_dropping_microbatches_in_every_step_is_named(tmp_path: Path) -> None:
         optimizer.zero_grad()
 
     other = _observed(tmp_path / "other", lambda: _train(CALLS["two arguments"], trial=trial))
-    done = CliRunner().invoke(main, ["judge", str(other), "--report", str(tmp_path / "report")])
-    assert done.exit_code == 1
+    done = invoked("judge", other, "--report", tmp_path / "report", code=1)
     said = " ".join(done.output.split())
     assert "in each of 2 steps, the gradients of a microbatch are dropped before an optimizer steps" in said
 

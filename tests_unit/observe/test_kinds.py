@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import invoked
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from contracts.harness.cli import main  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Writer, read  # noqa: E402
 
@@ -104,17 +104,15 @@ def test_a_tensor_of_any_kind_is_observed_or_left_alone(tmp_path: Path, kind: st
     before = Tagged.asked
     assert _observed(tmp_path / "trace", Net(KINDS[kind]())) == plain
     assert Tagged.asked - before <= 12  # of the module and of the test
-    done = CliRunner().invoke(main, ["judge", str(tmp_path / "trace"), "--report", str(tmp_path / "report")])
-    assert done.exit_code == 0, done.output
-    assert CliRunner().invoke(main, ["diff", *[str(tmp_path / "trace")] * 2]).exit_code == 0
+    invoked("judge", tmp_path / "trace", "--report", tmp_path / "report", code=0)
+    invoked("diff", *[str(tmp_path / "trace")] * 2, code=0)
 
 
 def test_a_complex_weight_is_compared(tmp_path: Path) -> None:
     for name, value in (("one", 1.0), ("other", 1.0 + 1e-3j)):
         torch.manual_seed(0)
         _observed(tmp_path / name, Net(nn.Parameter(torch.full((3,), value, dtype=torch.complex64))))
-    done = CliRunner().invoke(main, ["diff", str(tmp_path / "one"), str(tmp_path / "other")])
-    assert done.exit_code == 1
+    done = invoked("diff", tmp_path / "one", tmp_path / "other", code=1)
     assert "initial weights: more: differs by" in done.output
 
 

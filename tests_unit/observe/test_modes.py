@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import invoked
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
 from torch import nn  # noqa: E402
 
-from contracts.harness.cli import main  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Writer  # noqa: E402
 
@@ -42,12 +42,12 @@ def _evaluates(net: nn.Module) -> None:
 
 
 def _judged(trace: Path, tmp_path: Path) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["judge", str(trace), "--report", str(tmp_path / "report")])
+    done = invoked("judge", trace, "--report", tmp_path / "report")
     return done.exit_code, " ".join(done.output.split())
 
 
 def _diff(one: Path, other: Path) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["diff", str(one), str(other)])
+    done = invoked("diff", one, other)
     return done.exit_code, done.output
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import invoked
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
 from contracts import observe  # noqa: E402
 from contracts.contract import LAW  # noqa: E402
-from contracts.harness.cli import main  # noqa: E402
 from contracts.harness.families import read_checks  # noqa: E402
 from contracts.observe.merged import Merged  # noqa: E402
 from contracts.observe.pairing import paired  # noqa: E402
@@ -190,11 +190,9 @@ def test_runs_are_not_comparable_if_a_phase_has_no_pair_of_tensors(
     one: Path, tmp_path: Path, kinds: tuple[str, ...]
 ) -> None:
     other = _rewritten(one, tmp_path / "other", _without(*kinds))
-    done = CliRunner().invoke(main, ["diff", str(one), str(other)])
-    assert done.exit_code == 3, done.output
+    done = invoked("diff", one, other, code=3)
     assert "NOT COMPARABLE: no pair was compared of " in done.output.splitlines()[-1]
-    done = CliRunner().invoke(main, ["diff", str(one), str(one)])
-    assert done.exit_code == 0, done.output
+    done = invoked("diff", one, one, code=0)
     assert "compared: 5 initial weights, 3 steps" in done.output.splitlines()[-1]
 
 
@@ -228,8 +226,7 @@ def test_renamed_tensors_are_paired(one: Path, tmp_path: Path, names: str) -> No
     for scale, code in ((1.0, 0), (0.5, 1)):
         other = _rewritten(one, tmp_path / f"by-{scale}", _named(NAMES[names], scale=scale))
         for pair in ((one, other), (other, one)):
-            done = CliRunner().invoke(main, ["diff", *map(str, pair)])
-            assert done.exit_code == code, done.output
+            done = invoked("diff", *pair, code=code)
             assert "compared: 5 initial weights" in done.output.splitlines()[-1]
             assert done.output.startswith("paired  ")
             assert code == 0 or ", first in step 1, gradient: " in done.output.splitlines()[-1]
@@ -237,20 +234,17 @@ def test_renamed_tensors_are_paired(one: Path, tmp_path: Path, names: str) -> No
 
 def test_rename_pairs_tensors_that_nothing_else_pairs(one: Path, tmp_path: Path) -> None:
     other = _rewritten(one, tmp_path / "other", _named("q.{}_".format, scale=2.0, of="weight"))
-    done = CliRunner().invoke(main, ["diff", str(one), str(other)])
-    assert done.exit_code == 3, done.output
+    done = invoked("diff", one, other, code=3)
     assert "(0.weight is not in one run, q.0.weight_ not in the other: --rename A=B pairs them)" in done.output
     words = ["--rename", "0.weight=q.0.weight_", "--rename", "1.gate.bias=q.1.gate.bias_"]
-    done = CliRunner().invoke(main, ["diff", str(one), str(other), *words])
-    assert done.exit_code == 1, done.output
+    done = invoked("diff", one, other, *words, code=1)
     assert "2 more" not in done.output
     assert "step 1, initial weights: 0.weight: differs by" in done.output.splitlines()[-1]
-    done = CliRunner().invoke(main, ["diff", str(one), str(other), "--rename", "0.wait=q", "--rename", "1=p.1"])
-    assert done.exit_code == 2
+    done = invoked("diff", one, other, "--rename", "0.wait=q", "--rename", "1=p.1", code=2)
     assert "rename = '0.wait': is no name in" in done.output
     assert "the nearest are 0.weight" in done.output
     assert "rename = 'p.1': is no name in" in done.output
-    assert CliRunner().invoke(main, ["diff", str(one), str(other), "--rename", "0"]).exit_code == 2
+    invoked("diff", one, other, "--rename", "0", code=2)
 
 
 def test_a_run_whose_replicas_differ_equals_itself(one: Path, tmp_path: Path) -> None:
@@ -269,7 +263,7 @@ def test_a_run_whose_replicas_differ_equals_itself(one: Path, tmp_path: Path) ->
             )
 
     runs = [_rewritten(one, tmp_path / edit.__name__, edit, 2) for edit in (apart, off)]
-    codes = [CliRunner().invoke(main, ["diff", str(runs[0]), str(each)]).exit_code for each in runs]
+    codes = [invoked("diff", runs[0], each).exit_code for each in runs]
     assert codes == [0, 1]
 
 

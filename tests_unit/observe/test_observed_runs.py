@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import Done, invoked, ran
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
 
-from contracts.harness.cli import main  # noqa: E402
 from contracts.observe.diff import compare  # noqa: E402
 from contracts.observe.merged import Merged  # noqa: E402
 from contracts.observe.trace import read  # noqa: E402
@@ -31,21 +31,13 @@ HERE = {**ALONE, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def _observed(
-    out: Path, script: Path, ranks: int, words: Sequence[str] = (), *, options: Sequence[str] = (), cwd: Path = ROOT
-) -> subprocess.CompletedProcess[str]:
-    launcher = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        "--no-python",
-        sys.executable,
-    ]
+    out: Path, script: Path, ranks: int, words: Sequence[str] = (), *, code: int | None = None,
+    options: Sequence[str] = (), cwd: Path = ROOT,
+) -> Done:  # fmt: skip
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    launcher = [*torchrun, "--no-python", sys.executable]
     command = [sys.executable, *(launcher if ranks > 1 else []), "-P", "-m", "contracts.harness.cli", "observe"]
-    return subprocess.run(
-        [*command, "--out", str(out), *options, str(script), *words], cwd=cwd, env=HERE, capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
+    return ran([*command, "--out", out, *options, script, *words], code=code, cwd=cwd, env=HERE)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +50,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "fsdp4": (4, ("--parallel", "fsdp2"), ()),
     }
     for name, (ranks, words, options) in runs.items():
-        done = _observed(folder / name, NANO, ranks, [*words, "--steps", "2"], options=options)
-        assert done.returncode == 0, done.stderr
+        done = _observed(folder / name, NANO, ranks, [*words, "--steps", "2"], options=options, code=0)
         assert "step 1: loss" in done.stdout
     assert observe(folder, (str(NANO), "--parallel", "ddp", "--steps", "2"), folder / "ddp2", 2) == [0, 0]
     return folder
@@ -67,11 +58,9 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("layout", ["ddp2", "fsdp4"])
 def test_a_correct_layout_equals_one_rank_and_violates_nothing(traces: Path, tmp_path: Path, layout: str) -> None:
-    done = CliRunner().invoke(main, ["diff", str(traces / "one"), str(traces / layout)])
-    assert done.exit_code == 0, done.output
+    done = invoked("diff", traces / "one", traces / layout, code=0)
     assert "agrees  step 2: updated weights (28)" in done.output
-    done = CliRunner().invoke(main, ["judge", str(traces / layout), "--report", str(tmp_path / "report")])
-    assert done.exit_code == 0, done.output
+    invoked("judge", traces / layout, "--report", tmp_path / "report", code=0)
 
 
 @pytest.mark.parametrize("original", [True, False])
@@ -88,11 +77,9 @@ def test_fsdp1_equals_one_rank_and_violates_nothing(traces: Path, tmp_path: Path
     (tmp_path / "train.py").write_text(text, encoding="utf-8")
     codes = observe(tmp_path, ("train.py", "--parallel", "ddp", "--steps", "2"), tmp_path / "out", 2)
     assert codes == [0, 0], (tmp_path / "stderr-0").read_text()
-    done = CliRunner().invoke(main, ["diff", str(traces / "one"), str(tmp_path / "out")])
-    assert done.exit_code == 0, done.output
+    done = invoked("diff", traces / "one", tmp_path / "out", code=0)
     assert "agrees  step 2: updated weights (28)" in done.output
-    done = CliRunner().invoke(main, ["judge", str(tmp_path / "out"), "--report", str(tmp_path / "report")])
-    assert done.exit_code == 0, done.output
+    invoked("judge", tmp_path / "out", "--report", tmp_path / "report", code=0)
 
 
 def test_measured_rounding_is_the_allowed_difference(traces: Path) -> None:
@@ -142,7 +129,7 @@ def test_the_first_finding_names_the_planted_bug(traces: Path, tmp_path: Path, b
     script.write_text(text.replace(old, new), encoding="utf-8")
     codes = observe(tmp_path, ("train.py", "--parallel", parallel, "--steps", "1"), tmp_path / "out", 2)
     assert codes == [0, 0], (tmp_path / "stderr-0").read_text()
-    done_diff = CliRunner().invoke(main, ["diff", str(traces / "one"), str(tmp_path / "out")])
+    done_diff = invoked("diff", traces / "one", tmp_path / "out")
     last = done_diff.output.strip().splitlines()[-1]
     assert words in last, done_diff.output
     assert done_diff.exit_code == (3 if "inputs" in words else 1)
@@ -177,34 +164,30 @@ def test_a_run_that_dies_leaves_a_trace_that_says_so_and_no_secret(tmp_path: Pat
         "net(torch.ones(2, 3)).sum().backward()\nopt.step()\n"
         "raise ValueError('the key hf_abcdefghijklmnopqrstuvwxyz012345 is refused')\n"
     )
-    done = _observed(tmp_path / "out", script, 1, ["--api-key", "sesame-open-up"])
-    assert done.returncode == 1
+    done = _observed(tmp_path / "out", script, 1, ["--api-key", "sesame-open-up"], code=1)
     assert "ValueError" in done.stderr
     text = (tmp_path / "out/rank-00000.jsonl").read_text()
     assert "hf_abcdefgh" not in text
     assert "sesame" not in text
-    judged = CliRunner().invoke(main, ["judge", str(tmp_path / "out"), "--report", str(tmp_path / "report")])
-    assert judged.exit_code == 1
+    judged = invoked("judge", tmp_path / "out", "--report", tmp_path / "report", code=1)
     assert "rank 0 ended with ValueError" in judged.output
     assert json.loads(text.splitlines()[-1])["steps"] == 1
-    assert _observed(tmp_path / "out", script, 1).returncode == 2  # a second trace does not overwrite the first
-    assert _observed(tmp_path / "new", tmp_path / "no.py", 1).returncode == 2
+    _observed(tmp_path / "out", script, 1, code=2)  # a second trace does not overwrite the first
+    _observed(tmp_path / "new", tmp_path / "no.py", 1, code=2)
 
 
 def test_an_error_of_a_script_is_shown_without_frames_of_the_suite(tmp_path: Path) -> None:
     """click says "Aborted!" to an EOFError, and not where it was raised."""
     script = tmp_path / "train.py"
     script.write_text("raise EOFError('Ran out of input')\n")
-    done = _observed(tmp_path / "out", script, 1)
-    assert done.returncode == 1
+    done = _observed(tmp_path / "out", script, 1, code=1)
     assert f'File "{script}", line 1' in done.stderr
     assert done.stderr.strip().endswith("EOFError: Ran out of input")
 
 
 def test_a_trace_that_another_must_equal_is_read_before_anything_is_judged(tmp_path: Path) -> None:
     words = ("--like", "plain", str(tmp_path / "no"), "--like", "plain", str(tmp_path / "none"))
-    done = CliRunner().invoke(main, ["judge", str(tmp_path), *words])
-    assert done.exit_code == 2
+    done = invoked("judge", tmp_path, *words, code=2)
     assert "like = 'plain': is given 2 times" in done.output
     assert done.output.count("holds no trace") == 3
 
@@ -215,7 +198,7 @@ def test_weights_from_starts_a_run_with_the_weights_of_another(
     """Shards draw other weights than the whole; after those of one rank, one gradient is off in one element."""
     script, text = tmp_path / "train.py", NANO.read_text(encoding="utf-8")
     kept = ("--keep-weights", "--full", "blocks.0.qkv.*")
-    assert _observed(tmp_path / "one", NANO, 1, ["--steps", "1"], options=kept).returncode == 0
+    _observed(tmp_path / "one", NANO, 1, ["--steps", "1"], options=kept, code=0)
     for old, new in (
         ("manual_seed(1337)", "manual_seed(rank)"),
         (
@@ -228,14 +211,14 @@ def test_weights_from_starts_a_run_with_the_weights_of_another(
         text = text.replace(old, new)
     script.write_text(text, encoding="utf-8")
     begins = ("--weights-from", str(tmp_path / "one"), "--full", "blocks.0.qkv.*")
-    done = _observed(tmp_path / "two", script, 2, ["--steps", "1", "--parallel", "fsdp2"], options=begins)
-    assert done.returncode == 0, done.stderr
-    said = CliRunner().invoke(main, ["diff", str(tmp_path / "one"), str(tmp_path / "two")]).output
+    _observed(tmp_path / "two", script, 2, ["--steps", "1", "--parallel", "fsdp2"], options=begins, code=0)
+    said = invoked("diff", tmp_path / "one", tmp_path / "two").output
     assert "agrees  step 1: initial weights (28)" in said
     assert "first in step 1, gradient: blocks.0.qkv.weight: differs by" in said
     assert "of 3072 elements differ, most at [50, 5]: " in said  # rank 1 has rows 48 to 95
-    refused = _observed(tmp_path / "no", NANO, 1, options=("--weights-from", str(tmp_path / "two"), "--steps", "0"))
-    assert refused.returncode == 2
+    refused = _observed(
+        tmp_path / "no", NANO, 1, options=("--weights-from", str(tmp_path / "two"), "--steps", "0"), code=2
+    )
     assert "kept 2 of 28 weights" in refused.stderr
     assert "must be at least 1" in refused.stderr
 
@@ -254,8 +237,7 @@ def test_two_torchrun_agents_write_one_trace_of_two_nodes(tmp_path: Path) -> Non
     assert [each.wait(timeout=300) for each in agents] == [0, 0], (tmp_path / "agent-0").read_text()
     trace = read(tmp_path / "out")
     assert (trace.world, len(trace.ranks), Merged(trace).steps) == (2, 2, 1)
-    done = CliRunner().invoke(main, ["judge", str(tmp_path / "out"), "--report", str(tmp_path / "report")])
-    assert done.exit_code == 0, done.output
+    invoked("judge", tmp_path / "out", "--report", tmp_path / "report", code=0)
 
 
 def test_a_run_that_torchrun_restarts_has_a_trace_of_its_own(tmp_path: Path) -> None:

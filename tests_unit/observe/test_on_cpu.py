@@ -1,18 +1,16 @@
 """A script that only knows CUDA, on this CPU: it computes what the same script computes that was written for a CPU."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import environment, invoked, ran
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
 
-from contracts.harness.cli import main  # noqa: E402
 from contracts.observe.trace import read  # noqa: E402
-from tests_unit._parties.running import environment  # noqa: E402
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
@@ -96,9 +94,9 @@ def _observed(folder: Path, name: str, ranks: int, *options: str) -> list[str]:
     """The lines that rank 0 prints."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     observe = ["-m", "rankproof", "observe", *options, "--out", f"{name}-{ranks}", f"{name}.py"]
-    done = subprocess.run([sys.executable, *launcher, *observe], cwd=folder, env=environment(OMP_NUM_THREADS="1"),
-                          capture_output=True, text=True, timeout=280, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = ran(
+        [sys.executable, *launcher, *observe], cwd=folder, env=environment(OMP_NUM_THREADS="1"), limit_s=280, code=0
+    )
     return [line for line in done.stdout.splitlines() if line.startswith("step ")]
 
 
@@ -109,12 +107,10 @@ def test_a_script_for_cuda_computes_the_same_on_the_cpu_shims(tmp_path: Path, ra
     said = _observed(tmp_path, "for_cpu", ranks)
     assert len(said) == 3
     assert _observed(tmp_path, "for_cuda", ranks, "--on-cpu", "cuda") == said
-    done = CliRunner().invoke(main, ["diff", *(str(tmp_path / f"{name}-{ranks}") for name in ("for_cpu", "for_cuda"))])
-    assert done.exit_code == 0, done.output
+    done = invoked("diff", *(str(tmp_path / f"{name}-{ranks}") for name in ("for_cpu", "for_cuda")), code=0)
     assert "agrees  step 3: updated weights (4)" in done.output
     traced = tmp_path / f"for_cuda-{ranks}"
-    done = CliRunner().invoke(main, ["judge", str(traced), "--report", str(tmp_path / "judged")])
-    assert done.exit_code == 0, done.output
+    invoked("judge", traced, "--report", tmp_path / "judged", code=0)
     assert read(traced).ranks[0].begin["shims"].startswith('shimmed: "cuda" is the CPU')
 
 

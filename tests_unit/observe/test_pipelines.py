@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import invoked
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
 
-from contracts.harness.cli import main  # noqa: E402
 from contracts.stacks.reference.answers.observing import observe  # noqa: E402
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
@@ -34,12 +34,12 @@ def _observed(folder: Path, ranks: int, words: Sequence[str] = (), edits: Sequen
 
 
 def _diff(one: Path, other: Path) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["diff", str(one), str(other)])
+    done = invoked("diff", one, other)
     return done.exit_code, done.output
 
 
 def _judged(trace: Path, report: Path) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["judge", str(trace), "--report", str(report)])
+    done = invoked("judge", trace, "--report", report)
     return done.exit_code, done.output
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import invoked
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
-
-from contracts.harness.cli import main  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -100,13 +99,13 @@ def test_a_run_over_its_time_is_ended_with_its_children_and_its_output_is_shown(
 
 
 def _diff(*words: object) -> tuple[int, str]:
-    ended = CliRunner().invoke(main, ["diff", *map(str, words)])
+    ended = invoked("diff", *words)
     return ended.exit_code, ended.output
 
 
 def _judged(trace: Path, report: Path) -> tuple[int, dict[str, str]]:
     """The exit code, and what each contract said that is violated."""
-    ended = CliRunner().invoke(main, ["judge", str(trace), "--report", str(report)])
+    ended = invoked("judge", trace, "--report", report)
     results = [json.loads(line).get("result") for line in (report / "run.jsonl").read_text().splitlines()]
     return ended.exit_code, {each["id"]: each["evidence"] if "evidence" in each else str(each)
                              for each in results if each and each["outcome"] == "violated"}  # fmt: skip

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import invoked
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
 
-from contracts.harness.cli import main  # noqa: E402
 from contracts.stacks.reference.answers.observing import observe  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -36,9 +36,7 @@ def test_a_layout_of_the_reference_equals_one_rank_and_violates_nothing(
     one: Path, tmp_path: Path, ranks: int, words: str
 ) -> None:
     trace = _observed(tmp_path, ranks, words)
-    done = CliRunner().invoke(main, ["diff", str(one), str(trace)])
-    assert done.exit_code == 0, done.output
+    done = invoked("diff", one, trace, code=0)
     assert "agrees  step 2: gradient (45)" in done.output
     assert "agrees  step 2: updated weights (45)" in done.output
-    judged = CliRunner().invoke(main, ["judge", str(trace), "--report", str(tmp_path / "report")])
-    assert judged.exit_code == 0, judged.output
+    invoked("judge", trace, "--report", tmp_path / "report", code=0)

@@ -1,17 +1,16 @@
 """Ranks that a script starts itself are observed, or named as missing."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import invoked, ran
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
 
-from contracts.harness.cli import main  # noqa: E402
 from contracts.observe.trace import read  # noqa: E402
 from contracts.spec.launchers import without  # noqa: E402
 
@@ -64,15 +63,12 @@ def _observed(tmp_path: Path, how: str, script: str = SCRIPT) -> Path:
     (tmp_path / "train.py").write_text(script)
     command = [sys.executable, "-P", "-m", "contracts.harness.cli", "observe", "--out", "trace", "train.py", how]
     environment = {**without(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    ran(command, cwd=tmp_path, env=environment, limit_s=300, code=0)
     return tmp_path / "trace"
 
 
 def _judged(trace: Path, tmp_path: Path) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["judge", str(trace), "--report", str(tmp_path / "report")])
+    done = invoked("judge", trace, "--report", tmp_path / "report")
     return done.exit_code, " ".join(done.output.split())
 
 
@@ -121,11 +117,7 @@ if __name__ == "__main__":
 def test_a_process_can_observe_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(IN_PROCESS)
     environment = {**without(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = ran([sys.executable, "train.py"], cwd=tmp_path, env=environment, limit_s=300, code=0)
     assert "holds a trace of rank 0" in done.stdout
     (rank,) = read(tmp_path / "trace").ranks
     assert rank.begin["command"] == ["train.py"]

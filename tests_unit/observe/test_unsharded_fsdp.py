@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import invoked
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
 
-from contracts.harness.cli import main  # noqa: E402
 from contracts.stacks.reference.answers.observing import observe  # noqa: E402
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
@@ -59,11 +59,9 @@ def test_fsdp1_replicas_that_are_not_sharded_are_compared(
 ) -> None:
     """HYBRID_SHARD over groups of one rank becomes NO_SHARD within them, and reduces nothing: torch 2.13."""
     two = _observed(tmp_path / "two", 2, strategy, parameters)
-    done = CliRunner().invoke(main, ["judge", str(two), "--profile", "OBS-02", "--report", str(tmp_path / "report")])
-    assert done.exit_code == code, done.output
+    done = invoked("judge", two, "--profile", "OBS-02", "--report", tmp_path / "report", code=code)
     words = "the gradient of 0.weight has other bits on rank 1 than on rank 0"
     assert (words in " ".join(done.output.split())) == bool(code)
-    done = CliRunner().invoke(main, ["diff", str(one), str(two)])
-    assert done.exit_code == code, done.output
+    done = invoked("diff", one, two, code=code)
     assert "agrees  step 1: initial weights (4)" in done.output
     assert ("agrees  step 2: updated weights (4)" in done.output) != bool(code)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests_unit._parties.running import invoked
+
 torch = pytest.importorskip("torch")
 
-from click.testing import CliRunner  # noqa: E402
 from torch import nn  # noqa: E402
 
-from contracts.harness.cli import main  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Writer  # noqa: E402
 
@@ -44,7 +44,7 @@ def _flipped(net: nn.Module) -> None:
 
 
 def _said(*words: object) -> str:
-    return CliRunner().invoke(main, [*map(str, words)]).output
+    return invoked(*words).output
 
 
 def test_show_prints_ranks_models_steps_and_parameters(tmp_path: Path) -> None:
@@ -101,4 +101,4 @@ def test_judge_writes_nothing_into_the_working_directory_unless_asked(
     assert [each.name for each in tmp_path.iterdir()] == ["one"]
     report = Path(next(line for line in said.splitlines() if line.startswith("report: ")).removeprefix("report: "))
     assert report.is_file()
-    assert CliRunner().invoke(main, ["replay", str(report.parent)]).exit_code == 0
+    invoked("replay", report.parent, code=0)

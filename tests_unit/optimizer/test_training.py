@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +31,7 @@ from contracts.stacks.reference.optim.optimizer import Member, Optimizer, orthog
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.run_facts import RankReporter, merge_backends
 from contracts.stacks.reference.training.trainer import Trainer
+from tests_unit._parties.running import ran
 
 read_checks()
 
@@ -113,8 +113,7 @@ def test_the_command_resumes_in_another_process_and_leaves_a_receipt(tmp_path: P
     words = ("-m", "contracts.stacks.reference.train", *SHORT, "--steps", "4", "--save", "run", "--resume")
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, *words]
-    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 0, ended.stderr
+    ended = ran(command, cwd=tmp_path, env=env, limit_s=240, code=0)
     assert "step 4/4" in ended.stderr
     receipt = json.loads((tmp_path / "run" / "receipt-00000003-00000004.json").read_text())
     witness = receipt["witness"]

@@ -14,6 +14,7 @@ from contracts.harness.child_process import descendants
 from contracts.harness.torchrun import environment
 from contracts.instruments import numerics
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from tests_unit._parties.running import ran
 
 pytestmark = pytest.mark.torchrun
 
@@ -32,9 +33,7 @@ def _command(ranks: int, *words: str) -> tuple[str, ...]:
 
 
 def _run(ranks: int, *words: str) -> None:
-    done = subprocess.run(_command(ranks, *words), env=environment(), capture_output=True, text=True, check=False,
-                          timeout=PATIENCE_S)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    ran(_command(ranks, *words), env=environment(), limit_s=PATIENCE_S, code=0)
 
 
 def _worker(launcher: int, rank: int) -> int:

@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from contracts.bringup.law.preflight._captures import H200, OTHER_CABLING, WITHOUT_NICS, ranks_of, said, with_cells
 from contracts.bringup.law.preflight.node import is_fit_for_its_gpus
 from contracts.bringup.law.preflight.node_bugs import asks_for_a_row_of_nics, trusts_the_node
-from contracts.harness.cli import main
 from contracts.instruments.allreduce import main as allreduce
 from contracts.instruments.node import read_node
 from contracts.spec import codec
 from contracts.spec.machine import Need, NodeCapture
 from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.running import invoked
 
 HOSTILE = 10_000
 NEED = Need()
@@ -173,18 +173,17 @@ def test_a_capture_holds_what_the_tool_printed(tmp_path: Path, monkeypatch: pyte
     assert codec.loads(NodeCapture, codec.dumps(node)) == node
 
 
-def _command(folder: Path, *words: str, **nodes: object) -> Result:
+def _command(folder: Path, *words: str, code: int | None = None, **nodes: object) -> Result:
     """`rankproof preflight`, with values written to files of their names."""
     for name, value in nodes.items():
         (folder / name).write_text(codec.dumps(value))
     files = {name: str(folder / name) for name in nodes}
-    return CliRunner().invoke(main, ["preflight", *(files.get(word, word) for word in words)])
+    return invoked("preflight", *(files.get(word, word) for word in words), code=code)
 
 
 def test_the_preflight_command_prints_every_finding_with_its_remedy(tmp_path: Path) -> None:
     sick = replace(with_cells(H200, GPU3_GPU5="SYS"), numa_balancing="1\n")
-    done = _command(tmp_path, "--capture", "sick", sick=sick)
-    assert done.exit_code == 1
+    done = _command(tmp_path, "--capture", "sick", sick=sick, code=1)
     assert "GPU3–GPU5 is SYS" in done.output
     assert "sysctl kernel.numa_balancing=0" in done.output
     assert done.output.endswith("refused\n")
@@ -205,8 +204,7 @@ def test_the_command_judges_environment_disks_and_installed_stack_with_the_node(
         "h200",
         "--json",
     ]
-    done = CliRunner().invoke(main, words, env={"NCCL_MNNVL_ENABLE": "1", "PYTORCH_CUDA_ALLOC_CONF": "backend:native"})
-    assert done.exit_code == 1, done.output
+    done = invoked(*words, env={"NCCL_MNNVL_ENABLE": "1", "PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, code=1)
     found = json.loads(done.stdout)["findings"]
     assert {"environment", "disks", "stack"} <= found.keys()
     assert {each["promise"] for each in found["environment"]} == {"ENV-03", "ENV-05"}
@@ -215,34 +213,32 @@ def test_the_command_judges_environment_disks_and_installed_stack_with_the_node(
 
 
 def test_the_command_does_not_mix_a_captured_node_with_this_ones_disks(tmp_path: Path) -> None:
-    done = _command(tmp_path, "--capture", "fit", "--table", "h200", fit=H200)
-    assert done.exit_code == 2
+    done = _command(tmp_path, "--capture", "fit", "--table", "h200", fit=H200, code=2)
     assert "was taken elsewhere" in done.output
 
 
 def test_the_preflight_command_passes_a_healthy_node_for_a_recipe(tmp_path: Path) -> None:
     recipe = ("--recipe", "nam56r_h200_bf16_v1")
-    assert _command(tmp_path, "--capture", "n0", *recipe, n0=H200).exit_code == 0
+    _command(tmp_path, "--capture", "n0", *recipe, n0=H200, code=0)
     small = replace(H200, memory="".join(f"{gpu}, 81559\n" for gpu in range(8)))
-    done = _command(tmp_path, "--capture", "n0", *recipe, "--json", n0=small)
-    assert done.exit_code == 1
+    done = _command(tmp_path, "--capture", "n0", *recipe, "--json", n0=small, code=1)
     assert {each["promise"] for each in json.loads(done.output)["findings"]["n0"]} == {"PREF-06"}
 
 
 def test_several_nodes_need_captures_and_a_rank_map(tmp_path: Path) -> None:
     nodes = {"n0": H200, "n1": OTHER_CABLING, "map": ranks_of(H200, OTHER_CABLING)}
     two = ("--nodes", "2", "--capture", "n0", "--capture", "n1")
-    assert _command(tmp_path, *two, "--ranks", "map", **nodes).exit_code == 0
+    _command(tmp_path, *two, "--ranks", "map", **nodes, code=0)
     unknown = _command(tmp_path, *two, **nodes)
     assert (unknown.exit_code, "PREF-04" in unknown.output) == (1, True)
-    assert _command(tmp_path, "--nodes", "2", "--capture", "n0", **nodes).exit_code == 2
-    assert _command(tmp_path, *two, "--ranks", "n0", **nodes).exit_code == 2
+    _command(tmp_path, "--nodes", "2", "--capture", "n0", **nodes, code=2)
+    _command(tmp_path, *two, "--ranks", "n0", **nodes, code=2)
 
 
 def test_a_capture_is_read_strictly(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     for words in (("--capture", str(tmp_path)), ("--capture", str(tmp_path / "binary")), ("--gpus", "0")):
-        assert CliRunner().invoke(main, ["preflight", *words]).exit_code == 2
+        invoked("preflight", *words, code=2)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """A rank's variables that are accepted, and those that are refused, because every rank would judge by itself."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from contracts.instruments.ranks import ALONE, here, stated
 from contracts.ranks import rank_environment
 from contracts.spec import Refused
+from tests_unit._parties.running import ran
 
 TWO = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29511"}
 REFUSED: dict[str, tuple[Mapping[str, str], str]] = {
@@ -78,11 +78,8 @@ def test_any_environment_gives_a_rank_or_a_refusal_with_a_message(said: Mapping[
 def test_pytest_refuses_a_malformed_rank_before_collecting(tmp_path: Path, plugin: str) -> None:
     (tmp_path / "test_red.py").write_text("def test_red():\n    assert 0\n", encoding="utf-8")
     told = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "RANK", "LOCAL_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", plugin, str(tmp_path)],
-        env={**told, "WORLD_SIZE": "2", "PYTHONPATH": str(Path(__file__).parents[2])},
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
+    done = ran([sys.executable, "-m", "pytest", "-p", plugin, str(tmp_path)],
+               env={**told, "WORLD_SIZE": "2", "PYTHONPATH": str(Path(__file__).parents[2])}, cwd=tmp_path, limit_s=300,
+               code=pytest.ExitCode.USAGE_ERROR)  # fmt: skip
     assert "ERROR: RANK = None: is not set; start the ranks with torchrun" in done.stderr
     assert "Traceback" not in done.stderr

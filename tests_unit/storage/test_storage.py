@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from contracts.bringup.commands.storage import check_storage
 from contracts.bringup.instruments.mounts import disks
 from contracts.spec import Refused
 from contracts.spec.storage import mount_of, parse_mountinfo, resolved
+from tests_unit._parties.running import invoked
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -94,8 +93,7 @@ def test_the_storage_command_refuses_directories_on_the_root_volume(tmp_path: Pa
     lines = [f'{name} = "{tmp_path}/{name}"' for name in ("durable", "scratch", "receipts", "data")]
     (tmp_path / "map.toml").write_text("\n".join([*lines, 'data_volume = "/"']))
     environment = {"TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/scratch/run-1/i", "TRITON_CACHE_DIR": ""}
-    done = CliRunner().invoke(check_storage, [str(tmp_path / "map.toml"), "--run", "run-1", "--json"], env=environment)
-    assert done.exit_code == 1, done.output
+    done = invoked("storage", tmp_path / "map.toml", "--run", "run-1", "--json", env=environment, code=1)
     found = {(each["promise"], each["field"]) for each in json.loads(done.stdout)["findings"]}
     assert {("STOR-02", "data"), ("STOR-03", "TRITON_CACHE_DIR")} <= found
 
@@ -109,7 +107,7 @@ def test_the_storage_command_accepts_scratch_and_data_in_memory_but_nothing_dura
     lines = [f'{name} = "{volume}/{name}"' for name in ("durable", "scratch", "receipts")]
     lines += [f'data = "{tmp_path}/friendly"', f'data_volume = "{volume}"']
     (tmp_path / "map.toml").write_text("\n".join(lines))
-    done = CliRunner().invoke(check_storage, [str(tmp_path / "map.toml"), "--json"])
+    done = invoked("storage", tmp_path / "map.toml", "--json")
     found = [(each["field"], each["problem"]) for each in json.loads(done.stdout)["findings"]]
     assert [field for field, _ in found] == ["durable", "receipts"]
     assert all("lies in memory (tmpfs)" in problem for _, problem in found)

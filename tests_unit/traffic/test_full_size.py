@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 from syrupy.assertion import SnapshotAssertion
 
-from contracts.harness.cli import main
 from contracts.harness.commands.traffic import fed_with_one, told
 from contracts.law.traffic.full_size_step import WHOLE_LANES
 from contracts.spec import Degrees, Execution, Routing
 from contracts.spec.presets import PRESETS
 from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.running import invoked
 from tests_unit.test_snapshots import TextFile
 
 pytest.importorskip("torch")
@@ -41,8 +40,7 @@ def test_a_step_of_nam56r_sends_the_messages_of_its_snapshot(lane: str, snapshot
 @pytest.mark.slow
 def test_the_command_prints_the_table_of_a_lane() -> None:
     words = ["traffic", "nam56r_h200_bf16_v1", "--degrees", "tp=2,sp=1", "--depth", "2", "--world", "4"]
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 0, done.output
+    done = invoked(*words, code=0)
     recipe = fed_with_one(replace(RECIPE, depth=2), Execution(world=4, degrees=Degrees(tp=2, sp=True), fsdp=True))
     assert done.output.startswith(f"{recipe.name}: 2 layers of AEMEAEMEAEMR, 2 x 4096 tokens\n")
     assert "all_gather" in done.output
@@ -50,6 +48,5 @@ def test_the_command_prints_the_table_of_a_lane() -> None:
 
 
 def test_a_rank_outside_the_world_is_refused() -> None:
-    done = CliRunner().invoke(main, ["traffic", "tiny-nam56r", "--world", "4", "--rank", "4"])
-    assert done.exit_code == 2
+    done = invoked("traffic", "tiny-nam56r", "--world", "4", "--rank", "4", code=2)
     assert "rank = 4: must lie in 0 … 3" in done.output
