@@ -8,6 +8,7 @@ case may compare it with one that must stand still.
 import math
 from collections.abc import Iterable
 
+from contracts.instruments import numerics
 from contracts.spec import Array, Arrays, Pass, Session, Step, Trained
 
 
@@ -59,8 +60,6 @@ def _has_gradient(step: Step) -> bool:
 
 def _any(arrays: Arrays) -> bool:
     """Whether an element is other than 0, and than -0, of which a byte is not 0."""
-    from contracts.instruments import numerics
-
     return any(any(each.data) and bool(numerics.tensor(each).ne(0).any()) for each in arrays.values())
 
 
@@ -72,7 +71,5 @@ def _moved(before: Array, after: Array) -> bool:
     """Whether two tensors differ by more than the dtype in which they are reported, or the sign of a 0."""
     if before.data == after.data:
         return False
-    from contracts.instruments import numerics
-
     one, other = numerics.tensor(before), numerics.tensor(after)
     return one.shape != other.shape or not bool((one.to(other.dtype) == other).all())

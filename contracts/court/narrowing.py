@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from contracts.instruments import numerics
 from contracts.spec import Array, BlockCall, Execution
 
 
@@ -49,7 +50,5 @@ def _narrow(value: Any) -> Any:
 
 
 def _array(value: Array) -> Array:
-    from contracts import instruments
 
-    numerics = instruments.numerics
     return numerics.array(numerics.tensor(value).float())

@@ -12,6 +12,7 @@ from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.court.party import Broken
 from contracts.harness.families import read_checks
+from contracts.instruments import numerics
 from contracts.spec import Layout
 
 _ID, _CASE, _SAYS = "PAT-01", "nam56r", "layer 2 (1-based) is ablock, expected eblock (E)"
@@ -57,7 +58,6 @@ def refuse_without(*, numbers: bool) -> None:
 
 
 def _lost_of_numbers() -> str:
-    from contracts.instruments import numerics
     from contracts.spec import FLOAT32, Array
 
     def held(*elements: float) -> Array:

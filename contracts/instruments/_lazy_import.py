@@ -1,12 +1,27 @@
-"""Lazy packages: a module is imported when its name is first used."""
+"""Lazy packages: a module is imported when something of it is first used."""
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
+
+
+class _Late(ModuleType):
+    """Stands for a module, and hands everything on to it. Importing it imports nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(importlib.import_module(self.__name__), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(importlib.import_module(self.__name__), name)
 
 
 def reader(package: str, noun: str) -> Callable[[str], ModuleType]:
-    """The `__getattr__` of a package whose modules are imported when their name is first used.
+    """The `__getattr__` of a package whose modules are imported when something of them is first used.
 
     Args:
         package: its full name.
@@ -14,11 +29,8 @@ def reader(package: str, noun: str) -> Callable[[str], ModuleType]:
     """
 
     def read(name: str) -> ModuleType:
-        try:
-            return importlib.import_module(f"{package}.{name}")
-        except ModuleNotFoundError as error:
-            if error.name == f"{package}.{name}":
-                raise AttributeError(f"there is no {noun} {name}") from None
-            raise
+        if name.startswith("__") or importlib.util.find_spec(f"{package}.{name}") is None:
+            raise AttributeError(f"there is no {noun} {name}")
+        return _Late(f"{package}.{name}")
 
     return read

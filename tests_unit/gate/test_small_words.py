@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from contracts.spec.records import EXIT_CODES
-from tests_unit._parties.running import ROOT, environment
+from tests_unit._parties.running import ROOT, Done, environment, ran
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
 
@@ -36,9 +36,9 @@ class Raises(Ours):
 """
 
 
-def rankproof(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-P", "-m", "rankproof", *words], cwd=cwd, capture_output=True, text=True,
-                          env=environment(OMP_NUM_THREADS="1"), check=False, timeout=300)  # fmt: skip
+def rankproof(*words: str, cwd: Path, code: int | None = None) -> Done:
+    return ran([sys.executable, "-P", "-m", "rankproof", *words], code=code, cwd=cwd,
+               env=environment(OMP_NUM_THREADS="1"))  # fmt: skip
 
 
 @needs_torch

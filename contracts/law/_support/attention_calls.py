@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.instruments import numerics
 from contracts.law._support.recipes import A_LAYER, SMALL, SMALL_DSA
 from contracts.spec import FLOAT32, FLOAT64, Array, Arrays, BlockCall, BlockRun, Blocks, Dsa, Element, Recipe, Tolerance
 
@@ -32,9 +33,9 @@ def call_of(
         recipe=recipe,
         layer=layer,
         weights=instruments.fixtures.as_arrays(weights, element),
-        x=instruments.numerics.array(x_BTD),
-        dy=instruments.numerics.array(dy_BTD) if backward else None,
-        documents=instruments.numerics.array(instruments.fixtures.documents(lengths)) if packed else None,
+        x=numerics.array(x_BTD),
+        dy=numerics.array(dy_BTD) if backward else None,
+        documents=numerics.array(instruments.fixtures.documents(lengths)) if packed else None,
     )
 
 
@@ -45,7 +46,7 @@ def with_weights(call: BlockCall, changed: Arrays) -> Arrays:
 
 def slice_of(value: Array, *index: slice | int) -> Array:
     """A slice of a tensor, as a value."""
-    return instruments.numerics.array(instruments.numerics.tensor(value)[index])
+    return numerics.array(numerics.tensor(value)[index])
 
 
 def oracle_difference(call: BlockCall, run: BlockRun, tolerance: Tolerance) -> str:
@@ -55,7 +56,7 @@ def oracle_difference(call: BlockCall, run: BlockRun, tolerance: Tolerance) -> s
     """
     import torch
 
-    numerics, oracle = instruments.numerics, instruments.oracles.attention
+    oracle = instruments.oracles.attention
     weights = {name: each.requires_grad_() for name, each in numerics.tensors(call.weights, torch.float64).items()}
     x_BTD = numerics.tensor(call.x, torch.float64).requires_grad_()
     documents = [None] * len(x_BTD) if call.documents is None else list(numerics.tensor(call.documents))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from contracts import instruments
+from contracts.instruments import fixtures, numerics
 from contracts.law._support.recipes import A_LAYER, E_LAYER, M_LAYER, R_LAYER, SMALL
 from contracts.spec import BlockCall, Blocks, Element, Mamba, Mode, Moe, Recipe
 
@@ -99,7 +99,7 @@ def call_of(stack: Blocks, asked: BlockCase, *, seed: int = 0) -> BlockCall:
     """Drawn weights, tokens and upstream gradient; the tokens of a block with experts are steered."""
     import torch
 
-    fixtures, numerics, recipe = instruments.fixtures, instruments.numerics, asked.recipe
+    recipe = asked.recipe
     shape, several = (len(asked.lengths), sum(asked.lengths[0]), recipe.hidden), any(len(r) > 1 for r in asked.lengths)
     weights = fixtures.weights(stack.block_weights(recipe, asked.layer, asked.mode), seed=seed)
     x_BTD, dy_BTD = (fixtures.normal(name, shape, seed=seed) for name in ("x", "dy"))
@@ -154,6 +154,6 @@ def rerouted(call: BlockCall, spread: str) -> BlockCall:
     At true size the weights by themselves are 110 million numbers.
     """
     assert call.recipe.moe is not None
-    x_BTD = instruments.numerics.tensor(call.x).clone()
+    x_BTD = numerics.tensor(call.x).clone()
     _steer(x_BTD, call.recipe.moe, routings(call.recipe.moe, x_BTD.shape[0] * x_BTD.shape[1])[spread])
-    return replace(call, x=instruments.numerics.array(x_BTD))
+    return replace(call, x=numerics.array(x_BTD))

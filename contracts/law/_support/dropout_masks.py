@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from contracts import instruments
+from contracts.instruments import numerics
 from contracts.law._support.model_passes import needs_canonical_names
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.training_run import Rows, batches, drawn_weights, seed_generators, table
@@ -44,7 +44,6 @@ def equal_masks(stack: Training, recipe: Recipe, execution: Execution) -> str:
     """
     import torch
 
-    numerics = instruments.numerics
     weights = numerics.tensors(drawn_weights(table(stack, recipe)))
     weights["embedding.weight"] = weights["embedding.weight"][:1].expand(recipe.vocab, -1).contiguous()
     ids_BT = torch.arange(4 * recipe.seq_length).view(4, -1)
@@ -75,7 +74,6 @@ def kept_elements(stack: Training, asked: Session) -> dict[str, Tensor]:
     """
     import torch
 
-    numerics = instruments.numerics
     ids_BT = torch.arange(4 * asked.recipe.seq_length).view(4, -1)
     labels_BT = torch.full_like(ids_BT, -100)
     labels_BT[1, 3] = 5
@@ -100,7 +98,6 @@ def recomputed_difference(stack: Training, recipe: Recipe, execution: Execution)
     Raises:
         NotOffered: if two runs without have other masks.
     """
-    numerics = instruments.numerics
     asked = Session(
         recipe=recipe, steps=2, batches=batches(2, "dropped", recipe.vocab, EIGHT),
         weights=drawn_weights(table(stack, recipe)), observe=frozenset({"gradients"}),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from contracts import instruments
+from contracts.instruments import fixtures, numerics
 from contracts.spec import BlockCall, Blocks, Facts, Mode, Recipe, Seams, Site, Wish
 
 
@@ -17,7 +17,6 @@ def call_of(
     """A call as training makes it: parameters in float32, activations in the recipe's dtype."""
     import torch
 
-    numerics, fixtures = instruments.numerics, instruments.fixtures
     element = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[recipe.dtype]
     weights = fixtures.weights(stack.block_weights(recipe, layer, mode))
     x_BTD, dy_BTD = (fixtures.normal(name, (2, 16, recipe.hidden)).to(element) for name in ("x", "dy"))

@@ -13,6 +13,7 @@ from math import exp, log
 from typing import TYPE_CHECKING, Literal
 
 from contracts import instruments
+from contracts.instruments import numerics
 from contracts.law._support.recipes import E_LAYER, SMALL
 from contracts.spec import (
     BFLOAT16,
@@ -90,7 +91,7 @@ def call_of(
     import torch
 
     held = torch.float64 if dtype == "float64" else torch.float32
-    array, activations = instruments.numerics.array, getattr(torch, dtype)
+    array, activations = numerics.array, getattr(torch, dtype)
     return BlockCall(
         recipe=recipe,
         layer=E_LAYER,
@@ -122,7 +123,7 @@ def oracle_answer(call: BlockCall, *, by_score: bool = False, over: str = "seque
     """
     import torch
 
-    moe, numerics = _of(call.recipe), instruments.numerics
+    moe = _of(call.recipe)
     leaves = numerics.tensors(call.weights, torch.float64) | {"x": numerics.tensor(call.x, torch.float64)}
     trained = {name: each.requires_grad_() for name, each in leaves.items() if not name.endswith("router.bias")}
     pooled = over != "sequence"
@@ -210,7 +211,7 @@ def routed_call(moe: Moe, routes: Routes, dtype: Element, *, backward: bool = Fa
 
 def rows(value: Array) -> list[list[list[float]]]:
     """The numbers of a (B, T, n) tensor."""
-    found: list[list[list[float]]] = instruments.numerics.tensor(value).tolist()
+    found: list[list[list[float]]] = numerics.tensor(value).tolist()
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from contracts import instruments
+from contracts.instruments import fixtures, numerics
 from contracts.law._support.recipes import SMALL
 from contracts.spec import BlockCall, Blocks, Dsa, Element, Fp8, Mamba, Mla, Mode, Moe, Mtp, Recipe, Shape
 
@@ -37,7 +37,6 @@ def call_of(
     """A call with drawn weights, x and dy, an empty history and scales of delayed scaling that are all different."""
     import torch
 
-    numerics, fixtures = instruments.numerics, instruments.fixtures
     shapes = stack.block_weights(recipe, layer, mode)
     weights = fixtures.weights(shapes) | empty_history(shapes)
     x_BTD, dy_BTD = (fixtures.normal(name, (*rows, recipe.hidden)) for name in ("x", "dy"))
@@ -65,6 +64,6 @@ def empty_history(shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
         if name.endswith(".amax_history"):
             found[name] = torch.zeros(shape.shape, dtype=torch.float64)
         elif name.endswith(".scale"):
-            drawn = instruments.fixtures.normal(name, shape.shape).abs()
+            drawn = fixtures.normal(name, shape.shape).abs()
             found[name] = torch.tensor([[40.0], [70.0], [3000.0]], dtype=torch.float64) * (1 + 0.1 * drawn)
     return found

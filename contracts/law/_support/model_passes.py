@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
+from contracts.instruments import numerics
 from contracts.law._support.recipes import SMALL
 from contracts.spec import (
     FLOAT64,
@@ -76,7 +77,7 @@ def batch(
     if rung_of(recipe) and not packed:
         lengths = tuple((sum(each),) for each in lengths)
 
-    numerics, shape = instruments.numerics, (len(lengths), sum(lengths[0]))
+    shape = (len(lengths), sum(lengths[0]))
     tokens_BT = instruments.fixtures.integers("tokens", shape, recipe.vocab, seed=seed)
     documents_BT = instruments.fixtures.documents(lengths)
     labels_BT = torch.full_like(tokens_BT, -100)
@@ -101,7 +102,7 @@ def one_pass(
 def tensor(value: Array | None) -> Tensor:
     """A value that has to be there, as a tensor."""
     assert value is not None, "there is no tensor"
-    return instruments.numerics.tensor(value)
+    return numerics.tensor(value)
 
 
 def oracle_difference(
@@ -114,7 +115,7 @@ def oracle_difference(
     """
     import torch
 
-    numerics, oracle = instruments.numerics, instruments.oracles.model
+    oracle = instruments.oracles.model
     tokens = batch(recipe, lengths)
     run = one_pass(stack, recipe, weights, tokens, backward=True)
     held = {name: each.requires_grad_() for name, each in numerics.tensors(weights).items()}

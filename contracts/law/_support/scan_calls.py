@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from contracts import instruments
+from contracts.instruments import fixtures, numerics
 from contracts.law._support.recipes import A_LAYER, M_LAYER, PARALLEL, R_LAYER, SMALL
 from contracts.spec import (
     FLOAT32_SCAN,
@@ -96,7 +96,7 @@ def drawn_inputs(stack: Blocks, case: ScanCase) -> Inputs:
     """The inputs of a case, drawn for the names and shapes that the stack holds."""
     import torch
 
-    fixtures, rows, hidden = instruments.fixtures, len(case.lengths), case.recipe.hidden
+    rows, hidden = len(case.lengths), case.recipe.hidden
     layer, mode = layer_and_mode(case.block)
     found = fixtures.weights(stack.block_weights(case.recipe, layer, mode))
     found |= {name: 1000 * found[name] for name in case.loud}
@@ -125,7 +125,7 @@ def call(case: ScanCase, inputs: Inputs, *, backward: bool = True, packed: bool 
     """The call to the stack; document numbers are given where a row holds several documents."""
     import torch
 
-    fixtures, dtype = instruments.fixtures, getattr(torch, case.dtype)
+    dtype = getattr(torch, case.dtype)
     layer, mode = layer_and_mode(case.block)
     several = any(len(row) > 1 for row in case.lengths) if packed is None else packed
     given = fixtures.as_arrays({"x": inputs.x, "dy": inputs.dy, "documents": inputs.documents}, dtype)
@@ -184,7 +184,7 @@ def assert_run_equals(
     got: BlockRun, y: Tensor, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor] | None, case: ScanCase
 ) -> None:
     """Require that the answers of a block equal these, within the tolerances of the case."""
-    numerics, (close, closely) = instruments.numerics, case.tolerances
+    (close, closely) = case.tolerances
     words = numerics.difference("y", got.y, y, close)
     assert not words, words
     words = numerics.differences(
@@ -204,7 +204,7 @@ def angles_as_points(state: Mapping[str, Tensor]) -> Any:
     if "angle" in found:
         angle = found.pop("angle")
         found["angle"] = torch.stack([torch.cos(angle), torch.sin(angle)])
-    return instruments.numerics.arrays(found)
+    return numerics.arrays(found)
 
 
 def sees_nothing_of_the_future(stack: Blocks, case: ScanCase, at: int) -> None:
@@ -213,10 +213,10 @@ def sees_nothing_of_the_future(stack: Blocks, case: ScanCase, at: int) -> None:
 
     inputs = drawn_inputs(stack, case)
     other = inputs.x.clone()
-    other[0, at:] = instruments.fixtures.normal("another x", tuple(other[0, at:].shape))
+    other[0, at:] = fixtures.normal("another x", tuple(other[0, at:].shape))
     one = run(stack, case, replace(inputs, x=inputs.x), backward=False)
     two = run(stack, case, replace(inputs, x=other), backward=False)
-    left, right = (instruments.numerics.tensor(each.y) for each in (one, two))
+    left, right = (numerics.tensor(each.y) for each in (one, two))
     assert bool((left[0, at:] != right[0, at:]).any()), f"token {at} changes no output, its own included"
     for row, until in ((0, at), (1, case.tokens)):
         changed = (left[row, :until] != right[row, :until]).any(-1)
@@ -224,12 +224,12 @@ def sees_nothing_of_the_future(stack: Blocks, case: ScanCase, at: int) -> None:
         assert first is None, f"tokens from {at} on in row 0 change the output at token {first} of row {row}"
     early = inputs.dy.clone()
     early[:, at:] = 0
-    gradient = instruments.numerics.tensor(run(stack, case, replace(inputs, dy=early)).gradients["x"])
+    gradient = numerics.tensor(run(stack, case, replace(inputs, dy=early)).gradients["x"])
     reached = torch.nonzero(gradient[:, at:].abs().sum(-1))
     assert not len(reached), f"a loss on tokens before {at} has a gradient by x at token {at + int(reached[0][1])}"
     last = torch.zeros_like(inputs.dy)
     last[:, -1] = inputs.dy[:, -1]
-    gradient = instruments.numerics.tensor(run(stack, replace(case, lengths=WHOLE), replace(inputs, dy=last,
+    gradient = numerics.tensor(run(stack, replace(case, lengths=WHOLE), replace(inputs, dy=last,
         documents=torch.zeros_like(inputs.documents))).gradients["x"])  # fmt: skip
     assert bool(gradient[:, 0].any()), "a loss on the last token has no gradient by x at token 0"
 
@@ -238,9 +238,9 @@ def keeps_documents_apart(stack: Blocks, case: ScanCase) -> None:
     """Other tokens in one document leave all other documents bit-identical, in output and gradient."""
     import torch
 
-    numerics, inputs = instruments.numerics, drawn_inputs(stack, case)
+    inputs = drawn_inputs(stack, case)
     one = numerics.tensor(run(stack, case, inputs, backward=False).y)
-    other = instruments.fixtures.normal("another x", tuple(inputs.x.shape))
+    other = fixtures.normal("another x", tuple(inputs.x.shape))
     for number in range(len(case.lengths[0])):
         inside = inputs.documents == number
         x = torch.where(inside[..., None], other, inputs.x)
@@ -257,7 +257,7 @@ def gives_each_document_what_it_gets_alone(stack: Blocks, case: ScanCase) -> Non
     """Each document has the output and gradient by x of a row of its own; the last one has its state, too."""
     import torch
 
-    numerics, inputs = instruments.numerics, drawn_inputs(stack, case)
+    inputs = drawn_inputs(stack, case)
     got = run(stack, case, inputs)
     y, gradient = numerics.tensor(got.y), numerics.tensor(got.gradients["x"])
     for row, lengths in enumerate(case.lengths):
@@ -282,7 +282,7 @@ def passes_its_state(stack: Blocks, case: ScanCase, at: int) -> None:
     """Two calls, the second with the state of the first, give what one call gives, including the last state."""
     import torch
 
-    numerics, inputs = instruments.numerics, drawn_inputs(stack, case)
+    inputs = drawn_inputs(stack, case)
     whole = run(stack, case, inputs, backward=False)
     before = run(stack, case, input_slice(inputs, slice(0, at), inputs.state), backward=False)
     for name, shape in case.state_shapes().items():
@@ -314,6 +314,6 @@ def assert_reaches(got: BlockRun, name: str, rows: int, head: int, expected: lis
     """Which parts of a weight, of so many rows each, have a gradient from a head's output."""
     import torch
 
-    gradient = instruments.numerics.tensor(got.gradients[f"mixer.{name}"])
+    gradient = numerics.tensor(got.gradients[f"mixer.{name}"])
     reached = [i for i, part in enumerate(torch.split(gradient, rows)) if bool(part.any())]
     assert reached == expected, f"head {head} reaches parts {reached} of {name}, expected {expected}"

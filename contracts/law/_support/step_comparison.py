@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from contracts import instruments
+from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.label_weights import like_on_one_rank
 from contracts.spec import (
@@ -104,7 +104,7 @@ def tensor_differences(
     one: Step, many: Step, what: str, got: Arrays, want: Arrays, tolerance: Tolerance = FLOAT64_SCAN
 ) -> str:
     """In which tensors two steps differ."""
-    return _differs(one, many, instruments.numerics.differences(what, got, want, tolerance))
+    return _differs(one, many, numerics.differences(what, got, want, tolerance))
 
 
 def state_differences(one: Step, many: Step, *kinds: str, tolerance: Tolerance = FLOAT64_SCAN) -> str:
@@ -121,7 +121,6 @@ def gradient_differences(
     """In which gradients two steps differ, of those whose names contain one of `parts`. The scale comes from all
     gradients, because a single one may cancel to rounding.
     """
-    numerics = instruments.numerics
     got, want = (named_like(step.gradients, *(parts or ("",))) for step in (many, one))
     scale = numerics.scale_of(one.gradients)
     return _differs(one, many, numerics.gradient_differences(what, got, want, tolerance, scale=scale))
@@ -131,7 +130,7 @@ def bias_differences(one: Step, many: Step, assignments: int, tolerance: Toleran
     """How a router's counts of a step, or the biases updated from them, are wrong. A stack that keeps no count reports
     none.
     """
-    for name, counts in instruments.numerics.tensors(named_like(many.seen, ".counts")).items():
+    for name, counts in numerics.tensors(named_like(many.seen, ".counts")).items():
         if int(counts.sum()) != assignments:
             return f"{name} has {int(counts.sum())} assignments, expected {assignments} {_where(one)}"
     return state_differences(one, many, "buffers", tolerance=tolerance)
@@ -143,7 +142,6 @@ def update_difference(before: Arrays, got: Arrays, want: Arrays, bound: float) -
     L2 only: Adam turns the rounding of a gradient near zero into a full step of either sign, so that single elements
     may be off by two steps in a run without a bug.
     """
-    numerics = instruments.numerics
     start, found, right = (numerics.tensors(each) for each in (before, got, want))
     parts = []
     for name in sorted(right):

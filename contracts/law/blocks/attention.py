@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.attention_calls import (
     BARE,
     MHA,
@@ -64,7 +64,7 @@ def grouped_heads_are_heads_with_repeated_keys_and_values(
     """GQA equals multi-head attention in which neighbouring query heads share one key and one value, and the gradient
     of a KV head is the sum over the query heads that read it.
     """
-    numerics, head_dim = instruments.numerics, SMALL.head_dim
+    head_dim = SMALL.head_dim
     call = call_of(stack, replace(SMALL, kv_groups=groups), lengths)
     names = ("mixer.wk.weight", "mixer.wv.weight")
     rows = [group * head_dim + element for group in reads for element in range(head_dim)]
@@ -93,7 +93,6 @@ def equal_tokens_have_equal_outputs(stack: Blocks, recipe: Recipe, lengths: Leng
 
     Rope applied to values, dropout left on, and a mask multiplied in after the softmax violate this.
     """
-    numerics = instruments.numerics
     call = call_of(stack, recipe, lengths, backward=False)
     x_BTD = numerics.tensor(call.x)[:, :1].expand(call.x.shape)
     y_BTD = numerics.tensor(stack.run_block(replace(call, x=numerics.array(x_BTD))).y)

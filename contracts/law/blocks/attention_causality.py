@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.attention_calls import BARE, MQA, PACKED, ROWS, Lengths, call_of, slice_of, with_weights
 from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.spec import EXACT, Blocks, Recipe
@@ -34,7 +35,6 @@ def attention_does_not_see_what_follows(stack: Blocks, recipe: Recipe, lengths: 
     """
     import torch
 
-    numerics = instruments.numerics
     call = call_of(stack, recipe, lengths)
     if loud != 1:
         wq = numerics.tensor(call.weights["mixer.wq.weight"]) * loud
@@ -79,7 +79,6 @@ def documents_do_not_attend_to_each_other(stack: Blocks, recipe: Recipe, lengths
     """
     import torch
 
-    numerics = instruments.numerics
     call = call_of(stack, recipe, lengths)
     x_BTD = numerics.tensor(call.x)
     noise_BTD = instruments.fixtures.normal("noise", tuple(x_BTD.shape))
@@ -116,7 +115,6 @@ ALONE = {
 @contract("BLK-03d", asks=_ASKS, cases=ALONE, source="naming")
 def a_row_attends_to_itself_alone(stack: Blocks, recipe: Recipe, lengths: Lengths) -> None:
     """A row of a batch has exactly the same attention output whatever the other rows contain."""
-    numerics = instruments.numerics
     call = call_of(stack, recipe, lengths, backward=False)
     one = stack.run_block(call).y
     for row in range(len(lengths)):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import fixtures, numerics
 from contracts.law._support.scan_calls import PACKED, Lengths
 from contracts.spec import BFLOAT16, FLOAT32_SCAN, FLOAT64, FLOAT64_SCAN, Element
 from contracts.spec.delta_rule import DeltaCall, DeltaRule, DeltaRun
@@ -62,7 +63,7 @@ class Inputs:
 def drawn(case: Case) -> Inputs:
     import torch
 
-    fixtures, rows, shape = instruments.fixtures, len(case.lengths), (len(case.lengths), case.tokens, HEADS)
+    rows, shape = len(case.lengths), (len(case.lengths), case.tokens, HEADS)
     found = {name: fixtures.normal(name, (*shape, KEYS), scale=case.length * KEYS**-0.5) for name in "qk"}
     found["v"] = fixtures.normal("v", (*shape, VALUES))
     found["g"] = -case.decay * torch.nn.functional.softplus(fixtures.normal("g", shape))
@@ -90,7 +91,7 @@ def _dtype(case: Case, name: str) -> Any:
 def run(stack: DeltaRule, case: Case, inputs: Inputs, *, backward: bool = True) -> DeltaRun:
     """The answer of the stack; document numbers are given if a row has several documents."""
     held = {**inputs.tensors, "dy": inputs.dy, "dstate": inputs.dstate}
-    arrays = {name: instruments.numerics.array(each.to(_dtype(case, name))) for name, each in held.items()}
+    arrays = {name: numerics.array(each.to(_dtype(case, name))) for name, each in held.items()}
     several = any(len(row) > 1 for row in case.lengths)
     return stack.run_delta_rule(
         DeltaCall(
@@ -98,7 +99,7 @@ def run(stack: DeltaRule, case: Case, inputs: Inputs, *, backward: bool = True) 
             dy=arrays["dy"] if backward else None,
             dstate=arrays["dstate"] if backward else None,
             unit_keys=case.unit_keys,
-            documents=instruments.numerics.array(inputs.documents) if several else None,
+            documents=numerics.array(inputs.documents) if several else None,
             chunk=case.chunk,
         )
     )
@@ -137,7 +138,7 @@ def the_delta_rule_is_its_recurrence(stack: DeltaRule, case: Case) -> None:
     """
     import torch
 
-    numerics, inputs = instruments.numerics, drawn(case)
+    inputs = drawn(case)
     leaves = {name: each.clone().requires_grad_() for name, each in inputs.tensors.items()}
     y, state = instruments.oracles.delta_rule.gated_delta_rule(leaves, inputs.documents, unit_keys=case.unit_keys)
     objective = (y * inputs.dy).sum() + (state * inputs.dstate).sum()
@@ -158,7 +159,7 @@ def a_chunk_changes_nothing(stack: DeltaRule, case: Case) -> None:
     """Output, last state and gradients of the gated delta rule do not depend on the chunk size: they equal those in
     chunks of one token, whether or not the chunk divides the sequence.
     """
-    numerics, inputs = instruments.numerics, drawn(case)
+    inputs = drawn(case)
     one = run(stack, replace(case, chunk=1), inputs)
     for chunk in (5, 16, 64):
         other = run(stack, replace(case, chunk=chunk), inputs)
@@ -184,7 +185,7 @@ def the_delta_rule_passes_its_state(stack: DeltaRule, case: Case, at: int) -> No
     """
     import torch
 
-    numerics, inputs = instruments.numerics, drawn(case)
+    inputs = drawn(case)
     whole = run(stack, case, inputs, backward=False)
     before = run(stack, case, part(inputs, slice(0, at), inputs.tensors.get("state")), backward=False)
     after = run(stack, case, part(inputs, slice(at, None), numerics.tensor(before.state)), backward=False)
@@ -204,7 +205,7 @@ def the_delta_rule_begins_anew_in_each_document(stack: DeltaRule, case: Case) ->
     """
     import torch
 
-    numerics, inputs = instruments.numerics, drawn(case)
+    inputs = drawn(case)
     inputs = replace(inputs, dstate=0 * inputs.dstate)
     whole = run(stack, case, inputs)
     for row, lengths in enumerate(case.lengths):
@@ -235,7 +236,7 @@ def the_delta_rule_sees_nothing_of_the_future(stack: DeltaRule, case: Case, at: 
     """
     import torch
 
-    numerics, inputs = instruments.numerics, drawn(case)
+    inputs = drawn(case)
     other = {name: each.clone() for name, each in inputs.tensors.items()}
     for name in GIVEN:
         other[name][:, at:] = inputs.tensors[name][:, at:].flip(0)
@@ -264,7 +265,7 @@ def the_state_of_the_delta_rule_is_float32(stack: DeltaRule, case: Case) -> None
     """With bfloat16 activations the gated delta rule sums its decays and keeps its state in float32: the last state
     equals the recurrence over the same numbers within float32's rounding, and the output within bfloat16's.
     """
-    numerics, inputs = instruments.numerics, drawn(case)
+    inputs = drawn(case)
     y, state = instruments.oracles.delta_rule.gated_delta_rule(inputs.tensors, inputs.documents)
     got = run(stack, case, inputs, backward=False)
     assert got.state.dtype == "float32", f"the state is {got.state.dtype} under bfloat16 activations"
@@ -282,7 +283,7 @@ def what_was_written_last_is_read_back(stack: DeltaRule, case: Case) -> None:
     """With beta 1, no decay and unit keys, a query that equals its token's key reads that token's value, divided by the
     square root of the number of keys: the value that the key held before is gone.
     """
-    numerics, inputs = instruments.numerics, drawn(case)
+    inputs = drawn(case)
     q = inputs.tensors["k"] * 1e4  # so long that the 1e-6 under the root of its norm does not count
     tensors = {**inputs.tensors, "k": q, "q": q}
     got = run(stack, case, replace(inputs, tensors=tensors), backward=False)

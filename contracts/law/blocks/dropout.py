@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.dropout_masks import DROPPED, LEAST, ROUTED, equal_masks, recomputed_difference
 from contracts.law._support.model_passes import needs_canonical_names, one_pass, tensor
 from contracts.law._support.training_run import AHEAD, LETTERS, batch, seed_generators
@@ -26,7 +27,6 @@ def dropout_drops_its_share_and_scales_the_rest(stack: Training, recipe: Recipe)
     """
     import torch
 
-    numerics = instruments.numerics
     rows, length = 8, recipe.seq_length
     needs_canonical_names(stack, stack.initial(recipe, "nemo_native"))
     ids_BT = numerics.array(torch.zeros(rows, length, dtype=torch.int64))
@@ -60,7 +60,7 @@ def _constant(shapes: Arrays) -> Arrays:
             made[name] *= ADDED / each.shape[1]
         if name == "head.weight":
             made[name] = torch.eye(*each.shape, dtype=torch.float64)
-    return instruments.numerics.arrays(made)
+    return numerics.arrays(made)
 
 
 MASKED: dict[str, tuple[Recipe, Execution]] = {
@@ -116,7 +116,7 @@ def every_layer_drops(stack: Training, recipe: Recipe, place: str, mode: Mode = 
     tokens = batch("dropout", rows=(((13,), 0),) * 4)
     seed_generators(7)
     dropped, plain = (
-        one_pass(stack, asked, instruments.numerics.arrays(silent), tokens, mode=mode)
+        one_pass(stack, asked, numerics.arrays(silent), tokens, mode=mode)
         for asked in (recipe, replace(recipe, dropout=0.0))
     )
     depth = int(place.split(".")[1]) if place.startswith("mtp.") else None

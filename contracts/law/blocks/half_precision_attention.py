@@ -5,6 +5,7 @@ from typing import Literal
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.attention_calls import BARE, Lengths, call_of
 from contracts.law._support.model_passes import drawn_weights, one_pass, tensor
 from contracts.law._support.recipes import DENSE, SMALL
@@ -36,7 +37,6 @@ def attention_in_half_precision_adds_up_in_float32(
     """
     import torch
 
-    numerics = instruments.numerics
     call = _trap_call(call_of(stack, recipe, lengths, backward=False), trap, dtype)
     length = sum(lengths[0])
     last = range(length - 3, length)
@@ -71,7 +71,7 @@ def a_model_in_half_precision_knows_far_positions(stack: Training, recipe: Recip
     """
     import torch
 
-    numerics, exact = instruments.numerics, replace(recipe, dtype="fp32")
+    exact = replace(recipe, dtype="fp32")
     half = getattr(torch, {"bf16": "bfloat16", "fp16": "float16"}[recipe.dtype])
     drawn = numerics.tensors(drawn_weights(stack, exact))
     weights = numerics.arrays({name: each.to(half).float() for name, each in drawn.items()})
@@ -92,7 +92,7 @@ def _trap_call(call: BlockCall, trap: Trap, dtype: Element) -> BlockCall:
     """The input of a trap: x in `dtype`, and float32 weights whose values `dtype` holds exactly."""
     import torch
 
-    numerics, half = instruments.numerics, getattr(torch, dtype)
+    half = getattr(torch, dtype)
     weights, x_BTD = numerics.tensors(call.weights), numerics.tensor(call.x)
     if trap == "equal keys":
         weights["mixer.wq.weight"].zero_()

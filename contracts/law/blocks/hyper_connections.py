@@ -6,8 +6,8 @@ spec/blocks.py lists the weight names of a whole model.
 import math
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.model_passes import (
     AHEAD,
     PACKED,
@@ -43,7 +43,7 @@ def streams_follow_their_definition(stack: Training, recipe: Recipe, letters: st
     weights = drawn_weights(stack, recipe)
     needs_canonical_names(stack, weights, _FIRST)
     for name in [name for name in weights if name.endswith(".alpha")]:  # so that Sinkhorn's 20 rounds reach its limit
-        weights[name] = instruments.numerics.array(tensor(weights[name]) / 8)
+        weights[name] = numerics.array(tensor(weights[name]) / 8)
     words = oracle_difference(stack, recipe, letters, weights, reads=chosen(stack, "prediction-input"))
     assert not words, words
 
@@ -77,14 +77,12 @@ def mixing_keeps_the_mean_of_the_streams(
         if name.endswith(".bias"):
             writing = torch.tensor([math.log(each / (2 - each)) for each in writes], dtype=torch.float64)
             held = torch.cat((torch.full((n,), reading, dtype=torch.float64), writing, held[2 * n :] * apart))
-        weights[name] = instruments.numerics.array(held if name.endswith(".bias") else torch.zeros_like(held))
+        weights[name] = numerics.array(held if name.endswith(".bias") else torch.zeros_like(held))
     tokens = batch(recipe)
     with_streams = one_pass(stack, recipe, weights, tokens)
     plain = {name: each for name, each in weights.items() if ".streams." not in name}
     without = one_pass(stack, replace(recipe, mhc=None), plain, tokens)
-    words = instruments.numerics.difference(
-        "the logits of a plain residual", with_streams.logits, without.logits, FLOAT64
-    )
+    words = numerics.difference("the logits of a plain residual", with_streams.logits, without.logits, FLOAT64)
     assert not words, words
 
 
@@ -109,9 +107,9 @@ def streams_have_no_order(stack: Training, recipe: Recipe, order: tuple[int, ...
         held = tensor(weights[name])[rows]
         if name.endswith(".phi.weight"):
             held = held.view(-1, n, recipe.hidden)[:, places].flatten(1)
-        weights[name] = instruments.numerics.array(held)
+        weights[name] = numerics.array(held)
     after = one_pass(stack, recipe, weights, tokens)
-    words = instruments.numerics.difference("the logits with permuted streams", after.logits, before.logits, FLOAT64)
+    words = numerics.difference("the logits with permuted streams", after.logits, before.logits, FLOAT64)
     assert not words, words
 
 
@@ -132,7 +130,7 @@ def maps_of_streams_are_float32(stack: Training, recipe: Recipe) -> None:
     A map's logit is a projection plus a bias. The weights are drawn so that both are large and nearly cancel: what
     rounds the norm or the projection to bfloat16 then writes another part of the layer into each stream.
     """
-    numerics, exact = instruments.numerics, replace(recipe, dtype="fp32")
+    exact = replace(recipe, dtype="fp32")
     weights = drawn_weights(stack, exact)
     needs_canonical_names(stack, weights, _FIRST)
     held = {name: numerics.tensor(each).bfloat16().double() for name, each in weights.items()}

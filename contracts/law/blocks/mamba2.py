@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import scan_calls
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.scan_calls import PACKED, WHOLE, ScanCase, drawn_inputs, run
@@ -61,7 +62,7 @@ def the_decay_has_its_limits(stack: Blocks, a_log: float, lengths: scan_calls.Le
 
     taps = {f"mixer.conv_{name}.weight": [0.0, 0.0, 0.0, 1.0] for name in "xbc"}
     case = ScanCase(lengths=lengths, chunk=5, weights={**taps, "mixer.A_log": a_log, "mixer.dt_bias": 0.5})
-    inputs, numerics = drawn_inputs(stack, case), instruments.numerics
+    inputs = drawn_inputs(stack, case)
     one = run(stack, case, inputs, backward=False)
     order = torch.arange(case.tokens - 1, -1, -1)
     two = run(stack, case, replace(inputs, x=inputs.x[:, order]), backward=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import scan_calls
 from contracts.law._support.recipes import M_LAYER, SMALL
 from contracts.law._support.scan_calls import ScanCase, drawn_inputs, run
@@ -54,7 +55,7 @@ def the_step_of_mamba3_is_softplus_everywhere(stack: Blocks, biases: list[float]
     """
     weights = {"mixer.dt_bias": biases, "mixer.wdt.weight": 0.0, "mixer.wangle.weight": 0.0}
     case = ScanCase(block="mamba3", lengths=((7,), (4, 3)), dtype="float32", weights=weights)
-    inputs, numerics = drawn_inputs(stack, case), instruments.numerics
+    inputs = drawn_inputs(stack, case)
     got = run(stack, case, inputs)
     want = instruments.oracles.mamba.mamba3(case.recipe, inputs.weights, inputs.x, inputs.documents, {})
     words = numerics.difference("y", got.y, want.y_BTD, case.tolerances[0])
@@ -81,7 +82,7 @@ def the_step_is_shared_between_its_ends(stack: Blocks, sign: float, lengths: sca
     import torch
 
     case = ScanCase(block="mamba3", lengths=lengths, state=sign > 0, weights={"mixer.D": 0.0})
-    inputs, numerics = drawn_inputs(stack, case), instruments.numerics
+    inputs = drawn_inputs(stack, case)
     x, wtrap = inputs.x.clone(), torch.zeros_like(inputs.weights["mixer.wtrap.weight"])
     x[..., 0] = 8.0  # one element that is large in every token; trap reads it
     wtrap[:, 0] = sign * STEADY
@@ -117,7 +118,7 @@ def only_the_turn_between_tokens_counts(stack: Blocks, angle: float, with_state:
     held = {name: each if with_state or name == "angle" else 0 * each for name, each in inputs.state.items()}
     one = run(stack, case, replace(inputs, state=held), backward=False)
     two = run(stack, case, replace(inputs, state=held | {"angle": held["angle"] + angle}), backward=False)
-    words = instruments.numerics.difference(f"y with {angle:.3f} added to the initial angle", two.y, one.y, FLOAT64)
+    words = numerics.difference(f"y with {angle:.3f} added to the initial angle", two.y, one.y, FLOAT64)
     assert not words, words
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.device_calls import BLOCKS, WIDE, BlockCase, call_of
 from contracts.law._support.recipes import A_LAYER, SMALL_MLA
 from contracts.spec import FLOAT64, FLOAT64_SCAN, Blocks, NotOffered
@@ -29,7 +29,7 @@ def a_block_reads_memory_in_any_order(stack: Blocks, asked: BlockCase) -> None:
     want, got = stack.run_block(call), stack.run_block(replace(call, strided=True))
     if not got.strided:
         raise NotOffered("its adapter lays every tensor row by row", "adapter")
-    numerics, tolerance = instruments.numerics, FLOAT64_SCAN if asked.family in "MR" else FLOAT64
+    tolerance = FLOAT64_SCAN if asked.family in "MR" else FLOAT64
     words = numerics.difference("y", got.y, want.y, tolerance)
     words = words or numerics.gradient_differences("gradient", got.gradients, want.gradients, tolerance)
     assert not words, f"with its first axis fastest in memory: {words}"

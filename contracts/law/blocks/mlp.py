@@ -5,6 +5,7 @@ from typing import Literal
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.attention_calls import PACKED, ROWS, TOLERANCES, Lengths, call_of, with_weights
 from contracts.law._support.recipes import E_LAYER, SMALL
 from contracts.spec import EXACT, FLOAT64, Blocks, Element, Recipe, within
@@ -39,7 +40,6 @@ def the_mlp_is_its_definition(
     """
     import torch
 
-    numerics = instruments.numerics
     call = call_of(stack, recipe, lengths, layer=E_LAYER, dtype=dtype)
     if loud != 1:
         louder = numerics.array(loud * numerics.tensor(call.weights["mixer.w1.weight"]))
@@ -74,7 +74,6 @@ def the_activation_has_the_values_worked_out_by_hand(
     """relu2 is max(x, 0)² and swiglu is silu(w1 x) · w3 x: both match values worked out by hand."""
     import torch
 
-    numerics = instruments.numerics
     recipe = replace(RELU2, hidden=4, heads=1, kv_groups=1, ffn_hidden=4, activation=activation, norm_eps=1e-30)
     names = {"mixer.w1.weight": gates, "mixer.w3.weight": ups}
     shapes = stack.block_weights(recipe, E_LAYER, "nemo_native")
@@ -105,7 +104,6 @@ def the_mlp_scales_with_its_weights(stack: Blocks, recipe: Recipe, name: str, fa
     """Tripling w1 multiplies the output of a relu2 MLP by nine; scaling w3 of a swiglu MLP, or w2 of either, scales the
     output by the same factor.
     """
-    numerics = instruments.numerics
     call = call_of(stack, recipe, ROWS, layer=E_LAYER, backward=False)
     weight = numerics.array(factor * numerics.tensor(call.weights[name]))
     scaled = stack.run_block(replace(call, weights=with_weights(call, {name: weight}))).y
@@ -124,7 +122,6 @@ def an_mlp_at_zero_has_finite_gradients(stack: Blocks, recipe: Recipe, name: str
     """
     import torch
 
-    numerics = instruments.numerics
     call = call_of(stack, recipe, ROWS, layer=E_LAYER)
     zero = numerics.array(torch.zeros_like(numerics.tensor(call.weights[name])))
     run = stack.run_block(replace(call, weights=with_weights(call, {name: zero})))
@@ -143,7 +140,6 @@ TOKENS = {"relu2": (RELU2, PACKED, 3), "swiglu": (SWIGLU, ROWS, 7)}
 @contract("BLK-06l", asks=_ASKS, cases=TOKENS, source="naming")
 def an_mlp_takes_each_token_by_itself(stack: Blocks, recipe: Recipe, lengths: Lengths, t: int) -> None:
     """Replacing token t changes no output of a dense MLP at any other token, before or after t, by a single bit."""
-    numerics = instruments.numerics
     call = call_of(stack, recipe, lengths, layer=E_LAYER, backward=False)
     other_BTD = numerics.tensor(call.x)
     other_BTD[1, t] = instruments.fixtures.normal("other", (recipe.hidden,), scale=100)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import (
     PLAIN,
@@ -53,7 +54,7 @@ def a_model_does_not_see_what_comes_later(stack: Training, recipe: Recipe, mode:
     weights = drawn_weights(stack, recipe, mode=mode)
     changed = tensor(tokens.tokens)
     changed[0, place] = (changed[0, place] + 1) % recipe.vocab
-    other = replace(tokens, tokens=instruments.numerics.array(changed))
+    other = replace(tokens, tokens=numerics.array(changed))
     before, after = (one_pass(stack, recipe, weights, each, mode=mode) for each in (tokens, other))
     words = not_changed_from(before.logits, after.logits, place)
     assert not words, f"token {place} changed: {words}"
@@ -97,12 +98,12 @@ def packed_documents_are_documents_by_themselves(stack: Training, recipe: Recipe
             run = one_pass(stack, recipe, weights, alone, backward=backward and labels > 0, mode=mode)
             for name, got, want in _pairs(packed, run):
                 part = tensor(got)[row : row + 1, start : start + length]
-                words = instruments.numerics.difference(f"{name} of row {row} from {start} on", part, want, FLOAT64)
+                words = numerics.difference(f"{name} of row {row} from {start} on", part, want, FLOAT64)
                 assert not words, words
             shares.append((labels, run.gradients))
             start += length
     if backward:
-        words = instruments.numerics.gradient_differences(
+        words = numerics.gradient_differences(
             "the gradient of", packed.gradients, _weighed(shares, packed.gradients), FLOAT64_SCAN
         )
         assert not words, words
@@ -116,16 +117,16 @@ def _pairs(packed: Pass, alone: Pass) -> list[tuple[str, Array, Array]]:
 def _cut(tokens: Tokens, row: int, start: int, end: int) -> tuple[Tokens, int]:
     """One document as a batch of one row, and how many labels it has."""
     pieces = [tensor(each)[row : row + 1, start:end] for each in (tokens.tokens, tokens.labels)]
-    array = instruments.numerics.array
+    array = numerics.array
     return Tokens(tokens=array(pieces[0]), labels=array(pieces[1])), int((pieces[1] != -100).sum())
 
 
 def _weighed(shares: list[tuple[int, Arrays]], names: Arrays) -> Arrays:
     """The gradient of the mean over all labels, from the gradients of the documents' means and their label counts."""
     labels = sum(count for count, _ in shares)
-    parts = [(count / labels, instruments.numerics.tensors(gradients)) for count, gradients in shares if count]
+    parts = [(count / labels, numerics.tensors(gradients)) for count, gradients in shares if count]
     summed = {name: sum(by * part[name] for by, part in parts if name in part) for name in names}
-    return {name: instruments.numerics.array(each) for name, each in summed.items() if not isinstance(each, int)}
+    return {name: numerics.array(each) for name, each in summed.items() if not isinstance(each, int)}
 
 
 PERTURBED = {
@@ -144,7 +145,6 @@ def a_token_depends_on_no_later_one(stack: Blocks, moe: Moe, b: int, t: int) -> 
     Routing that compares tokens (expert choice, slots for the largest gates) lets later tokens decide about earlier
     ones, so evaluation differs from training.
     """
-    numerics = instruments.numerics
     call = replace(expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), 2, 7), dy=None)
     x_BTD = numerics.tensor(call.x)
     x_BTD[b, t] = instruments.fixtures.normal("other", (24,)) * 3

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.device_calls import BlockCase, call_of, cases_on
 from contracts.spec import (
     FLOAT32_SCAN,
@@ -70,7 +71,7 @@ def held_to_its_definition(call: BlockCall, run: BlockRun, asked: BlockCase) -> 
     assert not words, words
     gradients = dict(run.gradients)
     for name in CANCELLING.get(asked.family, ()):
-        assert instruments.numerics.tensor(gradients.pop(name)).isfinite().all(), f"gradient of {name} is not finite"
+        assert numerics.tensor(gradients.pop(name)).isfinite().all(), f"gradient of {name} is not finite"
         del want[name]
     rule = HALF_SCAN_GRADIENT if asked.family in "MR" else HALF_GRADIENT
     words = policy.named_excess_error("gradient of", gradients, want, control, rule)
@@ -83,7 +84,6 @@ def defined(call: BlockCall, stored: torch.dtype | None = None) -> dict[str, Ten
 
     import torch
 
-    numerics = instruments.numerics
     weights = numerics.tensors(call.weights, torch.float64)
     leaves = {name: each.requires_grad_() for name, each in weights.items() if each.is_floating_point()}
     x_BTD = numerics.tensor(call.x, torch.float64).requires_grad_()
@@ -105,7 +105,7 @@ def _through(call: BlockCall, weights: dict[str, Tensor], x_BTD: Tensor) -> Tens
 
     oracles, recipe = instruments.oracles, call.recipe
     letter = recipe.pattern[call.layer % len(recipe.pattern)]
-    documents = None if call.documents is None else instruments.numerics.tensor(call.documents)
+    documents = None if call.documents is None else numerics.tensor(call.documents)
     rows = list(range(len(x_BTD)))
     y_BTD: Tensor
     if letter == "A":
@@ -143,7 +143,7 @@ def a_token_reads_its_own_past_alone(stack: Blocks, asked: BlockCase) -> None:
     """
     import torch
 
-    numerics, call = instruments.numerics, call_of(stack, asked)
+    call = call_of(stack, asked)
     read = asked.lengths[0][0] + 3 if len(asked.lengths[0]) > 1 else 6  # the fourth token of a later document
     assert call.dy is not None
     dy_BTD = numerics.tensor(call.dy)
@@ -173,7 +173,7 @@ def two_halves_are_the_whole_on_a_device(stack: Blocks, asked: BlockCase) -> Non
 
     A kernel may return its state in any dtype. A single call does not show it.
     """
-    numerics, call = instruments.numerics, replace(call_of(stack, asked), dy=None)
+    call = replace(call_of(stack, asked), dy=None)
     whole = stack.run_block(call)
     x_BTD = numerics.tensor(call.x)
     first = stack.run_block(replace(call, x=numerics.array(x_BTD[:, :8])))

@@ -9,6 +9,7 @@ from typing import Any
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import scan_calls
 from contracts.law._support.recipes import R_LAYER, SMALL
 from contracts.law._support.scan_calls import PACKED, ScanCase, drawn_inputs, run
@@ -101,7 +102,7 @@ def the_state_stays_in_its_bound(stack: Blocks, gain: float, start: float) -> No
     weights = inputs.weights | {name: gain * inputs.weights[name] for name in ("mixer.wk.weight", "mixer.wv.weight")}
     first = inputs.state["h"]
     state = {"h": first * (start / first.abs().max())}
-    got = instruments.numerics.tensor(run(stack, case, replace(inputs, weights=weights, state=state)).state["h"])
+    got = numerics.tensor(run(stack, case, replace(inputs, weights=weights, state=state)).state["h"])
     bound, largest = max(1.0, start), float(got.abs().max())
     assert largest <= bound, f"an element of the state is {largest:.3f}, larger than {bound:.3f}"
 
@@ -121,7 +122,7 @@ def the_forget_gate_has_its_limits(stack: Blocks, a_log: float) -> None:
 
     weights = {"mixer.A_log": a_log, "mixer.W": 0.0, "mixer.dt_bias": 0.5}
     case = ScanCase(block="m2rnn", lengths=((12,), (12,)), state=a_log < 0, weights=weights)
-    inputs, numerics = drawn_inputs(stack, case), instruments.numerics
+    inputs = drawn_inputs(stack, case)
     one = run(stack, case, inputs, backward=False)
     if a_log < 0:
         words = numerics.difference("the state after 12 tokens", one.state["h"], inputs.state["h"], FLOAT64)
@@ -140,7 +141,7 @@ ODD = {"packed": ((3, 16), (10, 9))}
 def turned_keys_turn_the_output(stack: Blocks, *lengths: tuple[int, ...]) -> None:
     """Negating k negates the output of R, given an empty initial state and D = 0, because tanh and the read are odd."""
     case = ScanCase(block="m2rnn", lengths=lengths, weights={"mixer.D": 0.0})
-    inputs, numerics = drawn_inputs(stack, case), instruments.numerics
+    inputs = drawn_inputs(stack, case)
     wk = inputs.weights["mixer.wk.weight"]
     turned = replace(inputs, weights=inputs.weights | {"mixer.wk.weight": -wk})
     one, two = (numerics.tensor(run(stack, case, each, backward=False).y) for each in (inputs, turned))
@@ -164,12 +165,12 @@ def the_state_of_r_is_float32(stack: Blocks, weights: dict[str, float], tokens: 
     case = ScanCase(block="m2rnn", lengths=((tokens,), (tokens,)), dtype="float32", state=True, weights=weights)
     inputs = drawn_inputs(stack, case)
     inputs = replace(inputs, x=torch.zeros_like(inputs.x))
-    zero = instruments.numerics.array(inputs.x.to(torch.bfloat16))
+    zero = numerics.array(inputs.x.to(torch.bfloat16))
     found = stack.run_block(replace(scan_calls.call(case, inputs, backward=False), x=zero)).state["h"]
     assert found.dtype == "float32", f"the state is {found.dtype} under bfloat16 activations, expected float32"
     rate = math.exp(weights["mixer.A_log"]) * math.log1p(math.exp(weights["mixer.dt_bias"]))
     want = inputs.state["h"] * math.exp(-tokens * rate)
-    words = instruments.numerics.difference("the state after 50 empty tokens", found, want, FLOAT32_SCAN)
+    words = numerics.difference("the state after 50 empty tokens", found, want, FLOAT32_SCAN)
     assert not words, words
 
 
@@ -203,8 +204,6 @@ def r_is_the_same_in_both_modes(stack: Blocks, case: ScanCase) -> None:
     """The mixer of R gives bit-identical outputs and gradients in both modes, nemo_native and author_dp."""
     asked = scan_calls.call(case, drawn_inputs(stack, case))
     one, two = (stack.run_block(replace(asked, mode=mode)) for mode in ("nemo_native", "author_dp"))
-    words = instruments.numerics.difference("y in author_dp", two.y, one.y, EXACT)
-    words = words or instruments.numerics.differences(
-        "the gradient in author_dp of", two.gradients, one.gradients, EXACT
-    )
+    words = numerics.difference("y in author_dp", two.y, one.y, EXACT)
+    words = words or numerics.differences("the gradient in author_dp of", two.gradients, one.gradients, EXACT)
     assert not words, words

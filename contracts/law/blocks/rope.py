@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.attention_calls import BARE, PACKED, Lengths, call_of, slice_of, with_weights
 from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.spec import FLOAT32, FLOAT64, Array, BlockCall, Blocks, Recipe, chosen, within
@@ -42,7 +43,7 @@ def rope_turns_each_pair_by_its_own_angle(
     for query in range(4):
         for key in range(4):
             y = stack.run_block(_one_pair(stack, recipe, query, key, apart)).y
-            weight = float(instruments.numerics.tensor(y)[0, -1, 0])
+            weight = float(numerics.tensor(y)[0, -1, 0])
             assert 0 < weight < 1, f"the key's weight is {weight:.6g}"
             score, want = math.log(weight * apart / (1 - weight)), products.get((query, key), 0.0)
             words = f"element {query} of a query and {key} of a key {apart} tokens before it"
@@ -64,9 +65,7 @@ def _one_pair(stack: Blocks, recipe: Recipe, query: int, key: int, apart: int) -
     weights["mixer.wq.weight"][query, 1] = 2.0  # the root of d, against the scale
     weights["mixer.wk.weight"][key, 0] = 1.0
     weights["mixer.wv.weight"][0, 0] = weights["mixer.wo.weight"][0, 0] = 1.0
-    return BlockCall(
-        recipe=recipe, layer=0, weights=instruments.numerics.arrays(weights), x=instruments.numerics.array(x_BTD)
-    )
+    return BlockCall(recipe=recipe, layer=0, weights=numerics.arrays(weights), x=numerics.array(x_BTD))
 
 
 PLACES = {
@@ -85,7 +84,6 @@ def a_document_is_the_same_wherever_it_stands(stack: Blocks, recipe: Recipe, len
     Attention depends on distances, so the start of a document does not matter. The documents' gradients of a weight sum
     to its gradient in the packed batch.
     """
-    numerics = instruments.numerics
     call = call_of(stack, recipe, lengths)
     assert call.dy is not None
     whole = stack.run_block(call)
@@ -124,7 +122,6 @@ def qk_norm_takes_the_length_of_each_head(stack: Blocks, name: str, rows: slice,
 
     QK norm is computed per head: in one norm over all heads, a loud head quietens its neighbours.
     """
-    numerics = instruments.numerics
     for qk_norm in (True, False):
         recipe = replace(SMALL, qk_norm=qk_norm, norm_eps=1e-30)  # so small that it does not count in a norm
         call = call_of(stack, recipe, PACKED, backward=False)
@@ -154,7 +151,7 @@ def far_positions_are_as_precise_as_near_ones(stack: Blocks, length: int, theta:
     """
     import torch
 
-    numerics, oracle = instruments.numerics, instruments.oracles.attention
+    oracle = instruments.oracles.attention
     recipe = replace(SMALL, hidden=16, heads=2, kv_groups=1, rope_theta=theta)
     call = call_of(stack, recipe, ((length,),), dtype="float32", backward=False)
     last = range(length - 3, length)

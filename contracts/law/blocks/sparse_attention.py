@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.attention_calls import (
     PACKED,
     ROWS,
@@ -26,7 +27,7 @@ _ASKS = ("block_weights", "run_block")
 
 def _selected(run: BlockRun) -> Tensor:
     assert "selected" in run.seen, "a sparse block does not report which keys it selected"
-    chosen: Tensor = instruments.numerics.tensor(run.seen["selected"])
+    chosen: Tensor = numerics.tensor(run.seen["selected"])
     return chosen
 
 
@@ -80,7 +81,7 @@ def the_keys_with_the_highest_index_scores_are_selected(
 
     The indexer computes its own scores. They are not the attention scores, and all heads share one choice.
     """
-    numerics, oracle = instruments.numerics, instruments.oracles.attention
+    oracle = instruments.oracles.attention
     call = call_of(stack, replace(sparse_recipe(top_k), norm_eps=eps), lengths, backward=False)
     chosen_BTS = _selected(stack.run_block(call))
     weights, x_BTD = numerics.tensors(call.weights), numerics.tensor(call.x)
@@ -136,7 +137,6 @@ def a_key_that_is_not_selected_counts_for_nothing(stack: Blocks, top_k: int, len
     """
     import torch
 
-    numerics = instruments.numerics
     call = call_of(stack, sparse_recipe(top_k), lengths)
     other_BTD = numerics.tensor(call.x)
     other_BTD[:, s] += instruments.fixtures.normal("a little", tuple(other_BTD[:, s].shape), scale=0.1)

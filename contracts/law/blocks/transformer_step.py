@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.small_models import BIASED_EXPERTS, GROUPED_EXPERTS, LATENT_EXPERTS, session
 from contracts.law._support.training_run import AHEAD, DENSE, LETTERS, TIED, batch, large_expert_weights, run
 from contracts.spec import FLOAT32_TRANSFORMER, FLOAT64_SCAN, Execution, Recipe, Session, Training, within
@@ -43,7 +44,7 @@ def a_step_of_a_transformer_is_its_definition(stack: Training, recipe: Recipe) -
     assert abs(found - float(loss)) <= 2e-6 * float(loss), (
         f"the loss is {found:.8g}, by its definition {float(loss):.8g}"
     )
-    words = instruments.numerics.gradient_differences("the gradient of", step.gradients, gradients, FLOAT32_TRANSFORMER)
+    words = numerics.gradient_differences("the gradient of", step.gradients, gradients, FLOAT32_TRANSFORMER)
     assert not words, words
 
 
@@ -51,7 +52,7 @@ def _defined(asked: Session) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and its gradient by every weight, in float64."""
     import torch
 
-    numerics, oracles, recipe = instruments.numerics, instruments.oracles, asked.recipe
+    oracles, recipe = instruments.oracles, asked.recipe
     weights = {name: each.requires_grad_() for name, each in numerics.tensors(asked.weights, torch.float64).items()}
     given = weights | numerics.tensors(asked.buffers, torch.float64)
     (batch,) = asked.batches
@@ -107,5 +108,5 @@ def a_step_is_a_pass_over_its_batch(stack: Training, recipe: Recipe, microbatche
         if not abs(step.losses[name] - loss) <= within(1e-11, 4e-6) * abs(loss)
     ]  # fmt: skip
     got = {name: each for name, each in step.gradients.items() if name in one.gradients}
-    words = instruments.numerics.gradient_differences("the gradient of", got, one.gradients, FLOAT64_SCAN)
+    words = numerics.gradient_differences("the gradient of", got, one.gradients, FLOAT64_SCAN)
     require_none(*off[:1], words)

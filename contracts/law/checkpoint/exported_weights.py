@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import saved_states
 from contracts.law._support.saved_states import FAMILIES, folder
 from contracts.law._support.small_models import DENSE, GROUPED_EXPERTS
@@ -34,7 +35,6 @@ def an_export_has_the_dtype_that_was_asked_for(stack: Checkpointing, dtype: Elem
     """
     import torch
 
-    numerics = instruments.numerics
     held = {name: torch.linspace(-1.7, 1.3, 24).view(4, 6).to(getattr(torch, each)) for name, each in TRAINED.items()}
     counter = torch.tensor([COUNTED, 3])
     got = stack.export_weights(numerics.arrays({**held, "layers.1.mixer.seen": counter}), dtype)
@@ -67,7 +67,6 @@ def an_index_names_what_the_files_have(stack: Exporting, recipe: Recipe, files: 
     it forgets: weights are drawn anew, with a warning at most.
     """
     weights = drawn_weights(table(stack, recipe))
-    numerics = instruments.numerics
     given = {name: numerics.array(numerics.tensor(each).float()) for name, each in weights.items()}
     with folder() as at:
         written = Path(stack.export_model(str(at), recipe, given, files))
@@ -102,7 +101,6 @@ def _other_elements(found: Export, given: Arrays) -> str:
     """How the elements of all files, in any order, differ from those of a model."""
     import torch
 
-    numerics = instruments.numerics
     held = [numerics.tensor(each) for tensors in found.files.values() for each in tensors.values()]
     have = torch.cat([each.flatten().double() for each in held]).sort().values
     model = torch.cat([numerics.tensor(each).flatten().double() for each in given.values()])
@@ -185,4 +183,4 @@ def _filled(value: float) -> Array:
 def _rows(at: int) -> Array:
     import torch
 
-    return instruments.numerics.array(torch.stack([torch.full((3, 2), float(k + at)) for k in TWELVE]))
+    return numerics.array(torch.stack([torch.full((3, 2), float(k + at)) for k in TWELVE]))

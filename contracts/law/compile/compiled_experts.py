@@ -10,6 +10,7 @@ from typing import Protocol
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.device_calls import WIDE, BlockCase, call_of, rerouted, routings
 from contracts.law._support.recipes import A_LAYER, E_LAYER, SMALL_MLA
 from contracts.spec import (
@@ -55,7 +56,7 @@ def compiled_experts_are_as_near_as_eager_ones(stack: Stack, asked: BlockCase, b
     averages.
     """
     exact, eager, compiled = _three_runs(stack, asked, backend)
-    routed = instruments.numerics.difference("experts", compiled.seen["counts"], exact.seen["counts"], EXACT)
+    routed = numerics.difference("experts", compiled.seen["counts"], exact.seen["counts"], EXACT)
     assert not routed, routed
     words = _excess_error(exact, eager, compiled)
     assert not words, words
@@ -138,7 +139,7 @@ def _three_runs(stack: Stack, asked: BlockCase, backend: Backend) -> tuple[Block
 
 
 def _excess_error(exact: BlockRun, eager: BlockRun, compiled: BlockRun) -> str:
-    numerics, policy = instruments.numerics, instruments.half_precision
+    policy = instruments.half_precision
     want, control = numerics.tensor(exact.y), numerics.tensor(eager.y)
     words: str = policy.excess_error("compiled y", compiled.y, want, control, HALF_OUTPUT)
     wants, controls = numerics.tensors(exact.gradients), numerics.tensors(eager.gradients)
@@ -153,4 +154,4 @@ def _moe(asked: BlockCase) -> Moe:
 
 
 def _finite(value: Array) -> bool:
-    return bool(instruments.numerics.tensor(value).isfinite().all())
+    return bool(numerics.tensor(value).isfinite().all())

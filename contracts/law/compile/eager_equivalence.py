@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import fixtures, numerics
 from contracts.law._support.recipes import A_LAYER, DENSE, E_LAYER, M_LAYER, PARALLEL, R_LAYER, SMALL, SMALL_DSA
 from contracts.spec import (
     BFLOAT16,
@@ -109,7 +109,6 @@ def a_compiled_model_is_the_eager_one(stack: Stack, execution: Execution) -> Non
     compiled = stack.pass_compiled(ONE_OF_EACH, execution, weights, (batch,))
     eager = stack.run_model(ONE_OF_EACH, replace(execution, compile="none", recompute=False), weights, batch, True)
     (run,), (graphs,) = compiled.passes, compiled.graphs
-    numerics = instruments.numerics
     words = numerics.difference("compiled logits", run.logits, eager.logits, FLOAT32_SCAN)
     words = words or numerics.gradient_differences("compiled gradient of", run.gradients, eager.gradients, FLOAT32_SCAN)
     assert not words, words
@@ -270,7 +269,6 @@ def _only_declared(stack: Stack, recipe: Recipe, execution: Execution, graphs: G
 
 
 def _apart(what: str, got: BlockRun, want: BlockRun) -> str:
-    numerics = instruments.numerics
     words = numerics.difference(f"{what} y", got.y, want.y, FLOAT32_SCAN)
     words = words or numerics.gradient_differences(f"{what} gradient of", got.gradients, want.gradients, FLOAT32_SCAN)
     words = words or numerics.differences(f"{what} loss", got.losses, want.losses, FLOAT32_SCAN)
@@ -285,7 +283,6 @@ def _call(
     """Two rows, packed except in `WHOLE_ROWS`: documents of length - 3 and 3, and of 2 and length - 2."""
     import torch
 
-    fixtures, numerics = instruments.fixtures, instruments.numerics
     kind = getattr(torch, dtype)
     weights = fixtures.weights(stack.block_weights(recipe, layer, "nemo_native"), seed=1)
     shape, packed = (2, length, recipe.hidden), recipe not in WHOLE_ROWS
@@ -301,13 +298,11 @@ def _call(
 
 
 def _same_everywhere(call: BlockCall) -> Array:
-    numerics = instruments.numerics
     x = numerics.tensor(call.x)
     return numerics.array(x[:1, :1].expand_as(x))
 
 
 def _tokens(length: int) -> Tokens:
-    fixtures, numerics = instruments.fixtures, instruments.numerics
     tokens = fixtures.integers("tokens", (2, length), SMALL.vocab)
     labels = tokens.roll(-1, 1)
     labels[:, -1] = -100

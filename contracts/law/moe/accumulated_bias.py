@@ -4,8 +4,8 @@ experts on one rank and on several."""
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.small_models import one_rank_and_many, session
 from contracts.law._support.step_comparison import bias_differences
 from contracts.law._support.training_run import DENSE, LETTERS, batch, batches, drawn_weights, run, table
@@ -57,7 +57,7 @@ def the_selection_bias_moves_once_a_step(stack: Training, microbatches: int, rec
     trained = run(stack, BIASED, batches(2), "buffers", weights=weights, microbatches=microbatches, recompute=recompute)
     expected = {name: torch.zeros(14, dtype=torch.float64) for name in names}
     for step in trained.steps:
-        seen = instruments.numerics.tensors(step.seen)
+        seen = numerics.tensors(step.seen)
         for name, layer in zip(names, (1, 5), strict=True):
             counts = seen.get(f"layers.{layer}.counts")
             assert counts is not None, f"step {step.number} counted nothing in layer {layer}"
@@ -65,9 +65,7 @@ def the_selection_bias_moves_once_a_step(stack: Training, microbatches: int, rec
                 f"layer {layer} counted {int(counts.sum())} assignments, expected 5 · 13 · 3"
             )
             expected[name] += 0.25 * torch.sign(195 / 14 - counts.double())
-            words = instruments.numerics.difference(
-                f"{name} after step {step.number}", step.buffers[name], expected[name], FLOAT64
-            )
+            words = numerics.difference(f"{name} after step {step.number}", step.buffers[name], expected[name], FLOAT64)
             assert not words, words
 
 
@@ -90,15 +88,15 @@ def the_selection_bias_stays_float32(stack: Training, recipe: Recipe, begin: flo
     given = tuple(replace(batch(f"half {step}", rows=ONE_DOCUMENT), documents=None) for step in range(3))
     trained = run(
         stack, recipe, given, "buffers", weights=drawn_weights(table(stack, recipe)), declared=True,
-        buffers=instruments.numerics.arrays(buffers),
+        buffers=numerics.arrays(buffers),
     )  # fmt: skip
     want = {name: each.double() for name, each in buffers.items()}
     for step in trained.steps:
-        seen = instruments.numerics.tensors(step.seen)
+        seen = numerics.tensors(step.seen)
         for name, layer in zip(sorted(shapes), (1, 3), strict=True):
             found, counts = step.buffers[name], seen.get(f"layers.{layer}.counts")
             assert found.dtype == "float32", f"{name} is held in {found.dtype}, expected float32"
-            held = instruments.numerics.tensor(found).double()
+            held = numerics.tensor(found).double()
             if counts is None:  # a stack that keeps none: each expert moves by the rate or rests, not all rest
                 moves = ((held - want[name]) / 1e-3).round().clamp(-1, 1)
                 moves = moves if bool(moves.any()) else torch.ones_like(moves)
@@ -179,7 +177,7 @@ def each_selection_bias_moves_by_its_own_rate(stack: Training, rates: Mapping[st
 def _moves(asked: Session, steps: Iterable[Step]) -> None:
     """In each step two experts of a layer move one or two of its rates apart, or not at all if its rate is 0."""
     assert asked.recipe.moe is not None
-    rate, numerics = asked.recipe.moe.bias_rate, instruments.numerics
+    rate = asked.recipe.moe.bias_rate
     before = numerics.tensors(asked.buffers)
     moving = {name for name in (FIRST, SECOND) if asked.rates.get(name, 1.0)}
     for step in steps:

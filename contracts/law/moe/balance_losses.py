@@ -5,8 +5,8 @@ from dataclasses import replace
 from math import exp, log
 from typing import Any
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import PLAIN_SIGMOID, SIGMOID, SOFTMAX, Activation
 from contracts.spec import EXACT, FLOAT64, Blocks, Element, Moe, NotOffered, chosen, within
@@ -139,7 +139,6 @@ def the_losses_move_the_router_alone(stack: Blocks, moe: Moe, activation: Activa
     """
     import torch
 
-    numerics = instruments.numerics
     call = expert_calls.drawn_call(expert_calls.with_moe(moe, activation), 3, 5)
     call = replace(call, dy=numerics.array(torch.zeros(3, 5, 24, dtype=torch.float64)))
     run = stack.run_block(call)
@@ -173,7 +172,6 @@ def microbatches_do_not_change_the_losses(stack: Blocks, moe: Moe, split: tuple[
     if chosen(stack, "balance-over") != "sequence":
         raise NotOffered("declares that its balance loss is over more than a sequence", "case")
 
-    numerics = instruments.numerics
     call = expert_calls.drawn_call(expert_calls.with_moe(moe), sum(split), 5)
     x_BTD, name = numerics.tensor(call.x), "mixer.router.weight"
     zeros_BTD = torch.zeros_like(x_BTD)
@@ -201,7 +199,7 @@ def a_second_call_counts_nothing_twice(stack: Blocks, moe: Moe) -> None:
     A block that accumulates a value in its forward pass counts it twice when that forward pass is recomputed in the
     backward pass.
     """
-    numerics, call = instruments.numerics, expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), 2, 7)
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), 2, 7)
     once, again = stack.run_block(call), stack.run_block(call)
     words = numerics.differences("loss", again.losses, once.losses, EXACT)
     words = words or numerics.differences("seen", again.seen, once.seen, EXACT)
@@ -244,4 +242,4 @@ def _loss(
     call = expert_calls.labelled_call(moe, logits, bias=bias, dtype=dtype)
     found = stack.run_block(replace(call, router=router)).losses
     assert name in found, f"the losses are {', '.join(sorted(found)) or 'none'}; {name} is missing"
-    return float(instruments.numerics.tensor(found[name]))
+    return float(numerics.tensor(found[name]))

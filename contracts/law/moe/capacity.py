@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil, log
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import (
     CROWD,
@@ -56,7 +56,7 @@ def a_full_expert_drops_the_declared_tokens(stack: Blocks, factor: float | None,
     run = stack.run_block(routed_call(replace(ROUTED, capacity_factor=factor), routes, "float64"))
     gates = [[dict(zip(wanted, gates_of(ROUTED), strict=True)) for wanted in row] for row in routes]
     _are_dropped(run, gates, lost)
-    counts = instruments.numerics.tensor(run.seen["counts"]).tolist()
+    counts = numerics.tensor(run.seen["counts"]).tolist()
     for expert, count in enumerate(counts):
         number = sum(expert in wanted for row in routes for wanted in row)
         assert count == number, f"expert {expert} was asked {number} times, counts says {count}"
@@ -138,7 +138,7 @@ def what_is_dropped_has_no_gradient(stack: Blocks, moe: Moe, activation: Activat
     The balance loss still counts dropped assignments, because its gradient is what makes dropping rarer.
     """
     call = expert_calls.drawn_call(expert_calls.with_moe(moe, activation), batch, length)
-    run, numerics = stack.run_block(call), instruments.numerics
+    run = stack.run_block(call)
 
     def words_of(want: expert_calls.OracleAnswer) -> str:
         words = numerics.difference("y", run.y, want.routed.y_BTD, FLOAT64)
@@ -163,12 +163,12 @@ def slots_are_counted_in_whole_numbers(stack: Blocks, tokens: int, factor: float
     """
     moe = replace(SIGMOID, top_k=1, shared_hidden=0, expert_hidden=4, capacity_factor=factor)
     call = replace(expert_calls.drawn_call(expert_calls.with_moe(moe), 1, tokens, "float32"), dy=None)
-    weights = instruments.numerics.tensors(call.weights)
+    weights = numerics.tensors(call.weights)
     weights["mixer.router.bias"][7] = 5.0
-    seen = stack.run_block(replace(call, weights=instruments.numerics.arrays(weights))).seen
-    counts = instruments.numerics.tensor(seen["counts"]).tolist()
+    seen = stack.run_block(replace(call, weights=numerics.arrays(weights))).seen
+    counts = numerics.tensor(seen["counts"]).tolist()
     assert counts[7] == tokens, f"{tokens} tokens asked for expert 7, counts says {counts[7]}"
-    kept_N = ~instruments.numerics.tensor(seen["dropped"]).flatten()
+    kept_N = ~numerics.tensor(seen["dropped"]).flatten()
     assert int(kept_N.sum()) == slots, f"{int(kept_N.sum())} tokens are kept, there are {slots} slots"
     assert bool(kept_N[:slots].all()), f"token {int((~kept_N).nonzero()[0])} is dropped, and {slots} slots are there"
 
@@ -184,7 +184,7 @@ def rows_of_nobody_change_nothing(stack: Blocks, factor: float, routes: Routes) 
     The first step is often spared. The check therefore repeats the call in memory that held NaN before it was freed.
     """
     call = routed_call(replace(ROUTED, capacity_factor=factor), routes, "bfloat16", backward=True)
-    want, numerics = expert_calls.oracle_answer(call), instruments.numerics
+    want = expert_calls.oracle_answer(call)
     for attempt in (1, 2, 3):
         _foul_free_memory()
         run = stack.run_block(call)
@@ -213,7 +213,6 @@ def a_step_reports_every_assignment_that_it_drops(stack: Training, microbatches:
     slots is dropped; of five, at least what five times their two slots and a half, rounded up, do not hold. A count of
     one layer, or of the last microbatch, makes full experts look nearly empty.
     """
-    numerics = instruments.numerics
     trained = run(stack, CAPPED, batches(2), weights=drawn_weights(table(stack, CAPPED)), microbatches=microbatches,
                   recompute=recompute)  # fmt: skip
     for step in trained.steps:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import (
     CROWD,
@@ -103,7 +103,6 @@ def a_large_call_is_its_sequences(stack: Blocks, moe: Moe, length: int) -> None:
     """
     import torch
 
-    numerics = instruments.numerics
     call = expert_calls.drawn_call(replace(expert_calls.with_moe(moe, "swiglu"), hidden=8), 3, length)
     x_BTD, dy_BTD = numerics.tensor(call.x), numerics.tensor(call.dy)  # type: ignore[arg-type]  # a drawn call has one
     whole = stack.run_block(call)
@@ -138,7 +137,6 @@ def names_of_experts_do_not_matter(stack: Blocks, moe: Moe, order: tuple[int, ..
 
     Experts that are loaded in the order of their names as text (0, 1, 10, 11, 2 …) no longer match their router rows.
     """
-    numerics = instruments.numerics
     call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), 2, 7)
     renamed = replace(call, weights=numerics.arrays(_renamed(numerics.tensors(call.weights), order)))
     run, other = stack.run_block(call), stack.run_block(renamed)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import (
     CROWD,
@@ -51,10 +51,10 @@ def the_block_is_its_definition(
     """Output and every gradient of the block match a plain loop over tokens and their experts."""
     call = expert_calls.drawn_call(expert_calls.with_moe(moe, activation, biases), batch, length, dtype)
     if loud != 1:
-        louder = instruments.numerics.array(loud * instruments.numerics.tensor(call.weights["mixer.experts.w1"]))
+        louder = numerics.array(loud * numerics.tensor(call.weights["mixer.experts.w1"]))
         call = replace(call, weights={**call.weights, "mixer.experts.w1": louder})
     run = stack.run_block(call)
-    tolerance, numerics = expert_calls.TOLERANCE[dtype], instruments.numerics
+    tolerance = expert_calls.TOLERANCE[dtype]
 
     def words_of(want: expert_calls.OracleAnswer) -> str:
         words = numerics.difference("y", run.y, want.routed.y_BTD, tolerance)
@@ -76,7 +76,7 @@ def no_token_is_no_error(stack: Blocks, moe: Moe, activation: Activation) -> Non
     """A call without tokens gives an empty output, zero losses, and a zero gradient for every weight."""
     import torch
 
-    call, numerics = expert_calls.drawn_call(expert_calls.with_moe(moe, activation), 2, 0), instruments.numerics
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe, activation), 2, 0)
     run = stack.run_block(call)
     assert run.y.shape == (2, 0, 24), f"y of (2, 0, 24) has shape {run.y.shape}"
     zero = torch.zeros((), dtype=torch.float64)
@@ -103,7 +103,7 @@ def an_idle_expert_has_a_zero_gradient(stack: Blocks, routes: Routes, dtype: Ele
     gradients = stack.run_block(routed_call(ROUTED, routes, dtype, backward=True)).gradients
     for name in ("mixer.experts.w1", "mixer.experts.w2", "mixer.experts.w3"):
         assert name in gradients, f"there is no gradient of {name}"
-        found = instruments.numerics.tensor(gradients[name])
+        found = numerics.tensor(gradients[name])
         for expert, largest in enumerate(found.abs().flatten(1).amax(1).tolist()):
             if expert in idle:
                 assert largest == 0, f"expert {expert} has no token, and the gradient of its {name} is {largest}"

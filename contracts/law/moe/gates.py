@@ -6,8 +6,8 @@ from dataclasses import replace
 from math import exp, log
 from typing import TYPE_CHECKING
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import PLAIN, PLAIN_SIGMOID, ROUTED, SIGMOID
 from contracts.spec import FLOAT64, Blocks, Moe, chosen, within
@@ -102,7 +102,7 @@ def the_selection_bias_only_selects(stack: Blocks, moe: Moe, shift: float) -> No
     optimizer.
     """
     call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), 2, 7)
-    name, numerics = "mixer.router.bias", instruments.numerics
+    name = "mixer.router.bias"
     shifted = numerics.array(numerics.tensor(call.weights[name]) + shift)
     one, other = stack.run_block(call), stack.run_block(replace(call, weights={**call.weights, name: shifted}))
     assert name not in one.gradients, f"{name} has a gradient; only the rule that balances the load may move it"
@@ -129,7 +129,7 @@ def the_router_learns_from_the_model(stack: Blocks, moe: Moe, batch: int, length
     call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), batch, length)
     name = "mixer.router.weight"
     got = {key: grad for key, grad in stack.run_block(call).gradients.items() if key == name}
-    words = instruments.numerics.gradient_differences(
+    words = numerics.gradient_differences(
         "gradient of", got, {name: expert_calls.oracle_answer(call).gradients[name]}, FLOAT64
     )
     assert not words, words
@@ -151,7 +151,6 @@ def scores_of_0_poison_nothing(stack: Blocks, moe: Moe) -> None:
     Divided by their sum, scores of 0 are 0 / 0: NaN in the token's row, and one step later in every weight. Which gates
     such a token gets is left open; together they are no more than route_scale.
     """
-    numerics = instruments.numerics
     faint, plain = [-2000.0] * moe.experts, [float(expert) for expert in range(moe.experts)]
     run = stack.run_block(
         expert_calls.labelled_call(moe, [[faint, plain, faint], [plain, faint, plain]], backward=True)

@@ -6,8 +6,8 @@ B sequences · T positions · K experts a token
 import math
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import PLAIN_SIGMOID, SIGMOID, SOFTMAX
 from contracts.spec import FLOAT64, Array, BlockCall, Blocks, Moe, chosen
@@ -35,7 +35,7 @@ def padding_counts_in_no_loss_of_a_router(stack: Blocks, loss: str, moe: Moe, le
     """
     import torch
 
-    numerics, name = instruments.numerics, "mixer.router.weight"
+    name = "mixer.router.weight"
     call = expert_calls.drawn_call(expert_calls.with_moe(moe), len(lengths), LENGTH)
     x_BTD = numerics.tensor(call.x)
     pooled = loss == "aux" and chosen(stack, "balance-over") != "sequence"
@@ -80,7 +80,6 @@ def padding_takes_no_slot(stack: Blocks, moe: Moe, lengths: tuple[int, ...]) -> 
     """
     call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), len(lengths), LENGTH)
     run = stack.run_block(replace(call, dy=None, padding=_padding(lengths)))
-    numerics = instruments.numerics
     experts, gates, dropped = (
         numerics.tensor(run.seen[each]).flatten(0, 1).tolist() for each in ("experts", "gates", "dropped")
     )
@@ -120,7 +119,6 @@ def documents_change_nothing_about_padding(stack: Blocks, moe: Moe, lengths: tup
     """
     import torch
 
-    numerics = instruments.numerics
     call = expert_calls.drawn_call(expert_calls.with_moe(moe), len(lengths), LENGTH)
     call = replace(call, padding=_padding(lengths))
     documents_BT = (torch.arange(LENGTH) >= 2).long().expand(len(lengths), -1)
@@ -136,11 +134,11 @@ def _silent(call: BlockCall) -> BlockCall:
     """The call with an output gradient of zero."""
     import torch
 
-    return replace(call, dy=instruments.numerics.array(torch.zeros_like(instruments.numerics.tensor(call.x))))
+    return replace(call, dy=numerics.array(torch.zeros_like(numerics.tensor(call.x))))
 
 
 def _padding(lengths: tuple[int, ...]) -> Array:
     """(B, T), true after the tokens of each row."""
     import torch
 
-    return instruments.numerics.array(torch.arange(LENGTH) >= torch.tensor(lengths)[:, None])
+    return numerics.array(torch.arange(LENGTH) >= torch.tensor(lengths)[:, None])

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import PLAIN, PLAIN_SIGMOID
 from contracts.spec import FLOAT32, FLOAT64, BlockCall, Blocks, Moe, Tolerance, chosen
@@ -49,8 +49,8 @@ def every_assignment_is_counted(stack: Blocks, moe: Moe, batch: int, length: int
     """
     call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), batch, length, seed=4)
     seen = stack.run_block(replace(call, dy=None)).seen
-    asked = instruments.numerics.tensor(seen["experts"]).flatten().tolist()
-    counts = instruments.numerics.tensor(seen["counts"]).tolist()
+    asked = numerics.tensor(seen["experts"]).flatten().tolist()
+    counts = numerics.tensor(seen["counts"]).tolist()
     assert len(counts) == moe.experts, f"counts has {len(counts)} entries for {moe.experts} experts"
     for expert, count in enumerate(counts):
         tokens = asked.count(expert)
@@ -76,7 +76,6 @@ def tied_scores_choose_k_experts(stack: Blocks, moe: Moe, batch: int, length: in
     choice by a threshold, or by a mask of whatever equals the maximum, takes more experts than k, or one of them k
     times. All experts have the same weights here, so that the output does not depend on the choice.
     """
-    numerics = instruments.numerics
     call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), batch, length)
     weights = numerics.tensors(call.weights)
     weights["mixer.router.weight"].zero_()
@@ -121,21 +120,21 @@ def the_router_is_float32_under_bfloat16(stack: Blocks, moe: Moe, least: float, 
     call = expert_calls.labelled_call(moe, logits, dtype="bfloat16")
     seen = stack.run_block(call).seen
     want = expert_calls.oracle_answer(call if choice == "float32" else _rounded(call)).routed
-    experts = instruments.numerics.tensor(seen["experts"])
+    experts = numerics.tensor(seen["experts"])
     for n, ranks in enumerate(_RANKS * 2):
         best, went = sorted(ranks.index(rank) for rank in (5, 4, 3)), sorted(experts.flatten(0, 1)[n].tolist())
         if choice == "float32":
             assert went == best, f"token {n} goes to experts {went}, its best are {best}: their scores were rounded"
         assert went[-1] < len(ranks), f"token {n} goes to experts {went}, its best are among the first {len(ranks)}"
     order = experts.argsort(-1)
-    gates = instruments.numerics.tensor(seen["gates"]).gather(-1, order)
+    gates = numerics.tensor(seen["gates"]).gather(-1, order)
     allowed = _STORED if choice == "activations" else FLOAT32
-    words = instruments.numerics.difference("gates under bfloat16", gates, want.gates_BTK, allowed)
+    words = numerics.difference("gates under bfloat16", gates, want.gates_BTK, allowed)
     assert not words, words
 
 
 def _rounded(call: BlockCall) -> BlockCall:
     """The call with the router's weight as bfloat16 holds it."""
-    numerics, name = instruments.numerics, "mixer.router.weight"
+    name = "mixer.router.weight"
     held = numerics.tensor(call.weights[name]).bfloat16().float()
     return replace(call, weights={**call.weights, name: numerics.array(held)})

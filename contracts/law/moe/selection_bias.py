@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import SIGMOID
 from contracts.law._support.layouts import in_a_layout_of
@@ -116,7 +117,7 @@ def _moved_otherwise(
     bound: float,
 ) -> str:  # fmt: skip
     """Which expert's bias a step moves by something else than its rate times `moves`."""
-    built, numerics = stack.built(recipe, execution.mode), instruments.numerics
+    built = stack.built(recipe, execution.mode)
     (name,) = (each for each in built.buffers if each.endswith("bias"))
     before = [0.01 * expert for expert in range(12)]
     trained = stack.train(
@@ -157,7 +158,7 @@ def _routing_by_token(built: Built) -> Arrays:
             chosen_E12 = _float64([[2.0 if (expert - v) % 12 < 2 else -4.0 for v in range(12)] for expert in range(12)])
             weights[row.name] = torch.zeros_like(weights[row.name])
             weights[row.name][:, :12] = chosen_E12 / 8
-    return instruments.numerics.arrays(weights)
+    return numerics.arrays(weights)
 
 
 def _tokens(counts: Sequence[int]) -> Tensor:
@@ -173,7 +174,7 @@ def _dealt(rows: int) -> Tokens:
 
 
 def _batch(tokens_BT: Tensor) -> Tokens:
-    array = instruments.numerics.array
+    array = numerics.array
     return Tokens(tokens=array(tokens_BT), labels=array(tokens_BT.roll(-1, 1)))
 
 

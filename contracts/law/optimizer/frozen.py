@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import multi_rank_run
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, borrowed, own_axis
@@ -97,7 +97,7 @@ def what_is_frozen_stays_and_nothing_else_changes(
     for step, moved in zip(held.steps, updates(weights, held), strict=True):
         _stays(step, frozen, moved)
         _is_trained(step, [row for row in rows if row.optimizer and row.name not in frozen], moved, recipe.optim.clip)
-    numerics, trained = instruments.numerics, free.gradients.keys() - frozen
+    trained = free.gradients.keys() - frozen
     got, want = ({name: each.gradients[name] for name in trained} for each in (held.steps[0], free))
     words = numerics.gradient_differences(
         "with others frozen the gradient of", got, want, FLOAT64_SCAN, scale=numerics.scale_of(free.gradients)
@@ -115,7 +115,7 @@ def _stays(step: Step, frozen: frozenset[str], moved: dict[str, Tensor]) -> None
         far = float(moved[name].abs().max())
         assert not far, f"{name} is frozen and moved by up to {far:.3g} (step {step.number})"
         gradient = step.gradients.get(name)
-        learned = gradient is not None and bool(instruments.numerics.tensor(gradient).any())
+        learned = gradient is not None and bool(numerics.tensor(gradient).any())
         assert not learned, f"{name} is frozen and has a gradient (step {step.number})"
     state = sorted(key for key in step.optimizer if key.rpartition("/")[0] in frozen)
     assert not state, f"there is optimizer state of what is frozen: {state[0]} (step {step.number})"
@@ -127,7 +127,7 @@ def _is_trained(step: Step, rows: list[Parameter], moved: dict[str, Tensor], cli
     for name in names:
         assert name in step.gradients, f"{name} is trained and has no gradient (step {step.number})"
         assert bool(moved[name].any()), f"{name} is trained and did not move (step {step.number})"
-    squares = (float(instruments.numerics.tensor(step.gradients[name]).double().square().sum()) for name in names)
+    squares = (float(numerics.tensor(step.gradients[name]).double().square().sum()) for name in names)
     norm = sqrt(sum(squares))
     for what, got, want in (
         ("grad_norm", step.grad_norm, norm), ("clip_coef", step.clip_coef, min(1.0, clip / (norm + 1e-6))),
@@ -178,13 +178,13 @@ def a_resumed_run_may_freeze_others(stack: Training, recipe: Recipe, before: str
 
 def _continues(row: Parameter, recipe: Recipe, saved: Arrays, step: Step, *, new: bool) -> None:
     """The first moment follows from the saved one, or from none, and the step's clipped gradient."""
-    tensor, entry = instruments.numerics.tensor, "momentum_buffer" if row.optimizer == "muon" else "exp_avg"
+    tensor, entry = numerics.tensor, "momentum_buffer" if row.optimizer == "muon" else "exp_avg"
     key, told = f"{row.name}/{entry}", "was frozen" if new else "was trained"
     assert key in step.optimizer, f"{row.name} {told} and has no {entry} (step {step.number})"
     gradient = tensor(step.gradients[row.name]) * step.clip_coef
     kept, share = (0.95, 1.0) if row.optimizer == "muon" else (recipe.optim.beta1, 1 - recipe.optim.beta1)
     want = share * gradient + (0 if new else kept * tensor(saved[key]))
-    words = instruments.numerics.difference(f"{entry} of {row.name}, which {told},", step.optimizer[key], want, FLOAT64)
+    words = numerics.difference(f"{entry} of {row.name}, which {told},", step.optimizer[key], want, FLOAT64)
     assert not words, words
     count = step.optimizer.get(f"{row.name}/step")
     if count is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.recipes import SMALL_DSA
 from contracts.law._support.training_run import (
     AHEAD,
@@ -97,7 +98,6 @@ def muon_difference(stack: object, what: str, moved: Tensor, exact: Tensor, roun
 
     Where a stack declares products in bfloat16 it may be off by `ROUNDED` times what the same iteration in bfloat16 is.
     """
-    numerics = instruments.numerics
     if chosen(stack, "muon-products") == "float32":
         return numerics.difference(what, moved, exact, ORTHOGONAL)
     off, own = (numerics.distances(each.to(exact.dtype), exact)["L2"].relative for each in (moved, rounded))
@@ -124,7 +124,7 @@ def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe, mo
     weights, given = drawn_weights(rows), (batch("table", recipe=recipe),)
     trained = run(stack, recipe, given, "gradients", "weights", weights=weights, mode=mode)
     (step,), (moved,) = trained.steps, updates(weights, trained)
-    gradients = instruments.numerics.tensors(step.gradients)
+    gradients = numerics.tensors(step.gradients)
     for row in rows:
         assert row.name in gradients, f"{row.name} got no gradient and is in the table under {row.optimizer}"
         assert bool(gradients[row.name].any()), f"no gradient reaches {row.name}, in the table under {row.optimizer}"
@@ -168,7 +168,7 @@ def _rules(stack: object, name: str, moved: Tensor, gradients: Mapping[str, Tens
     none = {each: torch.zeros_like(gradient) for each, gradient in clipped.items()}
     adamw = instruments.oracles.optimizers.adamw
     after = adamw(none[name], [clipped[name]], [step.lr], decay=0.0, beta1=0.9, beta2=0.95)[0]
-    found = [] if instruments.numerics.difference("", moved, after, ORTHOGONAL) else ["adamw"]
+    found = [] if numerics.difference("", moved, after, ORTHOGONAL) else ["adamw"]
     if moved.dim() > 1:
         exact, rounded = (
             after_muon(stack, name, none, [clipped], [step.lr], decay=0.0, half=half)[0] for half in (False, True)
@@ -207,7 +207,7 @@ def only_matrices_decay(stack: Training, recipe: Recipe, mode: Mode = "nemo_nati
     ]
     lr, moved = runs[0].steps[0].lr, [updates(weights, each)[0] for each in runs]
     for row in rows:
-        weight = instruments.numerics.tensor(weights[row.name])
+        weight = numerics.tensor(weights[row.name])
         clear = weight.abs() > 8 * within(2**-53, 2**-24) / slack  # beside a smaller one, two moves are rounded
         shares = ((moved[1][row.name] - moved[0][row.name]) / (lr * weight))[clear]
         low, high = float(shares.min()), float(shares.max())
@@ -245,7 +245,7 @@ def muon_moves_matrices_of_the_layers_alone(
     weights = drawn_weights(table(stack, recipe))
     trained = run(stack, recipe, (batch("shapes"),), "gradients", "weights", weights=weights)
     (step,), (moved,) = trained.steps, updates(weights, trained)
-    gradients = instruments.numerics.tensors(step.gradients)
+    gradients = numerics.tensors(step.gradients)
     for name, gradient in gradients.items():
         shape = tuple(gradient.shape)
         by = _rules(stack, name, moved[name], gradients, step)
@@ -275,7 +275,7 @@ def every_parameter_has_state(stack: Training, recipe: Recipe) -> None:
     short = batch("idle", rows=(((2,), 0), ((2,), 1)), recipe=recipe)  # four tokens, 14 experts
     trained = run(stack, recipe, (short, short), "optimizer", "weights", declared=True)
     rows = table(stack, recipe)
-    first, second = (instruments.numerics.tensors(step.weights) for step in trained.steps)
+    first, second = (numerics.tensors(step.weights) for step in trained.steps)
     for row in rows:
         for step in trained.steps:
             held = {
@@ -320,8 +320,8 @@ def what_is_frozen_stands_still(stack: Training, recipe: Recipe) -> None:
     weights = drawn_weights(rows)
     given = (batch("frozen 1"), batch("frozen 2"))
     trained = run(stack, recipe, given, "gradients", "weights", "optimizer", weights=weights)
-    start, last = instruments.numerics.tensors(weights), instruments.numerics.tensors(trained.steps[-1].weights)
-    gradients = instruments.numerics.tensors(trained.steps[0].gradients)
+    start, last = numerics.tensors(weights), numerics.tensors(trained.steps[-1].weights)
+    gradients = numerics.tensors(trained.steps[0].gradients)
     for row in rows:
         still = bool((last[row.name] == start[row.name]).all())
         held = sorted(each for each in trained.steps[-1].optimizer if each.startswith(f"{row.name}/"))

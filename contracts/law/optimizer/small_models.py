@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.small_models import (
     BIASED_EXPERTS,
     HALF_EXPERTS,
@@ -61,7 +61,6 @@ def the_table_of_a_transformer_says_how_it_moves(
     (step,) = stack.train(asked).steps
     unequal = sorted(rows.keys() ^ step.gradients.keys())
     assert not unequal, f"{', '.join(unequal[:3])} is in only one of the optimizer's table and the gradients"
-    numerics = instruments.numerics
     before, after = (numerics.tensors(each) for each in (asked.weights, step.weights))
     gradients = numerics.tensors(step.gradients)
     for name, row in sorted(rows.items()):
@@ -95,7 +94,7 @@ def what_a_run_is_given_arrives_in_float32(stack: Training, recipe: Recipe, exec
     still = replace(recipe, optim=replace(recipe.optim, lr=SMALL_RATE, min_lr=SMALL_RATE, weight_decay=0.0))
     asked = session(stack, still, execution, 1, "weights")
     (step,) = stack.train(asked).steps
-    numerics, found = instruments.numerics, []
+    found = []
     before, after = (numerics.tensors(each) for each in (asked.weights, step.weights))
     for name, given in sorted(before.items()):
         off = float((after[name] - given).abs().max())

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.fp8_calls import FP8, with_scaling
 from contracts.law._support.saved_states import shared_folder
 from contracts.law._support.small_models import LATENT_EXPERTS, Cell, cell, session
@@ -99,7 +99,7 @@ def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> 
     for _, got in pairs:
         assert (got.validation is None) == (got.number == 3), f"after step {got.number} the loss is {got.validation}"
     left = [f"step {got.number}: {words}" for want, got in pairs if (words := _unlike(got, want))]
-    drawn = instruments.numerics.differences("the generator", validated[-1].rng, plain[-1].rng, EXACT)
+    drawn = numerics.differences("the generator", validated[-1].rng, plain[-1].rng, EXACT)
     require_none(
         *(f"with a validation after step 1, {words}" for words in left[:1]),
         f"a validation draws: {drawn}" if drawn else "",
@@ -114,10 +114,7 @@ def _unlike(got: Step, want: Step) -> str:
             return f"{fact} is {found}, {expected} without"
     kinds = {"gradients": "the gradient of", "weights": "the weight", "optimizer": "the optimizer state",
              "buffers": "the buffer"}  # fmt: skip
-    words = (
-        instruments.numerics.differences(what, getattr(got, kind), getattr(want, kind), EXACT)
-        for kind, what in kinds.items()
-    )
+    words = (numerics.differences(what, getattr(got, kind), getattr(want, kind), EXACT) for kind, what in kinds.items())
     unlike = next(filter(None, words), "")
     if not unlike and want.validation is not None and got.validation != want.validation:
         return f"the loss of another validation is {got.validation}, {want.validation} without"
@@ -270,13 +267,12 @@ def _uneven(stack: Training, asked: Session, want: float, rows: int) -> str:
 
 def _rows(given: Tokens, number: int) -> Tokens:
     """The first rows of a batch of whole documents."""
-    numerics = instruments.numerics
     tokens, labels = (numerics.array(numerics.tensor(each)[:number]) for each in (given.tokens, given.labels))
     return Tokens(tokens=tokens, labels=labels)
 
 
 def _with_few_labels(given: Tokens) -> Tokens:
     """A batch in which the last six labels of a row count, and all of the first row."""
-    labels_BT = instruments.numerics.tensor(given.labels)
+    labels_BT = numerics.tensor(given.labels)
     labels_BT[1:, :-6] = -100
-    return replace(given, labels=instruments.numerics.array(labels_BT))
+    return replace(given, labels=numerics.array(labels_BT))

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import multi_rank_run
 from contracts.law._support.answers import refusal_of
 from contracts.law._support.layouts import in_a_layout_of
@@ -199,7 +199,7 @@ def _unlike(
             if not abs(found - loss) <= bound * max(1.0, abs(loss)):
                 return f"{relation}: {name} is {found:.10g} at step {want.number}, expected {loss:.10g}"
     tolerance = SHIFTED_BOUND if shifted else FLOAT64_SCAN
-    words = instruments.numerics.gradient_differences(
+    words = numerics.gradient_differences(
         "the gradient of", other.steps[0].gradients, one.steps[0].gradients, tolerance
     )
     return f"{relation}: {words}" if words else ""
@@ -208,10 +208,10 @@ def _unlike(
 def _said_otherwise(plain: Session, relation: Relation, rows: tuple[Parameter, ...]) -> Session:
     """The same session in other words."""
     if relation == "all logits shifted alike":
-        weights = instruments.numerics.tensors(plain.weights)
+        weights = numerics.tensors(plain.weights)
         for name in (row.name for row in rows if row.role in ("head", "router")):
             weights[name] = weights[name] + SHIFT
-        return replace(plain, weights=instruments.numerics.arrays(weights))
+        return replace(plain, weights=numerics.arrays(weights))
     if relation == "weights in another order":
         return replace(plain, weights=dict(reversed([*plain.weights.items()])))
     if relation == "every step observed":
@@ -224,7 +224,6 @@ def _said_otherwise(plain: Session, relation: Relation, rows: tuple[Parameter, .
 def _rewritten(given: Tokens, relation: Relation) -> Tokens:
     import torch
 
-    numerics = instruments.numerics
     if relation == "rows in another order":
         documents = None if given.documents is None else _turned(given.documents)
         return Tokens(tokens=_turned(given.tokens), labels=_turned(given.labels), documents=documents)
@@ -237,7 +236,7 @@ def _rewritten(given: Tokens, relation: Relation) -> Tokens:
 
 def _turned(value: Array) -> Array:
     """The rows from the last to the first."""
-    return instruments.numerics.array(instruments.numerics.tensor(value).flip(0))
+    return numerics.array(numerics.tensor(value).flip(0))
 
 
 @contextmanager

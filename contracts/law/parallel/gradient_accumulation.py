@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import model_passes
 from contracts.law._support.label_weights import label_shares
 from contracts.law._support.model_passes import EVERYTHING, WHOLE
@@ -105,7 +105,7 @@ def a_step_does_not_depend_on_its_microbatches(
             assert abs(found - want) <= within(1e-11) * max(1.0, abs(want)), (
                 f"{name} is {found:.10g} {where}, {want:.10g} in one"
             )
-        what, apart = f"{where} the gradient of", instruments.numerics.gradient_differences
+        what, apart = f"{where} the gradient of", numerics.gradient_differences
         words = apart(what, other.gradients, one.gradients, FLOAT64_SCAN)
         assert not words, f"{words} (step {one.number})"
 
@@ -144,18 +144,18 @@ def a_label_weighs_the_same_in_every_sequence(stack: Training, recipe: Recipe, m
     assert abs(whole.losses["lm"] - mean) < within(1e-11) * mean, (
         f"lm is {whole.losses['lm']:.10g}, the mean over labels {mean:.10g}"
     )
-    parts = [instruments.numerics.tensors(step.gradients) for step in alone]
+    parts = [numerics.tensors(step.gradients) for step in alone]
     want = {
         name: torch.stack([part[name] * share for part, share in zip(parts, shares, strict=True)]).sum(0)
         for name in parts[0]
     }
-    words = instruments.numerics.gradient_differences("the batch's gradient of", whole.gradients, want, FLOAT64_SCAN)
+    words = numerics.gradient_differences("the batch's gradient of", whole.gradients, want, FLOAT64_SCAN)
     assert not words, words
 
 
 def _row(given: Tokens, row: int) -> Tokens:
     def cut(value: Array) -> Array:
-        return instruments.numerics.array(instruments.numerics.tensor(value)[row : row + 1])
+        return numerics.array(numerics.tensor(value)[row : row + 1])
 
     documents = None if given.documents is None else cut(given.documents)
     return Tokens(tokens=cut(given.tokens), labels=cut(given.labels), documents=documents)
@@ -178,7 +178,7 @@ def the_sequence_length_may_change_from_step_to_step(stack: Training, recipe: Re
     steps = run(stack, recipe, given, "gradients", "weights", weights=weights, microbatches=microbatches).steps
     for before, step, each in zip(steps, steps[1:], given[1:], strict=False):
         (alone,) = run(stack, recipe, (each,), "gradients", weights=before.weights, microbatches=microbatches).steps
-        words = instruments.numerics.gradient_differences("the gradient of", step.gradients, alone.gradients, FLOAT64)
+        words = numerics.gradient_differences("the gradient of", step.gradients, alone.gradients, FLOAT64)
         assert not words, f"{words} (step {step.number}, after a step of another length)"
 
 
@@ -203,7 +203,6 @@ def a_pass_in_microbatches_is_the_pass(stack: Training, recipe: Recipe, microbat
     whole = model_passes.one_pass(stack, recipe, weights, given, backward=True)
     execution = Execution(microbatches=microbatches, precision="float64")
     cut = stack.run_model(recipe, execution, weights, given, True)
-    numerics = instruments.numerics
     words = numerics.difference("the logits", cut.logits, whole.logits, FLOAT64_SCAN)
     for depth, (got, want) in enumerate(zip(cut.mtp_logits, whole.mtp_logits, strict=True)):
         words = words or numerics.difference(f"the logits of depth {depth}", got, want, FLOAT64_SCAN)

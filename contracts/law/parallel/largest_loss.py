@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.small_models import DENSE, GROUPED_EXPERTS, Cell, cell, session
 from contracts.law._support.step_comparison import on_one_rank
 from contracts.spec import FLOAT32_TRANSFORMER, Execution, Recipe, Tokens, Training
@@ -41,7 +41,6 @@ def the_largest_loss_is_the_mean_of_one_rank(stack: Training, recipe: Recipe, ex
 
 def _of_ranks(batch: Tokens, world: int) -> list[Tokens]:
     """The rows of each rank."""
-    numerics = instruments.numerics
     tokens, labels = (numerics.tensor(each).chunk(world) for each in (batch.tokens, batch.labels))
     return [Tokens(tokens=numerics.array(one), labels=numerics.array(other))
             for one, other in zip(tokens, labels, strict=True)]  # fmt: skip

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.instruments.ranks import here
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, own_axis, with_rungs
@@ -135,7 +136,6 @@ def what_ranks_hold_alike_is_summed_in_float32(
     every element is a number of that dtype, and a float32 sum of parts hardly ever is. Under float16 the output
     projection is small, so that nothing overflows; a loss scale that an axis takes out twice, or never, shows.
     """
-    numerics = instruments.numerics
     asked = session(stack, recipe, execution, 1, "gradients")
     rows = stack.built(recipe, execution.mode).parameters
     if recipe.dtype == "fp16":

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract, untested
+from contracts.instruments import numerics
 from contracts.law._support.fp8_calls import DENSE, FP8, call_of, with_scaling
 from contracts.law._support.recipes import E_LAYER
 from contracts.spec import (
@@ -35,7 +36,6 @@ def a_pass_records_what_it_met_and_moves_no_scale(stack: Blocks, recipe: Recipe,
     """
     import torch
 
-    numerics = instruments.numerics
     call = call_of(stack, with_scaling(recipe, "delayed"), E_LAYER)
     rings = {name: numerics.tensor(each) for name, each in call.weights.items() if name.endswith("amax_history")}
     for ring in rings.values():
@@ -88,7 +88,6 @@ def a_ring_moves_once_a_step(stack: Training, recipe: Recipe, execution: Executi
     """
     import torch
 
-    numerics = instruments.numerics
     steps = stack.train(Session(recipe=recipe, steps=3, execution=execution, observe=frozenset({"buffers"}))).steps
     names = [name for name in steps[0].buffers if name.endswith("amax_history")]
     assert names, "delayed scaling has no amax_history among the buffers of the model"
@@ -105,7 +104,6 @@ def a_ring_moves_once_a_step(stack: Training, recipe: Recipe, execution: Executi
 
 
 def _moved(before: Step | None, step: Step, name: str) -> str:
-    numerics = instruments.numerics
     ring = numerics.tensor(step.buffers[name])
     if bool(ring[0].any()):
         return f"row 0 of {name} is not clear"
@@ -126,7 +124,6 @@ def a_full_ring_forgets_its_oldest_row(stack: Training, recipe: Recipe) -> None:
     """
     import torch
 
-    numerics = instruments.numerics
     asked = Session(recipe=recipe, steps=1, observe=frozenset({"buffers"}))
     held = numerics.tensors(stack.train(asked).steps[0].buffers)
     names = [name for name in held if name.endswith("amax_history")]
@@ -157,7 +154,6 @@ def the_state_of_fp8_survives_save_and_resume(stack: Training, saved: int, steps
 
     An amax history that starts empty again gives the next step a scale of 1.
     """
-    numerics = instruments.numerics
     seen: frozenset[Observed] = frozenset({"buffers", "weights"})
     whole = stack.train(Session(recipe=SHORT, steps=steps, observe=seen)).steps[-1]
     with tempfile.TemporaryDirectory() as folder:

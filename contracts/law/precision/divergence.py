@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import own_axis
 from contracts.law._support.training_run import DENSE, ROWS_OF_16, batch, large_expert_weights
@@ -84,7 +84,6 @@ def a_run_that_diverged_on_one_rank_says_so_on_all(
 
 
 def _weights(stack: Training, recipe: Recipe, value: float) -> Arrays:
-    numerics = instruments.numerics
     held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
     for row in stack.built(recipe, "nemo_native").parameters:
         if row.role == "embedding":
@@ -95,10 +94,10 @@ def _weights(stack: Training, recipe: Recipe, value: float) -> Arrays:
 def _batch(recipe: Recipe, name: str, *, loud: bool) -> Tokens:
     """Four rows of 16 tokens; in a loud batch the first has the token in its fourth place."""
     given = batch(name, LOUD, ROWS_OF_16, recipe=recipe)
-    tokens_BT = instruments.numerics.tensor(given.tokens)
+    tokens_BT = numerics.tensor(given.tokens)
     if loud:
         tokens_BT[0, 3] = LOUD
-    return replace(given, tokens=instruments.numerics.array(tokens_BT))
+    return replace(given, tokens=numerics.array(tokens_BT))
 
 
 def _finite(step: Step) -> set[str]:

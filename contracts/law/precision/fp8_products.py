@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.answers import refusal_of
 from contracts.law._support.fp8_calls import DENSE, FP8, LATENT, call_of, with_scaling
 from contracts.law._support.recipes import E_LAYER
@@ -69,7 +70,7 @@ def _differs(stack: Blocks, call: BlockCall, tolerance: Tolerance) -> str:
     """The differences of an E block from its definition in FP8, outputs first."""
     import torch
 
-    numerics, oracle = instruments.numerics, instruments.oracles.low_precision
+    oracle = instruments.oracles.low_precision
     run = stack.run_block(call)
     weights = {name: each.requires_grad_() for name, each in numerics.tensors(call.weights, torch.float64).items()}
     leaves = {"x": numerics.tensor(call.x, torch.float64).requires_grad_()} | weights
@@ -102,7 +103,6 @@ def what_a_scale_did_not_foresee_is_clamped(stack: Blocks, tensor: int, factor: 
 
     A cast to e5m2 overflows to infinity and a cast to e4m3 does not, so a test of one says nothing about the other.
     """
-    numerics = instruments.numerics
     call = call_of(stack, with_scaling(DENSE, "delayed"), E_LAYER)
     weights = dict(call.weights)
     for name in [each for each in weights if "fp8" in each.split(".") and each.endswith(".scale")]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import fixtures, numerics
 from contracts.law._support.fp8_calls import DENSE, FP8, LATENT, call_of, with_scaling
 from contracts.law._support.recipes import A_LAYER, E_LAYER, M_LAYER, R_LAYER
 from contracts.spec import EXACT, Array, Blocks, Execution, Mode, Recipe, Seams, Tokens, Training
@@ -90,9 +90,9 @@ def a_block_computes_as_declared(stack: _Offers, recipe: Recipe, layer: int, mod
         compute = plan.get(f"layers.{layer}.{name}")
         if compute is None:
             continue  # a buffer
-        pair = [{**call.weights, name: instruments.numerics.array(_off(name, weight, by))} for by in (LOW, HIGH)]
+        pair = [{**call.weights, name: numerics.array(_off(name, weight, by))} for by in (LOW, HIGH)]
         low, high = (stack.run_block(replace(call, weights=weights)).y for weights in pair)
-        blind = not instruments.numerics.difference("y", low, high, EXACT)
+        blind = not numerics.difference("y", low, high, EXACT)
         seen = "changes nothing" if blind else "changes the output"
         assert blind == (compute == "fp8"), f"{name} is declared {compute}, and a change below FP8's resolution {seen}"
 
@@ -103,11 +103,11 @@ def _off(name: str, weight: Array, by: float) -> Tensor:
     The element with the greatest magnitude stays. Each expert is a matrix of its own, with its own amax.
     """
 
-    held = instruments.numerics.tensor(weight)
+    held = numerics.tensor(weight)
     rows = held.flatten(1) if ".experts." in name else held.reshape(1, -1)
     amax = rows.abs().amax(1, keepdim=True)
-    number = 72 + 8 * instruments.fixtures.integers(name, rows.shape, 6)
-    side = 2 * instruments.fixtures.integers(f"{name}/side", rows.shape, 2) - 1
+    number = 72 + 8 * fixtures.integers(name, rows.shape, 6)
+    side = 2 * fixtures.integers(f"{name}/side", rows.shape, 2) - 1
     near = rows.sign() * (number + by * side) / 448 * amax
     return near.scatter(1, rows.abs().argmax(1, keepdim=True), rows.sign() * amax).view(held.shape)
 
@@ -118,7 +118,6 @@ ENDS = {"embedding": "embedding.weight", "head": "head.weight", "norm": "norm.we
 @contract("PREC-01c", asks=("initial", "run_model"), cases=ENDS, source="hub")
 def the_ends_of_a_model_are_not_in_fp8(stack: Training, name: str) -> None:
     """Embedding, final norm and output projection have a finer resolution than FP8."""
-    numerics, fixtures = instruments.numerics, instruments.fixtures
     recipe = replace(FP8, depth=2)
     held = stack.initial(recipe, "nemo_native")
     weights = {each: numerics.array(numerics.tensor(value)) for each, value in held.items()}

@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.fp8_calls import FP8, with_scaling
 from contracts.law._support.label_weights import WINDOW
 from contracts.law._support.layouts import in_a_layout_of
@@ -44,7 +44,6 @@ def gradients_of_microbatches_are_added_in_float32(stack: Training, recipe: Reci
     """
     import torch
 
-    numerics = instruments.numerics
     held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
     for row in stack.built(recipe, "nemo_native").parameters:
         if row.role == "head" and recipe.dtype == "fp16":
@@ -99,7 +98,6 @@ def what_a_step_tells_is_not_rounded(stack: Training, recipe: Recipe, rows: Rows
     moves in steps of half a percent, and another grouping of tensors clips otherwise. Microbatches have equally many
     labels, and round as they do by themselves.
     """
-    numerics = instruments.numerics
     weights = large_expert_weights(stack, recipe, "float32")
     every = replace(batch("told", rows=rows * 7, recipe=recipe), documents=None)
     parts = zip(*(numerics.tensor(each).chunk(7) for each in (every.tokens, every.labels)), strict=True)
@@ -120,7 +118,7 @@ def what_a_step_tells_is_not_rounded(stack: Training, recipe: Recipe, rows: Rows
 
 def _norm_difference(step: Step, recipe: Recipe) -> str:
     """How the norm that a step reports differs from its gradients', or the clip coefficient not that of the norm."""
-    squares = (each.double().square().sum() for each in instruments.numerics.tensors(step.gradients).values())
+    squares = (each.double().square().sum() for each in numerics.tensors(step.gradients).values())
     norm = math.sqrt(math.fsum(map(float, squares)))
     if abs(step.grad_norm - norm) > FIGURES * norm:
         return f"the norm is {step.grad_norm:.9g}, that of the gradients {norm:.9g}"

@@ -4,8 +4,8 @@ import math
 import tempfile
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import own_axis
 from contracts.law._support.saved_states import shared_folder
@@ -53,7 +53,6 @@ SOURCE = "arXiv 1710.03740, section 3.2; torch: GradScaler; Megatron-Core: Dynam
 
 
 def _weights(stack: Training, recipe: Recipe) -> Arrays:
-    numerics = instruments.numerics
     held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
     for row in stack.built(recipe, "nemo_native").parameters:
         if row.role == "embedding":
@@ -63,10 +62,10 @@ def _weights(stack: Training, recipe: Recipe) -> Arrays:
 
 def _batch(recipe: Recipe, name: str, *, loud: bool = False, rows: Rows = ROWS) -> Tokens:
     given = batch(name, recipe.vocab - 1, rows, recipe=recipe)
-    tokens_BT = instruments.numerics.tensor(given.tokens)
+    tokens_BT = numerics.tensor(given.tokens)
     if loud:
         tokens_BT[0, 3] = LOUD
-    return replace(given, tokens=instruments.numerics.array(tokens_BT))
+    return replace(given, tokens=numerics.array(tokens_BT))
 
 
 def _steps(stack: Training, recipe: Recipe, *given: Tokens, weights: Arrays) -> tuple[Step, ...]:
@@ -91,14 +90,14 @@ def a_step_that_overflows_moves_nothing(stack: Training, recipe: Recipe) -> None
     _, want = _steps(stack, recipe, first, later, weights=weights)
     for step in skipped:
         for kind, what in (("weights", "the weight"), ("optimizer", "the optimizer state"), ("buffers", "the buffer")):
-            words = instruments.numerics.differences(what, getattr(step, kind), getattr(before, kind), EXACT)
+            words = numerics.differences(what, getattr(step, kind), getattr(before, kind), EXACT)
             assert not words, f"a step that overflowed moved something: {words} (step {step.number})"
     scales = [scale_of(step) for step in (before, *skipped)]
     fell = f"the loss scale is {scales[-1]:g} after two steps that overflowed, {scales[0]:g} before"
     assert scales[-1] < scales[0], fell
     words = update_difference(before.weights, last.weights, want.weights, FLOAT16)
     assert not words, f"after two steps that overflowed {words}"
-    words = instruments.numerics.differences("the buffer", last.buffers, want.buffers, EXACT)
+    words = numerics.differences("the buffer", last.buffers, want.buffers, EXACT)
     assert not words, f"after two steps that overflowed {words}"
 
 
@@ -122,7 +121,6 @@ def one_tensor_that_overflows_leaves_the_whole_step_out(stack: Training, recipe:
     in front of the output projection are large and its weights small; a stack that makes its gradient in float32 is not
     asked.
     """
-    numerics = instruments.numerics
     held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
     for row in stack.built(recipe, "nemo_native").parameters:
         if row.role == "head" or (row.role == "norm" and row.layer is None):
@@ -158,7 +156,6 @@ def the_loss_scale_falls_as_far_as_it_must(stack: Training, recipe: Recipe) -> N
     steps, logs a loss and learns nothing. Here hidden states are 2^9 times as large as usual before the output
     projection, whose weights are that much smaller. A stack whose first step does not overflow is not asked.
     """
-    numerics = instruments.numerics
     held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
     for row in stack.built(recipe, "nemo_native").parameters:
         if row.role == "head" or (row.role == "norm" and row.layer is None):
@@ -206,13 +203,13 @@ def a_step_that_overflows_on_one_rank_moves_nothing_on_any(
         raise NotOffered("its residual stream is wider than float16, and nothing overflows", "case")
     for step in skipped:
         for kind, what in (("weights", "the weight"), ("optimizer", "the optimizer state"), ("buffers", "the buffer")):
-            words = instruments.numerics.differences(what, getattr(step, kind), getattr(before, kind), EXACT)
+            words = numerics.differences(what, getattr(step, kind), getattr(before, kind), EXACT)
             assert not words, f"a step that overflowed on one rank moved something: {words}"
     scales = [scale_of(step) for step in (before, *skipped, last)]
     fell = f"the loss scale is {scales[2]:g} after two steps that overflowed on one rank, {scales[0]:g} before"
     assert scales[2] < scales[0], fell
     numbers = [each for step in (before, last) for each in step.weights.values()]
-    assert all(bool(instruments.numerics.tensor(each).isfinite().all()) for each in numbers), (
+    assert all(bool(numerics.tensor(each).isfinite().all()) for each in numbers), (
         "after a step that overflowed on one rank weights are not finite"
     )
     want = stack.train(replace(asked, steps=2, batches=(given[0], given[3]))).steps[-1]
@@ -222,7 +219,7 @@ def a_step_that_overflows_on_one_rank_moves_nothing_on_any(
 
 def scale_of(step: Step) -> float:
     assert "loss_scale" in step.seen, f"step {step.number} reports no loss_scale"
-    return float(instruments.numerics.tensor(step.seen["loss_scale"]))
+    return float(numerics.tensor(step.seen["loss_scale"]))
 
 
 MOE = ROUTED.moe or Moe()
@@ -247,7 +244,6 @@ def small_gradients_survive_float16(stack: Training, recipe: Recipe) -> None:
     a prediction head, weighs a 65536th. Each token goes to all experts: by rounded scores it might choose others than
     in float32. A balance loss says nothing of that, and is asked only of its routers.
     """
-    numerics = instruments.numerics
     if recipe.moe is not None and not recipe.moe.aux_loss:
         recipe = replace(recipe, moe=replace(recipe.moe, top_k=recipe.moe.experts))
     held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
@@ -308,7 +304,7 @@ def a_resumed_run_has_the_lossscale_of(stack: Training, recipe: Recipe, names: t
         stack.train(replace(asked, steps=last, batches=given[:last], save=folder, save_at=frozenset({last})))
         (got,) = stack.train(replace(asked, steps=1, batches=given[last:], weights={}, load=folder)).steps
     assert scale_of(got) == scale_of(want), f"the loss scale is {scale_of(got):g} resumed, {scale_of(want):g} without"
-    words = instruments.numerics.differences("the weight", got.weights, want.weights, EXACT)
+    words = numerics.differences("the weight", got.weights, want.weights, EXACT)
     assert not words, f"resumed after a step that overflowed, {words}"
 
 
@@ -342,5 +338,5 @@ def ranks_that_resume_have_the_lossscale_of(
     if all(math.isfinite(number) for step in before for number in (step.losses["lm"], step.grad_norm)):
         raise NotOffered("its residual stream is wider than float16, and nothing overflows", "case")
     assert scale_of(got) == scale_of(want), f"the loss scale is {scale_of(got):g} resumed, {scale_of(want):g} without"
-    words = instruments.numerics.differences("the weight", got.weights, want.weights, EXACT)
+    words = numerics.differences("the weight", got.weights, want.weights, EXACT)
     assert not words, f"resumed after steps that overflowed, {words}"

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered
 from contracts.law._support.saved_states import folder
 from contracts.law._support.small_models import DENSE, Cell, cell, session
@@ -74,7 +75,6 @@ def the_loss_scale_waits_anew_behind_an_overflow(stack: Training, recipe: Recipe
 
     A count that continues raises the scale where it has just been too large, so that each rise costs steps.
     """
-    numerics = instruments.numerics
     held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
     for row in stack.built(recipe, "nemo_native").parameters:
         if row.role == "embedding":
@@ -115,11 +115,11 @@ def _text(recipe: Recipe) -> bytes:
 
 
 def _weights(stack: Training, recipe: Recipe) -> Arrays:
-    held = instruments.numerics.tensors(large_expert_weights(stack, recipe, "float32"))
+    held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
     for row in stack.built(recipe, "nemo_native").parameters:
         if row.role == "embedding":
             held[row.name][LOUD] = 1e5
-    return instruments.numerics.arrays(held)
+    return numerics.arrays(held)
 
 
 @contract("PREC-05n", asks=("built", "train"), cases={"dense": (OWN,)}, source=f"{SOURCE}; F05 F07")
@@ -178,7 +178,6 @@ def an_overflow_in_one_shard_is_everybody_s(stack: Training, recipe: Recipe, exe
     part takes the step, and has other weights and another scale from then on. Here every label is among the first rows
     of the output projection, whose gradient is large there; a stack that makes it in float32 is not asked.
     """
-    numerics = instruments.numerics
     asked = session(stack, recipe, execution, 3, "gradients", "weights", "optimizer")
     held = numerics.tensors(asked.weights)
     heads = [row.name for row in stack.built(recipe, execution.mode).parameters if row.role == "head"]
@@ -207,9 +206,9 @@ def an_overflow_in_one_shard_is_everybody_s(stack: Training, recipe: Recipe, exe
 
 def _with_one_label(given: Tokens) -> Tokens:
     """A batch in which two labels count, both 3."""
-    labels_BT = instruments.numerics.tensor(given.labels)
+    labels_BT = numerics.tensor(given.labels)
     labels_BT[:, :-2] = -100
     labels_BT[:, -2] = 3
     labels_BT[:, -1] = -100
     labels_BT[2:] = -100
-    return replace(given, labels=instruments.numerics.array(labels_BT))
+    return replace(given, labels=numerics.array(labels_BT))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered, held_groups, here, torch_distributed
 from contracts.law._support.answers import refusal_of
 from contracts.law._support.layouts import in_a_layout_of
@@ -43,7 +44,6 @@ def no_rank_is_left_without_work(stack: Training, execution: Execution, world: i
 
 
 def _cut(value: Array, rows: int, length: int) -> Array:
-    numerics = instruments.numerics
     return numerics.array(numerics.tensor(value)[:rows, :length])
 
 
@@ -69,7 +69,7 @@ def a_refused_run_leaves_no_group_behind(stack: Training, execution: Execution, 
     legal = Session(
         recipe=recipe, steps=1, execution=execution, batches=batches(1), weights=large_expert_weights(stack, recipe)
     )
-    scalar = instruments.numerics.array(instruments.fixtures.normal("strange", (1,)))
+    scalar = numerics.array(instruments.fixtures.normal("strange", (1,)))
     _, dist = torch_distributed()
     mine = dist.new_group([0, 1])  # another component's group, which must stay
     try:

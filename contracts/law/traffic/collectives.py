@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.instruments.ranks import here
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import (
@@ -159,7 +160,6 @@ def _watched(stack: Training, recipe: Recipe, execution: Execution, steps: int) 
 
 def _in_small_vocabulary(given: Tokens) -> Tokens:
     """The tokens and labels, folded into a vocabulary of three."""
-    numerics = instruments.numerics
     tokens_BT, labels_BT = numerics.tensor(given.tokens), numerics.tensor(given.labels)
     few_BT = (labels_BT % 3).masked_fill(labels_BT < 0, -100)
     return replace(given, tokens=numerics.array(tokens_BT % 3), labels=numerics.array(few_BT))

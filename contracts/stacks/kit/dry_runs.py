@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from contracts.instruments import numerics
 from contracts.spec import Execution, Group, Holding, Recipe, Rehearsal, Routing, Sent, Tokens, codec, refuse
 from contracts.spec.interpreter import python
 
@@ -20,8 +21,6 @@ PATIENCE_S = 240.0
 def rows_of(recipe: Recipe) -> Tokens:
     """The batch of a dry run: whole rows of one document, of equal tokens, whose labels all count."""
     import torch
-
-    from contracts.instruments import numerics
 
     tokens_BT = numerics.array(torch.zeros(recipe.batch.total, recipe.seq_length, dtype=torch.int64))
     return Tokens(tokens=tokens_BT, labels=tokens_BT)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from contracts.instruments import numerics
 from contracts.spec import BlockCall, BlockRun, Element, Facts, Mode, Recipe, Seam, Shape, Site, Wish, refuse
 from contracts.spec.delta_rule import DeltaCall, DeltaRun
 from contracts.stacks.reference.answers.base import BuiltOfParts
@@ -52,8 +53,6 @@ def build_block(call: BlockCall, parts: Parts) -> nn.ModuleDict:
     """A block with the call's weights, in their dtype, on the call's device."""
     import torch
 
-    from contracts.instruments import numerics
-
     branch = _branch(call.recipe, call.layer, call.mode, parts)
     held = numerics.on(call.device, call.weights)
     branch = branch.to(call.device).to(next(each.dtype for each in held.values() if each.is_floating_point()))
@@ -78,7 +77,6 @@ def run_call(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockC
     """One call of a block's forward pass, and its gradients where the call has an upstream one."""
     import torch
 
-    from contracts.instruments import numerics
     from contracts.stacks.reference.model.blocks.common import packing
 
     learns = call.dy is not None
@@ -127,7 +125,6 @@ class DeltaRuleAnswers:
     def run_delta_rule(self, call: DeltaCall) -> DeltaRun:
         import torch
 
-        from contracts.instruments import numerics
         from contracts.stacks.kit.delta_rule import passed
         from contracts.stacks.reference.kernels import delta_rule as kernel
 

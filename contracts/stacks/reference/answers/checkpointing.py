@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from contracts.instruments import accelerator
+from contracts.instruments import accelerator, numerics
 from contracts.spec import (
     Arrays,
     Element,
@@ -72,7 +72,6 @@ class CheckpointAnswers(BuiltOfParts):
     def write_in_background(self, folder: str, states: tuple[Snapshot, ...]) -> Overtaken:
         import torch
 
-        from contracts.instruments import numerics
         from contracts.stacks.reference.checkpoint.checkpoint import State
         from contracts.stacks.reference.checkpoint.filesystem import BlockedDisk
 
@@ -112,15 +111,12 @@ class CheckpointAnswers(BuiltOfParts):
         return _loaded(self.parts().checkpoints(folder).load, step, target)
 
     def rename_weights(self, tensors: Arrays, naming: Naming) -> Arrays:
-        from contracts.instruments import numerics
-
         return numerics.arrays(self.parts().weight_names().rename(numerics.tensors(tensors), naming))
 
     @without_cuda
     def export_weights(self, tensors: Arrays, dtype: Element) -> Arrays:
         import torch
 
-        from contracts.instruments import numerics
         from contracts.stacks.reference.checkpoint.checkpoint import State
 
         given = self.parts().weight_names().exported(numerics.tensors(tensors), getattr(torch, dtype))
@@ -132,8 +128,6 @@ class CheckpointAnswers(BuiltOfParts):
         return numerics.arrays(into)
 
     def export_model(self, folder: str, recipe: Recipe, weights: Arrays, files: int) -> str:
-        from contracts.instruments import numerics
-
         names = self.parts().weight_names()
         names.written(Path(folder), names.rename(numerics.tensors(weights), "per_expert"), files)
         return folder
@@ -154,7 +148,6 @@ class CheckpointAnswers(BuiltOfParts):
 
 
 def _held(state: Snapshot) -> State:
-    from contracts.instruments import numerics
     from contracts.stacks.reference.checkpoint.checkpoint import State
 
     return State(step=state.step, tensors=numerics.tensors(state.tensors), position=state.position, recipe=state.recipe)
@@ -162,8 +155,6 @@ def _held(state: Snapshot) -> State:
 
 def _loaded(load: Callable[..., State], step: int | None, target: Snapshot) -> Loaded:
     """The target after a load into it, refused or not."""
-    from contracts.instruments import numerics
-
     into: dict[str, Tensor] = numerics.tensors(target.tensors)
     number, position, refused = target.step, target.position, ""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
+from contracts.instruments import numerics
 from contracts.spec import (
     Arrays,
     Built,
@@ -53,7 +54,6 @@ class ModelAnswers(BuiltOfParts):
         return Built(layers=layers, parameters=_rows(model), features=frozenset(features), buffers=buffers)
 
     def initial(self, recipe: Recipe, mode: Mode) -> Arrays:
-        from contracts.instruments import numerics
         from contracts.stacks.reference.model.build import build_model
 
         return numerics.arrays(build_model(recipe, Execution(mode=mode), self.parts()).state_dict())
@@ -70,8 +70,6 @@ class ModelAnswers(BuiltOfParts):
 def forward_pass(model: Model, execution: Execution, batch: Tokens, *, backward: bool) -> Pass:
     """One pass over a batch, in the microbatches of the execution, and its gradients if they are wanted."""
     import torch
-
-    from contracts.instruments import numerics
 
     given = (batch.tokens, batch.labels, *([batch.documents] if batch.documents else []))
     held = [numerics.tensor(each).to(execution.device) for each in given]

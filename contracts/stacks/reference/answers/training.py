@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from contracts.instruments import numerics
 from contracts.spec import Built, Mode, Recipe, Refusals, Session, Step, Tokens, Trained, refuse
 from contracts.stacks.reference.answers.base import BuiltOfParts
 
@@ -44,7 +45,6 @@ class TrainingAnswers(BuiltOfParts):
         return DataOrder(len(Corpus(recipe)), recipe.seed).of_rank((step - 1) * total, total, rank, dp)
 
     def sample(self, recipe: Recipe, id: int) -> Tokens:
-        from contracts.instruments import numerics
         from contracts.stacks.reference.data import Corpus
 
         tokens_BT, labels_BT, documents_BT = Corpus(recipe).sequence(id)
@@ -82,8 +82,6 @@ def _refuse_unknown(session: Session, whole: Built) -> None:
 
 def _trained(trainer: Trainer, session: Session) -> Trained:
     """A session, from what it loads to its last step."""
-    from contracts.instruments import numerics
-
     if session.rates or session.frozen:
         trainer.choose(session.rates, session.frozen)
     if session.load is not None:
@@ -130,7 +128,6 @@ def _loaded(trainer: Trainer, session: Session) -> Step:
 
 
 def _answer(trainer: Trainer, done: StepResult, seen: frozenset[str]) -> Step:
-    from contracts.instruments import numerics
     from contracts.stacks.reference.checkpoint.rng_state import capture
 
     held: dict[str, Any] = {
@@ -155,7 +152,6 @@ def _answer(trainer: Trainer, done: StepResult, seen: frozenset[str]) -> Step:
 
 
 def _batch(tokens: Tokens) -> Batch:
-    from contracts.instruments import numerics
     from contracts.stacks.reference.training.trainer import Batch
 
     documents = None if tokens.documents is None else numerics.tensor(tokens.documents)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
-from contracts.instruments import allreduce
+from contracts.instruments import allreduce, numerics
 from contracts.instruments.ranks import backend_of, device, held_groups, here, torch_distributed
 from contracts.spec import Array, FabricPass, LeftReceipts, LiveMesh, Recipe, SeenDevices, Strain, Upset
 from contracts.spec.receipt import Provenance
@@ -36,7 +36,6 @@ class WorldAnswers:
         )
 
     def reduced(self, degrees: Degrees, world: int, layout: Layout, tensor: Array, strided: bool) -> Array:
-        from contracts.instruments import numerics
         from contracts.stacks.reference.parallel.collectives import all_reduce
 
         mesh = self.mesh(topology(degrees, world, layout))
