@@ -22,6 +22,8 @@ from contracts.spec.redaction import LineRedactor
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LONGEST_LINE = 1 << 20  # bytes; a progress bar without a newline must not fill the memory
 LAST_LINES, LAST_CHARACTERS = 20, 2000
+ELASTIC_LINES = 40  # of torchrun's summary, which names no error of a rank
+_SUMMARY = re.compile(r"^E\d{4} \S+ \d+ torch/distributed/elastic/.*", re.MULTILINE)
 DRAIN_S = 2.0  # seconds for the pipe to run dry
 
 
@@ -134,7 +136,7 @@ class _Keeper:
         self._file = log.open("w", encoding="utf-8", buffering=1)
         self._redactor = LineRedactor(known)
         self._echo = echo
-        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._last: deque[str] = deque(maxlen=LAST_LINES + ELASTIC_LINES)
         self._whole = True
 
     def drain(self, pipe: BinaryIO) -> None:
@@ -155,7 +157,11 @@ class _Keeper:
             self._echo(clean)
 
     def last_words(self) -> str:
+        """The last lines, without the summary with which torchrun ends."""
         text = re.sub(r"\n{2,}", "\n", "".join(self._last)).strip()
         with suppress(OSError):
             self._file.close()
-        return text[-LAST_CHARACTERS:]
+        if "ChildFailedError" in text:
+            begins = [found.start() for found in _SUMMARY.finditer(text)]
+            text = text[: begins[-1]].strip() or text if begins else text
+        return "\n".join(text.splitlines()[-LAST_LINES:])[-LAST_CHARACTERS:]
