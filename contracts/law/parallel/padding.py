@@ -1,6 +1,6 @@
-"""Padding in a batch: positions at the end of a row that hold a token and no label.
+"""Padding in a batch: positions at the end of a row or of a document that hold a token and no label.
 
-A row is padded to the length of its batch. The oracle is the same stack on the rows as they were, one at a time.
+A row is padded to the length of its batch. The oracle is the same stack on the rows as they were.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contracts.law._support.label_weights import WINDOW, label_shares
 from contracts.law._support.small_models import DENSE as DENSE_LAYERS
 from contracts.law._support.small_models import Cell, cell, loss_difference, session
 from contracts.law._support.step_comparison import gradient_differences, on_one_rank_and_many
-from contracts.law._support.training_run import DENSE, LETTERS, batch, drawn_weights, run, table
+from contracts.law._support.training_run import AHEAD, DENSE, LETTERS, Rows, batch, drawn_weights, run, table
 from contracts.law._support.transformer_layouts import L, needs_of
 from contracts.spec import FLOAT32_TRANSFORMER, FLOAT64_SCAN, Execution, Moe, Recipe, Refused, Tokens, Training, within
 from contracts.spec.violations import require_none
@@ -135,6 +135,70 @@ def a_step_without_a_label_destroys_nothing(stack: Training, recipe: Recipe, mic
     for name, held in instruments.numerics.tensors({**step.weights, **step.optimizer}).items():
         assert bool(held.isfinite().all()), f"{name} is not finite after a step without a label"
     assert math.isfinite(after.losses["lm"]), f"lm is {after.losses['lm']} in the step after one without a label"
+
+
+WITHIN: Rows = (((4, 9), 2), ((13,), 0), ((1, 5, 7), 3))
+"""Documents of each row and how many of its labels are masked."""
+BETWEEN: dict[str, tuple[Recipe, str]] = {
+    "documents-of-their-own": (replace(PLAIN, mtp=AHEAD.mtp), "own"),
+    "ends-of-documents": (replace(PLAIN, mtp=AHEAD.mtp), "end"),
+    "dense-ends-of-documents": (replace(DENSE, mtp=AHEAD.mtp), "end"),
+}
+
+
+@contract(
+    "PAR-05m", asks=("built", "train"), cases=BETWEEN,
+    needs={"": ("packed", "prediction-heads", "experts"), "dense-ends-of-documents": ("packed", "prediction-heads")},
+    source="Megatron-LM #6205; THD: cu_seqlens_padded",
+)  # fmt: skip
+def padding_between_documents_is_none_of_them(stack: Training, recipe: Recipe, whose: str) -> None:
+    """Padding between the documents of a packed row, as the end of the document before it or as a document of its own,
+    changes no label count, no loss and no gradient, those of prediction heads included.
+
+    Context and tensor parallelism want documents whose lengths are multiples of their ranks. Labels that are shifted
+    for a depth by the borders of documents without padding come from another document, or are lost.
+    """
+    pad = recipe.vocab - 1
+    weights = drawn_weights(table(stack, recipe))
+    plain = batch("between", pad, WITHIN)
+    (want,), (got,) = (
+        run(stack, recipe, (given,), "gradients", weights=weights).steps
+        for given in (plain, _padded_between(plain, pad, whose))
+    )
+    assert got.tokens == want.tokens, f"{got.tokens} labels count with padding, {want.tokens} without"
+    for name in ("lm", "mtp"):
+        found, loss = got.losses[name], want.losses[name]
+        assert abs(found - loss) <= within(1e-11) * loss, f"{name} is {found:.10g} with padding, {loss:.10g} without"
+    words = instruments.numerics.gradient_differences(
+        "with padding the gradient of", got.gradients, want.gradients, FLOAT64_SCAN
+    )
+    assert not words, words
+
+
+def _padded_between(plain: Tokens, pad: int, whose: str) -> Tokens:
+    """The batch with each document padded to a multiple of 4, and each row to the longest."""
+    import torch
+
+    assert plain.documents is not None
+    tokens_BT, labels_BT, documents_BT = map(instruments.numerics.tensor, (plain.tokens, plain.labels, plain.documents))
+    rows = []
+    for row in range(len(tokens_BT)):
+        parts = []
+        for number in documents_BT[row].unique().tolist():
+            place = documents_BT[row] == number
+            missing = -int(place.sum()) % 4
+            of_pad = torch.full((missing,), 2 * number + (whose == "own"))
+            parts.append(torch.stack([
+                torch.cat([tokens_BT[row][place], torch.full((missing,), pad)]),
+                torch.cat([labels_BT[row][place], torch.full((missing,), -100)]),
+                torch.cat([2 * documents_BT[row][place], of_pad]),
+            ]))  # fmt: skip
+        rows.append(torch.cat(parts, dim=1))
+    longest = max(row.shape[1] for row in rows)
+    last = torch.tensor([pad, -100, 99])
+    filled = [torch.cat([row, last[:, None].expand(3, longest - row.shape[1])], dim=1) for row in rows]
+    tokens, labels, documents = (instruments.numerics.array(each) for each in torch.stack(filled, dim=1))
+    return Tokens(tokens=tokens, labels=labels, documents=documents)
 
 
 HALVES = replace(DENSE_LAYERS, pattern="AE|AE")

@@ -3,8 +3,10 @@
 import torch
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, derived
 from contracts.stacks.reference.data import IGNORED
+from contracts.stacks.reference.model import hybrid_model
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer
@@ -101,3 +103,24 @@ def steps_without_a_label(accumulate, self, micro, counts):
         if parameter.grad is not None:
             parameter.grad.fill_(float("nan"))
     return out
+
+
+@derived(
+    "PAR-05m[documents-of-their-own]: mtp is ",
+    "PAR-05m[ends-of-documents]: mtp is ",
+    "PAR-05m[dense-ends-of-documents]: mtp is ",
+)
+class ShiftsByBordersWithoutPadding(Model):
+    """Labels are padded with their documents, and shifted for a depth by the borders of documents that are not."""
+
+    def forward(self, tokens_BT, labels_BT, documents_BT=None):
+        borders_BT = documents_BT.clone()
+        for row, of_T in enumerate(documents_BT):
+            kept_T = of_T[tokens_BT[row] != self.recipe.vocab - 1]
+            borders_BT[row, : len(kept_T)] = kept_T
+        shift = hybrid_model.shift_left
+        hybrid_model.shift_left = lambda values, pack, *of: shift(values, pack._replace(documents_BT=borders_BT), *of)
+        try:
+            return super().forward(tokens_BT, labels_BT, documents_BT)
+        finally:
+            hybrid_model.shift_left = shift
