@@ -95,7 +95,6 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.torchtitan.configuration", "contracts.stacks.torchtitan.layer_symbols",
     "contracts.stacks.torchtitan.model", "contracts.stacks.torchtitan.observed_trainer",
     "contracts.stacks.torchtitan.recorded_step", "contracts.stacks.torchtitan.renaming",
-    "contracts.stacks.torchtitan.release_0_2.model",
     "contracts.stacks.torchtitan.release_0_2.trainer",
     "contracts.stacks.torchtitan.release_0_2.training", "contracts.stacks.torchtitan.symbols",
     "contracts.stacks.torchtitan.template", "contracts.stacks.torchtitan.training",

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from contracts.spec import Built, Execution, Mode, Recipe
+from contracts.spec import Abilities, Built, Execution, Mode, Recipe
 from contracts.stacks.kit import tables
 from contracts.stacks.kit.links import to_canonical
 from contracts.stacks.kit.roles import role_of
@@ -16,13 +16,13 @@ from contracts.stacks.torchtitan.template import built as built_of
 from contracts.stacks.torchtitan.weight_mapping import links, orthogonal
 
 
-def built(recipe: Recipe, mode: Mode) -> Built:
+def built(recipe: Recipe, mode: Mode, who: str = "torchtitan 0.3.0", abilities: Abilities = ABILITIES) -> Built:
     """Parameters under their canonical names; one layer of torchtitan is two of ours.
 
     Raises:
         NotOffered: for a recipe without a torchtitan model.
     """
-    declined(recipe, Execution(), "built", "torchtitan 0.3.0", ABILITIES)
+    declined(recipe, Execution(), "built", who, abilities)
     with torch.device("meta"):
         model = built_of(config_of(recipe))
     held = (dict(model.named_parameters()), {n: each for n, each in model.named_buffers() if "expert_bias" in n})

@@ -16,7 +16,7 @@ BLOCK = ("device", "kernels", "experts", "attention", "wide", "gate")
 COUNTED = ("initial", "train", "messages", "rehearse", "run_model", "run_block", "run_compiled")
 """What runs a router."""
 OLDER = ("built", "rehearse", "run_model", "train")
-"""What the other trainer of 0.2.2 is asked."""
+"""What 0.2.2 is asked of its other trainer; main of before March 2026 is asked for `initial` too."""
 CHECKPOINTS = (
     "write_checkpoint", "write_on_ranks", "write_in_background", "latest_checkpoint", "load_checkpoint",
     "retire_checkpoints", "export_weights", "export_model",
@@ -76,7 +76,7 @@ class Torchtitan(Package):
             known = self.version in self.limited
             self.abilities = ABILITIES_0_2 if known else replace(ABILITIES_0_2, claims=False)
             self.conventions = {**CONVENTIONS, "validation-mean": "batches"}
-            older = _shimmed("device", "counts", "permutes", "heads", "lengths", "sums")
+            older = _shimmed("device", "counts", "shares", "permutes", "heads", "lengths", "sums")
             said = {"built": _shimmed("device"), "run_model": older, "train": older}
             self.labels = {**self.labels, **said, "rehearse": f"{older}; torch's fake process group"}
         optimizers = place / "components/optimizer.py" if place else None
@@ -93,5 +93,5 @@ class Torchtitan(Package):
         shims.on_cpu()
 
     def module_of(self, question: str) -> str:
-        older = self.older and question in OLDER
+        older = self.older and question in (*OLDER, "initial")
         return "contracts.stacks.torchtitan.release_0_2.training" if older else super().module_of(question)

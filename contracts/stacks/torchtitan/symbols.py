@@ -93,9 +93,12 @@ def checkpoint_manager() -> Any:
 
 
 def dtensors() -> dict[str, Any]:
-    """The option that cuts tensors as DTensors: a backend since June 2026, called `default` until August."""
-    from torchtitan.config.configs import ParallelismConfig
-
+    """The option that cuts tensors as DTensors: a backend since June 2026, called `default` until August. Its
+    configurations lie elsewhere up to February."""
+    try:
+        from torchtitan.config.configs import ParallelismConfig
+    except ModuleNotFoundError:
+        return {}
     said = typing.get_args(typing.get_type_hints(ParallelismConfig).get("spmd_backend"))
     return {"spmd_backend": "partial_dtensor" if "partial_dtensor" in said else "default"} if said else {}
 

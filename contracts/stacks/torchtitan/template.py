@@ -55,6 +55,9 @@ def built(config: Any) -> Any:
     """The model of a configuration, or of arguments."""
     if hasattr(config, "build"):
         return config.build()
+    job = importlib.import_module("torchtitan.config").JobConfig()
+    job.training.seq_len = config.max_seq_len
+    config.update_from_config(job)
     package = importlib.import_module(type(config).__module__.rsplit(".", 2)[0])
     return getattr(package, type(config).__name__.removesuffix("Args"))(config)
 

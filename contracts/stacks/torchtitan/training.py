@@ -5,7 +5,7 @@ import functools
 import importlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,6 @@ from contracts.spec import (
 )
 from contracts.spec.messages import Messages
 from contracts.stacks.kit import dry_runs, runs, worlds
-from contracts.stacks.kit.links import Link
 from contracts.stacks.kit.messages import watched
 from contracts.stacks.kit.roles import role_of
 from contracts.stacks.torchtitan import shims, symbols, weight_mapping
@@ -49,11 +48,10 @@ class Run(runs.Run):
 
     who = "torchtitan 0.3.0"
     abilities = ABILITIES
-    links_of: Callable[[Recipe], Sequence[Link]] = staticmethod(weight_mapping.links)
     own_rates = True
 
     def __init__(self, session: Session, *, even: bool = False) -> None:
-        super().__init__(session, self.links_of(session.recipe))
+        super().__init__(session, weight_mapping.links(session.recipe))
         self.alone, self.even = is_bare(session), even
         os.environ.setdefault("LOCAL_RANK", "0")  # the trainer reads it even without a launcher
         self.folder = tempfile.TemporaryDirectory(prefix="titan-")
@@ -221,9 +219,9 @@ def _running(session: Session, question: str, kind: type[Run]) -> Iterator[Run]:
             run.close()
 
 
-def initial(recipe: Recipe, mode: Mode) -> Arrays:
+def initial(recipe: Recipe, mode: Mode, kind: type[Run] = Run) -> Arrays:
     """The weights that its trainer draws."""
-    with _running(Session(recipe=recipe, steps=0), "initial", Run) as run:
+    with _running(Session(recipe=recipe, steps=0), "initial", kind) as run:
         return run.weights()
 
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torchtitan.components import validate
 from torchtitan.components.loss import build_cross_entropy_loss
 from torchtitan.components.lr_scheduler import build_lr_schedulers
@@ -22,8 +21,16 @@ from torchtitan.train import Trainer
 from contracts.instruments import numerics
 from contracts.spec import Recipe, Session
 from contracts.stacks.torchtitan.configuration import validation_of
-from contracts.stacks.torchtitan.recorded_step import Alone, Given, Logged, RecordsGradients, divided, own_rows
-from contracts.stacks.torchtitan.release_0_2.model import arguments
+from contracts.stacks.torchtitan.recorded_step import (
+    Given,
+    Logged,
+    RecordsGradients,
+    among,
+    by_itself,
+    divided,
+    own_rows,
+)
+from contracts.stacks.torchtitan.template import template_of
 
 NAME = "asked"
 
@@ -65,14 +72,7 @@ class Observed(RecordsGradients, Trainer):  # type: ignore[misc]
     """Its trainer, in a world that is initialised. A single process gets degrees of its own."""
 
     def init_distributed(self) -> ParallelDims:
-        given = self.job_config.parallelism
-        if self.alone:
-            return Alone(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
-        return ParallelDims(
-            dp_shard=given.data_parallel_shard_degree, dp_replicate=given.data_parallel_replicate_degree, cp=1,
-            tp=given.tensor_parallel_degree, pp=1, ep=given.expert_parallel_degree,
-            etp=given.expert_tensor_parallel_degree, world_size=torch.distributed.get_world_size(),
-        )  # fmt: skip
+        return by_itself() if self.alone else among(self.job_config.parallelism)
 
 
 class OneProcess(Observed):
@@ -94,7 +94,7 @@ def build_trainer(session: Session, folder: str, *, even: bool = False) -> Obser
     config.validation.local_batch_size = config.training.local_batch_size
     spec = _spec(recipe)
     spec.build_validator_fn = functools.partial(_validator, given)
-    spec.model_args = {NAME: arguments(recipe)}
+    spec.model_args = {NAME: template_of(recipe, {})}
     train_spec._extra_train_specs.pop(NAME, None)  # private in 0.2.2: nothing public takes a specification back
     train_spec.register_train_spec(NAME, spec)
     config.debug.moe_force_load_balance = even

@@ -2,15 +2,9 @@
 
 from typing import Any
 
-import torch
-
 from contracts.spec import Arrays, Built, Execution, Mode, Pass, Recipe, Rehearsal, Routing, Session, Tokens, Trained
-from contracts.stacks.kit import tables
-from contracts.stacks.kit.links import to_canonical
-from contracts.stacks.torchtitan import shims, training
-from contracts.stacks.torchtitan.configuration import declined
+from contracts.stacks.torchtitan import built_model, shims, training
 from contracts.stacks.torchtitan.release_0_2.abilities import ABILITIES_0_2
-from contracts.stacks.torchtitan.release_0_2.model import arguments, links
 
 WHO = "torchtitan 0.2.2"
 
@@ -20,13 +14,11 @@ class Run(training.Run):
 
     who = WHO
     abilities = ABILITIES_0_2
-    links_of = staticmethod(links)
-    bias, own_rates = "expert_bias", False
+    own_rates = False
 
     def build_trainer(self) -> Any:
         from contracts.stacks.torchtitan.release_0_2.trainer import build_trainer
 
-        shims.whole_numbers_are_counted()
         shims.attention_of_own_heads()
         return build_trainer(self.session, self.folder.name, even=self.even)
 
@@ -37,19 +29,12 @@ class Run(training.Run):
 
 def built(recipe: Recipe, mode: Mode) -> Built:
     """Parameters under their canonical names."""
-    from torchtitan.config import JobConfig
-    from torchtitan.models.deepseek_v3 import DeepSeekV3Model
-    from torchtitan.models.qwen3 import Qwen3Model
+    return built_model.built(recipe, mode, WHO, ABILITIES_0_2)
 
-    declined(recipe, Execution(), "built", WHO, ABILITIES_0_2)
-    found, config = arguments(recipe), JobConfig()
-    config.training.seq_len = recipe.seq_length
-    found.update_from_config(config)
-    with torch.device("meta"):
-        model = (Qwen3Model if recipe.mla is None else DeepSeekV3Model)(found)
-    held = (dict(model.named_parameters()), {n: each for n, each in model.named_buffers() if n.endswith("expert_bias")})
-    rows, buffers = (to_canonical(one, links(recipe)) for one in held)
-    return tables.built(rows, buffers, dict.fromkeys(rows, recipe.optim.weight_decay))
+
+def initial(recipe: Recipe, mode: Mode) -> Arrays:
+    """The weights that its trainer draws."""
+    return training.initial(recipe, mode, Run)
 
 
 def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
