@@ -283,3 +283,52 @@ def test_the_signature_of_a_trainers_step_shows_whether_it_counts_labels() -> No
 
     assert symbols.counts_labels(type("T", (Between, Counts), {}))
     assert not symbols.counts_labels(type("T", (Between, Older), {}))
+
+
+def test_an_option_that_a_version_lacks_is_left_out_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from contracts.spec import NotOffered
+    from contracts.stacks.torchtitan import layer_symbols, symbols
+
+    ties = SimpleNamespace(Config=dataclasses.make_dataclass("Config", ["enable_weight_tying"]))
+    never = SimpleNamespace(__name__="DeepSeekV3Model", Config=dataclasses.make_dataclass("Config", ["dim"]))
+    assert layer_symbols.tied(ties, False) == {"enable_weight_tying": False}
+    assert layer_symbols.tied(never, False) == {}
+    with pytest.raises(NotOffered, match="DeepSeekV3Model ties no weights"):
+        layer_symbols.tied(never, True)
+    _configs(monkeypatch, ParallelismConfig=["enable_sequence_parallel", "expert_tensor_parallel_degree"])
+    kind = sys.modules["torchtitan.config.configs"].ParallelismConfig
+    assert symbols.knows(kind, expert_tensor_parallel_degree=2, etp=2) == {"expert_tensor_parallel_degree": 2}
+    assert symbols.sequence_parallel(False, 2) == {"enable_sequence_parallel": False}
+    _configs(monkeypatch, ParallelismConfig=["tensor_parallel_degree"])
+    assert symbols.sequence_parallel(True, 2) == symbols.sequence_parallel(False, 1) == {}
+    with pytest.raises(NotOffered, match="TP has sequence parallel"):
+        symbols.sequence_parallel(False, 2)
+
+
+def test_blocks_are_compiled_by_the_function_of_their_version_and_get_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from contracts.stacks.torchtitan import symbols
+
+    seen: list[tuple[Any, ...]] = []
+    dims = SimpleNamespace(ep_enabled=True)
+
+    def of_march(model: str, compile_config: str, ep_enabled: bool) -> None:
+        seen.append(("march", model, compile_config, ep_enabled))
+
+    def of_june(model: str, compile_config: str) -> None:
+        seen.append(("june", model, compile_config))
+
+    def of_0_3(model: str, *, compile_config: str, parallel_dims: Any) -> None:
+        seen.append(("0.3", model, compile_config, parallel_dims))
+
+    for held in (
+        {"models_llama4_parallelize": SimpleNamespace(apply_compile=of_march)},
+        {"distributed_compile": SimpleNamespace(apply_compile_sparse=of_march)},
+        {"distributed_compile": SimpleNamespace(apply_compile=of_june)},
+        {"distributed_compile": SimpleNamespace(apply_compile=of_0_3)},
+    ):
+        _modules(monkeypatch, **held)
+        symbols.compiled("model", "config", dims)
+    march = ("march", "model", "config", True)
+    assert seen == [march, march, ("june", "model", "config"), ("0.3", "model", "config", dims)]

@@ -15,17 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from contracts.spec import NotOffered
-from contracts.stacks.torchtitan.layer_symbols import fields, signed, since_july
+from contracts.stacks.torchtitan.layer_symbols import fields, moe, signed, since_july
 
 
 @functools.cache
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a compiler would trace the import
 def folded() -> bool:
     """Whether its layers take the tokens of all rows in one dimension: since "fold batch dim" (#4121, August 2026)."""
-    try:
-        from torchtitan.models.common.moe import TokenChoiceTopKRouter
-    except ModuleNotFoundError:  # 0.2.2, whose models lie elsewhere
-        return False
-    return "x_TD" in inspect.signature(TokenChoiceTopKRouter.forward).parameters
+    return "x_TD" in signed(moe().TokenChoiceTopKRouter.forward)
 
 
 class Rows:
