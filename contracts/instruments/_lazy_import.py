@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 
-class _Late(ModuleType):
+class Late(ModuleType):
     """Stands for a module, and hands everything on to it. Importing it imports nothing."""
 
     def __getattr__(self, name: str) -> Any:
@@ -31,6 +31,6 @@ def reader(package: str, noun: str) -> Callable[[str], ModuleType]:
     def read(name: str) -> ModuleType:
         if name.startswith("__") or importlib.util.find_spec(f"{package}.{name}") is None:
             raise AttributeError(f"there is no {noun} {name}")
-        return _Late(f"{package}.{name}")
+        return Late(f"{package}.{name}")
 
     return read

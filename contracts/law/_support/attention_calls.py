@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.instruments import numerics
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import A_LAYER, SMALL, SMALL_DSA
 from contracts.spec import FLOAT32, FLOAT64, Array, Arrays, BlockCall, BlockRun, Blocks, Dsa, Element, Recipe, Tolerance
 
@@ -21,8 +22,6 @@ def call_of(
     layer: int = A_LAYER, dtype: Element = "float64", backward: bool = True, seed: int = 0,
 ) -> BlockCall:  # fmt: skip
     """A call with drawn weights, x and dy; documents are numbered where a row holds more than one."""
-    import torch
-
     element: torch.dtype = getattr(torch, dtype)
     shape = (len(lengths), sum(lengths[0]), recipe.hidden)
     recipe = replace(recipe, seq_length=max(recipe.seq_length, shape[1]))  # stacks may build tables of that length
@@ -54,8 +53,6 @@ def oracle_difference(call: BlockCall, run: BlockRun, tolerance: Tolerance) -> s
 
     Weights that the definition does not use (an indexer's) must have no gradient, or a gradient of zeros.
     """
-    import torch
-
     oracle = instruments.oracles.attention
     weights = {name: each.requires_grad_() for name, each in numerics.tensors(call.weights, torch.float64).items()}
     x_BTD = numerics.tensor(call.x, torch.float64).requires_grad_()

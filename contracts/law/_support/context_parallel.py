@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.law._support.late import torch
 from contracts.law._support.multi_rank_run import SPREAD
 from contracts.law._support.training_run import Rows
 from contracts.spec import Tokens
@@ -23,8 +24,6 @@ RECURS = replace(SCANS, name="context-recurrence", pattern="R")
 
 def last_label(length: int) -> Tokens:
     """4 rows of one document, all tokens different, with a label only at the last position of each row."""
-    import torch
-
     tokens_BT = torch.arange(4 * length).view(4, length)
     labels_BT = torch.full_like(tokens_BT, -100)
     labels_BT[:, -1] = tokens_BT[:, 0]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from contracts.instruments import fixtures, numerics
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import A_LAYER, E_LAYER, M_LAYER, R_LAYER, SMALL
 from contracts.spec import BlockCall, Blocks, Element, Mamba, Mode, Moe, Recipe
 
@@ -97,8 +98,6 @@ def routings(moe: Moe, tokens: int) -> dict[str, Routes]:
 
 def call_of(stack: Blocks, asked: BlockCase, *, seed: int = 0) -> BlockCall:
     """Drawn weights, tokens and upstream gradient; the tokens of a block with experts are steered."""
-    import torch
-
     recipe = asked.recipe
     shape, several = (len(asked.lengths), sum(asked.lengths[0]), recipe.hidden), any(len(r) > 1 for r in asked.lengths)
     weights = fixtures.weights(stack.block_weights(recipe, asked.layer, asked.mode), seed=seed)
@@ -129,8 +128,6 @@ def route_tokens(recipe: Recipe, weights: dict[str, Tensor], x_BTD: Tensor, rout
 
     Chosen experts score 2 and above, the others -2 and below, a quarter apart.
     """
-    import torch
-
     assert recipe.moe is not None
     every = recipe.moe.experts
     router_ED = torch.zeros_like(weights["mixer.router.weight"])
@@ -141,8 +138,6 @@ def route_tokens(recipe: Recipe, weights: dict[str, Tensor], x_BTD: Tensor, rout
 
 
 def _steer(x_BTD: Tensor, moe: Moe, routes: Routes) -> None:
-    import torch
-
     scores_NE = -2 - 0.25 * torch.arange(moe.experts, dtype=x_BTD.dtype).repeat(len(routes), 1)
     levels_NK = (2 + 0.25 * torch.arange(moe.top_k, dtype=x_BTD.dtype)).expand(len(routes), moe.top_k)
     x_BTD.view(-1, x_BTD.shape[-1])[:, : moe.experts] = scores_NE.scatter(1, torch.tensor(routes), levels_NK)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts.instruments import numerics
+from contracts.law._support.late import torch
 from contracts.law._support.model_passes import needs_canonical_names
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.training_run import Rows, batches, drawn_weights, seed_generators, table
@@ -42,8 +43,6 @@ def equal_masks(stack: Training, recipe: Recipe, execution: Execution) -> str:
     Each token has an id of its own, all ids one embedding and all labels one class, so that gradients of the embedding
     are equal exactly if masks are.
     """
-    import torch
-
     weights = numerics.tensors(drawn_weights(table(stack, recipe)))
     weights["embedding.weight"] = weights["embedding.weight"][:1].expand(recipe.vocab, -1).contiguous()
     ids_BT = torch.arange(4 * recipe.seq_length).view(4, -1)
@@ -72,8 +71,6 @@ def kept_elements(stack: Training, asked: Session) -> dict[str, Tensor]:
     A single label of the batch counts, and MLPs see one token each: of what writes to the stream, a row has a gradient
     only if its element of that token was kept.
     """
-    import torch
-
     ids_BT = torch.arange(4 * asked.recipe.seq_length).view(4, -1)
     labels_BT = torch.full_like(ids_BT, -100)
     labels_BT[1, 3] = 5

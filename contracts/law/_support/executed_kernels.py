@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from contracts.instruments import fixtures, numerics
+from contracts.law._support.late import torch
 from contracts.spec import BlockCall, Blocks, Facts, Mode, Recipe, Seams, Site, Wish
 
 
@@ -15,8 +16,6 @@ def call_of(
     stack: Blocks, recipe: Recipe, layer: int, mode: Mode, wishes: Mapping[Site, Wish], facts: Facts
 ) -> BlockCall:
     """A call as training makes it: parameters in float32, activations in the recipe's dtype."""
-    import torch
-
     element = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[recipe.dtype]
     weights = fixtures.weights(stack.block_weights(recipe, layer, mode))
     x_BTD, dy_BTD = (fixtures.normal(name, (2, 16, recipe.hidden)).to(element) for name in ("x", "dy"))

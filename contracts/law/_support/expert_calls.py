@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from contracts import instruments
 from contracts.instruments import numerics
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import E_LAYER, SMALL
 from contracts.spec import (
     BFLOAT16,
@@ -88,8 +89,6 @@ def call_of(
     recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor, dy_BTD: Tensor | None, dtype: Element = "float64"
 ) -> BlockCall:
     """A call whose activations have the given dtype, and whose weights have the dtype that parameters then have."""
-    import torch
-
     held = torch.float64 if dtype == "float64" else torch.float32
     array, activations = numerics.array, getattr(torch, dtype)
     return BlockCall(
@@ -121,8 +120,6 @@ def oracle_answer(call: BlockCall, *, by_score: bool = False, over: str = "seque
     """The oracle's answer, with the gradients of <y, dy> plus the weighted losses. One call is one microbatch, so a
     balance loss that is not `over` sequences is over all of its tokens.
     """
-    import torch
-
     moe = _of(call.recipe)
     leaves = numerics.tensors(call.weights, torch.float64) | {"x": numerics.tensor(call.x, torch.float64)}
     trained = {name: each.requires_grad_() for name, each in leaves.items() if not name.endswith("router.bias")}
@@ -160,8 +157,6 @@ def labelled_call(
     moe: Moe, logits: Logits, *, bias: Sequence[float] | None = None, dtype: Element = "float64", backward: bool = False
 ) -> BlockCall:
     """A labelled call: `logits` has a row of tokens per sequence, and for each token the logits of its experts."""
-    import torch
-
     recipe = replace(
         WIDE, activation="swiglu", moe=replace(moe, expert_hidden=64, shared_hidden=64 if moe.shared_hidden else 0)
     )

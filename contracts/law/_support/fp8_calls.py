@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts.instruments import fixtures, numerics
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import SMALL
 from contracts.spec import BlockCall, Blocks, Dsa, Element, Fp8, Mamba, Mla, Mode, Moe, Mtp, Recipe, Shape
 
@@ -35,8 +36,6 @@ def call_of(
     mode: Mode = "nemo_native", dtype: Element = "float64", rows: tuple[int, int] = (2, 9), backward: bool = True,
 ) -> BlockCall:  # fmt: skip
     """A call with drawn weights, x and dy, an empty history and scales of delayed scaling that are all different."""
-    import torch
-
     shapes = stack.block_weights(recipe, layer, mode)
     weights = fixtures.weights(shapes) | empty_history(shapes)
     x_BTD, dy_BTD = (fixtures.normal(name, (*rows, recipe.hidden)) for name in ("x", "dy"))
@@ -55,8 +54,6 @@ def empty_history(shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
     """Buffers of delayed scaling: zero amax histories, and scales at which values of about 1 use a part of the format's
     range.
     """
-    import torch
-
     found = {}
     for name, shape in shapes.items():
         if "fp8" not in name.split("."):

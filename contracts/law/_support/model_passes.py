@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.instruments import numerics
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import SMALL
 from contracts.spec import (
     FLOAT64,
@@ -48,8 +49,6 @@ SHORT: Lengths = ((3, 4), (6, 1))
 
 def drawn_weights(stack: Training, recipe: Recipe, *, mode: Mode = "nemo_native", seed: int = 0) -> dict[str, Array]:
     """Drawn weights and buffers for a whole model, in float64, large enough that every part matters."""
-    import torch
-
     shapes = {name: Shape(dtype="float64", shape=each.shape) for name, each in stack.initial(recipe, mode).items()}
     return dict(instruments.fixtures.as_arrays(instruments.fixtures.weights(shapes, seed=seed), torch.float64))
 
@@ -72,8 +71,6 @@ def batch(
     All of row 1 but one label is masked, so that rows do not weigh alike. On a leaner rung a row is one document,
     unless the case is about `packed` rows.
     """
-    import torch
-
     if rung_of(recipe) and not packed:
         lengths = tuple((sum(each),) for each in lengths)
 
@@ -113,8 +110,6 @@ def oracle_difference(
     Of a prediction depth the logits are compared where its document has the token that it looks ahead to. `reads` is
     the convention `prediction-input`.
     """
-    import torch
-
     oracle = instruments.oracles.model
     tokens = batch(recipe, lengths)
     run = one_pass(stack, recipe, weights, tokens, backward=True)

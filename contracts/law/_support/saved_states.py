@@ -17,6 +17,7 @@ from pathlib import Path
 
 from contracts import instruments
 from contracts.instruments.ranks import gathered, here
+from contracts.law._support.late import torch
 from contracts.spec import EXACT, Array, Arrays, Checkpointing, Element, Shape, Snapshot
 
 MEMORY, ROOMY = "/dev/shm", 2**30  # bytes
@@ -90,16 +91,12 @@ def target(of: Snapshot) -> Snapshot:
 
 
 def _drawn(name: str, shape: Shape, step: int) -> Array:
-    import torch
-
     numbers = 40 * instruments.fixtures.normal(name, shape.shape, seed=step + 1)
     dtype: torch.dtype = getattr(torch, shape.dtype)
     return instruments.numerics.array((numbers.abs() if dtype == torch.uint8 else numbers).to(dtype))
 
 
 def constant(shape: tuple[int, ...], value: float, dtype: Element = "float32") -> Array:
-    import torch
-
     return instruments.numerics.array(torch.full(shape, value, dtype=getattr(torch, dtype)))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from contracts.instruments import fixtures, numerics
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import A_LAYER, M_LAYER, PARALLEL, R_LAYER, SMALL
 from contracts.spec import (
     FLOAT32_SCAN,
@@ -94,8 +95,6 @@ class Inputs:
 
 def drawn_inputs(stack: Blocks, case: ScanCase) -> Inputs:
     """The inputs of a case, drawn for the names and shapes that the stack holds."""
-    import torch
-
     rows, hidden = len(case.lengths), case.recipe.hidden
     layer, mode = layer_and_mode(case.block)
     found = fixtures.weights(stack.block_weights(case.recipe, layer, mode))
@@ -123,8 +122,6 @@ def layer_and_mode(block: str) -> tuple[int, Any]:
 
 def call(case: ScanCase, inputs: Inputs, *, backward: bool = True, packed: bool | None = None) -> BlockCall:
     """The call to the stack; document numbers are given where a row holds several documents."""
-    import torch
-
     dtype = getattr(torch, case.dtype)
     layer, mode = layer_and_mode(case.block)
     several = any(len(row) > 1 for row in case.lengths) if packed is None else packed
@@ -162,8 +159,6 @@ def input_slice(
 
 def equals_its_definition(stack: Blocks, case: ScanCase, oracle: Callable[..., Any]) -> None:
     """Output, state and every gradient equal the oracle's, which takes one token at a time."""
-    import torch
-
     inputs = drawn_inputs(stack, case)
     got = run(stack, case, inputs)
     leaves = inputs.weights | {"x": inputs.x} | {f"state.{name}": each for name, each in inputs.state.items()}
@@ -198,8 +193,6 @@ def assert_run_equals(
 
 def angles_as_points(state: Mapping[str, Tensor]) -> Any:
     """The state with angles as points on a circle: 0 and 2π are the same angle."""
-    import torch
-
     found = dict(state)
     if "angle" in found:
         angle = found.pop("angle")
@@ -209,8 +202,6 @@ def angles_as_points(state: Mapping[str, Tensor]) -> Any:
 
 def sees_nothing_of_the_future(stack: Blocks, case: ScanCase, at: int) -> None:
     """Changes from token `at` on in row 0 leave earlier positions and other rows bit-identical, and so do gradients."""
-    import torch
-
     inputs = drawn_inputs(stack, case)
     other = inputs.x.clone()
     other[0, at:] = fixtures.normal("another x", tuple(other[0, at:].shape))
@@ -236,8 +227,6 @@ def sees_nothing_of_the_future(stack: Blocks, case: ScanCase, at: int) -> None:
 
 def keeps_documents_apart(stack: Blocks, case: ScanCase) -> None:
     """Other tokens in one document leave all other documents bit-identical, in output and gradient."""
-    import torch
-
     inputs = drawn_inputs(stack, case)
     one = numerics.tensor(run(stack, case, inputs, backward=False).y)
     other = fixtures.normal("another x", tuple(inputs.x.shape))
@@ -255,8 +244,6 @@ def keeps_documents_apart(stack: Blocks, case: ScanCase) -> None:
 
 def gives_each_document_what_it_gets_alone(stack: Blocks, case: ScanCase) -> None:
     """Each document has the output and gradient by x of a row of its own; the last one has its state, too."""
-    import torch
-
     inputs = drawn_inputs(stack, case)
     got = run(stack, case, inputs)
     y, gradient = numerics.tensor(got.y), numerics.tensor(got.gradients["x"])
@@ -280,8 +267,6 @@ def gives_each_document_what_it_gets_alone(stack: Blocks, case: ScanCase) -> Non
 
 def passes_its_state(stack: Blocks, case: ScanCase, at: int) -> None:
     """Two calls, the second with the state of the first, give what one call gives, including the last state."""
-    import torch
-
     inputs = drawn_inputs(stack, case)
     whole = run(stack, case, inputs, backward=False)
     before = run(stack, case, input_slice(inputs, slice(0, at), inputs.state), backward=False)
@@ -312,8 +297,6 @@ def assert_weights(
 
 def assert_reaches(got: BlockRun, name: str, rows: int, head: int, expected: list[int]) -> None:
     """Which parts of a weight, of so many rows each, have a gradient from a head's output."""
-    import torch
-
     gradient = numerics.tensor(got.gradients[f"mixer.{name}"])
     reached = [i for i, part in enumerate(torch.split(gradient, rows)) if bool(part.any())]
     assert reached == expected, f"head {head} reaches parts {reached} of {name}, expected {expected}"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import SMALL
 from contracts.spec import (
     Array,
@@ -138,8 +139,6 @@ def run(
 
 def seed_generators(seed: int) -> None:
     """Seed this process's generators, from which a run may draw. A stack in its own process may ignore this."""
-    import torch
-
     random.seed(seed)
     random.gauss(0, 1)  # gauss makes two numbers at once and keeps the second, which is part of the state
     torch.manual_seed(seed)
@@ -159,8 +158,6 @@ def drawn_weights(rows: tuple[Parameter, ...]) -> Arrays:
 
 def large_expert_weights(stack: Training, recipe: Recipe, dtype: Element = "float64") -> Arrays:
     """Drawn weights, with those of experts and routers doubled: beside a residual stream, dead experts do not show."""
-    import torch
-
     drawn = instruments.numerics.tensors(drawn_weights(table(stack, recipe)), getattr(torch, dtype))
     large = (".experts.", "router.weight")
     return instruments.numerics.arrays(
@@ -175,8 +172,6 @@ def selection_biases(
     """Selection biases that are `value` for some experts, in turn from layer to layer, and 0 for the others. Sigmoids
     lie in 0 … 1, so that ±4 decides.
     """
-    import torch
-
     found = {}
     biases = sorted((name, shape) for name, shape in stack.built(recipe, mode).buffers.items() if "bias" in name)
     for index, (name, shape) in enumerate(biases):
@@ -194,8 +189,6 @@ def _drawn(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Arrays:
 
 def updates(weights: Mapping[str, Array], run: Trained) -> list[dict[str, Tensor]]:
     """By how much each step moved each weight, from those that the stack was given."""
-    import torch
-
     given = torch.float32 if element_bytes() == 4 else torch.float64
     before, found = {name: each.to(given) for name, each in instruments.numerics.tensors(weights).items()}, []
     for step in run.steps:

@@ -6,6 +6,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support.attention_calls import BARE, MQA, PACKED, ROWS, Lengths, call_of, slice_of, with_weights
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.spec import EXACT, Blocks, Recipe
 
@@ -33,8 +34,6 @@ def attention_does_not_see_what_follows(stack: Blocks, recipe: Recipe, lengths: 
 
     The backward pass is tested too, because a backward kernel has its own mask.
     """
-    import torch
-
     call = call_of(stack, recipe, lengths)
     if loud != 1:
         wq = numerics.tensor(call.weights["mixer.wq.weight"]) * loud
@@ -77,8 +76,6 @@ def documents_do_not_attend_to_each_other(stack: Blocks, recipe: Recipe, lengths
     """A document in a packed row has exactly the same attention outputs whatever the other documents contain, and its
     outputs send them no gradient.
     """
-    import torch
-
     call = call_of(stack, recipe, lengths)
     x_BTD = numerics.tensor(call.x)
     noise_BTD = instruments.fixtures.normal("noise", tuple(x_BTD.shape))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import fixtures, numerics
+from contracts.law._support.late import torch
 from contracts.law._support.scan_calls import PACKED, Lengths
 from contracts.spec import BFLOAT16, FLOAT32_SCAN, FLOAT64, FLOAT64_SCAN, Element
 from contracts.spec.delta_rule import DeltaCall, DeltaRule, DeltaRun
@@ -61,8 +62,6 @@ class Inputs:
 
 
 def drawn(case: Case) -> Inputs:
-    import torch
-
     rows, shape = len(case.lengths), (len(case.lengths), case.tokens, HEADS)
     found = {name: fixtures.normal(name, (*shape, KEYS), scale=case.length * KEYS**-0.5) for name in "qk"}
     found["v"] = fixtures.normal("v", (*shape, VALUES))
@@ -82,8 +81,6 @@ def drawn(case: Case) -> Inputs:
 
 
 def _dtype(case: Case, name: str) -> Any:
-    import torch
-
     wide = case.dtype == "bfloat16" and name in ("g", "state", "dstate")
     return torch.float32 if wide else getattr(torch, case.dtype)
 
@@ -136,8 +133,6 @@ def the_delta_rule_is_its_recurrence(stack: DeltaRule, case: Case) -> None:
     the gradients with respect to q, k, v, the log decay, beta and the initial state, of a loss on the outputs and on
     the last state.
     """
-    import torch
-
     inputs = drawn(case)
     leaves = {name: each.clone().requires_grad_() for name, each in inputs.tensors.items()}
     y, state = instruments.oracles.delta_rule.gated_delta_rule(leaves, inputs.documents, unit_keys=case.unit_keys)
@@ -183,8 +178,6 @@ def the_delta_rule_passes_its_state(stack: DeltaRule, case: Case, at: int) -> No
     """The gated delta rule over a sequence in two calls, the second from the state that the first returns, equals one
     call.
     """
-    import torch
-
     inputs = drawn(case)
     whole = run(stack, case, inputs, backward=False)
     before = run(stack, case, part(inputs, slice(0, at), inputs.tensors.get("state")), backward=False)
@@ -203,8 +196,6 @@ def the_delta_rule_begins_anew_in_each_document(stack: DeltaRule, case: Case) ->
     """In the gated delta rule a packed document has the same output, gradients and last state as in a row of
     its own.
     """
-    import torch
-
     inputs = drawn(case)
     inputs = replace(inputs, dstate=0 * inputs.dstate)
     whole = run(stack, case, inputs)
@@ -234,8 +225,6 @@ def the_delta_rule_sees_nothing_of_the_future(stack: DeltaRule, case: Case, at: 
     """In the gated delta rule a token changes no earlier output, and a loss on earlier outputs gives it no gradient:
     both are exactly 0. It does change its own output.
     """
-    import torch
-
     inputs = drawn(case)
     other = {name: each.clone() for name, each in inputs.tensors.items()}
     for name in GIVEN:

@@ -6,6 +6,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support.dropout_masks import DROPPED, LEAST, ROUTED, equal_masks, recomputed_difference
+from contracts.law._support.late import torch
 from contracts.law._support.model_passes import needs_canonical_names, one_pass, tensor
 from contracts.law._support.training_run import AHEAD, LETTERS, batch, seed_generators
 from contracts.spec import Arrays, Execution, Mhc, Mode, Recipe, Shape, Tokens, Training
@@ -25,8 +26,6 @@ def dropout_drops_its_share_and_scales_the_rest(stack: Training, recipe: Recipe)
     the factor out trains another model than the one it evaluates, and one that draws a mask once a pass drops in every
     layer the same elements.
     """
-    import torch
-
     rows, length = 8, recipe.seq_length
     needs_canonical_names(stack, stack.initial(recipe, "nemo_native"))
     ids_BT = numerics.array(torch.zeros(rows, length, dtype=torch.int64))
@@ -49,8 +48,6 @@ def dropout_drops_its_share_and_scales_the_rest(stack: Training, recipe: Recipe)
 
 def _constant(shapes: Arrays) -> Arrays:
     """Weights with which a layer adds ADDED to each element of a stream of ones, and logits are the stream itself."""
-    import torch
-
     made = {}
     for name, each in shapes.items():
         made[name] = torch.ones(each.shape, dtype=torch.float64)

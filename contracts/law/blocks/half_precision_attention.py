@@ -7,6 +7,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support.attention_calls import BARE, Lengths, call_of
+from contracts.law._support.late import torch
 from contracts.law._support.model_passes import drawn_weights, one_pass, tensor
 from contracts.law._support.recipes import DENSE, SMALL
 from contracts.spec import BFLOAT16, BFLOAT16_MEAN, BlockCall, Blocks, Element, Recipe, Tokens, Training
@@ -35,8 +36,6 @@ def attention_in_half_precision_adds_up_in_float32(
     sum hard. Equal keys: a bfloat16 sum of 400 ones stops at 256. Close scores: they differ by less than 1 near 200,
     where bfloat16 has steps of 1. Far: bfloat16 cannot hold positions above 256. Loud: float16 cannot hold 1000².
     """
-    import torch
-
     call = _trap_call(call_of(stack, recipe, lengths, backward=False), trap, dtype)
     length = sum(lengths[0])
     last = range(length - 3, length)
@@ -69,8 +68,6 @@ def a_model_in_half_precision_knows_far_positions(stack: Training, recipe: Recip
     block that is asked by itself has none of the model's. In bfloat16 a frequency is off by up to 0.2 %, and at token
     512 its angle by half a radian.
     """
-    import torch
-
     exact = replace(recipe, dtype="fp32")
     half = getattr(torch, {"bf16": "bfloat16", "fp16": "float16"}[recipe.dtype])
     drawn = numerics.tensors(drawn_weights(stack, exact))
@@ -90,8 +87,6 @@ def a_model_in_half_precision_knows_far_positions(stack: Training, recipe: Recip
 
 def _trap_call(call: BlockCall, trap: Trap, dtype: Element) -> BlockCall:
     """The input of a trap: x in `dtype`, and float32 weights whose values `dtype` holds exactly."""
-    import torch
-
     half = getattr(torch, dtype)
     weights, x_BTD = numerics.tensors(call.weights), numerics.tensor(call.x)
     if trap == "equal keys":

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from contracts.contract import contract
 from contracts.instruments import numerics
+from contracts.law._support.late import torch
 from contracts.law._support.model_passes import (
     AHEAD,
     PACKED,
@@ -66,8 +67,6 @@ def mixing_keeps_the_mean_of_the_streams(
     If columns do not sum to 1, the residual of a deep model fades or grows with depth. Rows that sum to 1 are not
     enough. If logits lie far apart, exp overflows, or leaves a column of nothing but zeros.
     """
-    import torch
-
     weights = drawn_weights(stack, recipe)
     needs_canonical_names(stack, weights, _FIRST)
     n = len(writes)
@@ -94,8 +93,6 @@ def streams_have_no_order(stack: Training, recipe: Recipe, order: tuple[int, ...
     """Permuting the streams in every map changes no logit, because all streams start equal and the model ends with
     their mean.
     """
-    import torch
-
     weights = drawn_weights(stack, recipe)
     needs_canonical_names(stack, weights, _FIRST)
     tokens = batch(recipe, PACKED)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.law._support.late import torch
 from contracts.law._support.model_passes import (
     EVERYTHING,
     PACKED,
@@ -152,8 +153,6 @@ def a_large_vocabulary_keeps_its_tokens_apart(stack: Training, least: int) -> No
     A loader, a kernel or a cache that holds tokens in 8 or 16 bits wraps around at the end of its range. Vocabularies
     of this decade have 128 000 to 256 000 tokens; those of tests have some dozens.
     """
-    import torch
-
     recipe = replace(DENSE, name="many-tokens", depth=2, hidden=8, heads=2, kv_groups=1, ffn_hidden=8, vocab=least + 40)
     array = instruments.numerics.array
     low_T = torch.arange(7)

@@ -9,6 +9,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support import scan_calls
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.scan_calls import PACKED, WHOLE, ScanCase, drawn_inputs, run
 from contracts.spec import FLOAT64, Blocks, Mamba
@@ -58,8 +59,6 @@ def the_decay_has_its_limits(stack: Blocks, a_log: float, lengths: scan_calls.Le
 
     The convolution passes each token through unmixed here, so only the scan has memory.
     """
-    import torch
-
     taps = {f"mixer.conv_{name}.weight": [0.0, 0.0, 0.0, 1.0] for name in "xbc"}
     case = ScanCase(lengths=lengths, chunk=5, weights={**taps, "mixer.A_log": a_log, "mixer.dt_bias": 0.5})
     inputs = drawn_inputs(stack, case)
@@ -107,8 +106,6 @@ def neighbouring_heads_share_a_group(stack: Blocks, head: int, group: int) -> No
     With all of wo zero except one head's part, the gradients of wb and wc are zero outside that group's rows, and those
     of wx and wz outside its heads' rows. The cases have 6 heads in 3 groups; with i mod g, head 2 would read group 2.
     """
-    import torch
-
     case = ScanCase(recipe=THREE_GROUPS, lengths=((11,), (6, 5)), chunk=4)
     inputs, width, size, together = drawn_inputs(stack, case), 4, 8, 2
     wo = torch.zeros_like(inputs.weights["mixer.wo.weight"])

@@ -11,6 +11,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support import scan_calls
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import M_LAYER, SMALL
 from contracts.law._support.scan_calls import ScanCase, drawn_inputs, run
 from contracts.spec import FLOAT64, Blocks, Mamba
@@ -79,8 +80,6 @@ def the_step_is_shared_between_its_ends(stack: Blocks, sign: float, lengths: sca
     At 1 the initial k and v change no output. At 0, with D = 0, the first token of a document has output 0. The kernel
     takes trap before its sigmoid, though its documentation says "in [0, 1]".
     """
-    import torch
-
     case = ScanCase(block="mamba3", lengths=lengths, state=sign > 0, weights={"mixer.D": 0.0})
     inputs = drawn_inputs(stack, case)
     x, wtrap = inputs.x.clone(), torch.zeros_like(inputs.weights["mixer.wtrap.weight"])
@@ -161,8 +160,6 @@ def a_head_reads_its_group_and_itself(stack: Blocks, head: int, group: int) -> N
     With all of wo zero except one head's part, every other gradient is zero. mamba-ssm's backward kernel had no branch
     for more groups than 1 and fewer than heads.
     """
-    import torch
-
     case = ScanCase(block="mamba3", recipe=THREE_GROUPS, lengths=((11,), (6, 5)), chunk=4)
     inputs, width, size = drawn_inputs(stack, case), 4, 8
     wo = torch.zeros_like(inputs.weights["mixer.wo.weight"])

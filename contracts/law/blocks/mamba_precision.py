@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import scan_calls
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import M_LAYER, SMALL
 from contracts.law._support.scan_calls import ScanCase, drawn_inputs
 from contracts.spec import FLOAT32_SCAN, Blocks, Mamba
@@ -61,8 +62,6 @@ def decay_is_computed_in_float32(stack: Blocks, block: str, weights: dict[str, f
     With zero inputs and no convolution bias, the state after 50 tokens is s · exp(50 dt A) with dt = softplus(dt_bias).
     No activation takes part, so any rounding of dt_bias, A_log or the state shows in the fourth digit.
     """
-    import torch
-
     biases = {f"mixer.conv_{name}.bias": 0.0 for name in "xbc"} if block == "mamba2" else {}
     case = ScanCase(
         block=block, lengths=((50,), (50,)), dtype="float32", chunk=16, state=True, weights=weights | biases

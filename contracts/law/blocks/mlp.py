@@ -7,6 +7,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support.attention_calls import PACKED, ROWS, TOLERANCES, Lengths, call_of, with_weights
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import E_LAYER, SMALL
 from contracts.spec import EXACT, FLOAT64, Blocks, Element, Recipe, within
 
@@ -38,8 +39,6 @@ def the_mlp_is_its_definition(
 
     Written out as x · exp(x) / (1 + exp(x)), silu is NaN from 710 on (in float32 from 89 on), where it should be x.
     """
-    import torch
-
     call = call_of(stack, recipe, lengths, layer=E_LAYER, dtype=dtype)
     if loud != 1:
         louder = numerics.array(loud * numerics.tensor(call.weights["mixer.w1.weight"]))
@@ -72,8 +71,6 @@ def the_activation_has_the_values_worked_out_by_hand(
     stack: Blocks, activation: Named, gates: tuple[float, ...], ups: tuple[float, ...], inner: tuple[float, ...]
 ) -> None:
     """relu2 is max(x, 0)² and swiglu is silu(w1 x) · w3 x: both match values worked out by hand."""
-    import torch
-
     recipe = replace(RELU2, hidden=4, heads=1, kv_groups=1, ffn_hidden=4, activation=activation, norm_eps=1e-30)
     names = {"mixer.w1.weight": gates, "mixer.w3.weight": ups}
     shapes = stack.block_weights(recipe, E_LAYER, "nemo_native")
@@ -120,8 +117,6 @@ def an_mlp_at_zero_has_finite_gradients(stack: Blocks, recipe: Recipe, name: str
 
     A power written as exp(2 log x) has the right value at 0 and no derivative.
     """
-    import torch
-
     call = call_of(stack, recipe, ROWS, layer=E_LAYER)
     zero = numerics.array(torch.zeros_like(numerics.tensor(call.weights[name])))
     run = stack.run_block(replace(call, weights=with_weights(call, {name: zero})))

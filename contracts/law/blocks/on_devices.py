@@ -15,6 +15,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support.device_calls import BlockCase, call_of, cases_on
+from contracts.law._support.late import torch
 from contracts.spec import (
     FLOAT32_SCAN,
     HALF_GRADIENT,
@@ -32,7 +33,6 @@ from contracts.spec import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 HOST, GPU = cases_on("cpu"), cases_on("cuda")
@@ -62,8 +62,6 @@ def held_to_its_definition(call: BlockCall, run: BlockRun, asked: BlockCase) -> 
     Raises:
         AssertionError: with the tensor that is too far off.
     """
-    import torch
-
     assert run.y.dtype == asked.dtype, f"activations are {asked.dtype}, and y is {run.y.dtype}"
     want, control = defined(call), defined(call, torch.bfloat16)
     policy = instruments.half_precision
@@ -82,8 +80,6 @@ def defined(call: BlockCall, stored: torch.dtype | None = None) -> dict[str, Ten
     """`y` and the gradients of <y, dy> by name, from the oracle in float64, its products kept in dtype `stored`."""
     import contextlib
 
-    import torch
-
     weights = numerics.tensors(call.weights, torch.float64)
     leaves = {name: each.requires_grad_() for name, each in weights.items() if each.is_floating_point()}
     x_BTD = numerics.tensor(call.x, torch.float64).requires_grad_()
@@ -101,8 +97,6 @@ def defined(call: BlockCall, stored: torch.dtype | None = None) -> dict[str, Ten
 
 def _through(call: BlockCall, weights: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
     """The output of the oracle for the block of this call."""
-    import torch
-
     oracles, recipe = instruments.oracles, call.recipe
     letter = recipe.pattern[call.layer % len(recipe.pattern)]
     documents = None if call.documents is None else numerics.tensor(call.documents)
@@ -141,8 +135,6 @@ def a_token_reads_its_own_past_alone(stack: Blocks, asked: BlockCase) -> None:
 
     A test that perturbs tokens and compares rounded outputs misses any leak smaller than rounding.
     """
-    import torch
-
     call = call_of(stack, asked)
     read = asked.lengths[0][0] + 3 if len(asked.lengths[0]) > 1 else 6  # the fourth token of a later document
     assert call.dy is not None

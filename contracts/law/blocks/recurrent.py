@@ -11,6 +11,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support import scan_calls
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import R_LAYER, SMALL
 from contracts.law._support.scan_calls import PACKED, ScanCase, drawn_inputs, run
 from contracts.spec import EXACT, FLOAT32_SCAN, FLOAT64, Blocks, Mamba
@@ -118,8 +119,6 @@ def the_forget_gate_has_its_limits(stack: Blocks, a_log: float) -> None:
     """With forget gate f = 1 the state of R stays as given; with f = 0 and W = 0 each output depends only on its own
     token.
     """
-    import torch
-
     weights = {"mixer.A_log": a_log, "mixer.W": 0.0, "mixer.dt_bias": 0.5}
     case = ScanCase(block="m2rnn", lengths=((12,), (12,)), state=a_log < 0, weights=weights)
     inputs = drawn_inputs(stack, case)
@@ -160,8 +159,6 @@ def the_state_of_r_is_float32(stack: Blocks, weights: dict[str, float], tokens: 
     With zero inputs and W = 0, the state after 50 tokens is h · f^50; no activation takes part. In bfloat16 the error
     of this nonlinear recurrence grows with the sequence, from 0.5 % to 13 % over 1024 tokens.
     """
-    import torch
-
     case = ScanCase(block="m2rnn", lengths=((tokens,), (tokens,)), dtype="float32", state=True, weights=weights)
     inputs = drawn_inputs(stack, case)
     inputs = replace(inputs, x=torch.zeros_like(inputs.x))

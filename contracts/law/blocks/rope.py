@@ -7,6 +7,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support.attention_calls import BARE, PACKED, Lengths, call_of, slice_of, with_weights
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.spec import FLOAT32, FLOAT64, Array, BlockCall, Blocks, Recipe, chosen, within
 
@@ -54,8 +55,6 @@ def rope_turns_each_pair_by_its_own_angle(
 
 def _one_pair(stack: Blocks, recipe: Recipe, query: int, key: int, apart: int) -> BlockCall:
     """Token 0 has the key and a value of 1, the last token has the query, and tokens between have keys of zero."""
-    import torch
-
     x_BTD = torch.zeros(1, apart + 1, 8, dtype=torch.float64)
     x_BTD[0, 0, 0] = x_BTD[0, -1, 1] = 1.0
     x_BTD[0, 1:-1, 7] = 1.0
@@ -149,8 +148,6 @@ def far_positions_are_as_precise_as_near_ones(stack: Blocks, length: int, theta:
     bfloat16 equals another token's. A table of angles that was made for 2048 or 4096 tokens begins anew. A stack that
     declares float32 angles must have just those.
     """
-    import torch
-
     oracle = instruments.oracles.attention
     recipe = replace(SMALL, hidden=16, heads=2, kv_groups=1, rope_theta=theta)
     call = call_of(stack, recipe, ((length,),), dtype="float32", backward=False)

@@ -17,6 +17,7 @@ from contracts.law._support.attention_calls import (
     oracle_difference,
     sparse_recipe,
 )
+from contracts.law._support.late import torch
 from contracts.spec import EXACT, BlockRun, Blocks, Element
 
 if TYPE_CHECKING:
@@ -135,8 +136,6 @@ def a_key_that_is_not_selected_counts_for_nothing(stack: Blocks, top_k: int, len
 
     The gradient of such a query with respect to token s is exactly zero.
     """
-    import torch
-
     call = call_of(stack, sparse_recipe(top_k), lengths)
     other_BTD = numerics.tensor(call.x)
     other_BTD[:, s] += instruments.fixtures.normal("a little", tuple(other_BTD[:, s].shape), scale=0.1)

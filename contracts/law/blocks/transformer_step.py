@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
+from contracts.law._support.late import torch
 from contracts.law._support.small_models import BIASED_EXPERTS, GROUPED_EXPERTS, LATENT_EXPERTS, session
 from contracts.law._support.training_run import AHEAD, DENSE, LETTERS, TIED, batch, large_expert_weights, run
 from contracts.spec import FLOAT32_TRANSFORMER, FLOAT64_SCAN, Execution, Recipe, Session, Training, within
@@ -50,8 +51,6 @@ def a_step_of_a_transformer_is_its_definition(stack: Training, recipe: Recipe) -
 
 def _defined(asked: Session) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and its gradient by every weight, in float64."""
-    import torch
-
     oracles, recipe = instruments.oracles, asked.recipe
     weights = {name: each.requires_grad_() for name, each in numerics.tensors(asked.weights, torch.float64).items()}
     given = weights | numerics.tensors(asked.buffers, torch.float64)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from contracts.contract import contract
 from contracts.law._support import saved_states
+from contracts.law._support.late import torch
 from contracts.law._support.saved_states import FAMILIES, folder, load_failure, snapshot_difference, state, target
 from contracts.spec import Checkpointing, Refused
 
@@ -147,8 +148,6 @@ def _payload(form: Form, marker: Path) -> bytes:
     if form == "pickle":
         return pickle.dumps(_Payload(marker))
     import io
-
-    import torch
 
     content = io.BytesIO()
     torch.save({"step": _Payload(marker)}, content)

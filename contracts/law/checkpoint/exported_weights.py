@@ -11,6 +11,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support import saved_states
+from contracts.law._support.late import torch
 from contracts.law._support.saved_states import FAMILIES, folder
 from contracts.law._support.small_models import DENSE, GROUPED_EXPERTS
 from contracts.law._support.training_run import drawn_weights, table
@@ -33,8 +34,6 @@ def an_export_has_the_dtype_that_was_asked_for(stack: Checkpointing, dtype: Elem
     An export that skips the conversion if float32 is asked for leaves bfloat16 as it is, and who reads the files as
     float32 takes two weights for one. A counter of tokens in bfloat16 is off by millions.
     """
-    import torch
-
     held = {name: torch.linspace(-1.7, 1.3, 24).view(4, 6).to(getattr(torch, each)) for name, each in TRAINED.items()}
     counter = torch.tensor([COUNTED, 3])
     got = stack.export_weights(numerics.arrays({**held, "layers.1.mixer.seen": counter}), dtype)
@@ -99,8 +98,6 @@ def _unlike_its_files(found: Export) -> str:
 
 def _other_elements(found: Export, given: Arrays) -> str:
     """How the elements of all files, in any order, differ from those of a model."""
-    import torch
-
     held = [numerics.tensor(each) for tensors in found.files.values() for each in tensors.values()]
     have = torch.cat([each.flatten().double() for each in held]).sort().values
     model = torch.cat([numerics.tensor(each).flatten().double() for each in given.values()])
@@ -181,6 +178,4 @@ def _filled(value: float) -> Array:
 
 
 def _rows(at: int) -> Array:
-    import torch
-
     return numerics.array(torch.stack([torch.full((3, 2), float(k + at)) for k in TWELVE]))

@@ -12,6 +12,7 @@ from itertools import accumulate
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
+from contracts.law._support.late import torch
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_saves import (
     CP2,
@@ -111,8 +112,6 @@ def ranks_resumed_twice_are_uninterrupted(
 
 def _generators(seed: int) -> None:
     """Seed this rank's generators differently from every other rank's."""
-    import torch
-
     own = seed + 1009 * (here().rank + 1)
     random.seed(own)
     torch.manual_seed(own)

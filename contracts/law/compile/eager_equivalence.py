@@ -10,6 +10,7 @@ from typing import Protocol
 
 from contracts.contract import contract
 from contracts.instruments import fixtures, numerics
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import A_LAYER, DENSE, E_LAYER, M_LAYER, PARALLEL, R_LAYER, SMALL, SMALL_DSA
 from contracts.spec import (
     BFLOAT16,
@@ -281,8 +282,6 @@ def _call(
     stack: Stack, recipe: Recipe, layer: int, length: int, *, seed: int = 0, dtype: Element = "float32"
 ) -> BlockCall:
     """Two rows, packed except in `WHOLE_ROWS`: documents of length - 3 and 3, and of 2 and length - 2."""
-    import torch
-
     kind = getattr(torch, dtype)
     weights = fixtures.weights(stack.block_weights(recipe, layer, "nemo_native"), seed=1)
     shape, packed = (2, length, recipe.hidden), recipe not in WHOLE_ROWS

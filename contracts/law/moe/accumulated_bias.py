@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from contracts.contract import contract
 from contracts.instruments import numerics
+from contracts.law._support.late import torch
 from contracts.law._support.small_models import one_rank_and_many, session
 from contracts.law._support.step_comparison import bias_differences
 from contracts.law._support.training_run import DENSE, LETTERS, batch, batches, drawn_weights, run, table
@@ -49,8 +50,6 @@ def the_selection_bias_moves_once_a_step(stack: Training, microbatches: int, rec
     by a part of the counts. A bias that one layer's flag leaves out stays zero forever. A counter in the forward pass
     counts twice where the backward pass runs it again.
     """
-    import torch
-
     weights = drawn_weights(table(stack, BIASED))
     names = sorted(name for name in stack.built(BIASED, "nemo_native").buffers if name.endswith("bias"))
     assert len(names) == 2, f"the routers of layers 1 and 5 have a selection bias; found {names}"
@@ -78,8 +77,6 @@ def the_selection_bias_stays_float32(stack: Training, recipe: Recipe, begin: flo
     A wrapper that casts a model casts its buffers too. In bfloat16 a bias of 1 plus 0.001 is 1: the router never
     balances, and nothing else shows it. A stack may declare that moves are centred.
     """
-    import torch
-
     centred = chosen(stack, "bias-moves") == "centred"
 
     shapes = {name: shape for name, shape in stack.built(recipe, "nemo_native").buffers.items() if "bias" in name}

@@ -9,6 +9,7 @@ from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import PLAIN_SIGMOID, SIGMOID, SOFTMAX, Activation
+from contracts.law._support.late import torch
 from contracts.spec import EXACT, FLOAT64, Blocks, Element, Moe, NotOffered, chosen, within
 
 OVER = ("balance-over",)
@@ -137,8 +138,6 @@ def the_losses_move_the_router_alone(stack: Blocks, moe: Moe, activation: Activa
     """With a zero output gradient, the router and everything below it get the gradients of the auxiliary losses,
     weighted as the recipe says; experts and the shared expert get zero gradients.
     """
-    import torch
-
     call = expert_calls.drawn_call(expert_calls.with_moe(moe, activation), 3, 5)
     call = replace(call, dy=numerics.array(torch.zeros(3, 5, 24, dtype=torch.float64)))
     run = stack.run_block(call)
@@ -167,8 +166,6 @@ def microbatches_do_not_change_the_losses(stack: Blocks, moe: Moe, split: tuple[
     A balance loss computed over a microbatch changes with the micro batch size, and so does what the router learns. A
     stack that declares such a loss is not asked.
     """
-    import torch
-
     if chosen(stack, "balance-over") != "sequence":
         raise NotOffered("declares that its balance loss is over more than a sequence", "case")
 

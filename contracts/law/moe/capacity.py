@@ -18,6 +18,7 @@ from contracts.law._support.expert_calls import (
     gates_of,
     routed_call,
 )
+from contracts.law._support.late import torch
 from contracts.law._support.training_run import LETTERS, batches, drawn_weights, run, table
 from contracts.spec import BFLOAT16, FLOAT64, BlockRun, Blocks, Moe, NotOffered, Training, chosen, within
 
@@ -195,8 +196,6 @@ def rows_of_nobody_change_nothing(stack: Blocks, factor: float, routes: Routes) 
 
 def _foul_free_memory() -> None:
     """Write NaN into blocks that the allocator gives out next: a stack in this process is likely to get one of them."""
-    import torch
-
     fouled = [torch.full((rows, 64), torch.nan, dtype=torch.bfloat16) for rows in range(1, 32) for _ in range(4)]
     del fouled
 

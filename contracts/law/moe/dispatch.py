@@ -20,6 +20,7 @@ from contracts.law._support.expert_calls import (
     gates_of,
     routed_call,
 )
+from contracts.law._support.late import torch
 from contracts.spec import EXACT, FLOAT64, Blocks, Element, Moe, chosen
 
 if TYPE_CHECKING:
@@ -70,8 +71,6 @@ def many_contributions_add_up_in_float32(stack: Blocks, top_k: int) -> None:
     Accumulated in bfloat16, a sum of ones stops at 256, because 257 is not a bfloat16 number. Here k experts, all
     chosen and all alike, contribute 1 each.
     """
-    import torch
-
     moe = Moe(experts=top_k, top_k=top_k, expert_hidden=16, shared_hidden=0, route_scale=float(top_k), aux_loss=0.0)
     ones = torch.ones(top_k, 16, 16)
     weights = {
@@ -101,8 +100,6 @@ def a_large_call_is_its_sequences(stack: Blocks, moe: Moe, length: int) -> None:
     Offsets and places that are counted in too small a number wrap in a large call only. One call as several is also
     what a change of the micro batch does.
     """
-    import torch
-
     call = expert_calls.drawn_call(replace(expert_calls.with_moe(moe, "swiglu"), hidden=8), 3, length)
     x_BTD, dy_BTD = numerics.tensor(call.x), numerics.tensor(call.dy)  # type: ignore[arg-type]  # a drawn call has one
     whole = stack.run_block(call)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import training_run
+from contracts.law._support.late import torch
 from contracts.law._support.multi_rank_run import (
     BIASED,
     SPREAD,
@@ -160,8 +161,6 @@ def every_token_comes_back_where_ranks_are_idle(
 
 def _labelled(recipe: Recipe) -> Tokens:
     """A batch in which no token occurs twice: 64 of a vocabulary of 67, shuffled."""
-    import torch
-
     (given,) = batches(1, recipe)
     tokens_BT = (5 + 7 * torch.arange(64)) % 67
     return replace(given, tokens=instruments.numerics.array(tokens_BT.view(4, 16)))

@@ -19,6 +19,7 @@ from contracts.law._support.expert_calls import (
     Routes,
     routed_call,
 )
+from contracts.law._support.late import torch
 from contracts.spec import EXACT, Biased, Blocks, Element, Moe, chosen
 
 DRAWN: dict[str, tuple[Any, ...]] = {  # moe, activation, rows, tokens, dtype, factor on w1, biases
@@ -74,8 +75,6 @@ EMPTY = {
 @contract("MOE-02c", asks="run_block", cases=EMPTY, source="F21; torch issue 192497")
 def no_token_is_no_error(stack: Blocks, moe: Moe, activation: Activation) -> None:
     """A call without tokens gives an empty output, zero losses, and a zero gradient for every weight."""
-    import torch
-
     call = expert_calls.drawn_call(expert_calls.with_moe(moe, activation), 2, 0)
     run = stack.run_block(call)
     assert run.y.shape == (2, 0, 24), f"y of (2, 0, 24) has shape {run.y.shape}"

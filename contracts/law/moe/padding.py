@@ -10,6 +10,7 @@ from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import PLAIN_SIGMOID, SIGMOID, SOFTMAX
+from contracts.law._support.late import torch
 from contracts.spec import FLOAT64, Array, BlockCall, Blocks, Moe, chosen
 
 LENGTH = 7
@@ -33,8 +34,6 @@ def padding_counts_in_no_loss_of_a_router(stack: Blocks, loss: str, moe: Moe, le
     Padding is the same token over and over: it crowds the same experts, and a router that counts it learns to send
     text elsewhere. The expected losses equal those of the rows without padding.
     """
-    import torch
-
     name = "mixer.router.weight"
     call = expert_calls.drawn_call(expert_calls.with_moe(moe), len(lengths), LENGTH)
     x_BTD = numerics.tensor(call.x)
@@ -117,8 +116,6 @@ def documents_change_nothing_about_padding(stack: Blocks, moe: Moe, lengths: tup
     Both say which positions belong together, and where one mask is made of the other, or stands in for it, padding
     becomes the last document.
     """
-    import torch
-
     call = expert_calls.drawn_call(expert_calls.with_moe(moe), len(lengths), LENGTH)
     call = replace(call, padding=_padding(lengths))
     documents_BT = (torch.arange(LENGTH) >= 2).long().expand(len(lengths), -1)
@@ -132,13 +129,9 @@ def documents_change_nothing_about_padding(stack: Blocks, moe: Moe, lengths: tup
 
 def _silent(call: BlockCall) -> BlockCall:
     """The call with an output gradient of zero."""
-    import torch
-
     return replace(call, dy=numerics.array(torch.zeros_like(numerics.tensor(call.x))))
 
 
 def _padding(lengths: tuple[int, ...]) -> Array:
     """(B, T), true after the tokens of each row."""
-    import torch
-
     return numerics.array(torch.arange(LENGTH) >= torch.tensor(lengths)[:, None])

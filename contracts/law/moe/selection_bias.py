@@ -11,6 +11,7 @@ from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import SIGMOID
+from contracts.law._support.late import torch
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import borrowed, own_axis
 from contracts.spec import Arrays, Built, Execution, Recipe, Session, Shape, Tokens, Training, chosen, within
@@ -145,8 +146,6 @@ def _moved_otherwise(
 
 def _routing_by_token(built: Built) -> Arrays:
     """Weights of a model of one E block in which token v goes to experts v and v + 1."""
-    import torch
-
     shapes = {row.name: Shape(dtype="float64", shape=row.shape) for row in built.parameters}
     weights = instruments.fixtures.weights(shapes)
     for row in built.parameters:
@@ -163,8 +162,6 @@ def _routing_by_token(built: Built) -> Arrays:
 
 def _tokens(counts: Sequence[int]) -> Tensor:
     """Token v as often as `counts` says, in order: each of two rows has another load than both together."""
-    import torch
-
     return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
 
 
@@ -179,6 +176,4 @@ def _batch(tokens_BT: Tensor) -> Tokens:
 
 
 def _float64(values: object) -> Tensor:
-    import torch
-
     return torch.tensor(values, dtype=torch.float64)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import SMALL_DSA
 from contracts.law._support.training_run import (
     AHEAD,
@@ -144,8 +145,6 @@ def after_muon(
 
     If a stack declares so, what several projections make of one input lies in one matrix.
     """
-    import torch
-
     among = beside(name, weights) if chosen(stack, "muon-projections") == "stacked" else [name]
     weight, *given = (torch.cat([held[each] for each in among], dim=-2) for held in (weights, *gradients))
     after = instruments.oracles.optimizers.muon(weight, given, rates, decay=decay, half=half)
@@ -162,8 +161,6 @@ def beside(name: str, names: Collection[str]) -> list[str]:
 
 def _rules(stack: object, name: str, moved: Tensor, gradients: Mapping[str, Tensor], step: Step) -> list[str]:
     """The rules that explain a first step without decay."""
-    import torch
-
     clipped = {each: gradient * step.clip_coef for each, gradient in gradients.items()}
     none = {each: torch.zeros_like(gradient) for each, gradient in clipped.items()}
     adamw = instruments.oracles.optimizers.adamw

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from contracts.contract import contract
 from contracts.instruments import numerics
+from contracts.law._support.late import torch
 from contracts.law._support.small_models import (
     BIASED_EXPERTS,
     HALF_EXPERTS,
@@ -54,8 +55,6 @@ def the_table_of_a_transformer_says_how_it_moves(
 
     An expert that is in no parameter group does not move, and the loss falls just as well.
     """
-    import torch
-
     rows = {row.name: row for row in stack.built(recipe, "nemo_native").parameters}
     asked = session(stack, recipe, execution, 1, "gradients", "weights")
     (step,) = stack.train(asked).steps

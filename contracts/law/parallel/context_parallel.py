@@ -12,6 +12,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.law._support.context_parallel import HALVES, QUARTERS, THIRDS
+from contracts.law._support.late import torch
 from contracts.law._support.layouts import in_a_layout_of, numbers_in
 from contracts.law._support.multi_rank_run import BIASED, SPREAD, borrowed, one_rank_and_many, with_rungs
 from contracts.law._support.recipes import SMALL_MLA
@@ -227,8 +228,6 @@ def _one_document_counts() -> tuple[Tokens, list[bool | None]]:
 
     None for a document's last token, which has no label.
     """
-    import torch
-
     lengths = ((8, 8), (7, 9), (9, 7), (1, 5, 10))
     documents_BT = instruments.fixtures.documents(lengths)
     tokens_BT = torch.arange(64).view(4, 16)

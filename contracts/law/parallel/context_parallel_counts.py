@@ -9,6 +9,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.context_parallel import HALVES
+from contracts.law._support.late import torch
 from contracts.law._support.multi_rank_run import SPREAD, borrowed, one_rank_and_many, with_rungs
 from contracts.law._support.step_comparison import gradient_differences, label_difference, loss_difference
 from contracts.law._support.training_run import Rows, batch
@@ -44,8 +45,6 @@ def labels_at_the_borders_of_ranks_count(stack: Training, recipe: Recipe, execut
 
 def _borders(runs: int) -> Tokens:
     """Rows of one document, with labels for two tokens before and two after each border between `runs` ranks."""
-    import torch
-
     given = batch("context borders", AHEAD.vocab, (((16,), 0),) * 4)
     tokens_BT = instruments.numerics.tensor(given.tokens)
     labels_BT = torch.full_like(tokens_BT, -100)

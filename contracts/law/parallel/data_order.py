@@ -13,6 +13,7 @@ from pathlib import Path
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.answers import refusal_of
+from contracts.law._support.late import torch
 from contracts.law._support.training_run import LETTERS, SEEDS
 from contracts.spec import EXACT, Array, Batch, Data, Execution, Recipe, Session, Tokens, Training, chosen
 
@@ -248,8 +249,6 @@ def a_step_trains_on_the_sequences_it_says(stack: Training, microbatches: int, e
 
 
 def _joined(rows: list[Tokens]) -> Tokens:
-    import torch
-
     def join(name: str) -> Array:
         return instruments.numerics.array(torch.cat([instruments.numerics.tensor(getattr(row, name)) for row in rows]))
 

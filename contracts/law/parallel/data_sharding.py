@@ -6,6 +6,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.answers import refusal_of
+from contracts.law._support.late import torch
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, one_rank_and_many, own_axis
 from contracts.law._support.saved_states import shared_folder
 from contracts.law._support.step_comparison import gradient_differences, label_difference, loss_difference
@@ -38,8 +39,6 @@ def labels_at_the_edges_of_a_run_count(stack: Training, recipe: Recipe, executio
 
 def _edges(cuts: int) -> Tokens:
     """The batch with labels only for the last two tokens before each cut, in rows of one document."""
-    import torch
-
     (given,) = batches(1)
     tokens_BT = instruments.numerics.tensor(given.tokens)
     labels_BT = torch.full_like(tokens_BT, -100)

@@ -10,6 +10,7 @@ from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support import multi_rank_run
 from contracts.law._support.answers import refusal_of
+from contracts.law._support.late import torch
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, borrowed, own_axis
 from contracts.law._support.training_run import LETTERS, batch, drawn_weights, table
@@ -116,8 +117,6 @@ def a_run_leaves_torch_as_it_found_it(stack: Training, recipe: Recipe, precision
 
 
 def _of_the_process() -> dict[str, Any]:
-    import torch
-
     return {
         "the default dtype": torch.get_default_dtype(), "the default device": torch.get_default_device(),
         "the gradient mode": torch.is_grad_enabled(),
@@ -127,8 +126,6 @@ def _of_the_process() -> dict[str, Any]:
 @contextmanager
 def _process_restored() -> Iterator[None]:
     """Whatever is asked within, the next check finds torch as this one did."""
-    import torch
-
     dtype, device, mode = _of_the_process().values()
     try:
         yield
@@ -222,8 +219,6 @@ def _said_otherwise(plain: Session, relation: Relation, rows: tuple[Parameter, .
 
 
 def _rewritten(given: Tokens, relation: Relation) -> Tokens:
-    import torch
-
     if relation == "rows in another order":
         documents = None if given.documents is None else _turned(given.documents)
         return Tokens(tokens=_turned(given.tokens), labels=_turned(given.labels), documents=documents)
@@ -242,8 +237,6 @@ def _turned(value: Array) -> Array:
 @contextmanager
 def _memory_of_nan(wanted: bool) -> Iterator[None]:
     """torch fills fresh memory with NaN while it is asked for deterministic algorithms."""
-    import torch
-
     if not wanted:
         yield
         return

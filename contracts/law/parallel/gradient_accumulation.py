@@ -6,6 +6,7 @@ from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support import model_passes
 from contracts.law._support.label_weights import label_shares
+from contracts.law._support.late import torch
 from contracts.law._support.model_passes import EVERYTHING, WHOLE
 from contracts.law._support.recipes import SMALL_MLA
 from contracts.law._support.training_run import (
@@ -129,8 +130,6 @@ def a_label_weighs_the_same_in_every_sequence(stack: Training, recipe: Recipe, m
     Five runs over one sequence each give the expected values. Positions without a label count nowhere. Of a stack that
     declares the mean of its microbatches' means, a sequence weighs by its share of the labels of its microbatch.
     """
-    import torch
-
     weights, given = drawn_weights(table(stack, recipe)), batch("weigh", recipe=recipe)
     (whole,) = run(stack, recipe, (given,), "gradients", weights=weights, microbatches=microbatches).steps
     alone = [run(stack, recipe, (_row(given, row),), "gradients", weights=weights).steps[0] for row in range(5)]

@@ -12,6 +12,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import training_run
 from contracts.law._support.answers import refusal_of
+from contracts.law._support.late import torch
 from contracts.law._support.model_passes import EVERYTHING, WHOLE, batch, one_pass
 from contracts.law._support.recipes import DENSE, SMALL, SMALL_DSA, SMALL_MLA
 from contracts.law._support.training_run import LETTERS, SEEDS, TIED
@@ -60,8 +61,6 @@ def the_seed_decides_the_initial_weights(stack: Training, recipe: Recipe, mode: 
 
     Ranks build their parts in different orders and draw other random numbers in between.
     """
-    import torch
-
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(3)
         before = stack.initial(recipe, mode)
@@ -88,8 +87,6 @@ def no_two_tensors_start_alike(stack: Training, recipe: Recipe, mode: Mode) -> N
     Experts that start alike get the same gradients and stay one expert. Pipeline chunks that restart the generator give
     pairs of identical layers.
     """
-    import torch
-
     experts = {row.name for row in stack.built(recipe, mode).parameters if row.role == "expert"}
     pieces: dict[str, Tensor] = {}
     for name, each in _drawn_tensors(stack, recipe, mode).items():
@@ -182,8 +179,6 @@ def recurrences_start_with_memory(
 
     With a lower bound of 1e-6 some heads never forget; in bfloat16 several heads collapse to the same value.
     """
-    import torch
-
     found = {name: each for name, each in _initial(stack, recipe, mode).items() if name.rsplit(".", 1)[-1] == vector}
     assert found, f"no tensor is called {vector}"
     for name, each in found.items():
@@ -217,8 +212,6 @@ def what_is_not_drawn_starts_plain(
     None of it shows in the first loss. With D at 0 a block passes nothing of a token on but what its state holds, and
     with a W that is drawn like a matrix a state keeps nothing of the token before.
     """
-    import torch
-
     every = _initial(stack, recipe, mode)
     found = {name: each for name, each in every.items() if name.rsplit(".", 1)[-1] in names and ".conv" not in name}
     assert found, f"no tensor is called {' or '.join(names)}"

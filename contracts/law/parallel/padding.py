@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.label_weights import WINDOW, label_shares
+from contracts.law._support.late import torch
 from contracts.law._support.small_models import DENSE as DENSE_LAYERS
 from contracts.law._support.small_models import Cell, cell, loss_difference, session
 from contracts.law._support.step_comparison import gradient_differences, on_one_rank_and_many
@@ -57,8 +58,6 @@ def padding_changes_no_loss_and_no_gradient(
     A mean over positions makes the loss smaller the more a batch is padded. A row, or a microbatch, of only padding
     adds nothing, and no mean of it divides 0 by 0.
     """
-    import torch
-
     pad = recipe.vocab - 1
     weights = drawn_weights(table(stack, recipe))
     rows = [_row(recipe, number, length) for number, length in enumerate(lengths)]

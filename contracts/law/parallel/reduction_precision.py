@@ -9,6 +9,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.instruments.ranks import here
+from contracts.law._support.late import torch
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, own_axis, with_rungs
 from contracts.law._support.small_models import DENSE, GROUPED_EXPERTS, IN_HALVES, cell, session
@@ -162,8 +163,6 @@ def what_ranks_hold_alike_is_summed_in_float32(
 
 def _of_bits(grad: Tensor, bits: int) -> int:
     """How many elements have a mantissa of so few bits, whatever power of two they were multiplied by."""
-    import torch
-
     mantissa = torch.frexp(grad).mantissa * 2**bits
     return int((mantissa == mantissa.round()).sum())
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.law._support.late import torch
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, borrowed, own_axis
 from contracts.law._support.step_comparison import (
@@ -73,8 +74,6 @@ def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, .
     Document bounds and positions cached from the first microbatch are wrong for shorter ones. If a stack declares
     the mean of microbatches' means, or a balance loss over a microbatch, each microbatch weighs the same in it.
     """
-    import torch
-
     if chosen(stack, "balance-over") == "global-batch":
         raise NotOffered("declares a balance loss that no microbatch has by itself", "case")
     alike = (1,) * len(LABELS)

@@ -7,6 +7,7 @@ from contracts import instruments
 from contracts.contract import contract, untested
 from contracts.instruments import numerics
 from contracts.law._support.fp8_calls import DENSE, FP8, call_of, with_scaling
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import E_LAYER
 from contracts.spec import (
     EXACT,
@@ -34,8 +35,6 @@ def a_pass_records_what_it_met_and_moves_no_scale(stack: Blocks, recipe: Recipe,
     With `again`, the history already holds a larger amax, so row 0 stays. Scales stay until the end of the step: a step
     with several microbatches, or with recomputation, has the same scales in all of its passes.
     """
-    import torch
-
     call = call_of(stack, with_scaling(recipe, "delayed"), E_LAYER)
     rings = {name: numerics.tensor(each) for name, each in call.weights.items() if name.endswith("amax_history")}
     for ring in rings.values():
@@ -86,8 +85,6 @@ def a_ring_moves_once_a_step(stack: Training, recipe: Recipe, execution: Executi
 
     Scale times the largest amax is the largest number of the format: 448 for inputs and weights, 57344 for gradients.
     """
-    import torch
-
     steps = stack.train(Session(recipe=recipe, steps=3, execution=execution, observe=frozenset({"buffers"}))).steps
     names = [name for name in steps[0].buffers if name.endswith("amax_history")]
     assert names, "delayed scaling has no amax_history among the buffers of the model"
@@ -122,8 +119,6 @@ def a_full_ring_forgets_its_oldest_row(stack: Training, recipe: Recipe) -> None:
     A ring is full after as many steps as it has rows. Before that a row that comes around is empty, whether it is
     cleared or not.
     """
-    import torch
-
     asked = Session(recipe=recipe, steps=1, observe=frozenset({"buffers"}))
     held = numerics.tensors(stack.train(asked).steps[0].buffers)
     names = [name for name in held if name.endswith("amax_history")]

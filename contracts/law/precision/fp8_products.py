@@ -8,6 +8,7 @@ from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support.answers import refusal_of
 from contracts.law._support.fp8_calls import DENSE, FP8, LATENT, call_of, with_scaling
+from contracts.law._support.late import torch
 from contracts.law._support.recipes import E_LAYER
 from contracts.spec import (
     FLOAT32,
@@ -68,8 +69,6 @@ def each_expert_is_quantised_by_itself(stack: Blocks, recipe: Recipe, rows: tupl
 
 def _differs(stack: Blocks, call: BlockCall, tolerance: Tolerance) -> str:
     """The differences of an E block from its definition in FP8, outputs first."""
-    import torch
-
     oracle = instruments.oracles.low_precision
     run = stack.run_block(call)
     weights = {name: each.requires_grad_() for name, each in numerics.tensors(call.weights, torch.float64).items()}

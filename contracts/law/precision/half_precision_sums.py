@@ -7,6 +7,7 @@ from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support.fp8_calls import FP8, with_scaling
 from contracts.law._support.label_weights import WINDOW
+from contracts.law._support.late import torch
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import own_axis
 from contracts.law._support.step_comparison import loss_difference, on_one_rank
@@ -42,8 +43,6 @@ def gradients_of_microbatches_are_added_in_float32(stack: Training, recipe: Reci
     microbatches stands still once it is 256 times as large as the next one; in float16 it overflows. Scales of FP8 that
     are kept from the first microbatch give the later ones other gradients.
     """
-    import torch
-
     held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
     for row in stack.built(recipe, "nemo_native").parameters:
         if row.role == "head" and recipe.dtype == "fp16":

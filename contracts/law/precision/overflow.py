@@ -11,6 +11,7 @@ from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered
+from contracts.law._support.late import torch
 from contracts.law._support.saved_states import folder
 from contracts.law._support.small_models import DENSE, Cell, cell, session
 from contracts.law._support.training_run import batch, large_expert_weights
@@ -27,8 +28,6 @@ STEPS, SAVED = 2003, 1990
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     """Two thousand steps of some numbers each: a second thread only waits, for minutes on a busy machine."""
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

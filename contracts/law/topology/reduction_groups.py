@@ -8,6 +8,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments.ranks import here
+from contracts.law._support.late import torch
 from contracts.law._support.layouts import in_a_layout_of, layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, own_axis, with_rungs
 from contracts.law._support.training_run import large_expert_weights
@@ -164,8 +165,6 @@ def a_sum_over_tensor_parallel_ranks_has_all_of_them(
     A collective wants one order of memory. What copies the tensor into it, sums the copy and returns the tensor returns
     each rank's own part: activations differ from rank to rank, and nothing fails.
     """
-    import torch
-
     parts = {rank: torch.arange(35, dtype=torch.float32).view(5, 7) * (rank + 1) + rank for rank in range(world)}
     mine = next(group for group in groups if here().rank in group)
     given = instruments.numerics.array(parts[here().rank])
