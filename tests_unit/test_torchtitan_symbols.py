@@ -1,23 +1,24 @@
 """Symbols of torchtitan that moved: either form is found, and folded rows stay apart."""
 
 import dataclasses
-import importlib.util
 import sys
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
-pytestmark = [
-    pytest.mark.unit,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="rows are tensors"),
-]
+torch = pytest.importorskip("torch", reason="rows are tensors")
+
+from torch import Tensor, nn  # noqa: E402
+
+from contracts.spec import NotOffered  # noqa: E402
+from contracts.stacks.torchtitan import layer_symbols, symbols  # noqa: E402
+
+pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize("name", ["max_seq_len", "max_context_length", "none of both"])
 def test_the_rope_tables_length_is_passed_under_its_old_or_new_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from contracts.stacks.torchtitan import layer_symbols
-
     monkeypatch.setattr(layer_symbols, "since_july", lambda: True)
     fields = [("dim", int), *([(name, int)] if " " not in name else []), ("theta", float)]
     kind = SimpleNamespace(Config=dataclasses.make_dataclass("Config", fields))
@@ -34,11 +35,6 @@ def test_the_rope_tables_length_is_passed_under_its_old_or_new_name(name: str, m
 def test_the_rope_of_up_to_june_is_the_models_and_an_attention_gets_its_table(
     pairs: bool, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-    from torch import Tensor, nn
-
-    from contracts.stacks.torchtitan import layer_symbols, symbols
-
     _modules(monkeypatch, models_common_rope=SimpleNamespace(RoPE=SimpleNamespace(Config=dict)))
     attention, model = layer_symbols.rope(dim=8, length=32, theta=10.0, pairs=pairs)
     assert attention == {"rope_backend": backend}
@@ -58,10 +54,6 @@ def test_a_token_reads_only_its_own_row_in_folded_and_unfolded_batches(
     folded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each token becomes the sum of its own row up to it, times its position, whichever shape the layers take."""
-    import torch
-    from torch import Tensor, nn
-
-    from contracts.stacks.torchtitan import symbols
 
     def summed(q_BLNH: Tensor, k_BLNH: Tensor, v_BLNH: Tensor) -> Tensor:
         return v_BLNH.cumsum(1)
@@ -88,8 +80,6 @@ def _configs(monkeypatch: pytest.MonkeyPatch, **kinds: list[str]) -> None:
 
 
 def test_the_batch_size_is_passed_in_rows_or_in_tokens_as_the_version_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    from contracts.stacks.torchtitan import symbols
-
     _configs(monkeypatch, TrainingConfig=["seq_len"], ParallelismConfig=["pipeline_parallel_microbatch_size"])
     monkeypatch.setattr(symbols, "since_july", lambda: True)
     told = symbols.batch_sizes(rows=2, whole=4, total=8, length=15, tp=2)
@@ -103,10 +93,6 @@ def test_the_batch_size_is_passed_in_rows_or_in_tokens_as_the_version_wants(monk
 
 
 def test_a_folded_batch_has_the_place_of_each_token_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from contracts.stacks.torchtitan import symbols
-
     tokens_BT, labels_BT = torch.arange(6).view(2, 3), torch.arange(6, 12).view(2, 3)
     monkeypatch.setattr(symbols, "folded", lambda: True)
     given, labels_N = symbols.batch_of(tokens_BT, labels_BT)
@@ -118,7 +104,6 @@ def test_a_folded_batch_has_the_place_of_each_token_in_its_row(monkeypatch: pyte
 
 def _modules(monkeypatch: pytest.MonkeyPatch, **held: SimpleNamespace) -> None:
     """Modules of torchtitan by their last names; none of the others can be imported."""
-    from contracts.stacks.torchtitan import layer_symbols, symbols
 
     def found(name: str) -> SimpleNamespace:
         if name not in held:
@@ -133,8 +118,6 @@ def _modules(monkeypatch: pytest.MonkeyPatch, **held: SimpleNamespace) -> None:
 def test_the_checkpoint_manager_and_schedules_are_found_at_their_old_or_new_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from contracts.stacks.torchtitan import symbols
-
     older, newer = (SimpleNamespace(CheckpointManager=age, LRSchedulersContainer=age) for age in ("older", "newer"))
     _modules(
         monkeypatch, components_checkpoint=older, components_lr_scheduler=older, components_optimizer=SimpleNamespace()
@@ -148,8 +131,6 @@ def test_the_checkpoint_manager_and_schedules_are_found_at_their_old_or_new_path
 def test_the_dtensor_backend_is_passed_under_its_old_or_new_name(
     own: str, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from contracts.stacks.torchtitan import symbols
-
     fields = [("spmd_backend", Literal[own, "spmd_types"])] if own else []  # type: ignore[valid-type]
     kind = dataclasses.make_dataclass("ParallelismConfig", fields)
     for name in ("torchtitan", "torchtitan.config", "torchtitan.config.configs"):
@@ -160,10 +141,6 @@ def test_the_dtensor_backend_is_passed_under_its_old_or_new_name(
 def test_experts_and_their_grouped_products_are_found_at_their_old_or_new_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import torch
-
-    from contracts.stacks.torchtitan import layer_symbols
-
     class Older:
         def _experts_forward(self) -> None: ...
         def forward(self) -> None: ...
@@ -198,8 +175,6 @@ def test_experts_and_their_grouped_products_are_found_at_their_old_or_new_place(
 
 @pytest.mark.parametrize("newest", [True, False])
 def test_tensors_have_the_names_of_their_version(newest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from contracts.stacks.torchtitan import layer_symbols
-
     class Router:
         def forward(self, x: Any, expert_bias_E: Any) -> None: ...
 
@@ -227,9 +202,6 @@ def test_tensors_have_the_names_of_their_version(newest: bool, monkeypatch: pyte
 
 
 def test_adamw_has_groups_of_its_own_or_multiples_or_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from contracts.spec import NotOffered
-    from contracts.stacks.torchtitan import symbols
-
     common = {"lr": 0.5, "betas": (0.9, 0.99), "eps": 1e-8}
     flat = {"name": "AdamW", "lr": 0.5, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.2}
     groups = [("norm", 0.0, 1.0), ("head", 0.2, 3.0), (".*", 0.2, 1.0)]
@@ -251,8 +223,6 @@ def test_adamw_has_groups_of_its_own_or_multiples_or_one(monkeypatch: pytest.Mon
 
 
 def test_latent_attention_gets_initializations_only_if_the_version_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from contracts.stacks.torchtitan import layer_symbols
-
     def of_june(*, dim: int) -> dict[str, int]:
         return {"dim": dim}
 
@@ -270,8 +240,6 @@ def test_latent_attention_gets_initializations_only_if_the_version_takes_them(mo
 
 
 def test_the_signature_of_a_trainers_step_shows_whether_it_counts_labels() -> None:
-    from contracts.stacks.torchtitan import symbols
-
     class Counts:
         def forward_backward_step(self, *, input_dict: Any, labels: Any, global_valid_tokens: Any) -> None: ...
 
@@ -286,9 +254,6 @@ def test_the_signature_of_a_trainers_step_shows_whether_it_counts_labels() -> No
 
 
 def test_an_option_that_a_version_lacks_is_left_out_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from contracts.spec import NotOffered
-    from contracts.stacks.torchtitan import layer_symbols, symbols
-
     ties = SimpleNamespace(Config=dataclasses.make_dataclass("Config", ["enable_weight_tying"]))
     never = SimpleNamespace(__name__="DeepSeekV3Model", Config=dataclasses.make_dataclass("Config", ["dim"]))
     assert layer_symbols.tied(ties, False) == {"enable_weight_tying": False}
@@ -308,8 +273,6 @@ def test_an_option_that_a_version_lacks_is_left_out_or_refused(monkeypatch: pyte
 def test_blocks_are_compiled_by_the_function_of_their_version_and_get_what_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from contracts.stacks.torchtitan import symbols
-
     seen: list[tuple[Any, ...]] = []
     dims = SimpleNamespace(ep_enabled=True)
 
