@@ -117,13 +117,13 @@ def axes(values: Iterable[object]) -> set[str]:
     return found
 
 
-def table() -> dict[str, dict[str, Argued]]:
-    """Stack → contract → why it need not catch it."""
+def table(ranks: int = 1) -> dict[str, dict[str, Argued]]:
+    """Stack → contract → why it need not catch it on so many ranks."""
     rows = tomllib.loads(ARGUED.read_text(encoding="utf-8"))["argued"]
     return {
         stack: {
             id: Argued(because=row["because"], witness=row.get("witness", ""))
-            for row in rows if stack in row["stacks"] for id in row["contracts"]
+            for row in rows if stack in row["stacks"] and ranks in row.get("ranks", [ranks]) for id in row["contracts"]
         }
         for stack in (*STILL, SPREAD)
     }  # fmt: skip
@@ -135,13 +135,13 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="ID,ID", help="beginnings of ids")
     given = parser.parse_args()
     read_checks()
-    ranks, argued, red = given.ranks, table(), 0
+    ranks, argued, red = given.ranks, table(given.ranks), 0
     asked = list(about_training(ranks, tuple(filter(None, given.only.split(",")))))
     for stack in STILL if ranks == 1 else (SPREAD,):
         if ranks == 1:
             outcomes = alone(stack, asked)
         else:
-            witnesses = sorted({each.witness for each in argued[stack].values()})
+            witnesses = sorted({each.witness for each in argued[stack].values()} - {""})
             beside = [each for id in witnesses for each in fitting(id, ranks)]
             outcomes = by_ranks(stack, dict.fromkeys((*asked, *beside)), ranks)
         found = findings(stack, outcomes, argued[stack]) + unwitnessed(stack, outcomes, argued[stack], ranks)

@@ -36,6 +36,7 @@ SHARED: dict[str, tuple[Recipe, Execution, int, float, float]] = {  # the last t
     "pp2": (*cell(HALVES, 2, pp=2, microbatches=4), HALF, HALF),
     "interleaved": (*cell(QUARTERS, 2, pp=2, microbatches=4, interleaved=True), HALF, HALF),
     "pp2-beside-dp2": (*cell(HALVES, 4, pp=2, microbatches=2), QUARTER, HALF),
+    "interleaved-beside-dp2": (*cell(QUARTERS, 4, pp=2, microbatches=2, interleaved=True), QUARTER, HALF),
 }
 
 
