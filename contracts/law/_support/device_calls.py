@@ -5,19 +5,13 @@ first elements of a token decide its experts, with gaps that survive rounding to
 that half a unit in the last place would send one token in twenty to other experts, and no comparison would hold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from contracts.instruments import fixtures, numerics
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import A_LAYER, E_LAYER, M_LAYER, R_LAYER, SMALL
 from contracts.spec import BlockCall, Blocks, Element, Mamba, Mode, Moe, Recipe
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 WIDE = replace(
     SMALL, name="wide", hidden=64, ffn_hidden=72, mamba=Mamba(heads=6, head_dim=16, state=16, groups=3),

@@ -1,12 +1,9 @@
 """Steps whose tokens have gradients that only their dropout masks tell apart."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts.instruments import numerics
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.model_passes import needs_canonical_names
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.training_run import Rows, batches, drawn_weights, seed_generators, table
@@ -23,9 +20,6 @@ from contracts.spec import (
     Training,
     within,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DROPPED = replace(
     SMALL, name="dropped", pattern="E", depth=2, moe=None, dropout=0.4, vocab=64, seq_length=8,

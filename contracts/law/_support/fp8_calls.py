@@ -1,18 +1,12 @@
 """Recipes in FP8, and calls through their blocks. Widths are multiples of 32, but not of 128."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts.instruments import fixtures, numerics
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import SMALL
 from contracts.spec import BlockCall, Blocks, Dsa, Element, Fp8, Mamba, Mla, Mode, Moe, Mtp, Recipe, Shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FP8 = replace(
     SMALL, name="small-fp8", dtype="bf16", fp8=Fp8(), hidden=64, ffn_hidden=160, heads=4, kv_groups=2,

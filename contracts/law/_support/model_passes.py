@@ -1,13 +1,10 @@
 """Passes through whole models: recipes, drawn weights, packed batches, and one call for one pass."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.instruments import numerics
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import SMALL
 from contracts.spec import (
     FLOAT64,
@@ -28,9 +25,6 @@ from contracts.spec import (
     within,
 )
 from contracts.spec.ladder import rung_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 WHOLE = replace(SMALL, pattern="AEMR", depth=6)
 """A E M R A E: every family, and a depth that the pattern's length does not divide."""

@@ -4,14 +4,12 @@ A case is a `ScanCase`: the lengths of the documents in each row, whether there 
 recipe, and weights that are set instead of drawn. Everything else is drawn from names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from contracts.instruments import fixtures, numerics
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import A_LAYER, M_LAYER, PARALLEL, R_LAYER, SMALL
 from contracts.spec import (
     FLOAT32_SCAN,
@@ -25,9 +23,6 @@ from contracts.spec import (
     Shape,
     Tolerance,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Lengths = tuple[tuple[int, ...], ...]
 WHOLE: Lengths = ((37,), (37,))

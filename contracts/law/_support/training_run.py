@@ -1,16 +1,13 @@
 """What the checks on training share: a small model with every letter, batches of unequal rows, a run."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import SMALL
 from contracts.spec import (
     Array,
@@ -35,9 +32,6 @@ from contracts.spec import (
     element_bytes,
 )
 from contracts.spec.ladder import rung_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LETTERS = replace(
     SMALL,

@@ -3,22 +3,17 @@
 Two rows, three heads of four keys by five values; keys are about one long, so that the state does not grow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import fixtures, numerics
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.scan_calls import PACKED, Lengths
 from contracts.spec import BFLOAT16, FLOAT32_SCAN, FLOAT64, FLOAT64_SCAN, Element
 from contracts.spec.delta_rule import DeltaCall, DeltaRule, DeltaRun
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 HEADS, KEYS, VALUES = 3, 4, 5
 GIVEN = ("q", "k", "v", "g", "beta")

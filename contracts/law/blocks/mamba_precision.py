@@ -2,18 +2,15 @@
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import scan_calls
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import M_LAYER, SMALL
 from contracts.law._support.scan_calls import ScanCase, drawn_inputs
 from contracts.spec import FLOAT32_SCAN, Blocks, Mamba
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 THREE_GROUPS = replace(SMALL, name="three-groups", mamba=Mamba(heads=6, head_dim=4, state=8, groups=3))
 

@@ -6,16 +6,14 @@ is not zero. The zeros are exact on every device, so one element reveals a kerne
 a tile too far.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support.device_calls import BlockCase, call_of, cases_on
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.spec import (
     FLOAT32_SCAN,
     HALF_GRADIENT,
@@ -31,9 +29,6 @@ from contracts.spec import (
     Unreachable,
     Wish,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 HOST, GPU = cases_on("cpu"), cases_on("cuda")
 
@@ -76,7 +71,7 @@ def held_to_its_definition(call: BlockCall, run: BlockRun, asked: BlockCase) -> 
     assert not words, words
 
 
-def defined(call: BlockCall, stored: torch.dtype | None = None) -> dict[str, Tensor]:
+def defined(call: BlockCall, stored: "torch.dtype | None" = None) -> dict[str, Tensor]:
     """`y` and the gradients of <y, dy> by name, from the oracle in float64, its products kept in dtype `stored`."""
     import contextlib
 

@@ -1,9 +1,6 @@
 """DSA: an indexer chooses k keys for each query, and the query attends only to those."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
@@ -17,11 +14,8 @@ from contracts.law._support.attention_calls import (
     oracle_difference,
     sparse_recipe,
 )
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.spec import EXACT, BlockRun, Blocks, Element
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ASKS = ("block_weights", "run_block")
 

@@ -4,22 +4,16 @@ The oracle chains the blocks of `instruments.oracles` in float64, one token at a
 The contracts on transformers over many ranks compare with one rank; this one ties one rank to the definition.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.small_models import BIASED_EXPERTS, GROUPED_EXPERTS, LATENT_EXPERTS, session
 from contracts.law._support.training_run import AHEAD, DENSE, LETTERS, TIED, batch, large_expert_weights, run
 from contracts.spec import FLOAT32_TRANSFORMER, FLOAT64_SCAN, Execution, Recipe, Session, Training, within
 from contracts.spec.violations import require_none
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 BOTH: dict[str, tuple[Recipe]] = {
     "grouped": (replace(GROUPED_EXPERTS, depth=2),),

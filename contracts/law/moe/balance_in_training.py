@@ -1,10 +1,10 @@
 """The gradients that a step gives a router for its balance loss and its z loss, whatever the balance loss is over."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
+from contracts.law._support.late import Tensor
 from contracts.law._support.small_models import LOSS, Cell, cell, one_rank_and_many
 from contracts.law._support.step_comparison import gradient_differences
 from contracts.law._support.step_comparison import loss_difference as losses_off
@@ -12,9 +12,6 @@ from contracts.law._support.training_run import LETTERS, Rows, batch, large_expe
 from contracts.law._support.transformer_layouts import G, H, L
 from contracts.spec import FLOAT32_STEPS, FLOAT32_TRANSFORMER, FLOAT64_SCAN, Execution, Moe, Recipe, Training, within
 from contracts.spec.violations import require_none
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAPERS = "arXiv 2412.19437, eq. 17-20; arXiv 2101.03961, eq. 4; arXiv 2501.11873; arXiv 2202.08906, eq. 5"
 

@@ -1,9 +1,6 @@
 """Dispatch and combine: every token reaches its experts and returns to its place, whatever other tokens do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts.contract import contract
 from contracts.instruments import numerics
@@ -20,12 +17,8 @@ from contracts.law._support.expert_calls import (
     gates_of,
     routed_call,
 )
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.spec import EXACT, FLOAT64, Blocks, Element, Moe, chosen
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 LABELLED: dict[str, tuple[Moe, Routes, Element]] = {
     "mixed": (ROUTED, MIXED, "float64"),

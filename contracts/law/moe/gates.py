@@ -1,19 +1,14 @@
 """Gates: what an expert's output is multiplied by, and what the router learns from them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import exp, log
-from typing import TYPE_CHECKING
 
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import PLAIN, PLAIN_SIGMOID, ROUTED, SIGMOID
+from contracts.law._support.late import Tensor
 from contracts.spec import FLOAT64, Blocks, Moe, chosen, within
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAPERS = "arXiv 1701.06538; arXiv 2412.19437"
 ONE = replace(PLAIN_SIGMOID, top_k=1, selection_bias=False, shared_hidden=0)

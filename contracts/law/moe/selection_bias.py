@@ -1,23 +1,17 @@
 """The selection bias: balanced experts without an auxiliary loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import SIGMOID
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import borrowed, own_axis
 from contracts.spec import Arrays, Built, Execution, Recipe, Session, Shape, Tokens, Training, chosen, within
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TWO_SIGMOIDS = replace(SIGMOID, top_k=2, shared_hidden=0)
 

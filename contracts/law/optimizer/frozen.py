@@ -1,15 +1,13 @@
 """Frozen parameters: they stay, and nothing else changes; a checkpoint has them, and ranks agree on them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from math import sqrt
-from typing import TYPE_CHECKING
 
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support import multi_rank_run
+from contracts.law._support.late import Tensor
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, borrowed, own_axis
 from contracts.law._support.saved_states import FAMILIES, bit_difference, folder
@@ -44,9 +42,6 @@ from contracts.spec import (
     Training,
     within,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DEEP = replace(DENSE, name="letters-deep", depth=12)
 LAST = r"^layers\.(?!0\.)|^head"

@@ -1,17 +1,14 @@
 """Parameter groups: the optimizer table that a stack declares, checked against what a step does to the weights."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import SMALL_DSA
 from contracts.law._support.training_run import (
     AHEAD,
@@ -30,9 +27,6 @@ from contracts.law._support.training_run import (
     updates,
 )
 from contracts.spec import Mhc, Mode, Moe, Recipe, Step, Tolerance, Training, chosen, within
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ORTHOGONAL = Tolerance(
     name="orthogonalized", bound=1e-4, why="whether momentum is a mean or a sum changes what 1e-7 is added to"

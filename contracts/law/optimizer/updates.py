@@ -1,14 +1,12 @@
 """An optimizer step: which weights and moments follow from the gradients that the step itself observed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.fp8_calls import FP8
+from contracts.law._support.late import Tensor
 from contracts.law._support.training_run import (
     DENSE,
     LETTERS,
@@ -38,9 +36,6 @@ from contracts.spec import (
     Training,
     within,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def _with(recipe: Recipe, **changes: object) -> Recipe:

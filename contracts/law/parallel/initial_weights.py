@@ -1,18 +1,16 @@
 """Initial weights depend on the seed and on a tensor's name and shape, and on nothing else."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support import training_run
 from contracts.law._support.answers import refusal_of
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.model_passes import EVERYTHING, WHOLE, batch, one_pass
 from contracts.law._support.recipes import DENSE, SMALL, SMALL_DSA, SMALL_MLA
 from contracts.law._support.training_run import LETTERS, SEEDS, TIED
@@ -32,9 +30,6 @@ from contracts.spec import (
     within,
 )
 from contracts.spec.violations import require_none
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DRAWN: dict[str, tuple[Recipe, Mode]] = {
     "streams-and-depths": (EVERYTHING, "nemo_native"),

@@ -3,16 +3,13 @@
 A row is padded to the length of its batch. The oracle is the same stack on the rows as they were.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.label_weights import WINDOW, label_shares
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.small_models import DENSE as DENSE_LAYERS
 from contracts.law._support.small_models import Cell, cell, loss_difference, session
 from contracts.law._support.step_comparison import gradient_differences, on_one_rank_and_many
@@ -20,9 +17,6 @@ from contracts.law._support.training_run import AHEAD, DENSE, LETTERS, Rows, bat
 from contracts.law._support.transformer_layouts import L, needs_of
 from contracts.spec import FLOAT32_TRANSFORMER, FLOAT64_SCAN, Execution, Moe, Recipe, Refused, Tokens, Training, within
 from contracts.spec.violations import require_none
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LENGTH = 13
 PLAIN = replace(
@@ -176,14 +170,12 @@ def padding_between_documents_is_none_of_them(stack: Training, recipe: Recipe, w
 
 def _padded_between(plain: Tokens, pad: int, whose: str) -> Tokens:
     """The batch with each document padded to a multiple of 4, and each row to the longest."""
-    import torch
-
     assert plain.documents is not None
     tokens_BT, labels_BT, documents_BT = map(instruments.numerics.tensor, (plain.tokens, plain.labels, plain.documents))
     rows = []
     for row in range(len(tokens_BT)):
         parts = []
-        for number in documents_BT[row].unique().tolist():
+        for number in torch.unique(documents_BT[row]).tolist():
             place = documents_BT[row] == number
             missing = -int(place.sum()) % 4
             of_pad = torch.full((missing,), 2 * number + (whose == "own"))

@@ -1,15 +1,12 @@
 """In which dtype ranks reduce gradients, and whether the loss scale is removed from them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.instruments.ranks import here
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, own_axis, with_rungs
 from contracts.law._support.small_models import DENSE, GROUPED_EXPERTS, IN_HALVES, cell, session
@@ -21,9 +18,6 @@ from contracts.law._support.step_comparison import (
 )
 from contracts.law._support.training_run import large_expert_weights
 from contracts.spec import FLOAT32_SCAN, Execution, Moe, Recipe, Session, Training
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 HALF = replace(SPREAD, name="spread-half", dtype="bf16")
 MIXED: dict[str, tuple[Recipe, Execution, int]] = {

@@ -8,8 +8,8 @@ has a scan as well. Losses and norms show few bugs of this kind; the gradients o
 import math
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.label_weights import WINDOW
 from contracts.law._support.small_models import Cell, cell, loss_difference, one_rank_and_many, session
 from contracts.law._support.step_comparison import (
@@ -95,7 +95,6 @@ def the_reported_norm_is_that_of_the_gradients(
     It holds whatever the gradients are: if another fault makes them wrong, a parameter that is left out shows all the
     same.
     """
-    numerics = instruments.numerics
     (step,) = stack.train(session(stack, recipe, execution, 1, "gradients")).steps
     squares = [float(each.double().square().sum()) for each in numerics.tensors(step.gradients).values()]
     norm = math.sqrt(sum(squares))

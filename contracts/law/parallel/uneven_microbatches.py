@@ -5,15 +5,12 @@ by itself, once for each loss: a microbatch adds its own gradient, weighted by i
 (labels, sequences, tokens). Runs on several ranks are then compared with one rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, borrowed, own_axis
 from contracts.law._support.step_comparison import (
@@ -36,9 +33,6 @@ from contracts.spec import (
     chosen,
     within,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Rows = tuple[tuple[tuple[int, ...], int], ...]
 PARTS: tuple[Rows, ...] = (  # documents of each row, and how many labels are masked

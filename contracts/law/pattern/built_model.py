@@ -1,14 +1,12 @@
 """The built model: its layers in order, its parameter counts, and logits that are its blocks applied in sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.contract import contract
 from contracts.law._support.built_model import BOTH_MODES, FLAGSHIP, PRESETS, BuiltStack, size_of
+from contracts.law._support.late import Tensor
 from contracts.law._support.model_passes import (
     MOE,
     WHOLE,
@@ -23,10 +21,6 @@ from contracts.law._support.small_model import within
 from contracts.spec import FLOAT64, BlockCall, Built, Dsa, Mhc, Mode, Mtp, Recipe, Training
 from contracts.spec import within as at_most
 from contracts.spec.ladder import stepped_down
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 ORDERS: dict[str, tuple[Recipe, str]] = {  # recipe → the letter of each layer
     "a-period-and-two": (SMALL, "AEMEAEMEAEMRAE"),

@@ -1,18 +1,13 @@
 """What runs in FP8 and what does not: as declared, and as seen in what a model computes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts.contract import contract
 from contracts.instruments import fixtures, numerics
 from contracts.law._support.fp8_calls import DENSE, FP8, LATENT, call_of, with_scaling
+from contracts.law._support.late import Tensor
 from contracts.law._support.recipes import A_LAYER, E_LAYER, M_LAYER, R_LAYER
 from contracts.spec import EXACT, Array, Blocks, Execution, Mode, Recipe, Seams, Tokens, Training
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MATRICES = {  # letter → the weights of its mixer that are in FP8; `mla` stands for A with latent attention
     "A": ("wq", "wk", "wv", "wo"),
