@@ -84,7 +84,6 @@ BY_MUON: dict[str, Cell] = {
     "muon-borrowed-ep2": cell(MUON_EXPERTS, 2, ep=2),
     "muon-borrowed-tp2-sp-ep2-etp1": cell(MUON_EXPERTS, 2, tp=2, ep=2, etp=1, sp=True),
     "muon-hybrid-tp2-sp": cell(MUON_HYBRID, 2, tp=2, sp=True),
-    "muon-biased-borrowed-tp2-sp-ep2-etp1": cell(MUON_BIASED, 2, tp=2, ep=2, etp=1, sp=True),
 }
 """Without shards and without data-parallel ranks: few stacks have Muon beside those."""
 
