@@ -8,8 +8,11 @@ DRAWS = "on a CPU each rank draws its shards by itself: DTensor's generators are
 CUT = ("fsdp", "tp", "ep")
 """What makes a parameter a shard."""
 
+OF_GPT_OSS = "its experts with biases are gpt-oss's, whose activation is its own"
+
 ABILITIES = Abilities(
     has=frozenset((
+        "attention-bias", "mlp-bias", "router-bias",
         "attention", "mlp", "experts", "gqa", "mla", "qk-norm", "swiglu", "softmax", "sigmoid", "selection-bias",
         "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw", "muon", "cosine", "linear",
         "constant", "WSD", "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep",
@@ -23,10 +26,7 @@ ABILITIES = Abilities(
         lacks("frozen", "adapter", "it was not asked to freeze anything"),
         lacks("refrozen", "adapter", "it was not asked to freeze anything"),
         lacks("changing-batches", "adapter", "it gives its trainer batches of one size"),
-        *(lacks(f"{place}-bias", "adapter", "its linear layers have an option for a bias, which was not tried")
-          for place in ("attention", "mlp", "router")),
-        *(lacks(f"{kind}expert-bias", "stack", "its experts with biases are gpt-oss's, whose activation is its own")
-          for kind in ("", "cut-")),
+        *(lacks(f"{kind}expert-bias", "stack", OF_GPT_OSS) for kind in ("", "cut-")),
         lacks("recurrent", "stack", "it has no M²RNN"),
         lacks("dropout", "stack", "it drops nothing"),
         lacks("mamba", "stack", "it has no Mamba"),

@@ -33,6 +33,7 @@ from contracts.stacks.kit.links import to_canonical, to_theirs
 from contracts.stacks.kit.runs import gradients_of
 from contracts.stacks.kit.versions import Misfit
 from contracts.stacks.torchtitan import layer_symbols, shims, symbols, weight_mapping
+from contracts.stacks.torchtitan.abilities import OF_GPT_OSS
 from contracts.stacks.torchtitan.model import config_of
 from contracts.stacks.torchtitan.template import built
 
@@ -55,6 +56,7 @@ def alone(recipe: Recipe, layer: int) -> tuple[str, Recipe]:
             f"it has no {letter} block": letter not in "AE",
             "it has no sparse attention": letter == "A" and recipe.dsa and ranks.index(layer) in recipe.dsa.a_ranks,
             "it has no Mamba": letter == "A" and recipe.parallel_ssm,
+            OF_GPT_OSS: routed and "experts" in recipe.biases,
             "it drops no token": routed and moe and moe.capacity_factor,
             "its MLPs and its experts are gated only by silu": letter == "E" and recipe.activation != "swiglu",
             "it has no auxiliary loss, only a selection bias": routed and moe and (moe.aux_loss or moe.z_loss),

@@ -33,11 +33,14 @@ def config_of(recipe: Recipe, rates: Mapping[str, float] | None = None) -> Any:
     layers = _grouped(recipe, own) if recipe.mla is None else _latent(recipe, own)
     for number, layer in enumerate(layers):
         layer.attention.inner_attention = symbols.attention().Config()
+        _add_biases(recipe, attention=layer.attention)
         if hasattr(layer.attention, "mask_type"):  # up to June 2026; of rows with places of their own it is another
             layer.attention.mask_type = "causal"
         if recipe.moe is None:
             layer.moe, layer.feed_forward = None, _mlp(recipe)
+            _add_biases(recipe, mlp=layer.feed_forward)
             continue
+        _add_biases(recipe, router=layer.moe.router)
         share = (rates or {}).get(f"layers.{2 * number + 1}.mixer.router.bias", 1.0)
         layer.moe.load_balance_coeff = share * recipe.moe.bias_rate or None if recipe.moe.selection_bias else None
         if not recipe.moe.shared_hidden:
@@ -55,6 +58,15 @@ def config_of(recipe: Recipe, rates: Mapping[str, float] | None = None) -> Any:
     for _, norm, _, _ in config.traverse(RMSNorm.Config):
         norm.eps = recipe.norm_eps
     return config
+
+
+def _add_biases(recipe: Recipe, **parts: Any) -> None:
+    """Turn on the biases of those of a layer's parts, by their places in `Recipe.biases`, that have some."""
+    from torchtitan.models.common import Linear
+
+    for place, part in parts.items():
+        for _, linear, _, _ in part.traverse(Linear.Config) if place in recipe.biases else ():
+            linear.bias = True
 
 
 def _mlp(recipe: Recipe) -> Any:

@@ -17,8 +17,9 @@ ROUTING = {
     "router.weight": "moe.router.gate.weight",
     **{f"shared.{name}.weight": f"moe.shared_experts.{name}.weight" for name in ("w1", "w2", "w3")},
     "router.bias": "moe.expert_bias_E",
+    "router.logit_bias": "moe.router.gate.bias",
 }
-MLP = {f"{name}.weight": f"feed_forward.{name}.weight" for name in ("w1", "w2", "w3")}
+MLP = {f"{name}.{part}": f"feed_forward.{name}.{part}" for name in ("w1", "w2", "w3") for part in ("weight", "bias")}
 
 
 def experts() -> dict[str, str]:
@@ -63,12 +64,16 @@ def block(letter: str, recipe: Recipe) -> Iterator[Link]:
 
 
 def _grouped(recipe: Recipe) -> Iterator[Link]:
-    width, three = recipe.head_dim, ("wq.weight", "wk.weight", "wv.weight")
+    width = recipe.head_dim
     sizes = (recipe.heads // recipe.kv_groups * width, width, width)
-    if recipe.optim.rule == "muon" or not heads_in_one():
-        yield from (same(f"qkv_linear.{name}", name) for name in three)
-    else:
-        yield kit.grouped("qkv_linear.wqkv.weight", three, recipe.kv_groups, sizes)
+    for part in ("weight", "bias") if "attention" in recipe.biases else ("weight",):
+        three = tuple(f"{name}.{part}" for name in ("wq", "wk", "wv"))
+        if recipe.optim.rule == "muon" or not heads_in_one():
+            yield from (same(f"qkv_linear.{name}", name) for name in three)
+        else:
+            yield kit.grouped(f"qkv_linear.wqkv.{part}", three, recipe.kv_groups, sizes)
+    if "attention" in recipe.biases:
+        yield same("wo.bias", "wo.bias")
     for name in ("q_norm", "k_norm", "wo") if recipe.qk_norm else ("wo",):
         yield same(f"{name}.weight", f"{name}.weight")
 

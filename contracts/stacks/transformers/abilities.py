@@ -8,10 +8,11 @@ from contracts.stacks.kit.declining import lacks, without
 VERSIONS = ("5.23.0", "5.10.4", "4.57.6")
 """The tried versions; the first is made where none is asked for."""
 EP_IN_FLOAT32 = "in float64 experts are eager, and those that ranks share were asked in float32 only"
+OF_GPT_OSS = "experts and routers with biases are gpt-oss's, whose activation is its own"
 ABILITIES = Abilities(
     has=frozenset((
         "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
-        "gqa", "mla", "qk-norm", "swiglu", "relu2", "softmax",
+        "gqa", "mla", "qk-norm", "attention-bias", "mlp-bias", "swiglu", "relu2", "softmax",
         "sigmoid", "group-limited",
         "top-1", "selection-bias", "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw",
         "cosine", "linear", "constant", "WSD", "microbatches", "uneven-microbatches", "windows", "packed", "recompute",
@@ -27,10 +28,9 @@ ABILITIES = Abilities(
         lacks("bias-rates", "stack", "its Trainer moves no selection bias"),
         lacks("refrozen", "stack", "its Trainer loads optimizer state by the number of parameters"),
         lacks("dropout", "stack", "its models with experts drop only attention weights"),
-        *(lacks(f"{kind}-bias", "stack", "experts and routers with biases are gpt-oss's, whose activation is its own")
-          for kind in ("expert", "cut-expert", "router")),
-        *(lacks(f"{place}-bias", "adapter", "its Llama has options for biases, which were not tried")
-          for place in ("attention", "mlp")),
+        *(lacks(f"{kind}-bias", "stack", OF_GPT_OSS) for kind in ("expert", "cut-expert", "router")),
+        lacks("attention-bias experts", "adapter", "of its models with experts no biases of attention were tried"),
+        lacks("mlp-bias qk-norm", "stack", "the MLPs of Qwen3 have no bias"),
         lacks("recurrent", "stack", "no model has an M²RNN"),
         lacks("hyper-connections", "stack", "no model has them"),
         lacks("parallel-ssm", "adapter", "no model was built that has two mixers in a layer"),

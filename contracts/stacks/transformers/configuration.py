@@ -11,7 +11,7 @@ from contracts.spec import pattern as patterns
 from contracts.stacks.kit import declining
 from contracts.stacks.kit.versions import Misfit, fitted
 from contracts.stacks.transformers import releases
-from contracts.stacks.transformers.abilities import VERSIONS, of_version
+from contracts.stacks.transformers.abilities import OF_GPT_OSS, VERSIONS, of_version
 
 CONV_WIDTH = 4
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ def _dense(recipe: Recipe) -> dict[str, Any]:
         "num_key_value_heads": recipe.kv_groups,
         "head_dim": recipe.head_dim,
         "rms_norm_eps": recipe.norm_eps,
+        "attention_bias": "attention" in recipe.biases,
+        "mlp_bias": "mlp" in recipe.biases,
         **_rope(recipe),
     }
 
@@ -160,6 +162,7 @@ def _nemotron(recipe: Recipe) -> dict[str, Any]:
         "head_dim": recipe.head_dim,
         "intermediate_size": recipe.ffn_hidden,
         "layer_norm_epsilon": recipe.norm_eps,
+        "mlp_bias": "mlp" in recipe.biases,
         "mamba_num_heads": mamba.heads,
         "mamba_head_dim": mamba.head_dim,
         "ssm_state_size": mamba.state,
@@ -253,6 +256,7 @@ def _no_model_has(recipe: Recipe, moe: Moe | None) -> dict[str, object]:
     return {
         "no model has FP8 training": recipe.fp8,
         "no model drops tokens": moe and moe.capacity_factor,
+        OF_GPT_OSS: {"experts", "router"} & {*recipe.biases} if moe else None,
         "its balance loss is over all layers of a batch, times top_k": moe and moe.aux_loss,
         "no model has a z loss on router logits": moe and moe.z_loss,
         "no model scales gates from a softmax": moe and moe.score == "softmax" and moe.route_scale != 1,

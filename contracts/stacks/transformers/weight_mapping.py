@@ -44,6 +44,8 @@ def block(kind: Kind, letter: str, recipe: Recipe) -> list[Link]:
 
 def _grouped(recipe: Recipe) -> list[Link]:
     found = [same(f"{name}_proj.weight", f"w{name}.weight") for name in "qkvo"]
+    if "attention" in recipe.biases:
+        found += [same(f"{name}_proj.bias", f"w{name}.bias") for name in "qkvo"]
     return found + (
         [same(f"{name}.weight", f"{name}.weight") for name in ("q_norm", "k_norm")] if recipe.qk_norm else []
     )
@@ -81,7 +83,8 @@ def _mlp(kind: Kind, recipe: Recipe) -> list[Link]:
     moe = recipe.moe
     prefix = {NEMOTRON_H: "", BAMBA: "feed_forward."}.get(kind, "mlp.")
     if moe is None:
-        return _halves(prefix, "", gated=recipe.activation == "swiglu")
+        parts = ("weight", "bias") if "mlp" in recipe.biases else ("weight",)
+        return [link for part in parts for link in _halves(prefix, "", part, gated=recipe.activation == "swiglu")]
     older = kind.has("ParallelExperts")  # Granite up to 5.10
     # Mixtral's experts lie under the name that its checkpoints have, up to 4.57
     outer = "block_sparse_moe." if kind is GRANITE or (kind is MIXTRAL and not kind.has("Experts")) else prefix
@@ -106,7 +109,7 @@ def _mlp(kind: Kind, recipe: Recipe) -> list[Link]:
         both = joined("shared_mlp.input_linear.weight", ours, (moe.shared_hidden, moe.shared_hidden))
         return [*found, both, same("shared_mlp.output_linear.weight", "shared.w2.weight")]
     if moe.shared_hidden:
-        found += _halves(f"{prefix}shared_experts.", "shared.", gated=recipe.activation == "swiglu")
+        found += _halves(f"{prefix}shared_experts.", "shared.", "weight", gated=recipe.activation == "swiglu")
     return found
 
 
@@ -119,9 +122,9 @@ def has_lists_of_experts(kind: Kind) -> bool:
     return not any(kind.has(name) for name in ("Experts", "NaiveMoe", "ParallelExperts"))
 
 
-def _halves(there: str, here: str, *, gated: bool) -> list[Link]:
+def _halves(there: str, here: str, part: str, *, gated: bool) -> list[Link]:
     names = _GATED if gated else {"up": "w1", "down": "w2"}
-    return [same(f"{there}{other}_proj.weight", f"{here}{name}.weight") for other, name in names.items()]
+    return [same(f"{there}{other}_proj.{part}", f"{here}{name}.{part}") for other, name in names.items()]
 
 
 def _scan(recipe: Recipe) -> list[Link]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from contracts.stacks.kit.declining import lacks
 from contracts.stacks.torchtitan.abilities import ABILITIES
 
-NOT_TRIED = ("bf16", "compile")
+NOT_TRIED = ("bf16", "compile", "attention-bias", "mlp-bias", "router-bias")
 GONE = frozenset({"float64", "muon", "pp", "interleaved", "outer-rates", "layer-rates", "bias-rates", *NOT_TRIED})
 THERE = (
     frozenset({"ep-with-etp"}), frozenset({"tied", "pp"}), frozenset({"float64"}),
