@@ -22,7 +22,8 @@ from contracts.spec import Execution, Recipe
 L, G, H = LATENT_EXPERTS, GROUPED_EXPERTS, HYBRID_EXPERTS
 PLAIN = replace(DENSE, name="plain", qk_norm=False)
 MUON_EXPERTS, MUON_HYBRID, MUON_BIASED = (
-    replace(each, name=f"{each.name}-muon", optim=replace(each.optim, rule="muon")) for each in (G, H, BIASED_EXPERTS)
+    replace(each, name=f"{each.name}-muon", optim=replace(each.optim, rule="muon"))
+    for each in (G, H, replace(BIASED_EXPERTS, dtype="bf16"))
 )
 
 

@@ -83,7 +83,7 @@ def the_norm_of_a_transformer_is_that_of_one_rank(
 
 
 TOLD = cells_named("dense-tp2-sp", "tp2-sp-etp1", "borrowed-tp2-sp-ep2-etp1", "borrowed-ep2") | BY_MUON
-TOLD["muon-biased-borrowed-tp2-sp-ep2-etp1"] = cell(MUON_BIASED, 2, tp=2, ep=2, etp=1, sp=True)
+TOLD["muon-biased-bf16"] = cell(MUON_BIASED, 2, tp=2, ep=2, etp=1, sp=True)
 
 
 @contract("PAR-03h", asks=("built", "train"), cases=TOLD, needs=needs_of(TOLD), source="F03; Megatron-LM#6099",

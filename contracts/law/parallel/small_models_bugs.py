@@ -101,7 +101,7 @@ def adds_output_biases_of_experts_on_every_rank(biased, self, out_SO, bias_EO, e
     return biased(self, out_SO, bias_EO, ends_E)
 
 
-@broken(ShardedOptimizer, "norm", "PAR-03h[muon-biased-borrowed-tp2-sp-ep2-etp1]: the norm is")  # fmt: skip
+@broken(ShardedOptimizer, "norm", "PAR-03h[muon-biased-bf16]: the norm is")  # fmt: skip
 def counts_expert_biases_of_the_first_rank(norm, self):
     """What tensor-parallel ranks hold alike counts on the first of them. An expert's output bias counts so too, though
     the ranks hold other experts (Megatron-LM #6099).

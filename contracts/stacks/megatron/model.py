@@ -50,6 +50,12 @@ class Plan:
         """Number of Megatron's layers on all ranks."""
         return len(self.letters) // 2 if self.paired else len(self.letters)
 
+    @property
+    def in_turns(self) -> bool:
+        """Whether its layer-wise optimizer gathers after a step, --no-use-layer-wise-param-layout: the layout of its
+        buffers knows no biases of experts."""
+        return self.distributed and self.recipe.optim.rule == "muon" and "experts" in self.recipe.biases
+
     def table(self) -> dict[str, Link]:
         """Every tensor by Megatron's name."""
         return pieces(self.recipe, self.letters, [n // 2 if self.paired else n for n in range(len(self.letters))])

@@ -20,11 +20,12 @@ def is_installed() -> bool:
     return importlib.util.find_spec("emerging_optimizers") is not None
 
 
-def options(*, layer_wise: bool) -> dict[str, Any]:
+def options(*, layer_wise: bool, gathers_ahead: bool) -> dict[str, Any]:
     """The options of the law's Muon, as far as this version has them: up to March 2026 it has coefficients of its own.
 
     Args:
         layer_wise: whether data-parallel ranks share its matrices out, as with --use-distributed-optimizer.
+        gathers_ahead: whether they gather weights while the next forward pass runs.
 
     Raises:
         NotOffered: if the package is not installed.
@@ -38,7 +39,7 @@ def options(*, layer_wise: bool) -> dict[str, Any]:
     }  # fmt: skip
     known = {each.name for each in dataclasses.fields(mcore("optimizer").OptimizerConfig)}
     shared = {"use_distributed_optimizer": False, "use_layer_wise_distributed_optimizer": True,
-              "overlap_param_gather": True}  # fmt: skip
+              "overlap_param_gather": gathers_ahead}  # fmt: skip
     return (
         {"optimizer": "muon"}
         | (shared if layer_wise else {})

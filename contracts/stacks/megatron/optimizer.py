@@ -28,9 +28,9 @@ def wrapped(plan: Plan, config: Any, chunks: list[Any], copies: int = 0) -> list
     if copies:
         return [sharded(config, module, copies) for module in modules]
     ranks = mcore("parallel_state").get_data_parallel_world_size()
-    options = distributed_optimizer.options(ranks) if plan.distributed else {}
+    options = distributed_optimizer.options(ranks) if plan.distributed and not plan.in_turns else {}
     made = mcore("distributed").DistributedDataParallelConfig(grad_reduce_in_fp32=half, **options)
-    if plan.distributed and plan.recipe.optim.rule == "muon":
+    if options and plan.recipe.optim.rule == "muon":
         return muon.wrapped(config, made, modules)
     return [  # only the first chunk of a rank has several buckets
         mcore("distributed").DistributedDataParallel(
@@ -59,7 +59,7 @@ def optimizer_of(plan: Plan, chunks: list[Any], share: float = 1.0) -> Any:
     """Its optimizer; `share` of the rate is what embedding and output projection have."""
     optim, module = plan.recipe.optim, mcore("optimizer")
     if optim.rule == "muon":
-        options = muon.options(layer_wise=plan.distributed)
+        options = muon.options(layer_wise=plan.distributed, gathers_ahead=not plan.in_turns)
     else:
         shards = chunks[0].ddp_config.use_distributed_optimizer  # its FSDP's too
         options = {"optimizer": "adam", "use_distributed_optimizer": shards}

@@ -81,7 +81,7 @@ class Trainer:
         self.config.finalize_model_grads_func = mcore("distributed.finalize_model_grads").finalize_model_grads
         if execution.fsdp:  # as its training does where reductions overlap; copies are reduced in the last microbatch
             self.config.no_sync_func = self.chunks[0].no_sync
-        if plan.distributed:
+        if plan.distributed and not plan.in_turns:
             distributed_optimizer.overlapped(self.config, self.chunks)
         self.optimizer = optimizer_of(plan, self.chunks, share_of(plan, rates or {}))
         self.pieces = Pieces(self.optimizer, [each.tensor for each in self.held]) if plan.distributed else None
@@ -186,7 +186,7 @@ class Trainer:
         if done:
             self.rate.step(increment=1)
         self.number += 1
-        if self.pieces is not None:
+        if self.plan.distributed and not self.plan.in_turns:
             distributed_optimizer.gather_from_now_on(self.config, self.chunks)
         scale = {"loss_scale": self.optimizer.get_loss_scale().double()} if self.config.fp16 else {}
         return Step(
