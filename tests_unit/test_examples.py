@@ -244,6 +244,29 @@ def test_the_adapter_of_a_fork_is_judged_on_the_checkout(tmp_path: Path) -> None
     assert done.returncode == 1
 
 
+LOOP = ROOT / "docs/examples/accelerate_loop"
+TRANSFORMERS = ROOT / ".venv-transformers-5.23.0/bin"
+
+
+@pytest.mark.transformers
+@pytest.mark.skipif(not TRANSFORMERS.exists(), reason="make its environment with `make transformers`")
+@pytest.mark.parametrize(("forgets", "code"), [(False, 0), (True, 1)])
+def test_a_loop_over_accelerates_loaders_is_asked_for_its_order(tmp_path: Path, forgets: bool, code: int) -> None:
+    """Until June 2026 a loader that skips batches began with the order of the first epoch (accelerate #4071)."""
+    told = "import accelerate; print(accelerate.__path__[0])"
+    found = subprocess.run([TRANSFORMERS / "python", "-c", told], capture_output=True, text=True, check=True)
+    shutil.copytree(found.stdout.strip(), tmp_path / "accelerate", ignore=shutil.ignore_patterns("__pycache__"))
+    loaders = tmp_path / "accelerate/data_loader.py"
+    text = loaders.read_text(encoding="utf-8")
+    assert text.count("iteration=dataloader.iteration,") == 2
+    loaders.write_text(text.replace("iteration=dataloader.iteration,", "") if forgets else text, encoding="utf-8")
+    words = ("check", "--stack", "loop_lane:Loop", "--profile", "PAR-06c", "--report", tmp_path / "report")
+    done = subprocess.run([TRANSFORMERS / "rankproof", *words], cwd=LOOP, env=environment(PYTHONPATH=str(tmp_path)),
+                          capture_output=True, text=True, check=False, timeout=300)  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Holds: 2" in done.stdout or "their order is the same" in done.stdout, done.stdout
+
+
 def test_every_mistake_on_the_page_gives_the_shown_output() -> None:
     assert CHANGES.keys() == {mistake for run in RUNS for mistake in run.mistakes}
 
