@@ -17,6 +17,7 @@ from benchmarks.history import JOURNAL, Row, rows_of
 HERE = Path(__file__)
 PAGE = HERE.parents[1] / "docs/history.md"
 SOON_S = 60.0
+STACKS = {"loop_lane:Loop": "accelerate"}
 JUDGED = ("named", "blind", "not asked")
 
 
@@ -107,7 +108,7 @@ def _line(each: Fate) -> str:
     words = each.note or (row.first if row.fate != "blind" else "")
     shown = words.replace("|", "\\|").replace("[", "\\[").replace("<", "\\<")[:200]
     red = "" if row.red_s is None else f"{row.red_s:.0f} s"
-    stack = "Megatron-LM" if row.stack.startswith("megatron") else row.stack
+    stack = "Megatron-LM" if row.stack.startswith("megatron") else STACKS.get(row.stack, row.stack)
     subject = row.subject.replace("|", "\\|").replace("[", "\\[")
     return f"{stack} `{row.commit}` | {subject} | {each.first.fate} | {row.fate} | {shown} | {row.seconds:.0f} | {red}"
 
