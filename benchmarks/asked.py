@@ -18,11 +18,11 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from contracts import instruments
 from contracts.contract import LAW
 from contracts.court import pairs
 from contracts.court.judge import judge
 from contracts.harness.families import read_checks
+from contracts.instruments import fixtures, numerics
 from contracts.spec import (
     Array,
     Arrays,
@@ -140,7 +140,7 @@ def _trained(session: Session) -> Trained:
 
 def _passed(recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
     shape = (*batch.tokens.shape, recipe.vocab)
-    logits = instruments.numerics.array(instruments.fixtures.normal("logits", shape))
+    logits = numerics.array(fixtures.normal("logits", shape))
     return Pass(logits=logits, losses=dict.fromkeys(LOSSES, 1.0), gradients=weights if backward else {})
 
 

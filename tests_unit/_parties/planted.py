@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.harness.families import read_checks, read_mutants
+from contracts.instruments import numerics
 from contracts.spec import BlockCall, BlockRun
 from contracts.spec.records import Item
 from contracts.stacks.reference.stack import Reference
@@ -45,5 +45,4 @@ class Planted(Reference):
 
     def run_block(self, call: BlockCall) -> BlockRun:
         ran = super().run_block(call)
-        numerics = instruments.numerics
         return replace(ran, y=numerics.array(numerics.tensor(ran.y) + 1)) if call == self._calls[0] else ran

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from contracts import instruments
 from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.court.narrowing import narrowed
 from contracts.harness.families import read_checks, read_mutants
+from contracts.instruments import numerics
 from contracts.spec import FEATURES, Abilities, Absence, Execution, codec
 from contracts.stacks.reference.stack import Reference
 
@@ -37,7 +37,6 @@ ASKED = [
 @pytest.mark.unit
 def test_a_case_in_float32_differs_from_the_float64_case_in_dtype_only() -> None:
     torch = pytest.importorskip("torch")
-    numerics = instruments.numerics
     wide, whole = (numerics.array(torch.tensor([1.5, -2.0]).to(each)) for each in (torch.float64, torch.int64))
     narrow = narrowed(wide)
     assert (narrow.dtype, numerics.tensor(narrow).tolist()) == ("float32", [1.5, -2.0])

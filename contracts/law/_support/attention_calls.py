@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from contracts import instruments
-from contracts.instruments import numerics
+from contracts.instruments import fixtures, numerics, oracles
 from contracts.law._support.late import torch
 from contracts.law._support.recipes import A_LAYER, SMALL, SMALL_DSA
 from contracts.spec import FLOAT32, FLOAT64, Array, Arrays, BlockCall, BlockRun, Blocks, Dsa, Element, Recipe, Tolerance
@@ -25,16 +24,16 @@ def call_of(
     element: torch.dtype = getattr(torch, dtype)
     shape = (len(lengths), sum(lengths[0]), recipe.hidden)
     recipe = replace(recipe, seq_length=max(recipe.seq_length, shape[1]))  # stacks may build tables of that length
-    weights = instruments.fixtures.weights(stack.block_weights(recipe, layer, "nemo_native"), seed=seed)
-    x_BTD, dy_BTD = (instruments.fixtures.normal(name, shape, seed=seed).to(element) for name in ("x", "dy"))
+    weights = fixtures.weights(stack.block_weights(recipe, layer, "nemo_native"), seed=seed)
+    x_BTD, dy_BTD = (fixtures.normal(name, shape, seed=seed).to(element) for name in ("x", "dy"))
     packed = any(len(row) > 1 for row in lengths)
     return BlockCall(
         recipe=recipe,
         layer=layer,
-        weights=instruments.fixtures.as_arrays(weights, element),
+        weights=fixtures.as_arrays(weights, element),
         x=numerics.array(x_BTD),
         dy=numerics.array(dy_BTD) if backward else None,
-        documents=numerics.array(instruments.fixtures.documents(lengths)) if packed else None,
+        documents=numerics.array(fixtures.documents(lengths)) if packed else None,
     )
 
 
@@ -53,7 +52,7 @@ def oracle_difference(call: BlockCall, run: BlockRun, tolerance: Tolerance) -> s
 
     Weights that the definition does not use (an indexer's) must have no gradient, or a gradient of zeros.
     """
-    oracle = instruments.oracles.attention
+    oracle = oracles.attention
     weights = {name: each.requires_grad_() for name, each in numerics.tensors(call.weights, torch.float64).items()}
     x_BTD = numerics.tensor(call.x, torch.float64).requires_grad_()
     documents = [None] * len(x_BTD) if call.documents is None else list(numerics.tensor(call.documents))

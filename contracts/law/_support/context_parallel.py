@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from contracts import instruments
+from contracts.instruments import numerics
 from contracts.law._support.late import torch
 from contracts.law._support.multi_rank_run import SPREAD
 from contracts.law._support.training_run import Rows
@@ -27,5 +27,5 @@ def last_label(length: int) -> Tokens:
     tokens_BT = torch.arange(4 * length).view(4, length)
     labels_BT = torch.full_like(tokens_BT, -100)
     labels_BT[:, -1] = tokens_BT[:, 0]
-    array = instruments.numerics.array
+    array = numerics.array
     return Tokens(tokens=array(tokens_BT), labels=array(labels_BT))

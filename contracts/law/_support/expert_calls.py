@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from typing import TYPE_CHECKING, Literal
 
-from contracts import instruments
-from contracts.instruments import numerics
+from contracts.instruments import fixtures, numerics, oracles
 from contracts.law._support.late import torch
 from contracts.law._support.recipes import E_LAYER, SMALL
 from contracts.spec import (
@@ -94,7 +93,7 @@ def call_of(
     return BlockCall(
         recipe=recipe,
         layer=E_LAYER,
-        weights=instruments.fixtures.as_arrays(weights, held),
+        weights=fixtures.as_arrays(weights, held),
         x=array(x_BTD.to(activations)),
         dy=None if dy_BTD is None else array(dy_BTD.to(activations)),
     )
@@ -103,8 +102,8 @@ def call_of(
 def drawn_call(recipe: Recipe, batch: int, length: int, dtype: Element = "float64", seed: int = 0) -> BlockCall:
     """A call with drawn weights, tokens and upstream gradient."""
     shape = (batch, length, recipe.hidden)
-    normal = instruments.fixtures.normal
-    weights = instruments.fixtures.weights(shapes(recipe), seed=seed)
+    normal = fixtures.normal
+    weights = fixtures.weights(shapes(recipe), seed=seed)
     return call_of(recipe, weights, normal("x", shape, seed=seed), normal("dy", shape, seed=seed), dtype)
 
 
@@ -124,7 +123,7 @@ def oracle_answer(call: BlockCall, *, by_score: bool = False, over: str = "seque
     leaves = numerics.tensors(call.weights, torch.float64) | {"x": numerics.tensor(call.x, torch.float64)}
     trained = {name: each.requires_grad_() for name, each in leaves.items() if not name.endswith("router.bias")}
     pooled = over != "sequence"
-    routed = instruments.oracles.experts.block(call.recipe, leaves, leaves["x"], by_score=by_score, pooled=pooled)
+    routed = oracles.experts.block(call.recipe, leaves, leaves["x"], by_score=by_score, pooled=pooled)
     objective = moe.aux_loss * routed.aux + moe.z_loss * routed.z
     if call.dy is not None:
         objective = objective + (routed.y_BTD * numerics.tensor(call.dy, torch.float64)).sum()

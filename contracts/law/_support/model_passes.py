@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from contracts import instruments
-from contracts.instruments import numerics
+from contracts.instruments import fixtures, numerics, oracles
 from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import SMALL
 from contracts.spec import (
@@ -44,7 +43,7 @@ SHORT: Lengths = ((3, 4), (6, 1))
 def drawn_weights(stack: Training, recipe: Recipe, *, mode: Mode = "nemo_native", seed: int = 0) -> dict[str, Array]:
     """Drawn weights and buffers for a whole model, in float64, large enough that every part matters."""
     shapes = {name: Shape(dtype="float64", shape=each.shape) for name, each in stack.initial(recipe, mode).items()}
-    return dict(instruments.fixtures.as_arrays(instruments.fixtures.weights(shapes, seed=seed), torch.float64))
+    return dict(fixtures.as_arrays(fixtures.weights(shapes, seed=seed), torch.float64))
 
 
 def needs_canonical_names(stack: Training, weights: Arrays, name: str = "layers.0.norm.weight") -> None:
@@ -69,13 +68,13 @@ def batch(
         lengths = tuple((sum(each),) for each in lengths)
 
     shape = (len(lengths), sum(lengths[0]))
-    tokens_BT = instruments.fixtures.integers("tokens", shape, recipe.vocab, seed=seed)
-    documents_BT = instruments.fixtures.documents(lengths)
+    tokens_BT = fixtures.integers("tokens", shape, recipe.vocab, seed=seed)
+    documents_BT = fixtures.documents(lengths)
     labels_BT = torch.full_like(tokens_BT, -100)
     same = documents_BT[:, 1:] == documents_BT[:, :-1]
     labels_BT[:, :-1] = torch.where(same, tokens_BT[:, 1:], -100)
     if masked:
-        labels_BT[instruments.fixtures.integers("masked", shape, 5, seed=seed) == 0] = -100
+        labels_BT[fixtures.integers("masked", shape, 5, seed=seed) == 0] = -100
         labels_BT[1, :-2] = -100
     documents = None if rung_of(recipe) and not packed else numerics.array(documents_BT)
     return Tokens(tokens=numerics.array(tokens_BT), labels=numerics.array(labels_BT), documents=documents)
@@ -104,7 +103,7 @@ def oracle_difference(
     Of a prediction depth the logits are compared where its document has the token that it looks ahead to. `reads` is
     the convention `prediction-input`.
     """
-    oracle = instruments.oracles.model
+    oracle = oracles.model
     tokens = batch(recipe, lengths)
     run = one_pass(stack, recipe, weights, tokens, backward=True)
     held = {name: each.requires_grad_() for name, each in numerics.tensors(weights).items()}

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from contracts import instruments
+from contracts.instruments import fixtures, numerics
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.late import torch
 from contracts.spec import EXACT, Array, Arrays, Checkpointing, Element, Shape, Snapshot
@@ -91,13 +91,13 @@ def target(of: Snapshot) -> Snapshot:
 
 
 def _drawn(name: str, shape: Shape, step: int) -> Array:
-    numbers = 40 * instruments.fixtures.normal(name, shape.shape, seed=step + 1)
+    numbers = 40 * fixtures.normal(name, shape.shape, seed=step + 1)
     dtype: torch.dtype = getattr(torch, shape.dtype)
-    return instruments.numerics.array((numbers.abs() if dtype == torch.uint8 else numbers).to(dtype))
+    return numerics.array((numbers.abs() if dtype == torch.uint8 else numbers).to(dtype))
 
 
 def constant(shape: tuple[int, ...], value: float, dtype: Element = "float32") -> Array:
-    return instruments.numerics.array(torch.full(shape, value, dtype=getattr(torch, dtype)))
+    return numerics.array(torch.full(shape, value, dtype=getattr(torch, dtype)))
 
 
 def write(stack: Checkpointing, to: Path, state: Snapshot, file_bytes: int = FILE_BYTES) -> list[Path]:
@@ -128,7 +128,7 @@ def bit_difference(got: Arrays, want: Arrays) -> str:
             return f"{name} is {got[name].dtype}, expected {want[name].dtype}"
     shared = [name for name in want if got.get(name) == want[name]]
     left, right = ({name: each for name, each in side.items() if name not in shared} for side in (got, want))
-    words = instruments.numerics.differences("the state", left, right, EXACT)
+    words = numerics.differences("the state", left, right, EXACT)
     return words or (f"{', '.join(sorted(right))} has other bits" if right else "")
 
 

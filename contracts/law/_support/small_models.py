@@ -9,7 +9,7 @@ and the gradients of the first step, from the same whole weights, say the most: 
 
 from dataclasses import replace
 
-from contracts import instruments
+from contracts.instruments import fixtures, numerics
 from contracts.law._support import step_comparison
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.step_comparison import on_one_rank_and_many
@@ -113,12 +113,12 @@ def batches(steps: int, hidden: tuple[int, ...] = MASKED) -> tuple[Tokens, ...]:
     """Whole rows, one document each, whose first labels do not count: of each row as many as `hidden` says."""
     found = []
     for step in range(steps):
-        tokens_BT = instruments.fixtures.integers(f"transformers {step}", (4, 16), GROUPED_EXPERTS.vocab)
+        tokens_BT = fixtures.integers(f"transformers {step}", (4, 16), GROUPED_EXPERTS.vocab)
         labels_BT = tokens_BT.roll(-1, 1)
         labels_BT[:, -1] = -100
         for row, masked in enumerate(hidden):
             labels_BT[row, :masked] = -100
-        found.append(Tokens(tokens=instruments.numerics.array(tokens_BT), labels=instruments.numerics.array(labels_BT)))
+        found.append(Tokens(tokens=numerics.array(tokens_BT), labels=numerics.array(labels_BT)))
     return tuple(found)
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from contracts import instruments
+from contracts.instruments import fixtures, numerics
 from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import SMALL
 from contracts.spec import (
@@ -81,14 +81,14 @@ def batch(name: str, vocab: int = LETTERS.vocab, rows: Rows = ROWS, *, recipe: R
     """
     if rung_of(recipe):
         rows = tuple(((sum(lengths),), masked) for lengths, masked in rows)
-    documents_BT = instruments.fixtures.documents(tuple(lengths for lengths, _ in rows))
-    tokens_BT = instruments.fixtures.integers(name, tuple(documents_BT.shape), vocab)
+    documents_BT = fixtures.documents(tuple(lengths for lengths, _ in rows))
+    tokens_BT = fixtures.integers(name, tuple(documents_BT.shape), vocab)
     labels_BT = tokens_BT.roll(-1, 1)
     labels_BT[:, -1] = -100
     labels_BT[:, :-1][documents_BT[:, 1:] != documents_BT[:, :-1]] = -100
     for row, (_, masked) in enumerate(rows):
         labels_BT[row, :masked] = -100
-    array = instruments.numerics.array
+    array = numerics.array
     documents = None if rung_of(recipe) else array(documents_BT)
     return Tokens(tokens=array(tokens_BT), labels=array(labels_BT), documents=documents)
 
@@ -152,9 +152,9 @@ def drawn_weights(rows: tuple[Parameter, ...]) -> Arrays:
 
 def large_expert_weights(stack: Training, recipe: Recipe, dtype: Element = "float64") -> Arrays:
     """Drawn weights, with those of experts and routers doubled: beside a residual stream, dead experts do not show."""
-    drawn = instruments.numerics.tensors(drawn_weights(table(stack, recipe)), getattr(torch, dtype))
+    drawn = numerics.tensors(drawn_weights(table(stack, recipe)), getattr(torch, dtype))
     large = (".experts.", "router.weight")
-    return instruments.numerics.arrays(
+    return numerics.arrays(
         {name: each * (2 if any(part in name for part in large) else 1) for name, each in drawn.items()}
     )
 
@@ -171,22 +171,22 @@ def selection_biases(
     for index, (name, shape) in enumerate(biases):
         bias_E = torch.zeros(shape, dtype=getattr(torch, dtype))
         bias_E[list(experts[index % len(experts)])] = value
-        found[name] = instruments.numerics.array(bias_E)
+        found[name] = numerics.array(bias_E)
     return found
 
 
 @functools.lru_cache(maxsize=32)  # every layout of a model starts from the same weights
 def _drawn(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Arrays:
     named = {name: Shape(dtype="float64", shape=shape) for name, shape in shapes}
-    return instruments.numerics.arrays(instruments.fixtures.weights(named))
+    return numerics.arrays(fixtures.weights(named))
 
 
 def updates(weights: Mapping[str, Array], run: Trained) -> list[dict[str, Tensor]]:
     """By how much each step moved each weight, from those that the stack was given."""
     given = torch.float32 if element_bytes() == 4 else torch.float64
-    before, found = {name: each.to(given) for name, each in instruments.numerics.tensors(weights).items()}, []
+    before, found = {name: each.to(given) for name, each in numerics.tensors(weights).items()}, []
     for step in run.steps:
-        after = instruments.numerics.tensors(step.weights)
+        after = numerics.tensors(step.weights)
         found.append({name: after[name] - before[name] for name in after})
         before = after
     return found

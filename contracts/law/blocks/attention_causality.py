@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import fixtures, numerics
 from contracts.law._support.attention_calls import BARE, MQA, PACKED, ROWS, Lengths, call_of, slice_of, with_weights
 from contracts.law._support.late import torch
 from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
@@ -40,7 +39,7 @@ def attention_does_not_see_what_follows(stack: Blocks, recipe: Recipe, lengths: 
         call = replace(call, weights=with_weights(call, {"mixer.wq.weight": numerics.array(wq)}))
     x_BTD = numerics.tensor(call.x)
     other_BTD = x_BTD.clone()
-    other_BTD[:, t:] = instruments.fixtures.normal("other", tuple(x_BTD[:, t:].shape))
+    other_BTD[:, t:] = fixtures.normal("other", tuple(x_BTD[:, t:].shape))
     one, two = stack.run_block(call), stack.run_block(replace(call, x=numerics.array(other_BTD), dy=None))
     words = numerics.difference(f"y before token {t}", slice_of(two.y, slice(None), slice(t)),
                            slice_of(one.y, slice(None), slice(t)), EXACT)  # fmt: skip
@@ -78,7 +77,7 @@ def documents_do_not_attend_to_each_other(stack: Blocks, recipe: Recipe, lengths
     """
     call = call_of(stack, recipe, lengths)
     x_BTD = numerics.tensor(call.x)
-    noise_BTD = instruments.fixtures.normal("noise", tuple(x_BTD.shape))
+    noise_BTD = fixtures.normal("noise", tuple(x_BTD.shape))
     whole = stack.run_block(replace(call, dy=None)).y
     for row, documents in enumerate(lengths):
         start = 0
@@ -115,7 +114,7 @@ def a_row_attends_to_itself_alone(stack: Blocks, recipe: Recipe, lengths: Length
     call = call_of(stack, recipe, lengths, backward=False)
     one = stack.run_block(call).y
     for row in range(len(lengths)):
-        other_BTD = instruments.fixtures.normal("other", call.x.shape)
+        other_BTD = fixtures.normal("other", call.x.shape)
         other_BTD[row] = numerics.tensor(call.x)[row]
         two = stack.run_block(replace(call, x=numerics.array(other_BTD))).y
         words = numerics.difference(f"y of row {row}", slice_of(two, row), slice_of(one, row), EXACT)

@@ -5,8 +5,8 @@ Each model has one mixer only, so the result depends on what passed every rank b
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.instruments.ranks import here
 from contracts.law._support.context_parallel import RECURS, SCANS, last_label
 from contracts.law._support.multi_rank_run import borrowed, one_rank_and_many
@@ -59,7 +59,7 @@ def _carried(stack: Training, recipe: Recipe, mode: Mode, execution: Execution, 
     ((alone, many),) = one_rank_and_many(
         stack, recipe, replace(execution, mode=mode), given, "gradients", weights=weights
     )
-    grad_VD = instruments.numerics.tensor(many.gradients["embedding.weight"])
+    grad_VD = numerics.tensor(many.gradients["embedding.weight"])
     lost = [token for token in range(4 * length) if not grad_VD[token].abs().max() > 0]
     assert not lost, f"no gradient reaches the tokens at {lost} of {4 * length} (rank {here().rank})"
     words = loss_difference(alone, many) or gradient_differences(alone, many)

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import fixtures, numerics
+from contracts.instruments import fixtures, numerics, oracles
 from contracts.law._support.late import Tensor, torch
 from contracts.law._support.scan_calls import PACKED, Lengths
 from contracts.spec import BFLOAT16, FLOAT32_SCAN, FLOAT64, FLOAT64_SCAN, Element
@@ -130,7 +129,7 @@ def the_delta_rule_is_its_recurrence(stack: DeltaRule, case: Case) -> None:
     """
     inputs = drawn(case)
     leaves = {name: each.clone().requires_grad_() for name, each in inputs.tensors.items()}
-    y, state = instruments.oracles.delta_rule.gated_delta_rule(leaves, inputs.documents, unit_keys=case.unit_keys)
+    y, state = oracles.delta_rule.gated_delta_rule(leaves, inputs.documents, unit_keys=case.unit_keys)
     objective = (y * inputs.dy).sum() + (state * inputs.dstate).sum()
     gradients = dict(zip(leaves, torch.autograd.grad(objective, list(leaves.values())), strict=True))
     got = run(stack, case, inputs)
@@ -250,7 +249,7 @@ def the_state_of_the_delta_rule_is_float32(stack: DeltaRule, case: Case) -> None
     equals the recurrence over the same numbers within float32's rounding, and the output within bfloat16's.
     """
     inputs = drawn(case)
-    y, state = instruments.oracles.delta_rule.gated_delta_rule(inputs.tensors, inputs.documents)
+    y, state = oracles.delta_rule.gated_delta_rule(inputs.tensors, inputs.documents)
     got = run(stack, case, inputs, backward=False)
     assert got.state.dtype == "float32", f"the state is {got.state.dtype} under bfloat16 activations"
     assert got.y.dtype == "bfloat16", f"y is {got.y.dtype} under bfloat16 activations"

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import fixtures, numerics
 from contracts.law._support.dropout_masks import DROPPED, LEAST, ROUTED, equal_masks, recomputed_difference
 from contracts.law._support.late import torch
 from contracts.law._support.model_passes import needs_canonical_names, one_pass, tensor
@@ -102,7 +101,7 @@ def every_layer_drops(stack: Training, recipe: Recipe, place: str, mode: Mode = 
     Each way to add a layer's output has its own dropout, and one that was forgotten trains as if
     the recipe had no dropout.
     """
-    given = instruments.fixtures.weights(
+    given = fixtures.weights(
         {name: Shape(dtype="float64", shape=each.shape) for name, each in stack.initial(recipe, mode).items()}
     )
     needs_canonical_names(stack, stack.initial(recipe, mode), f"{place}.norm.weight")

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import fixtures, numerics, work
 from contracts.law._support.model_passes import EVERYTHING, WHOLE, batch, drawn_weights, one_pass, tensor
 from contracts.law._support.recipes import DENSE, PARALLEL, SMALL_MLA
 from contracts.spec import (
@@ -61,14 +61,14 @@ def gradients_are_the_slope_of_the_loss(stack: Training, recipe: Recipe, mode: M
     weights, tokens = drawn_weights(stack, recipe, mode=mode), batch(recipe, ((2, 3), (4, 1)))
     rows = stack.built(recipe, mode).parameters
     run = one_pass(stack, recipe, weights, tokens, backward=True, mode=mode)
-    gradients = instruments.numerics.tensors(run.gradients)
+    gradients = numerics.tensors(run.gradients)
     for place in dict.fromkeys(map(_place, rows)):
         names = [row.name for row in rows if _place(row) == place]
-        direction = {name: instruments.fixtures.normal(f"way {name}", weights[name].shape) for name in names}
+        direction = {name: fixtures.normal(f"way {name}", weights[name].shape) for name in names}
         totals = []
         for sign in (1, -1):
             shifted = {name: tensor(weights[name]) + sign * STEP * direction[name] for name in names}
-            moved = {**weights, **instruments.numerics.arrays(shifted)}
+            moved = {**weights, **numerics.arrays(shifted)}
             totals.append(one_pass(stack, recipe, moved, tokens, mode=mode).losses["total"])
         slope = (totals[0] - totals[1]) / (2 * STEP)
         found = sum(float((gradients[name] * direction[name]).sum()) for name in names if name in gradients)
@@ -141,7 +141,7 @@ def _labelled(recipe: Recipe) -> Tokens:
     tokens = batch(recipe)
     if recipe.moe is None or recipe.moe.aux_loss:
         return tokens
-    return replace(tokens, labels=instruments.numerics.array(tensor(tokens.tokens).roll(-1, 1)))
+    return replace(tokens, labels=numerics.array(tensor(tokens.tokens).roll(-1, 1)))
 
 
 RECOMPUTED: dict[str, tuple[Recipe, Mode, Precision]] = {
@@ -176,9 +176,9 @@ def recomputed_layers_run_twice(stack: Training, recipe: Recipe, mode: Mode, pre
     weights, tokens = drawn_weights(stack, recipe, mode=mode), batch(recipe)
     full, found = replace(recipe, recompute="full"), []
     for asked, recompute in ((recipe, False), (recipe, True), (full, False)):
-        with instruments.work.counted() as work:
+        with work.counted() as done:
             one_pass(stack, asked, weights, tokens, backward=True, mode=mode, precision=precision, recompute=recompute)
-        found.append(work.operations)
+        found.append(done.operations)
     if not found[0]:
         raise NotOffered("it computes in another process, where products are not counted", "adapter")
     for setter, operations in zip(("the execution", "the recipe"), found[1:], strict=True):
@@ -214,7 +214,7 @@ def recomputation_changes_nothing(stack: Training, recipe: Recipe, mode: Mode, p
         named += [(f"the counter {name}", each, kept.seen[name]) for name, each in run.seen.items()]
         named += [(f"the gradient of {name}", each, kept.gradients[name]) for name, each in run.gradients.items()]
         for what, got, want in named:
-            words = instruments.numerics.difference(what, got, want, EXACT)
+            words = numerics.difference(what, got, want, EXACT)
             assert not words, f"recompute set by {asked}: {words}"
         assert run.losses == kept.losses, f"recompute set by {asked}: losses are {run.losses}, kept {kept.losses}"
         missing = kept.gradients.keys() - run.gradients.keys()
@@ -242,7 +242,7 @@ def a_pass_that_only_looks_is_the_one_that_trains(stack: Training, recipe: Recip
         one_pass(stack, recipe, weights, tokens, backward=backward, mode=mode) for backward in (False, True, False)
     )
     for when, looked in (("before", before), ("after", after)):
-        words = instruments.numerics.difference(f"{when} a pass with gradients logits", looked.logits, trained.logits,
+        words = numerics.difference(f"{when} a pass with gradients logits", looked.logits, trained.logits,
                                                 FLOAT64)  # fmt: skip
         assert not words, words
         for name, loss in trained.losses.items():
@@ -250,6 +250,6 @@ def a_pass_that_only_looks_is_the_one_that_trains(stack: Training, recipe: Recip
             assert abs(found - loss) <= 1e-12 * max(1.0, abs(loss)), (
                 f"{when} a pass with gradients {name} is {found:.10g}, with them {loss:.10g}"
             )
-        words = instruments.numerics.differences(f"{when} a pass with gradients the counter", looked.seen,
+        words = numerics.differences(f"{when} a pass with gradients the counter", looked.seen,
                                                  trained.seen, EXACT)  # fmt: skip
         assert not words, words

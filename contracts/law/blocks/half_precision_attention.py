@@ -3,9 +3,8 @@
 from dataclasses import replace
 from typing import Literal
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import fixtures, numerics, oracles
 from contracts.law._support.attention_calls import BARE, Lengths, call_of
 from contracts.law._support.late import torch
 from contracts.law._support.model_passes import drawn_weights, one_pass, tensor
@@ -42,7 +41,7 @@ def attention_in_half_precision_adds_up_in_float32(
     documents = None if call.documents is None else numerics.tensor(call.documents)[0]
     weights = numerics.tensors(call.weights, torch.float64)
     x_TD = numerics.tensor(call.x, torch.float64)[0]
-    want = instruments.oracles.attention.grouped(recipe, weights, x_TD, documents, rows=last)
+    want = oracles.attention.grouped(recipe, weights, x_TD, documents, rows=last)
     run = stack.run_block(call)
     assert run.y.dtype == dtype, f"activations are {dtype}, and y is {run.y.dtype}"
     tolerance = BFLOAT16_MEAN if trap in ("far", "equal keys") else BFLOAT16
@@ -72,7 +71,7 @@ def a_model_in_half_precision_knows_far_positions(stack: Training, recipe: Recip
     half = getattr(torch, {"bf16": "bfloat16", "fp16": "float16"}[recipe.dtype])
     drawn = numerics.tensors(drawn_weights(stack, exact))
     weights = numerics.arrays({name: each.to(half).float() for name, each in drawn.items()})
-    tokens_BT = instruments.fixtures.integers("far", (2, recipe.seq_length), recipe.vocab)
+    tokens_BT = fixtures.integers("far", (2, recipe.seq_length), recipe.vocab)
     given = Tokens(tokens=numerics.array(tokens_BT), labels=numerics.array(tokens_BT.roll(-1, 1)))
     want = tensor(one_pass(stack, exact, weights, given, precision="float32").logits).double()
     got = tensor(one_pass(stack, recipe, weights, given, precision="declared").logits).double()
@@ -94,7 +93,7 @@ def _trap_call(call: BlockCall, trap: Trap, dtype: Element) -> BlockCall:
     if trap == "loud":
         x_BTD *= 1000
     if trap == "close scores":  # rows of signs have rms 1, and sums of quarters are exact
-        x_BTD = 1 - 2 * instruments.fixtures.integers("signs", tuple(x_BTD.shape), 2).double()
+        x_BTD = 1 - 2 * fixtures.integers("signs", tuple(x_BTD.shape), 2).double()
         x_BTD[..., 0] = 1
         weights["norm.weight"].fill_(1)
         size = call.recipe.head_dim

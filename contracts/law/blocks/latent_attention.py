@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.attention_calls import (
     PACKED,
     ROWS,
@@ -62,8 +62,8 @@ def selecting_every_key_is_dense_attention(stack: Blocks, top_k: int, lengths: L
     dense_weights = {name: call.weights[name] for name in dense_names}
     sparse = stack.run_block(call)
     dense = stack.run_block(replace(call, recipe=replace(call.recipe, dsa=None), weights=dense_weights))
-    words = instruments.numerics.difference("y", sparse.y, dense.y, FLOAT64)
+    words = numerics.difference("y", sparse.y, dense.y, FLOAT64)
     assert not words, f"sparse against dense, {words}"
     got = {name: each for name, each in sparse.gradients.items() if "indexer" not in name}
-    words = instruments.numerics.gradient_differences("gradient", got, dense.gradients, FLOAT64)
+    words = numerics.gradient_differences("gradient", got, dense.gradients, FLOAT64)
     assert not words, f"sparse against dense, {words}"

@@ -5,8 +5,8 @@ Cross entropy is in nats. Labels of -100 are ignored.
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics, oracles
 from contracts.law._support.late import torch
 from contracts.law._support.model_passes import (
     EVERYTHING,
@@ -71,7 +71,7 @@ def the_loss_is_the_mean_over_labels_that_count(
     """
     tokens = batch(recipe, lengths) if len(lengths) > 1 else _row(recipe, lengths)
     run = one_pass(stack, recipe, drawn_weights(stack, recipe), tokens, precision=precision)
-    want = float(instruments.oracles.model.mean_loss(tensor(run.logits).double(), tensor(tokens.labels)))
+    want = float(oracles.model.mean_loss(tensor(run.logits).double(), tensor(tokens.labels)))
     off = abs(run.losses["lm"] - want)
     assert off <= here(tolerance).bound * want, (
         f"lm loss is {run.losses['lm']:.9g}, the mean over valid labels is {want:.9g}"
@@ -83,7 +83,7 @@ def _row(recipe: Recipe, lengths: Lengths) -> Tokens:
     tokens = batch(recipe, lengths, masked=False)
     labels = tensor(tokens.labels)
     labels[0, -1] = 7
-    return replace(tokens, labels=instruments.numerics.array(labels))
+    return replace(tokens, labels=numerics.array(labels))
 
 
 HELD: dict[str, tuple[Recipe, Element]] = {
@@ -154,7 +154,7 @@ def a_large_vocabulary_keeps_its_tokens_apart(stack: Training, least: int) -> No
     of this decade have 128 000 to 256 000 tokens; those of tests have some dozens.
     """
     recipe = replace(DENSE, name="many-tokens", depth=2, hidden=8, heads=2, kv_groups=1, ffn_hidden=8, vocab=least + 40)
-    array = instruments.numerics.array
+    array = numerics.array
     low_T = torch.arange(7)
     tokens_BT, labels_BT = torch.stack([low_T, least + 9 + low_T]), torch.stack([least + 20 + low_T, 30 + low_T])
     given = Tokens(tokens=array(tokens_BT), labels=array(labels_BT))
@@ -163,6 +163,6 @@ def a_large_vocabulary_keeps_its_tokens_apart(stack: Training, least: int) -> No
     reached = tensor(run.gradients[name]).any(-1).nonzero().flatten().tolist()
     asked = sorted(tokens_BT.flatten().tolist())
     assert reached == asked, f"tokens {asked} train rows {reached} of {name}"
-    want = float(instruments.oracles.model.mean_loss(tensor(run.logits).double(), labels_BT))
+    want = float(oracles.model.mean_loss(tensor(run.logits).double(), labels_BT))
     found = run.losses["lm"]
     assert abs(found - want) <= within(1e-11) * want, f"lm is {found:.9g}, the mean over these labels is {want:.9g}"

@@ -5,9 +5,8 @@ Cases have 2 to 3 rows, 4 or 6 heads in 2 or 3 groups, and lengths that are no m
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import numerics, oracles
 from contracts.law._support import scan_calls
 from contracts.law._support.late import torch
 from contracts.law._support.recipes import SMALL
@@ -43,7 +42,7 @@ def mamba2_is_its_recurrence(stack: Blocks, case: ScanCase) -> None:
     taps with bias and silu precedes it, and the norm of y · silu(z) follows. Written out as x · exp(x) / (1 + exp(x)),
     silu is NaN from 710 on (in float32 from 89 on), where it should be x.
     """
-    scan_calls.equals_its_definition(stack, case, instruments.oracles.mamba.mamba2)
+    scan_calls.equals_its_definition(stack, case, oracles.mamba.mamba2)
 
 
 FORGETS = {  # A_log: decay so fast that nothing remains, and so slow that everything does
@@ -89,7 +88,7 @@ def the_step_is_softplus_everywhere(stack: Blocks, biases: list[float]) -> None:
     """
     weights = {"mixer.dt_bias": biases, "mixer.wdt.weight": 0.0, "mixer.A_log": -3.0}
     case = ScanCase(lengths=((7,), (4, 3)), dtype="float32", weights=weights)
-    scan_calls.equals_its_definition(stack, case, instruments.oracles.mamba.mamba2)
+    scan_calls.equals_its_definition(stack, case, oracles.mamba.mamba2)
 
 
 READ = {  # head, and the group whose B, C and norm it shares

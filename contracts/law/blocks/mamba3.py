@@ -7,9 +7,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import numerics, oracles
 from contracts.law._support import scan_calls
 from contracts.law._support.late import torch
 from contracts.law._support.recipes import M_LAYER, SMALL
@@ -38,7 +37,7 @@ def mamba3_is_its_recurrence(stack: Blocks, case: ScanCase) -> None:
     y_t = s_t q_t + D v_t, with a_t = exp(dt_t A_t) and λ = sigmoid(trap). k and q are B and C, normed, biased and
     rotated by the running sum of π tanh(angle) dt. The block's output is y · silu(z).
     """
-    scan_calls.equals_its_definition(stack, case, instruments.oracles.mamba.mamba3)
+    scan_calls.equals_its_definition(stack, case, oracles.mamba.mamba3)
 
 
 STEPS = {
@@ -58,7 +57,7 @@ def the_step_of_mamba3_is_softplus_everywhere(stack: Blocks, biases: list[float]
     case = ScanCase(block="mamba3", lengths=((7,), (4, 3)), dtype="float32", weights=weights)
     inputs = drawn_inputs(stack, case)
     got = run(stack, case, inputs)
-    want = instruments.oracles.mamba.mamba3(case.recipe, inputs.weights, inputs.x, inputs.documents, {})
+    want = oracles.mamba.mamba3(case.recipe, inputs.weights, inputs.x, inputs.documents, {})
     words = numerics.difference("y", got.y, want.y_BTD, case.tolerances[0])
     assert not words, words
     lost = [name for name, each in numerics.tensors(got.gradients).items() if not bool(each.isfinite().all())]

@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import scan_calls
 from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import M_LAYER, SMALL
@@ -67,10 +67,10 @@ def decay_is_computed_in_float32(stack: Blocks, block: str, weights: dict[str, f
     state = {name: each if name == "ssm" else torch.zeros_like(each) for name, each in inputs.state.items()}
     inputs = replace(inputs, x=torch.zeros_like(inputs.x), state=state)
     asked = scan_calls.call(case, inputs, backward=False)
-    zero = instruments.numerics.array(inputs.x.to(torch.bfloat16))
+    zero = numerics.array(inputs.x.to(torch.bfloat16))
     found = stack.run_block(replace(asked, x=zero)).state["ssm"]
     assert found.dtype == "float32", f"the state is {found.dtype} under bfloat16 activations, expected float32"
     step = math.log1p(math.exp(weights["mixer.dt_bias"]))
     want: Tensor = state["ssm"] * math.exp(-rate_of_50 * step)
-    words = instruments.numerics.difference("the state after 50 empty tokens", found, want, FLOAT32_SCAN)
+    words = numerics.difference("the state after 50 empty tokens", found, want, FLOAT32_SCAN)
     assert not words, words

@@ -5,8 +5,8 @@ The contracts are the same for Mamba-2 and Mamba-3. The length of 37 tokens is n
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import scan_calls
 from contracts.law._support.scan_calls import BESIDE_ATTENTION, PACKED, ScanCase, drawn_inputs, run
 from contracts.spec import Blocks
@@ -27,7 +27,7 @@ def the_chunk_changes_no_number(stack: Blocks, case: ScanCase, chunk: int) -> No
     """Output, state and gradients of M do not depend on the chunk size, whether or not it divides the sequence."""
     inputs = drawn_inputs(stack, case)
     got, want = (run(stack, replace(case, chunk=each), inputs) for each in (chunk, 13))
-    tensors = instruments.numerics.tensors
+    tensors = numerics.tensors
     scan_calls.assert_run_equals(got, tensors({"y": want.y})["y"], tensors(want.state), tensors(want.gradients), case)
 
 

@@ -3,9 +3,8 @@
 from dataclasses import replace
 from typing import Literal
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import fixtures, numerics, oracles
 from contracts.law._support.attention_calls import PACKED, ROWS, TOLERANCES, Lengths, call_of, with_weights
 from contracts.law._support.late import torch
 from contracts.law._support.recipes import E_LAYER, SMALL
@@ -47,7 +46,7 @@ def the_mlp_is_its_definition(
     run = stack.run_block(call)
     weights = {name: each.requires_grad_() for name, each in numerics.tensors(call.weights, torch.float64).items()}
     leaves = {**weights, "x": numerics.tensor(call.x, torch.float64).requires_grad_()}
-    y_BTD = torch.stack([instruments.oracles.mlp.dense(recipe, weights, x_TD) for x_TD in leaves["x"]])
+    y_BTD = torch.stack([oracles.mlp.dense(recipe, weights, x_TD) for x_TD in leaves["x"]])
     words = numerics.difference("y", run.y, y_BTD.detach(), TOLERANCES[dtype])
     assert not words, words
     objective = (y_BTD * numerics.tensor(call.dy, torch.float64)).sum()
@@ -137,7 +136,7 @@ def an_mlp_takes_each_token_by_itself(stack: Blocks, recipe: Recipe, lengths: Le
     """Replacing token t changes no output of a dense MLP at any other token, before or after t, by a single bit."""
     call = call_of(stack, recipe, lengths, layer=E_LAYER, backward=False)
     other_BTD = numerics.tensor(call.x)
-    other_BTD[1, t] = instruments.fixtures.normal("other", (recipe.hidden,), scale=100)
+    other_BTD[1, t] = fixtures.normal("other", (recipe.hidden,), scale=100)
     one, two = (numerics.tensor(stack.run_block(each).y) for each in (call, replace(call, x=numerics.array(other_BTD))))
     assert bool((one[1, t] != two[1, t]).any()), f"token {t} of row 1 was replaced, and its output is the same"
     one[1, t] = two[1, t]

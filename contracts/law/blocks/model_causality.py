@@ -3,9 +3,8 @@ own document."""
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import fixtures, numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import (
     PLAIN,
@@ -147,7 +146,7 @@ def a_token_depends_on_no_later_one(stack: Blocks, moe: Moe, b: int, t: int) -> 
     """
     call = replace(expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), 2, 7), dy=None)
     x_BTD = numerics.tensor(call.x)
-    x_BTD[b, t] = instruments.fixtures.normal("other", (24,)) * 3
+    x_BTD[b, t] = fixtures.normal("other", (24,)) * 3
     one, other = stack.run_block(call).y, stack.run_block(replace(call, x=numerics.array(x_BTD))).y
     y_ND, changed_ND = numerics.tensor(one).flatten(0, 1), numerics.tensor(other).flatten(0, 1)
     n = b * 7 + t

@@ -6,8 +6,8 @@ Depths count from 1: at position t, depth k predicts the label of position t + k
 from dataclasses import replace
 from typing import Any
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics, oracles
 from contracts.law._support.model_passes import (
     AHEAD,
     PACKED,
@@ -80,11 +80,11 @@ def a_depth_is_held_to_the_labels_of_its_own_distance(
     assert recipe.mtp is not None
     tokens = batch(recipe, lengths)
     if to_the_end:
-        tokens = replace(tokens, labels=instruments.numerics.array((tensor(tokens.tokens) + 1) % recipe.vocab))
+        tokens = replace(tokens, labels=numerics.array((tensor(tokens.tokens) + 1) % recipe.vocab))
     run = one_pass(stack, recipe, drawn_weights(stack, recipe), tokens, backward=to_the_end)
     lost = [name for name, each in run.gradients.items() if not bool(tensor(each).isfinite().all())]
     assert not lost, f"the gradient of {lost[0]} is not finite where depths have no label"
-    oracle = instruments.oracles.model
+    oracle = oracles.model
     found = len(run.mtp_logits)
     assert found == recipe.mtp.depth, f"{found} depths give logits, expected {recipe.mtp.depth}"
     losses = []
@@ -119,7 +119,7 @@ def depths_train_the_model_below_them(stack: Training, recipe: Recipe) -> None:
     """
     weights, tokens = drawn_weights(stack, recipe), batch(recipe)
     none, some, more = (
-        instruments.numerics.tensors(one_pass(stack, _weighed(recipe, by), weights, tokens, backward=True).gradients)
+        numerics.tensors(one_pass(stack, _weighed(recipe, by), weights, tokens, backward=True).gradients)
         for by in (0.0, 0.25, 0.5)
     )
     for row in stack.built(recipe, "nemo_native").parameters:
@@ -130,8 +130,8 @@ def depths_train_the_model_below_them(stack: Training, recipe: Recipe) -> None:
         assert bool(step.any()), f"{row.name} gets no gradient from the depths"
         what = f"what a quarter more of the depths adds to the gradient of {row.name}"
         # the difference of two large gradients is known only to their rounding
-        scale = instruments.numerics.typical_size(more[row.name])
-        words = instruments.numerics.difference(what, more[row.name] - some[row.name], step, FLOAT64_SCAN, scale=scale)
+        scale = numerics.typical_size(more[row.name])
+        words = numerics.difference(what, more[row.name] - some[row.name], step, FLOAT64_SCAN, scale=scale)
         assert not words, words
 
 
@@ -158,7 +158,7 @@ def a_depth_sees_exactly_one_token_further(stack: Training, place: int, length: 
     weights = drawn_weights(stack, recipe)
     changed = tensor(tokens.tokens)
     changed[0, place] = (changed[0, place] + 1) % recipe.vocab
-    array = instruments.numerics.array
+    array = numerics.array
     before = one_pass(stack, recipe, weights, tokens).mtp_logits
     after = one_pass(stack, recipe, weights, replace(tokens, tokens=array(changed))).mtp_logits
     for depth, (one, other) in enumerate(zip(before, after, strict=True), start=1):

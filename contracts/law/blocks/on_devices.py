@@ -1,4 +1,4 @@
-"""Blocks on a device: bfloat16 against float64 on the same numbers (instruments.half_precision), causality in both
+"""Blocks on a device: bfloat16 against float64 on the same numbers (half_precision), causality in both
 dtypes, the state that a scan hands on, and third-party kernels in place of a block's own.
 
 For causality, only one token gets an upstream gradient. It depends on the tokens where the gradient with respect to x
@@ -9,9 +9,8 @@ a tile too far.
 from dataclasses import replace
 from typing import Protocol
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import half_precision, numerics, oracles
 from contracts.law._support.device_calls import BlockCase, call_of, cases_on
 from contracts.law._support.late import Tensor, torch
 from contracts.spec import (
@@ -59,7 +58,7 @@ def held_to_its_definition(call: BlockCall, run: BlockRun, asked: BlockCase) -> 
     """
     assert run.y.dtype == asked.dtype, f"activations are {asked.dtype}, and y is {run.y.dtype}"
     want, control = defined(call), defined(call, torch.bfloat16)
-    policy = instruments.half_precision
+    policy = half_precision
     words = policy.excess_error("y", run.y, want.pop("y"), control.pop("y"), HALF_OUTPUT)
     assert not words, words
     gradients = dict(run.gradients)
@@ -79,9 +78,7 @@ def defined(call: BlockCall, stored: "torch.dtype | None" = None) -> dict[str, T
     leaves = {name: each.requires_grad_() for name, each in weights.items() if each.is_floating_point()}
     x_BTD = numerics.tensor(call.x, torch.float64).requires_grad_()
     routers = {(call.recipe.hidden, call.recipe.moe.experts)} if call.recipe.moe else set()
-    rounding = (
-        instruments.half_precision.RoundedProducts(stored, frozenset(routers)) if stored else contextlib.nullcontext()
-    )
+    rounding = half_precision.RoundedProducts(stored, frozenset(routers)) if stored else contextlib.nullcontext()
     with rounding:
         y_BTD = _through(call, weights, x_BTD)
         assert call.dy is not None
@@ -92,7 +89,7 @@ def defined(call: BlockCall, stored: "torch.dtype | None" = None) -> dict[str, T
 
 def _through(call: BlockCall, weights: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
     """The output of the oracle for the block of this call."""
-    oracles, recipe = instruments.oracles, call.recipe
+    recipe = call.recipe
     letter = recipe.pattern[call.layer % len(recipe.pattern)]
     documents = None if call.documents is None else numerics.tensor(call.documents)
     rows = list(range(len(x_BTD)))

@@ -6,8 +6,8 @@ whole models and of ranks.
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import oracles
 from contracts.law._support import scan_calls
 from contracts.law._support.recipes import PARALLEL, SMALL_MLA
 from contracts.law._support.scan_calls import ScanCase
@@ -35,4 +35,4 @@ def attention_and_a_scan_side_by_side_are_added_up(stack: Blocks, case: ScanCase
     A branch that reads the other's output or the stream before the norm, a scale that is left out or stands at both,
     and a branch that is added twice all train, and a little worse.
     """
-    scan_calls.equals_its_definition(stack, case, instruments.oracles.model.side_by_side)
+    scan_calls.equals_its_definition(stack, case, oracles.model.side_by_side)

@@ -7,9 +7,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import numerics, oracles
 from contracts.law._support import scan_calls
 from contracts.law._support.late import torch
 from contracts.law._support.recipes import R_LAYER, SMALL
@@ -60,7 +59,7 @@ def r_is_its_recurrence(stack: Blocks, case: ScanCase) -> None:
     The recurrence is h_t = f_t h_{t-1} + (1 - f_t) tanh(h_{t-1} W + k_t v_tᵀ) and y_t = q_tᵀ h_t + D v_t, with
     f = exp(-exp(A_log) softplus(f + dt_bias)). The norm of y · silu(g) follows.
     """
-    scan_calls.equals_its_definition(stack, case, instruments.oracles.recurrent.m2rnn)
+    scan_calls.equals_its_definition(stack, case, oracles.recurrent.m2rnn)
 
 
 HALVES = {

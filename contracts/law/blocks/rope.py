@@ -3,9 +3,8 @@
 import math
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import numerics, oracles
 from contracts.law._support.attention_calls import BARE, PACKED, Lengths, call_of, slice_of, with_weights
 from contracts.law._support.late import torch
 from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
@@ -148,7 +147,7 @@ def far_positions_are_as_precise_as_near_ones(stack: Blocks, length: int, theta:
     bfloat16 equals another token's. A table of angles that was made for 2048 or 4096 tokens begins anew. A stack that
     declares float32 angles must have just those.
     """
-    oracle = instruments.oracles.attention
+    oracle = oracles.attention
     recipe = replace(SMALL, hidden=16, heads=2, kv_groups=1, rope_theta=theta)
     call = call_of(stack, recipe, ((length,),), dtype="float32", backward=False)
     last = range(length - 3, length)

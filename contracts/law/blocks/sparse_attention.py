@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import fixtures, numerics, oracles
 from contracts.law._support.attention_calls import (
     PACKED,
     ROWS,
@@ -45,7 +44,7 @@ def a_query_selects_k_of_the_keys_it_may_see(
     ones.
     """
     chosen_BTS = _selected(stack.run_block(call_of(stack, sparse_recipe(top_k), lengths, backward=False)))
-    documents = instruments.fixtures.documents(lengths).tolist()
+    documents = fixtures.documents(lengths).tolist()
     for row, numbers in enumerate(documents):
         for t, count in enumerate(counts[row]):
             keys = [s for s in range(len(numbers)) if bool(chosen_BTS[row, t, s])]
@@ -76,11 +75,11 @@ def the_keys_with_the_highest_index_scores_are_selected(
 
     The indexer computes its own scores. They are not the attention scores, and all heads share one choice.
     """
-    oracle = instruments.oracles.attention
+    oracle = oracles.attention
     call = call_of(stack, replace(sparse_recipe(top_k), norm_eps=eps), lengths, backward=False)
     chosen_BTS = _selected(stack.run_block(call))
     weights, x_BTD = numerics.tensors(call.weights), numerics.tensor(call.x)
-    documents_BT = instruments.fixtures.documents(lengths)
+    documents_BT = fixtures.documents(lengths)
     for row in range(len(lengths)):
         scores_TS = oracle.index_scores(call.recipe, weights, x_BTD[row], documents_BT[row])
         margin = oracle.margin(scores_TS, top_k)
@@ -132,7 +131,7 @@ def a_key_that_is_not_selected_counts_for_nothing(stack: Blocks, top_k: int, len
     """
     call = call_of(stack, sparse_recipe(top_k), lengths)
     other_BTD = numerics.tensor(call.x)
-    other_BTD[:, s] += instruments.fixtures.normal("a little", tuple(other_BTD[:, s].shape), scale=0.1)
+    other_BTD[:, s] += fixtures.normal("a little", tuple(other_BTD[:, s].shape), scale=0.1)
     one, two = stack.run_block(call), stack.run_block(replace(call, x=numerics.array(other_BTD), dy=None))
     before_BTS, after_BTS = _selected(one), _selected(two)
     without_BT = (before_BTS == after_BTS).all(-1) & ~before_BTS[..., s]

@@ -6,9 +6,8 @@ The contracts on transformers over many ranks compare with one rank; this one ti
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import numerics, oracles
 from contracts.law._support.late import Tensor, torch
 from contracts.law._support.small_models import BIASED_EXPERTS, GROUPED_EXPERTS, LATENT_EXPERTS, session
 from contracts.law._support.training_run import AHEAD, DENSE, LETTERS, TIED, batch, large_expert_weights, run
@@ -45,7 +44,7 @@ def a_step_of_a_transformer_is_its_definition(stack: Training, recipe: Recipe) -
 
 def _defined(asked: Session) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and its gradient by every weight, in float64."""
-    oracles, recipe = instruments.oracles, asked.recipe
+    recipe = asked.recipe
     weights = {name: each.requires_grad_() for name, each in numerics.tensors(asked.weights, torch.float64).items()}
     given = weights | numerics.tensors(asked.buffers, torch.float64)
     (batch,) = asked.batches

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.label_weights import WINDOW
 from contracts.law._support.saved_states import FAMILIES, folder
 from contracts.law.checkpoint.resume import DENSE, MUON, SHORT, given_batches
@@ -226,7 +226,7 @@ def the_command_stopped_early_leaves_what_it_leaves_at_once(
             assert loaded.start == steps, f"the last checkpoint is of step {loaded.start}, expected {steps}"
             assert loaded.loaded is not None, "the loaded state was asked for, and there is none"
             left.append(loaded.loaded.weights)
-    words = instruments.numerics.differences("the weight", left[0], left[1], EXACT)
+    words = numerics.differences("the weight", left[0], left[1], EXACT)
     assert not words, f"stopped after {ends[0]} of {steps} steps: {words}"
 
 

@@ -5,8 +5,8 @@ The same of a transformer with experts.
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_saves import (
@@ -88,7 +88,7 @@ def _apart(got: Step, want: Step) -> str:
         found = got.losses.get(name, float("nan"))
         if not abs(found - loss) <= 1e-11 * max(1.0, abs(loss)):
             return f"step 3: {name} is {found:.10g}, expected {loss:.10g}"
-    words = instruments.numerics.gradient_differences("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
+    words = numerics.gradient_differences("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
     return f"step 3: {words}" if words else ""
 
 

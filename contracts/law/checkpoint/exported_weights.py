@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import numerics, safetensors_files
 from contracts.law._support import saved_states
 from contracts.law._support.late import torch
 from contracts.law._support.saved_states import FAMILIES, folder
@@ -70,7 +69,7 @@ def an_index_names_what_the_files_have(stack: Exporting, recipe: Recipe, files: 
     with folder() as at:
         written = Path(stack.export_model(str(at), recipe, given, files))
         try:
-            found = instruments.safetensors_files.read(written)
+            found = safetensors_files.read(written)
         except ValueError as error:
             raise AssertionError(f"who loads the export is refused: {error}") from None
     assert found.files, "no file of safetensors was written"

@@ -9,8 +9,8 @@ import random
 from dataclasses import replace
 from itertools import accumulate
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.late import torch
 from contracts.law._support.layouts import in_a_layout_of
@@ -243,7 +243,7 @@ def _apart(got: Step, want: Step) -> str:
     for fact in ("number", "samples", "lr", "tokens"):
         if getattr(got, fact) != getattr(want, fact):
             return f"step {want.number}: {fact} is {getattr(got, fact)}, expected {getattr(want, fact)}"
-    words = instruments.numerics.gradient_differences("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
+    words = numerics.gradient_differences("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
     return f"step {want.number}: {words}" if words else ""
 
 

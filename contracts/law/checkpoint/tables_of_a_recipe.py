@@ -7,8 +7,8 @@ or for longer rows, has to run with those and not with what was saved.
 from dataclasses import replace
 from typing import Any
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.model_passes import WHOLE
 from contracts.law._support.recipes import SMALL_MLA
 from contracts.law._support.saved_states import FAMILIES, folder
@@ -34,7 +34,7 @@ def what_is_saved_follows_from_no_table(stack: Training, recipe: Recipe, other: 
     own, changed = stack.initial(recipe, "nemo_native"), stack.initial(replace(recipe, **other), "nemo_native")
     only = sorted(own.keys() ^ changed.keys())
     assert not only, f"with {_said(other)} {only[0]} is {'no longer' if only[0] in own else 'also'} saved"
-    words = instruments.numerics.differences(f"with {_said(other)}", changed, own, EXACT)
+    words = numerics.differences(f"with {_said(other)}", changed, own, EXACT)
     assert not words, words
 
 
@@ -70,7 +70,7 @@ def a_run_resumed_under_another_recipe_runs_with_that(
         f"resumed with {_said(other)} lm is {got.losses['lm']:.9g}, from the same weights {want.losses['lm']:.9g}"
     )
     what = f"resumed with {_said(other)} the gradient of"
-    words = instruments.numerics.gradient_differences(what, got.gradients, want.gradients, FLOAT64_SCAN)
+    words = numerics.gradient_differences(what, got.gradients, want.gradients, FLOAT64_SCAN)
     assert not words, words
 
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import half_precision, numerics
 from contracts.law._support.device_calls import WIDE, BlockCase, call_of, rerouted, routings
 from contracts.law._support.recipes import A_LAYER, E_LAYER, SMALL_MLA
 from contracts.spec import (
@@ -139,7 +138,7 @@ def _three_runs(stack: Stack, asked: BlockCase, backend: Backend) -> tuple[Block
 
 
 def _excess_error(exact: BlockRun, eager: BlockRun, compiled: BlockRun) -> str:
-    policy = instruments.half_precision
+    policy = half_precision
     want, control = numerics.tensor(exact.y), numerics.tensor(eager.y)
     words: str = policy.excess_error("compiled y", compiled.y, want, control, HALF_OUTPUT)
     wants, controls = numerics.tensors(exact.gradients), numerics.tensors(eager.gradients)

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import graphs
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.context_parallel import RECURS, SCANS, last_label
 from contracts.law._support.layouts import in_a_layout_of
@@ -36,7 +36,7 @@ def a_compiled_lane_is_the_eager_lane(stack: Training, execution: Execution, wor
     enters compiled code before it is waited for gets no gradient. Neither changes the loss of the step.
     """
     execution = in_a_layout_of(stack, execution)
-    instruments.graphs.reset_compiler()  # what is cached names groups of worlds that are no more
+    graphs.reset_compiler()  # what is cached names groups of worlds that are no more
     eager, compiled = (_step(stack, each) for each in (replace(execution, compile="none"), execution))
     words = gradient_differences(eager, compiled, what="compiled, the gradient of")
     assert not words, words
@@ -54,14 +54,14 @@ def ranks_compile_the_same_graphs(stack: Training, execution: Execution, world: 
     Ranks that compile differently add in a different order; where their collectives move, they hang.
     """
     execution = in_a_layout_of(stack, execution)
-    instruments.graphs.reset_compiler()
+    graphs.reset_compiler()
     warm = _step(stack, execution)
-    every = gathered(instruments.graphs.compiled_count())
+    every = gathered(graphs.compiled_count())
     assert every[0] > 0, "nothing was compiled"
-    for rank, graphs in enumerate(every):
-        assert graphs == every[0], f"{every[0]} graphs were compiled on rank 0 and {graphs} on rank {rank}"
+    for rank, count in enumerate(every):
+        assert count == every[0], f"{every[0]} graphs were compiled on rank 0 and {count} on rank {rank}"
     if here().rank == world - 1:
-        instruments.graphs.reset_compiler()
+        graphs.reset_compiler()
     cold = _step(stack, execution)
     words = gradient_differences(warm, cold, what="with a cold cache on one rank, the gradient of")
     assert not words, words
@@ -84,12 +84,12 @@ def no_rank_compiles_anew(stack: Training, execution: Execution, world: int) -> 
     execution = in_a_layout_of(stack, execution)
     counted = []
     for steps in (1, 3):
-        instruments.graphs.reset_compiler()
+        graphs.reset_compiler()
         session = Session(
             recipe=TINY, steps=steps, execution=replace(execution, precision="float32"), batches=batches(steps),
         )  # fmt: skip
         stack.train(session)
-        counted.append(instruments.graphs.compiled_count())
+        counted.append(graphs.compiled_count())
     every = gathered(counted)
     assert every[0][0] > 0, "nothing was compiled"
     for rank, (first, three) in enumerate(every):
@@ -162,13 +162,13 @@ def ranks_of_a_row_compile_the_same_graphs(stack: Training, recipe: Recipe, exec
 
     Ranks that break a layer in different places hang when one recompiles and the other does not.
     """
-    instruments.graphs.reset_compiler()
+    graphs.reset_compiler()
     weights = drawn_weights(stack.built(recipe, "nemo_native").parameters)
     given = (last_label(16),)
     ((alone, many),) = one_rank_and_many(stack, recipe, execution, given, "gradients", weights=weights)
-    every = gathered(instruments.graphs.compiled_count())
+    every = gathered(graphs.compiled_count())
     assert every[0] > 0, "nothing was compiled"
-    for rank, graphs in enumerate(every):
-        assert graphs == every[0], f"{every[0]} graphs were compiled on rank 0 and {graphs} on rank {rank}"
+    for rank, count in enumerate(every):
+        assert count == every[0], f"{every[0]} graphs were compiled on rank 0 and {count} on rank {rank}"
     words = loss_difference(alone, many) or gradient_differences(alone, many)
     assert not words, words

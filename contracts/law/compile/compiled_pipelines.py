@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Protocol
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import graphs
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import borrowed, own_axis
@@ -72,9 +72,9 @@ def a_compiled_lane_steps_as_one_eager_rank_does(
     whether the gradients of that microbatch were to be reduced.
     """
     execution = in_a_layout_of(stack, execution)
-    instruments.graphs.reset_compiler()  # what is cached names groups of worlds that are no more
+    graphs.reset_compiler()  # what is cached names groups of worlds that are no more
     steps = one_rank_and_many(stack, recipe, execution, batches(3), "gradients", "weights", "buffers")
-    every = gathered(instruments.graphs.compiled_count())
+    every = gathered(graphs.compiled_count())
     assert min(every) > 0, f"rank {every.index(0)} compiled nothing"
     for one, many in steps:
         words = loss_difference(one, many, bound=LOSS) or tensor_differences(
@@ -106,9 +106,9 @@ def what_experts_hand_back_is_outside_the_graphs(
     break of its name.
     """
     execution = in_a_layout_of(stack, execution)
-    instruments.graphs.reset_compiler()
+    graphs.reset_compiler()
     one_rank_and_many(stack, recipe, execution, batches(1))
-    found = instruments.graphs.graph_breaks()
+    found = graphs.graph_breaks()
     allowed = {each.site: each for each in stack.allowed_breaks(recipe, execution)}
     for each in found:
         place = f"{each.site} {each.reason}"

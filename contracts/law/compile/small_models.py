@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import graphs
 from contracts.law._support.small_models import Cell, cell, loss_difference, one_rank_and_many
 from contracts.law._support.step_comparison import gradient_differences
 from contracts.law._support.transformer_layouts import G
@@ -23,7 +23,7 @@ def a_compiled_transformer_is_the_eager_one(stack: Training, recipe: Recipe, exe
     """Compiled block by block, a transformer's step on several ranks has the loss and the gradients of the eager step
     on one rank.
     """
-    instruments.graphs.reset_compiler()  # what is cached names groups of worlds that are no more
+    graphs.reset_compiler()  # what is cached names groups of worlds that are no more
     ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "gradients")
     words = loss_difference(alone, many) or gradient_differences(
         alone, many, what="compiled, the gradient of", tolerance=FLOAT32_TRANSFORMER

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.late import Tensor
 from contracts.law._support.small_models import LOSS, Cell, cell, one_rank_and_many
 from contracts.law._support.step_comparison import gradient_differences
@@ -95,7 +95,7 @@ def a_balance_loss_does_not_depend_on_labels(stack: Training, recipe: Recipe, mi
     for rows in (MANY, FEW):
         given = (replace(batch("labels", rows=rows, recipe=recipe), documents=None),)
         with_, without = (
-            instruments.numerics.tensors(
+            numerics.tensors(
                 run(stack, each, given, "gradients", weights=weights, microbatches=microbatches).steps[0].gradients
             )
             for each in (recipe, plain)

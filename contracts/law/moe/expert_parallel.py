@@ -6,8 +6,8 @@ expert and a residual stream would hide dead experts from every loss.
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import training_run
 from contracts.law._support.late import torch
 from contracts.law._support.multi_rank_run import (
@@ -163,7 +163,7 @@ def _labelled(recipe: Recipe) -> Tokens:
     """A batch in which no token occurs twice: 64 of a vocabulary of 67, shuffled."""
     (given,) = batches(1, recipe)
     tokens_BT = (5 + 7 * torch.arange(64)) % 67
-    return replace(given, tokens=instruments.numerics.array(tokens_BT.view(4, 16)))
+    return replace(given, tokens=numerics.array(tokens_BT.view(4, 16)))
 
 
 LOSSES = ("experts", "balance-loss", "z-loss")

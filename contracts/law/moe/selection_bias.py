@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import fixtures, numerics
 from contracts.law._support import expert_calls
 from contracts.law._support.expert_calls import SIGMOID
 from contracts.law._support.late import Tensor, torch
@@ -141,7 +140,7 @@ def _moved_otherwise(
 def _routing_by_token(built: Built) -> Arrays:
     """Weights of a model of one E block in which token v goes to experts v and v + 1."""
     shapes = {row.name: Shape(dtype="float64", shape=row.shape) for row in built.parameters}
-    weights = instruments.fixtures.weights(shapes)
+    weights = fixtures.weights(shapes)
     for row in built.parameters:
         if row.role == "embedding":
             weights[row.name] = 8 * torch.eye(64, dtype=torch.float64)[: row.shape[0]]

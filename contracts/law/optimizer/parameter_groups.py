@@ -5,9 +5,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import numerics, oracles
 from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import SMALL_DSA
 from contracts.law._support.training_run import (
@@ -141,7 +140,7 @@ def after_muon(
     """
     among = beside(name, weights) if chosen(stack, "muon-projections") == "stacked" else [name]
     weight, *given = (torch.cat([held[each] for each in among], dim=-2) for held in (weights, *gradients))
-    after = instruments.oracles.optimizers.muon(weight, given, rates, decay=decay, half=half)
+    after = oracles.optimizers.muon(weight, given, rates, decay=decay, half=half)
     sizes = [weights[each].shape[-2] for each in among]
     return [torch.split(each, sizes, dim=-2)[among.index(name)] for each in after]
 
@@ -157,7 +156,7 @@ def _rules(stack: object, name: str, moved: Tensor, gradients: Mapping[str, Tens
     """The rules that explain a first step without decay."""
     clipped = {each: gradient * step.clip_coef for each, gradient in gradients.items()}
     none = {each: torch.zeros_like(gradient) for each, gradient in clipped.items()}
-    adamw = instruments.oracles.optimizers.adamw
+    adamw = oracles.optimizers.adamw
     after = adamw(none[name], [clipped[name]], [step.lr], decay=0.0, beta1=0.9, beta2=0.95)[0]
     found = [] if numerics.difference("", moved, after, ORTHOGONAL) else ["adamw"]
     if moved.dim() > 1:

@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.answers import refusal_of
 from contracts.law._support.training_run import (
     DENSE,
@@ -104,9 +104,9 @@ def the_rate_that_is_reported_is_applied(
     found = run(stack, recipe, given, "weights", weights=weights).steps
     # Where norms decay, which is OPT-02a's to say, their first step is not the rate alone.
     norm = next((row.name for row in rows if row.role == "norm" and not row.weight_decay), None)
-    before = instruments.numerics.tensors(weights)
+    before = numerics.tensors(weights)
     for step in found:
-        after = instruments.numerics.tensors(step.weights)
+        after = numerics.tensors(step.weights)
         left = float((after[embedding.name][5:] / before[embedding.name][5:].double()).mean())
         applied = (1 - left) / embedding.weight_decay
         words = f"step {step.number} of {kind} reports a rate of {step.lr:.6g}"
@@ -162,9 +162,7 @@ def clipping_scales_all_gradients_down_by_one_number(stack: Training, recipe: Re
     for step in trained.steps:
         lacking = sorted({row.name for row in rows} - set(step.gradients))
         assert not lacking, f"there is no gradient of {', '.join(lacking[:3])}"
-        squares = [
-            float(each.double().square().sum()) for each in instruments.numerics.tensors(step.gradients).values()
-        ]
+        squares = [float(each.double().square().sum()) for each in numerics.tensors(step.gradients).values()]
         norm = math.sqrt(sum(squares))
         assert abs(step.grad_norm - norm) < within(1e-9) * norm, (
             f"the norm of step {step.number} is {step.grad_norm:.8g}, that of its gradients {norm:.8g}"
@@ -177,8 +175,6 @@ def clipping_scales_all_gradients_down_by_one_number(stack: Training, recipe: Re
     first = trained.steps[0]
     moments = {name.removesuffix("/exp_avg"): each for name, each in first.optimizer.items() if "/exp_avg" in name[-8:]}
     part = (1 - recipe.optim.beta1) * first.clip_coef
-    clipped = {
-        name: each * part for name, each in instruments.numerics.tensors(first.gradients).items() if name in moments
-    }
-    words = instruments.numerics.differences("in the first moment of", moments, clipped, FLOAT64_SCAN)
+    clipped = {name: each * part for name, each in numerics.tensors(first.gradients).items() if name in moments}
+    words = numerics.differences("in the first moment of", moments, clipped, FLOAT64_SCAN)
     assert not words, f"gradients were multiplied by another number than {first.clip_coef:.6g}: {words}"

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import traffic
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, one_rank_and_many, own_axis
 from contracts.law._support.step_comparison import gradient_differences, state_differences
@@ -69,7 +69,7 @@ def a_singleton_lane_reduces_nothing(stack: Training, execution: Execution, worl
             recipe=SPREAD, steps=1, execution=asked, batches=batches(1), weights=large_expert_weights(stack, SPREAD),
             observe=frozenset({"gradients"}),
         )  # fmt: skip
-        with instruments.traffic.watched() as watch:
+        with traffic.watched() as watch:
             stack.train(session)
         assert not watch.diverged, watch.diverged
         assert watch.issued, "no collective was seen"

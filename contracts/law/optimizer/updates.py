@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics, oracles
 from contracts.law._support.fp8_calls import FP8
 from contracts.law._support.late import Tensor
 from contracts.law._support.training_run import (
@@ -82,7 +82,7 @@ def weights_after_each_step_are_those_of_the_rule(
     trained = run(stack, recipe, batches(4, recipe=recipe), "gradients", "weights", weights=weights, rates=rates)
     moved = updates(weights, trained)
     for row in rows:
-        weight, share = instruments.numerics.tensor(weights[row.name]), (rates or {}).get(row.name, 1.0)
+        weight, share = numerics.tensor(weights[row.name]), (rates or {}).get(row.name, 1.0)
         what = f"the {row.optimizer} move of {row.name}"
         if row.optimizer == "muon":
             wanted, rounded = (_by_muon(stack, row, weights, trained, share, half=half) for half in (False, True))
@@ -92,7 +92,7 @@ def weights_after_each_step_are_those_of_the_rule(
             if row.optimizer == "muon":
                 words = muon_difference(stack, what, move[row.name], want, half)
             else:
-                words = instruments.numerics.difference(what, move[row.name], want, FLOAT64_SCAN)
+                words = numerics.difference(what, move[row.name], want, FLOAT64_SCAN)
             assert not words, f"{words} (step {step})"
 
 
@@ -101,7 +101,7 @@ def _by_adamw(row: Parameter, weight: Tensor, trained: Trained, optim: Optim, sh
     rates = [step.lr * share for step in trained.steps]
     betas = {"beta1": optim.beta1, "beta2": optim.beta2}
     gradients = _clipped(trained, row.name)
-    return _moves(weight, instruments.oracles.optimizers.adamw(
+    return _moves(weight, oracles.optimizers.adamw(
         weight, gradients, rates, decay=row.weight_decay, **betas
     ))  # fmt: skip
 
@@ -110,9 +110,9 @@ def _by_muon(
     stack: object, row: Parameter, weights: Arrays, trained: Trained, share: float, *, half: bool
 ) -> list[Tensor]:
     """Those by Muon's; `half` is for products in bfloat16."""
-    start = instruments.numerics.tensors(weights)
+    start = numerics.tensors(weights)
     given = [
-        {name: each * step.clip_coef for name, each in instruments.numerics.tensors(step.gradients).items()}
+        {name: each * step.clip_coef for name, each in numerics.tensors(step.gradients).items()}
         for step in trained.steps
     ]
     rates = [step.lr * share for step in trained.steps]
@@ -124,7 +124,7 @@ def _moves(weight: Tensor, after: list[Tensor]) -> list[Tensor]:
 
 
 def _clipped(trained: Trained, name: str) -> list[Tensor]:
-    tensor = instruments.numerics.tensor
+    tensor = numerics.tensor
     return [tensor(step.gradients[name]) * step.clip_coef for step in trained.steps]
 
 
@@ -151,7 +151,7 @@ def moments_are_means_of_clipped_gradients(stack: Training, recipe: Recipe) -> N
         for entry, want in (("exp_avg", first), ("exp_avg_sq", second)):
             held = trained.steps[-1].optimizer.get(f"{row.name}/{entry}")
             assert held is not None, f"{row.name} has no {entry}"
-            words = instruments.numerics.difference(f"{entry} of {row.name}", held, want, FLOAT64)
+            words = numerics.difference(f"{entry} of {row.name}", held, want, FLOAT64)
             assert not words, f"{words} (step 3)"
 
 
@@ -172,10 +172,8 @@ def a_gradient_a_little_over_the_limit_is_clipped(stack: Training, recipe: Recip
     assert 0.79 < held.clip_coef < 0.81, f"at 0.8 of the norm gradients were multiplied by {held.clip_coef:.6g}"
     for name in (f"{row.name}/exp_avg" for row in rows if row.optimizer == "adamw"):
         assert name in free.optimizer.keys() & held.optimizer.keys(), f"after a step there is no {name}"
-        want = instruments.numerics.tensor(free.optimizer[name]) * held.clip_coef
-        words = instruments.numerics.difference(
-            f"{name} of a gradient a little over", held.optimizer[name], want, FLOAT64
-        )
+        want = numerics.tensor(free.optimizer[name]) * held.clip_coef
+        words = numerics.difference(f"{name} of a gradient a little over", held.optimizer[name], want, FLOAT64)
         assert not words, words
 
 
@@ -203,8 +201,8 @@ def weights_and_state_are_float32(stack: Training, recipe: Recipe) -> None:
         assert held.dtype in ("float32", "int64"), f"{name} is held in {held.dtype}, expected float32"
     for row in table(stack, recipe):
         if row.role == "norm":
-            moved = instruments.numerics.tensor(step.weights[row.name]).double() - 1
-            reached = instruments.numerics.tensor(step.gradients[row.name]) != 0
+            moved = numerics.tensor(step.weights[row.name]).double() - 1
+            reached = numerics.tensor(step.gradients[row.name]) != 0
             largest = float(moved[reached].abs().max()) if bool(reached.any()) else 1e-4
             assert 0.9e-4 < largest < 1.1e-4, f"{row.name} moved by {largest:.3g} in a first step at a rate of 0.0001"
 
@@ -256,6 +254,4 @@ def stale_gradient(stack: Training, session: Session) -> str:
         if abs(second.losses[name] - loss) > within(1e-9) * max(1.0, abs(loss)):
             return f"the second step's {name} is {second.losses[name]:.9g}, from its weights it is {loss:.9g}"
     tolerance = FLOAT64 if session.execution.precision == "float64" else FLOAT32
-    return instruments.numerics.gradient_differences(
-        "the second step's gradient of", second.gradients, again.gradients, tolerance
-    )
+    return numerics.gradient_differences("the second step's gradient of", second.gradients, again.gradients, tolerance)

@@ -8,8 +8,8 @@ cells with four ranks a rank has two tokens, fewer than the convolution looks ba
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import fixtures, numerics
 from contracts.instruments.ranks import here
 from contracts.law._support.context_parallel import HALVES, QUARTERS, THIRDS
 from contracts.law._support.late import torch
@@ -214,7 +214,7 @@ def a_cut_row_keeps_its_documents_apart(
     session = Session(
         recipe=recipe, steps=1, batches=(given,), weights=weights, execution=execution, observe=frozenset({"gradients"})
     )
-    grad_VD = instruments.numerics.tensor(stack.train(session).steps[0].gradients["embedding.weight"])
+    grad_VD = numerics.tensor(stack.train(session).steps[0].gradients["embedding.weight"])
     for token in range(64):
         reached = bool(grad_VD[token].abs().max() > 0)
         where = f"token {token % 16} of row {token // 16} (rank {here().rank})"
@@ -229,7 +229,7 @@ def _one_document_counts() -> tuple[Tokens, list[bool | None]]:
     None for a document's last token, which has no label.
     """
     lengths = ((8, 8), (7, 9), (9, 7), (1, 5, 10))
-    documents_BT = instruments.fixtures.documents(lengths)
+    documents_BT = fixtures.documents(lengths)
     tokens_BT = torch.arange(64).view(4, 16)
     last_BT = documents_BT == documents_BT[:, -1:]
     labels_BT = tokens_BT.roll(-1, 1).masked_fill(~last_BT, -100)
@@ -237,7 +237,7 @@ def _one_document_counts() -> tuple[Tokens, list[bool | None]]:
     reached: list[bool | None] = [bool(each) for each in last_BT.flatten()]
     for row in range(4):
         reached[16 * row + 15] = None
-    array = instruments.numerics.array
+    array = numerics.array
     return Tokens(tokens=array(tokens_BT), labels=array(labels_BT), documents=array(documents_BT)), reached
 
 

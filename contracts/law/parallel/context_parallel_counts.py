@@ -6,8 +6,8 @@ outweighs the task. `context_parallel.py` judges the step as a whole.
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.context_parallel import HALVES
 from contracts.law._support.late import torch
 from contracts.law._support.multi_rank_run import SPREAD, borrowed, one_rank_and_many, with_rungs
@@ -46,11 +46,11 @@ def labels_at_the_borders_of_ranks_count(stack: Training, recipe: Recipe, execut
 def _borders(runs: int) -> Tokens:
     """Rows of one document, with labels for two tokens before and two after each border between `runs` ranks."""
     given = batch("context borders", AHEAD.vocab, (((16,), 0),) * 4)
-    tokens_BT = instruments.numerics.tensor(given.tokens)
+    tokens_BT = numerics.tensor(given.tokens)
     labels_BT = torch.full_like(tokens_BT, -100)
     for border in range(16 // runs, 16, 16 // runs):
         labels_BT[:, border - 2 : border + 2] = tokens_BT[:, border - 1 : border + 3]
-    return replace(given, labels=instruments.numerics.array(labels_BT), documents=None)
+    return replace(given, labels=numerics.array(labels_BT), documents=None)
 
 
 UNEVEN = replace(SPREAD, name="context-uneven", batch=replace(SPREAD.batch, total=6))

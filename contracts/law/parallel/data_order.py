@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.answers import refusal_of
 from contracts.law._support.late import torch
 from contracts.law._support.training_run import LETTERS, SEEDS
@@ -244,13 +244,13 @@ def a_step_trains_on_the_sequences_it_says(stack: Training, microbatches: int, e
         one, two = step.losses["lm"], other.losses["lm"]
         assert one == two, f"lm of step {step.number} is {one:.8g} over {list(taken)}, {two:.8g} over them as batches"
     after, want = sampled.steps[2].weights, as_batches.steps[2].weights
-    words = instruments.numerics.differences("after 3 steps", after, want, EXACT)
+    words = numerics.differences("after 3 steps", after, want, EXACT)
     assert not words, words
 
 
 def _joined(rows: list[Tokens]) -> Tokens:
     def join(name: str) -> Array:
-        return instruments.numerics.array(torch.cat([instruments.numerics.tensor(getattr(row, name)) for row in rows]))
+        return numerics.array(torch.cat([numerics.tensor(getattr(row, name)) for row in rows]))
 
     return Tokens(tokens=join("tokens"), labels=join("labels"), documents=join("documents"))
 
@@ -290,5 +290,5 @@ def a_label_is_the_next_token_of_its_document(stack: Training, length: int) -> N
 def _values(value: Array | None, length: int) -> list[int]:
     assert value is not None, "a sequence says nothing about its documents"
     assert value.shape == (1, length), f"a sequence has shape {value.shape}, expected (1, {length})"
-    found: list[int] = instruments.numerics.tensor(value)[0].tolist()
+    found: list[int] = numerics.tensor(value)[0].tolist()
     return found

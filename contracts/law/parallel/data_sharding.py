@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.answers import refusal_of
 from contracts.law._support.late import torch
@@ -40,11 +40,11 @@ def labels_at_the_edges_of_a_run_count(stack: Training, recipe: Recipe, executio
 def _edges(cuts: int) -> Tokens:
     """The batch with labels only for the last two tokens before each cut, in rows of one document."""
     (given,) = batches(1)
-    tokens_BT = instruments.numerics.tensor(given.tokens)
+    tokens_BT = numerics.tensor(given.tokens)
     labels_BT = torch.full_like(tokens_BT, -100)
     for cut in _cuts(cuts):
         labels_BT[:, cut - 2 : cut] = tokens_BT[:, cut - 1 : cut + 1]
-    return replace(given, labels=instruments.numerics.array(labels_BT), documents=None)
+    return replace(given, labels=numerics.array(labels_BT), documents=None)
 
 
 def _cuts(ranks: int) -> list[int]:

@@ -5,8 +5,8 @@ A run resumes from their checkpoint.
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics, traffic
 from contracts.instruments.ranks import here
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import BIASED, SPREAD, batches, borrowed, own_axis, with_rungs
@@ -55,7 +55,7 @@ def a_run_begins_with_the_same_weights_on_any_layout(
     words = replica_differences(step.weights)
     assert not words, f"{words} at the start"
     want = stack.initial(recipe, execution.mode)
-    words = instruments.numerics.differences("of the initial weights", step.weights, want, EXACT)
+    words = numerics.differences("of the initial weights", step.weights, want, EXACT)
     assert not words, f"{words} (rank {here().rank})"
 
 
@@ -84,7 +84,7 @@ def the_lane_steps_and_saves(stack: Training, recipe: Recipe, execution: Executi
             recipe=recipe, steps=5, execution=execution, batches=batches(1, recipe) * 5, weights=weights,
             observe=frozenset({"weights"}), at=frozenset({5}), save=folder, save_at=frozenset({5}),
         )  # fmt: skip
-        with instruments.traffic.watched() as watch:
+        with traffic.watched() as watch:
             steps = stack.train(session).steps
         assert not watch.diverged, f"{watch.diverged} (rank {here().rank})"
         _moved(weights, steps)
@@ -98,6 +98,6 @@ def the_lane_steps_and_saves(stack: Training, recipe: Recipe, execution: Executi
 def _moved(weights: object, steps: tuple[Step, ...]) -> None:
     first, last = steps[0].losses["total"], steps[-1].losses["total"]
     assert last < first, f"over five steps on one batch the loss goes from {first:.6g} to {last:.6g}"
-    start, end = instruments.numerics.tensors(weights), instruments.numerics.tensors(steps[-1].weights)  # type: ignore[arg-type]
+    start, end = numerics.tensors(weights), numerics.tensors(steps[-1].weights)  # type: ignore[arg-type]
     still = sorted(name for name, each in end.items() if bool((each == start[name].to(each.dtype)).all()))
     assert not still, f"after five steps {', '.join(still[:3])} did not move"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support import training_run
 from contracts.law._support.answers import refusal_of
 from contracts.law._support.late import Tensor, torch
@@ -40,7 +40,7 @@ DRAWN: dict[str, tuple[Recipe, Mode]] = {
 
 
 def _initial(stack: Training, recipe: Recipe, mode: Mode) -> dict[str, Tensor]:
-    return instruments.numerics.tensors(stack.initial(recipe, mode))
+    return numerics.tensors(stack.initial(recipe, mode))
 
 
 def _drawn_tensors(stack: Training, recipe: Recipe, mode: Mode) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def the_seed_decides_the_initial_weights(stack: Training, recipe: Recipe, mode: 
         stack.initial(replace(recipe, depth=recipe.depth - 2, seed=5), mode)
         torch.manual_seed(99)
         after = stack.initial(recipe, mode)
-    words = instruments.numerics.differences("the second time", after, before, EXACT)
+    words = numerics.differences("the second time", after, before, EXACT)
     assert not words, words
     drawn = _drawn_tensors(stack, recipe, mode)
     alike = [name for name, each in before.items() if name not in drawn and _varies(each.shape, name)]
@@ -123,7 +123,7 @@ def a_tensor_starts_the_same_in_another_model(stack: Training, one: Recipe, othe
         got, want = (side[name].double() for side in (left, right))
         if bool(want.any()) and bool(got.any()):
             got, want = got / got.norm(), want / want.norm()
-        words = instruments.numerics.difference(f"{name} in the other model", got, want, FLOAT32)
+        words = numerics.difference(f"{name} in the other model", got, want, FLOAT32)
         assert not words, words
 
 
@@ -302,7 +302,7 @@ def a_run_starts_from_its_initial_weights(stack: Training, recipe: Recipe) -> No
         assert abs(found - loss) <= 1e-6 * max(1.0, abs(loss)), (
             f"without given weights {name} is {found:.9g}, from the initial weights it is {loss:.9g}"
         )
-    words = instruments.numerics.gradient_differences(
+    words = numerics.gradient_differences(
         "without given weights the gradient of", drawn.gradients, taken.gradients, FLOAT32
     )
     assert not words, words
@@ -337,15 +337,15 @@ def weights_that_do_not_fit_are_not_taken(stack: Training, how: Literal["missing
     rows = training_run.table(stack, LITTLE)
     weights = dict(training_run.drawn_weights(rows))
     name = next(row.name for row in rows if row.role == "matrix")
-    matrix = instruments.numerics.tensor(weights.pop(name))
+    matrix = numerics.tensor(weights.pop(name))
     asked = Session(
         recipe=LITTLE, steps=1, execution=Execution(precision="float64"),
         batches=(replace(training_run.batch("given", recipe=LITTLE), documents=None),),
     )  # fmt: skip
     if how != "missing":
         foreign = how == "foreign"
-        wrong = {name: instruments.numerics.array(matrix if foreign else matrix[:-1])}
-        wrong |= {f"{name}.of_another_model": instruments.numerics.array(matrix)} if foreign else {}
+        wrong = {name: numerics.array(matrix if foreign else matrix[:-1])}
+        wrong |= {f"{name}.of_another_model": numerics.array(matrix)} if foreign else {}
         refused = str(refusal_of(lambda: stack.train(replace(asked, weights=weights | wrong))))
         assert name in refused, f"the refusal does not name {name}: {refused}"
         return

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments.ranks import here
+from contracts.instruments.ranks import backend_of, here
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, own_axis, with_rungs
 from contracts.law._support.step_comparison import gradient_differences, label_difference, on_one_rank
@@ -30,7 +29,7 @@ def the_rank_is_that_of_the_world(stack: Training, recipe: Recipe, execution: Ex
     On one node the two are the same. A rank that takes LOCAL_RANK or the devices of its node for its place reads
     another rank's data, or waits for a world that is not there.
     """
-    if instruments.ranks.backend_of("cuda") == "nccl":
+    if backend_of("cuda") == "nccl":
         raise NotOffered("has one device a rank of a node, and these nodes are made up", "device")
     execution = in_a_layout_of(stack, execution)
     session = Session(

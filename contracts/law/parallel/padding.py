@@ -6,8 +6,8 @@ A row is padded to the length of its batch. The oracle is the same stack on the 
 import math
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import fixtures, numerics
 from contracts.law._support.label_weights import WINDOW, label_shares
 from contracts.law._support.late import Tensor, torch
 from contracts.law._support.small_models import DENSE as DENSE_LAYERS
@@ -70,16 +70,14 @@ def padding_changes_no_loss_and_no_gradient(
             given = (_labelled(row_T[None], (len(row_T),)),)
             (alone,) = run(stack, recipe, given, "gradients", weights=weights).steps
             lm += share * alone.losses["lm"]
-            for name, each in instruments.numerics.tensors(alone.gradients).items():
+            for name, each in numerics.tensors(alone.gradients).items():
                 want[name] = want[name] + share * each if name in want else share * each
     assert abs(whole.losses["lm"] - lm) <= within(1e-11) * lm, (
         f"lm is {whole.losses['lm']:.10g} with padding, {lm:.10g} without"
     )
-    words = instruments.numerics.gradient_differences(
-        "with padding the gradient of", whole.gradients, want, FLOAT64_SCAN
-    )
+    words = numerics.gradient_differences("with padding the gradient of", whole.gradients, want, FLOAT64_SCAN)
     assert not words, words
-    found = instruments.numerics.tensors(whole.gradients)
+    found = numerics.tensors(whole.gradients)
     for row in table(stack, recipe):
         if row.role == "embedding" and recipe.untied_embeddings:
             assert not found[row.name][pad].any(), f"the token that pads has a gradient in {row.name}"
@@ -87,7 +85,7 @@ def padding_changes_no_loss_and_no_gradient(
 
 def _row(recipe: Recipe, number: int, length: int) -> Tensor:
     """The tokens of a row, (T,); none of them is the one that pads."""
-    return instruments.fixtures.integers(f"padded {number}", (LENGTH,), recipe.vocab - 1)[:length]
+    return fixtures.integers(f"padded {number}", (LENGTH,), recipe.vocab - 1)[:length]
 
 
 def _labelled(tokens_BT: Tensor, lengths: tuple[int, ...]) -> Tokens:
@@ -95,7 +93,7 @@ def _labelled(tokens_BT: Tensor, lengths: tuple[int, ...]) -> Tokens:
     labels_BT = tokens_BT.roll(-1, 1)
     for row, length in enumerate(lengths):
         labels_BT[row, max(length - 1, 0) :] = -100
-    return Tokens(tokens=instruments.numerics.array(tokens_BT), labels=instruments.numerics.array(labels_BT))
+    return Tokens(tokens=numerics.array(tokens_BT), labels=numerics.array(labels_BT))
 
 
 UNLABELLED: dict[str, tuple[Recipe, int]] = {"letters": (LETTERS, 1), "dense": (DENSE, 1), "dense-in-two": (DENSE, 2)}
@@ -115,8 +113,8 @@ def a_step_without_a_label_destroys_nothing(stack: Training, recipe: Recipe, mic
     """
     weights = drawn_weights(table(stack, recipe))
     given = [replace(batch(f"unlabelled {at}", recipe=recipe), documents=None) for at in range(3)]
-    labels_BT = instruments.numerics.tensor(given[1].labels)
-    given[1] = replace(given[1], labels=instruments.numerics.array(labels_BT.fill_(-100)))
+    labels_BT = numerics.tensor(given[1].labels)
+    given[1] = replace(given[1], labels=numerics.array(labels_BT.fill_(-100)))
     try:
         _, step, after = run(
             stack, recipe, tuple(given), "weights", "optimizer", weights=weights, microbatches=microbatches
@@ -125,7 +123,7 @@ def a_step_without_a_label_destroys_nothing(stack: Training, recipe: Recipe, mic
         run(stack, recipe, (given[0], given[2]), weights=weights, microbatches=microbatches)  # it is about the labels
         return
     assert step.tokens == 0, f"{step.tokens} labels count, and there is none"
-    for name, held in instruments.numerics.tensors({**step.weights, **step.optimizer}).items():
+    for name, held in numerics.tensors({**step.weights, **step.optimizer}).items():
         assert bool(held.isfinite().all()), f"{name} is not finite after a step without a label"
     assert math.isfinite(after.losses["lm"]), f"lm is {after.losses['lm']} in the step after one without a label"
 
@@ -162,16 +160,14 @@ def padding_between_documents_is_none_of_them(stack: Training, recipe: Recipe, w
     for name in ("lm", "mtp"):
         found, loss = got.losses[name], want.losses[name]
         assert abs(found - loss) <= within(1e-11) * loss, f"{name} is {found:.10g} with padding, {loss:.10g} without"
-    words = instruments.numerics.gradient_differences(
-        "with padding the gradient of", got.gradients, want.gradients, FLOAT64_SCAN
-    )
+    words = numerics.gradient_differences("with padding the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
     assert not words, words
 
 
 def _padded_between(plain: Tokens, pad: int, whose: str) -> Tokens:
     """The batch with each document padded to a multiple of 4, and each row to the longest."""
     assert plain.documents is not None
-    tokens_BT, labels_BT, documents_BT = map(instruments.numerics.tensor, (plain.tokens, plain.labels, plain.documents))
+    tokens_BT, labels_BT, documents_BT = map(numerics.tensor, (plain.tokens, plain.labels, plain.documents))
     rows = []
     for row in range(len(tokens_BT)):
         parts = []
@@ -188,7 +184,7 @@ def _padded_between(plain: Tokens, pad: int, whose: str) -> Tokens:
     longest = max(row.shape[1] for row in rows)
     last = torch.tensor([pad, -100, 99])
     filled = [torch.cat([row, last[:, None].expand(3, longest - row.shape[1])], dim=1) for row in rows]
-    tokens, labels, documents = (instruments.numerics.array(each) for each in torch.stack(filled, dim=1))
+    tokens, labels, documents = (numerics.array(each) for each in torch.stack(filled, dim=1))
     return Tokens(tokens=tokens, labels=labels, documents=documents)
 
 
@@ -218,12 +214,12 @@ def a_rank_of_padding_adds_nothing(stack: Training, recipe: Recipe, execution: E
     leaves its peers waiting.
     """
     asked = session(stack, recipe, execution, 1, "gradients")
-    rows = [instruments.numerics.tensor(each) for each in (asked.batches[0].tokens, asked.batches[0].labels)]
+    rows = [numerics.tensor(each) for each in (asked.batches[0].tokens, asked.batches[0].labels)]
     tokens_BT, labels_BT = (each.clone() for each in rows)
     for row, length in enumerate(REACH):
         tokens_BT[row, length:] = recipe.vocab - 1
         labels_BT[row, max(length - 1, 0) :] = -100
-    given = Tokens(tokens=instruments.numerics.array(tokens_BT), labels=instruments.numerics.array(labels_BT))
+    given = Tokens(tokens=numerics.array(tokens_BT), labels=numerics.array(labels_BT))
     asked = replace(asked, batches=(given,))
     ((alone, many),) = on_one_rank_and_many(stack, asked, layout=asked.execution.layout)
     require_none(loss_difference(alone, many), gradient_differences(alone, many, tolerance=FLOAT32_TRANSFORMER))

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import numerics, traffic
 from contracts.instruments.ranks import here
 from contracts.law._support.late import Tensor, torch
 from contracts.law._support.layouts import in_a_layout_of
@@ -49,7 +48,7 @@ def mixed_precision_reduces_in_float32(stack: Training, recipe: Recipe, executio
         recipe=recipe, steps=1, execution=execution, batches=batches(1, recipe), weights=weights,
         observe=frozenset({"gradients", "weights"}),
     )  # fmt: skip
-    with instruments.traffic.watched() as watch:
+    with traffic.watched() as watch:
         (step,) = stack.train(session).steps
     assert not watch.diverged, watch.diverged
     reductions = watch.of("all_reduce", "reduce_scatter")

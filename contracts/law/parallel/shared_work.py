@@ -6,8 +6,8 @@ those of one rank on all of them, and the only thing that parallelism was for is
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import work
 from contracts.instruments.ranks import gathered
 from contracts.law._support.small_models import DENSE, GROUPED_EXPERTS, HYBRID_EXPERTS, IN_HALVES, cell, session
 from contracts.law._support.transformer_layouts import QUARTERS
@@ -55,9 +55,9 @@ def every_rank_computes_its_share(
     out of memory at full size.
     """
     asked = session(stack, recipe, execution, 1)
-    with instruments.work.counted() as alone:
+    with work.counted() as alone:
         stack.train(replace(asked, execution=Execution(precision=execution.precision, layout=asked.execution.layout)))
-    with instruments.work.counted() as spread:
+    with work.counted() as spread:
         stack.train(asked)
     if not alone.operations:
         raise NotOffered("its steps are not computed eagerly in this process, where products are counted", "adapter")
@@ -89,9 +89,9 @@ def recomputed_layers_are_computed_again(stack: Training, recipe: Recipe, execut
     at full size runs out of memory.
     """
     asked = session(stack, recipe, execution, 1)
-    with instruments.work.counted() as kept:
+    with work.counted() as kept:
         stack.train(replace(asked, execution=replace(asked.execution, recompute=False)))
-    with instruments.work.counted() as again:
+    with work.counted() as again:
         stack.train(asked)
     if not kept.operations:
         raise NotOffered("its steps are not computed eagerly in this process, where products are counted", "adapter")

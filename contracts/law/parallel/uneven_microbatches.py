@@ -8,8 +8,8 @@ by itself, once for each loss: a microbatch adds its own gradient, weighted by i
 from collections.abc import Mapping
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.late import Tensor, torch
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, borrowed, own_axis
@@ -91,9 +91,7 @@ def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, .
         for name in parts[order[0]][loss][1]:
             part = torch.stack([parts[each][loss][1][name] * share[each] for each in order]).sum(0)
             want[name] = want[name] + part if name in want else part
-    words = instruments.numerics.gradient_differences(
-        "over the window the gradient of", found.gradients, want, FLOAT64_SCAN
-    )
+    words = numerics.gradient_differences("over the window the gradient of", found.gradients, want, FLOAT64_SCAN)
     assert not words, words
 
 
@@ -111,7 +109,7 @@ def _single_losses(stack: Training, weights: Arrays, micro: Tokens) -> Mapping[s
             observe=frozenset({"gradients"}),
         )  # fmt: skip
         (step,) = stack.train(session).steps
-        runs[loss] = step.losses[loss], instruments.numerics.tensors(step.gradients)
+        runs[loss] = step.losses[loss], numerics.tensors(step.gradients)
     plain = runs["lm"][1]
     more = {
         loss: (value, {name: each - plain[name] for name, each in gradients.items()})

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.built_model import BOTH_MODES, FLAGSHIP, PRESETS, BuiltStack, size_of
 from contracts.law._support.late import Tensor
 from contracts.law._support.model_passes import (
@@ -169,20 +169,20 @@ def a_model_is_its_blocks_in_a_row(stack: BuiltStack, recipe: Recipe, mode: Mode
     weights, tokens = drawn_weights(stack, recipe, mode=mode), batch(recipe)
     needs_canonical_names(stack, weights)
     run = one_pass(stack, recipe, weights, tokens, mode=mode)
-    held = instruments.numerics.tensors(weights)
+    held = numerics.tensors(weights)
     x_BTD = held["embedding.weight"][tensor(tokens.tokens)]
     losses: dict[str, float] = {}
     for layer in range(recipe.depth):
         prefix = f"layers.{layer}."
         mine = {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
-        x = instruments.numerics.array(x_BTD)
+        x = numerics.array(x_BTD)
         call = BlockCall(recipe=recipe, layer=layer, weights=mine, x=x, mode=mode, documents=tokens.documents)
         block = stack.run_block(call)
         x_BTD = x_BTD + tensor(block.y)
         for name, loss in block.losses.items():
             losses[name] = losses.get(name, 0.0) + float(tensor(loss))
     logits_BTV = _headed(recipe, held, x_BTD)
-    words = instruments.numerics.difference("the logit tensor", run.logits, logits_BTV, FLOAT64)
+    words = numerics.difference("the logit tensor", run.logits, logits_BTV, FLOAT64)
     assert not words, words
     for name, want in losses.items():
         got = run.losses[name]

@@ -3,9 +3,8 @@
 import tempfile
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract, untested
-from contracts.instruments import numerics
+from contracts.instruments import numerics, oracles
 from contracts.law._support.fp8_calls import DENSE, FP8, call_of, with_scaling
 from contracts.law._support.late import torch
 from contracts.law._support.recipes import E_LAYER
@@ -61,7 +60,7 @@ def a_pass_records_what_it_met_and_moves_no_scale(stack: Blocks, recipe: Recipe,
             f"amax of {kind} of {last} is {met:.6g}, expected {tensor.abs().max():.6g}"
         )
     x_BTD, held = numerics.tensor(call.x, torch.float64), numerics.tensors(call.weights, torch.float64)
-    want = float(instruments.oracles.low_precision.normed(recipe, held, x_BTD).abs().max())
+    want = float(oracles.low_precision.normed(recipe, held, x_BTD).abs().max())
     first = last.replace("w2", "w1")
     met = float(numerics.tensor(run.buffers[f"{first}.fp8.amax_history"])[0, 0, 0])
     assert again or abs(met - want) <= FLOAT64.bound * want, (

@@ -3,9 +3,8 @@ widths that they accept."""
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import numerics, oracles
 from contracts.law._support.answers import refusal_of
 from contracts.law._support.fp8_calls import DENSE, FP8, LATENT, call_of, with_scaling
 from contracts.law._support.late import torch
@@ -69,7 +68,7 @@ def each_expert_is_quantised_by_itself(stack: Blocks, recipe: Recipe, rows: tupl
 
 def _differs(stack: Blocks, call: BlockCall, tolerance: Tolerance) -> str:
     """The differences of an E block from its definition in FP8, outputs first."""
-    oracle = instruments.oracles.low_precision
+    oracle = oracles.low_precision
     run = stack.run_block(call)
     weights = {name: each.requires_grad_() for name, each in numerics.tensors(call.weights, torch.float64).items()}
     leaves = {"x": numerics.tensor(call.x, torch.float64).requires_grad_()} | weights

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import fixtures, numerics
 from contracts.instruments.ranks import gathered
 from contracts.law._support.late import torch
 from contracts.law._support.saved_states import folder
@@ -108,7 +107,7 @@ OWN = replace(DENSE_HALF, name="own-half", batch=Batch(micro=1, total=PER_STEP))
 
 def _text(recipe: Recipe) -> bytes:
     """Tokens of six sequences, of which the third has the one that overflows."""
-    drawn = instruments.fixtures.integers("own", (SEQUENCES * recipe.seq_length + 1,), LOUD).tolist()
+    drawn = fixtures.integers("own", (SEQUENCES * recipe.seq_length + 1,), LOUD).tolist()
     drawn[2 * recipe.seq_length + 3] = LOUD
     return bytes(20 if each == 10 else each for each in drawn)  # no blank line: all is one document
 

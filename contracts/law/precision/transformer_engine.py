@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.executed_kernels import Offers, call_of
 from contracts.law._support.fp8_calls import BF16
 from contracts.law._support.recipes import A_LAYER, E_LAYER
@@ -36,8 +36,8 @@ def without_the_bridge_the_own_layer_runs(stack: Offers, recipe: Recipe, layer: 
     own: Mapping[Site, Wish] = {site: Wish(kernel="native")}
     plain = stack.run_block(call_of(stack, recipe, layer, "nemo_native", own, facts))
     assert wished.kernels.get(site) == "native", f"{site} ran as {wished.kernels.get(site)}, expected native"
-    words = instruments.numerics.difference("y", wished.y, plain.y, EXACT)
-    words = words or instruments.numerics.differences("gradient", wished.gradients, plain.gradients, EXACT)
+    words = numerics.difference("y", wished.y, plain.y, EXACT)
+    words = words or numerics.differences("gradient", wished.gradients, plain.gradients, EXACT)
     assert not words, f"with {TE} asked for but not installed, {words}"
 
 
@@ -55,6 +55,6 @@ def the_bridge_is_the_own_layer(stack: Offers, recipe: Recipe, layer: int, site:
     own: Mapping[Site, Wish] = {site: Wish(kernel="native")}
     plain = stack.run_block(call_of(stack, recipe, layer, "nemo_native", own, facts))
     assert bridged.kernels.get(site) == TE, f"{site} ran as {bridged.kernels.get(site)}, expected {TE}"
-    words = instruments.numerics.difference("y", bridged.y, plain.y, BFLOAT16)
-    words = words or instruments.numerics.gradient_differences("gradient", bridged.gradients, plain.gradients, BFLOAT16)
+    words = numerics.difference("y", bridged.y, plain.y, BFLOAT16)
+    words = words or numerics.gradient_differences("gradient", bridged.gradients, plain.gradients, BFLOAT16)
     assert not words, words

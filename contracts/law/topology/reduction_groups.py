@@ -5,8 +5,8 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics, traffic
 from contracts.instruments.ranks import here
 from contracts.law._support.late import torch
 from contracts.law._support.layouts import in_a_layout_of, layout_of
@@ -75,7 +75,7 @@ def gradients_meet_over_the_ranks_that_saw_other_data(
         recipe=recipe, steps=1, execution=replace(execution, precision="float64"), batches=batches(1, recipe),
         weights=large_expert_weights(stack, recipe),
     )  # fmt: skip
-    with instruments.traffic.watched() as watch:
+    with traffic.watched() as watch:
         stack.train(session)
     assert not watch.diverged, watch.diverged
     found: Counter[Group] = Counter()
@@ -127,7 +127,7 @@ def routers_read_the_local_shard(stack: Training, execution: Execution, world: i
             recipe=recipe, steps=1, execution=replace(execution, precision="float64"), batches=batches(1),
             weights=large_expert_weights(stack, recipe),
         )  # fmt: skip
-        with instruments.traffic.watched() as watch:
+        with traffic.watched() as watch:
             stack.train(session)
         assert not watch.diverged, watch.diverged
         assert watch.of("all_to_all"), "no token rows are sent between ranks"
@@ -167,8 +167,8 @@ def a_sum_over_tensor_parallel_ranks_has_all_of_them(
     """
     parts = {rank: torch.arange(35, dtype=torch.float32).view(5, 7) * (rank + 1) + rank for rank in range(world)}
     mine = next(group for group in groups if here().rank in group)
-    given = instruments.numerics.array(parts[here().rank])
+    given = numerics.array(parts[here().rank])
     got = stack.reduced(degrees, world, layout_of(stack, "own-axis", degrees), given, strided)
     want = torch.stack([parts[rank] for rank in mine]).sum(0)
-    words = instruments.numerics.difference(f"the sum over ranks {list(mine)}", got, want, EXACT)
+    words = numerics.difference(f"the sum over ranks {list(mine)}", got, want, EXACT)
     assert not words, words

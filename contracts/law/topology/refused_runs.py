@@ -4,9 +4,8 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import fixtures, numerics, traffic
 from contracts.instruments.ranks import gathered, held_groups, here, torch_distributed
 from contracts.law._support.answers import refusal_of
 from contracts.law._support.layouts import in_a_layout_of
@@ -36,7 +35,7 @@ def no_rank_is_left_without_work(stack: Training, execution: Execution, world: i
     length = 15 if field == "sequence length" else 16
     cut = {name: _cut(getattr(given, name), rows, length) for name in ("tokens", "labels", "documents")}
     session = Session(recipe=SPREAD, steps=1, execution=execution, batches=(replace(given, **cut),))
-    with instruments.traffic.watched() as watch:
+    with traffic.watched() as watch:
         refusal = refusal_of(stack.train, session)
     sent = watch.of("all_to_all", "all_gather", "reduce_scatter")
     assert field in str(refusal), f"the refusal names no {field}: {refusal}"
@@ -69,7 +68,7 @@ def a_refused_run_leaves_no_group_behind(stack: Training, execution: Execution, 
     legal = Session(
         recipe=recipe, steps=1, execution=execution, batches=batches(1), weights=large_expert_weights(stack, recipe)
     )
-    scalar = numerics.array(instruments.fixtures.normal("strange", (1,)))
+    scalar = numerics.array(fixtures.normal("strange", (1,)))
     _, dist = torch_distributed()
     mine = dist.new_group([0, 1])  # another component's group, which must stay
     try:

@@ -11,9 +11,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import numerics
+from contracts.instruments import numerics, traffic
 from contracts.instruments.ranks import here
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import (
@@ -93,7 +92,7 @@ def nobody_sends_nothing(stack: Training, execution: Execution, world: int, rule
         recipe=recipe, steps=1, execution=replace(execution, precision="float64"), batches=given,
         weights=large_expert_weights(stack, TINY), observe=frozenset({"gradients"}),
     )  # fmt: skip
-    with instruments.traffic.watched() as watch:
+    with traffic.watched() as watch:
         stack.train(session)
     assert not watch.diverged, f"{watch.diverged} (rank {here().rank})"
     assert watch.issued, "no collective was seen"
@@ -153,7 +152,7 @@ def _watched(stack: Training, recipe: Recipe, execution: Execution, steps: int) 
         batches=batches(steps, recipe),
         weights=large_expert_weights(stack, recipe),
     )
-    with instruments.traffic.watched() as watch:
+    with traffic.watched() as watch:
         stack.train(session)
     return watch
 

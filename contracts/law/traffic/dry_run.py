@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Protocol
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import traffic
 from contracts.instruments.ranks import here
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, batches, borrowed, own_axis, with_rungs
@@ -62,7 +62,7 @@ def _issued(stack: Stack, recipe: Recipe, execution: Execution, steps: int) -> l
         recipe=recipe, steps=steps, execution=execution, batches=batches(steps, recipe),
         weights=large_expert_weights(stack, recipe, "float32"),
     )  # fmt: skip
-    with instruments.traffic.watched() as watch:
+    with traffic.watched() as watch:
         stack.train(session)
     assert not watch.diverged, watch.diverged
     return [f"{each.said()} over {list(each.members)}" for each in watch.issued]

@@ -3,8 +3,8 @@ kernel computes one small case on the device."""
 
 from dataclasses import replace
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import numerics
 from contracts.law._support.answers import assert_no_findings, finding_on
 from contracts.law._support.device_calls import BlockCase, call_of, cases_on
 from contracts.law.blocks.on_devices import INSTALL, Stack
@@ -207,5 +207,5 @@ def prebuilt_kernels_run_beside_the_installed_torch(stack: Stack, kernel: Kernel
     ran = run.kernels.get(site)
     assert ran == kernel, f"{ran} ran at {site}, and {kernel} was required"
     own = stack.run_block(replace(call, kernels={site: Wish(kernel="native")}))
-    words = instruments.numerics.difference("y", run.y, own.y, BFLOAT16)
+    words = numerics.difference("y", run.y, own.y, BFLOAT16)
     assert not words, f"{kernel} {package.version} beside the stack's own kernel: {words}"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from contracts import instruments
 from contracts.contract import contract
+from contracts.instruments import accelerator
 from contracts.law._support.answers import refusal_of
 from contracts.law._support.fp8_calls import BF16, DENSE, FP8, with_scaling
 from contracts.spec import Facts, Kernel, Mode, Moe, Package, Recipe, Seam, Seams, Site, Wish
@@ -198,7 +198,7 @@ def facts_are_those_of_the_machine(stack: Seams) -> None:
     """The machine facts name the device that torch sees, and every package that a site may use, each in one of three
     states.
     """
-    facts, name = stack.kernel_facts(), instruments.accelerator.name()
+    facts, name = stack.kernel_facts(), accelerator.name()
     assert (facts.device == "cuda") == (name is not None), f"the facts say {facts.device}, but the device is {name}"
     assert (facts.capability is None) == (name is None), f"the facts say {facts.capability}, but the device is {name}"
     for package in (TE, SSM):

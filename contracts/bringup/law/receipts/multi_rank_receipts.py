@@ -6,9 +6,8 @@ One rank is made different on purpose, because equal ranks could swap their rece
 from dataclasses import replace
 from typing import Protocol
 
-from contracts import instruments
 from contracts.contract import contract
-from contracts.instruments import process_memory, ranks
+from contracts.instruments import numerics, process_memory, ranks
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.recorded_runs import PROVENANCE
 from contracts.law._support.saved_states import shared_folder
@@ -112,7 +111,7 @@ def _labels(stack: TrainsInAWorld) -> tuple[int, ...]:
     found = []
     for step in range(1, STEPS + 1):
         sequences = (stack.sample(RECIPE, id).labels for id in stack.samples(RECIPE, step, 0, 1))
-        found.append(sum(int((instruments.numerics.tensor(each) != IGNORED).sum()) for each in sequences))
+        found.append(sum(int((numerics.tensor(each) != IGNORED).sum()) for each in sequences))
     return tuple(found)
 
 
