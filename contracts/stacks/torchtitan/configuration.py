@@ -76,7 +76,7 @@ def configuration(session: Session, folder: str) -> Any:
         metrics=Seen.Config(),
         tokenizer=NullTokenizer.Config(),
         dataloader=Rows.Config(),
-        **symbols.loss(),
+        **symbols.loss(_common_length(session), execution.degrees.tp),
         optimizer=_optimizer(recipe, session.rates),
         lr_scheduler=_schedule(recipe),
         training=TrainingConfig(
@@ -99,6 +99,12 @@ def configuration(session: Session, folder: str) -> Any:
         compile=CompileConfig(enable=execution.compile != "none", components=["model"], backend=execution.backend),
         debug=DebugConfig(seed=recipe.seed, **symbols.knows(DebugConfig, enable_structured_logging=False)),
     )  # fmt: skip
+
+
+def _common_length(session: Session) -> int:
+    """The longest length of which the rows of all batches are multiples."""
+    lengths = [each.tokens.shape[1] for each in (*session.batches, *session.validation)]
+    return math.gcd(*lengths) if lengths else session.recipe.seq_length
 
 
 def validation_of(session: Session, dp: int, rows: int) -> tuple[tuple[tuple[Tensor, Tensor], ...], int]:

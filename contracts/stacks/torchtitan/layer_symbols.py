@@ -49,6 +49,12 @@ def layers_apart() -> bool:
     return hasattr(decoder, "Decoder") and "layers" in fields(decoder.Decoder.Config)
 
 
+def wrapped_attention() -> Any:
+    """The wrapper of attention's kernel, to which TP passes DTensors: up to March 2026; since then its own heads."""
+    place = _found("torchtitan.models.common.attention", "torchtitan.models.attention")
+    return getattr(place, "ScaledDotProductAttentionWrapper", None)
+
+
 def nested() -> bool:
     """Whether configurations are nested: since "Config System Refactor" (#2386, February 2026)."""
     return hasattr(importlib.import_module("torchtitan.config"), "Configurable")

@@ -127,24 +127,26 @@ def whole_numbers_are_counted() -> None:
 
 
 def attention_of_own_heads() -> None:
-    """Run the attention of 0.2.2 on the heads that a rank has, as DTensor's rule for kernels of accelerators does.
+    """Run attention up to March 2026 on the heads that a rank has, as DTensor's rule for kernels of accelerators does.
 
     Raises:
         Unreachable: where its queries are cut by something else than heads.
     """
     from torch.distributed.tensor import DTensor, Shard
 
-    wrapper = _module("torchtitan.models.attention").ScaledDotProductAttentionWrapper
-    whole = wrapper.forward
-    if getattr(whole, "has_own_heads", False):
+    from contracts.stacks.torchtitan.layer_symbols import wrapped_attention
+
+    wrapper = wrapped_attention()
+    if wrapper is None or getattr(wrapper.forward, "has_own_heads", False):
         return
+    whole = wrapper.forward
 
     def forward(self: Any, *qkv_BNTH: Any, **named: Any) -> Any:
         q_BNTH = qkv_BNTH[0]
         if not isinstance(q_BNTH, DTensor):
             return whole(self, *qkv_BNTH, **named)
         if any(not each.is_replicate() and each != Shard(1) for given in qkv_BNTH for each in given.placements):
-            raise Unreachable(f"could not reach the attention of 0.2.2: its queries are placed {q_BNTH.placements}")
+            raise Unreachable(f"could not reach its attention: its queries are placed {q_BNTH.placements}")
         own_BNTH = whole(self, *(each.to_local() for each in qkv_BNTH), **named)
         return DTensor.from_local(own_BNTH, q_BNTH.device_mesh, q_BNTH.placements)
 

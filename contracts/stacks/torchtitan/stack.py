@@ -87,7 +87,9 @@ class Torchtitan(Package):
         ):
             self.conventions = {**self.conventions, "undecayed": "nothing"}  # up to April 2026 it has one group
         if not {self.version} & {*self.tried, *self.limited}:
-            counts = {question: f"{words}; {_shimmed('counts', 'shares')}" for question, words in self.labels.items()}
+            counts = {
+                question: f"{words}; {_shimmed('counts', 'shares', 'heads')}" for question, words in self.labels.items()
+            }
             self.labels = {**self.labels, **{name: counts[name] for name in COUNTED}}
         shims.without_triton()
         shims.on_cpu()

@@ -139,10 +139,20 @@ def knows(kind: Any, **named: Any) -> dict[str, Any]:
     return {name: value for name, value in named.items() if name in fields(kind)}
 
 
-def loss() -> dict[str, Any]:
-    """The loss, a part of the configuration since "ChunkedCELoss" (#2937, April 2026); before, one of the model's."""
+def loss(length: int, tp: int) -> dict[str, Any]:
+    """The loss, a part of the configuration since "ChunkedCELoss" (#2937, April 2026); before, a part of the model's.
+    Under TP it is taken in pieces of a row, as its registry has it: by `ChunkedLossWrapper` since June 2026.
+
+    Args:
+        length: what is a multiple of the number of pieces, which is 8 at most.
+    """
     module = importlib.import_module("torchtitan.components.loss")
-    return {"loss": module.CrossEntropyLoss.Config()} if hasattr(module, "CrossEntropyLoss") else {}
+    if not hasattr(module, "CrossEntropyLoss"):
+        return {}
+    if tp == 1:
+        return {"loss": module.CrossEntropyLoss.Config()}
+    pieces = getattr(module, "ChunkedLossWrapper", None) or module.ChunkedCELoss
+    return {"loss": pieces.Config(num_chunks=max(number for number in range(1, 9) if length % number == 0))}
 
 
 def sequence_parallel(sp: bool, tp: int) -> dict[str, bool]:

@@ -56,6 +56,7 @@ class Run(runs.Run):
         os.environ.setdefault("LOCAL_RANK", "0")  # the trainer reads it even without a launcher
         self.folder = tempfile.TemporaryDirectory(prefix="titan-")
         _reset()
+        shims.attention_of_own_heads()
         self.trainer = self.build_trainer()
         # those that its optimizers have: behind a pass without gradients its modules hold gathered copies
         self.held_parameters = {

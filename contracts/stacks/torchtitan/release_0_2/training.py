@@ -3,7 +3,7 @@
 from typing import Any
 
 from contracts.spec import Arrays, Built, Execution, Mode, Pass, Recipe, Rehearsal, Routing, Session, Tokens, Trained
-from contracts.stacks.torchtitan import built_model, shims, training
+from contracts.stacks.torchtitan import built_model, training
 from contracts.stacks.torchtitan.release_0_2.abilities import ABILITIES_0_2
 
 WHO = "torchtitan 0.2.2"
@@ -19,7 +19,6 @@ class Run(training.Run):
     def build_trainer(self) -> Any:
         from contracts.stacks.torchtitan.release_0_2.trainer import build_trainer
 
-        shims.attention_of_own_heads()
         return build_trainer(self.session, self.folder.name, even=self.even)
 
     def size(self) -> int:
