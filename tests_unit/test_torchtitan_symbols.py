@@ -295,3 +295,16 @@ def test_blocks_are_compiled_by_the_function_of_their_version_and_get_what_it_ta
         symbols.compiled("model", "config", dims)
     march = ("march", "model", "config", True)
     assert seen == [march, march, ("june", "model", "config"), ("0.3", "model", "config", dims)]
+
+
+@pytest.mark.parametrize("name", ["ChunkedCELoss", "ChunkedLossWrapper", ""])
+def test_under_tp_the_loss_is_taken_in_the_most_pieces_that_divide_a_row(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from contracts.stacks.torchtitan import symbols
+
+    whole = {"CrossEntropyLoss": SimpleNamespace(Config=lambda: "whole")} if name else {}
+    held = {**whole, **({name: SimpleNamespace(Config=dict)} if name else {})}
+    _modules(monkeypatch, components_loss=SimpleNamespace(**held))
+    for length, tp, told in ((16, 1, "whole"), (16, 2, {"num_chunks": 8}), (21, 2, {"num_chunks": 7})):
+        assert symbols.loss(length, tp) == ({"loss": told} if name else {})
