@@ -32,7 +32,7 @@ def _of_model(recipe: Recipe) -> Iterator[str]:
             ("qk-norm", recipe.qk_norm),
             ("parallel-ssm", recipe.parallel_ssm is not None),
         )
-    if "M" in recipe.mixers:
+    if "M" in letters:
         yield from _chosen(("narrow-scan", recipe.mamba.heads * recipe.mamba.head_dim % recipe.hidden != 0))
     if "E" in letters:
         yield recipe.activation

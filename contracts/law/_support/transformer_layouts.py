@@ -17,10 +17,13 @@ from contracts.law._support.small_models import (
     Cell,
     cell,
 )
-from contracts.spec import Execution, Recipe
+from contracts.spec import Execution, ParallelSsm, Recipe
 
 L, G, H = LATENT_EXPERTS, GROUPED_EXPERTS, HYBRID_EXPERTS
 PLAIN = replace(DENSE, name="plain", qk_norm=False)
+SIDE_BY_SIDE = replace(
+    PLAIN, name="side-by-side", mamba=H.mamba, parallel_ssm=ParallelSsm(attention_scale=0.75, ssm_scale=1.5)
+)
 MUON_EXPERTS, MUON_HYBRID, MUON_BIASED = (
     replace(each, name=f"{each.name}-muon", optim=replace(each.optim, rule="muon"))
     for each in (G, H, replace(BIASED_EXPERTS, dtype="bf16"))
@@ -33,6 +36,9 @@ CELLS: dict[str, Cell] = {
     "dense-tp2-sp": cell(DENSE, 2, tp=2, sp=True),
     "plain-tp2": cell(PLAIN, 2, tp=2),
     "plain-tp2-dp2": cell(PLAIN, 4, tp=2),
+    "side-by-side-dp2": cell(SIDE_BY_SIDE, 2),
+    "side-by-side-fsdp2": cell(SIDE_BY_SIDE, 2, fsdp=True),
+    "side-by-side-tp2-sp": cell(SIDE_BY_SIDE, 2, tp=2, sp=True),
     "dp2": cell(L, 2),
     "fsdp2": cell(G, 2, fsdp=True),
     "hsdp-2x2": cell(L, 4, fsdp=True, replicas=2),
@@ -105,8 +111,9 @@ def needs_of(cells: Mapping[str, Cell]) -> dict[str, tuple[str, ...]]:
     """The features that each layout is about: experts, and a scan, prediction heads or biases where there are some."""
     hybrid, ahead = ("experts", "mamba"), ("experts", "prediction-heads")
     dense, biased = ("attention-bias", "mlp-bias"), ("experts", "attention-bias", "expert-bias", "router-bias")
-    about = ((DENSE, ()), (PLAIN, ()), (H, hybrid), (MUON_HYBRID, hybrid), (AHEAD_EXPERTS, ahead),
-             (BIASED_DENSE, dense), (BIASED_EXPERTS, biased), (MUON_BIASED, biased))  # fmt: skip
+    about = ((DENSE, ()), (PLAIN, ()), (SIDE_BY_SIDE, ("parallel-ssm",)), (H, hybrid), (MUON_HYBRID, hybrid),
+             (AHEAD_EXPERTS, ahead), (BIASED_DENSE, dense), (BIASED_EXPERTS, biased),
+             (MUON_BIASED, biased))  # fmt: skip
     return {
         name: next((needs for one, needs in about if recipe is one), ("experts",))
         for name, (recipe, _, _) in cells.items()

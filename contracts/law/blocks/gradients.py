@@ -91,7 +91,7 @@ REACHED: dict[str, tuple[Recipe, Mode]] = {
     "dense": (DENSE, "nemo_native"),
     "latent": (replace(SMALL_MLA, pattern="AER", depth=3, mtp=Mtp(depth=1)), "nemo_native"),
     "bf16": (replace(EVERYTHING, dtype="bf16"), "nemo_native"),
-    "side-by-side": (PARALLEL, "author_dp"),
+    "side-by-side": (PARALLEL, "nemo_native"),
 }
 
 

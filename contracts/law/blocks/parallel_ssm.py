@@ -18,12 +18,13 @@ _PACKED = ((3, 5, 1), (7, 2))
 _PLAIN = ScanCase(block="parallel", recipe=PARALLEL, lengths=_SHORT, chunk=4)
 DEFINED = {
     "plain": _PLAIN,
+    "without-qk-norm": replace(_PLAIN, recipe=replace(PARALLEL, qk_norm=False)),
     "packed-with-state": replace(_PLAIN, lengths=_PACKED, state=True),
     "one-token": replace(_PLAIN, lengths=((1,), (1,)), state=True),
     "custom-mixer": replace(_PLAIN, block="parallel-mamba3", lengths=_PACKED, state=True),
     "latent": replace(_PLAIN, recipe=replace(SMALL_MLA, parallel_ssm=PARALLEL.parallel_ssm), lengths=_PACKED),
-    "a-large-epsilon": replace(_PLAIN, recipe=replace(PARALLEL, norm_eps=0.3)),
-    "float32": replace(_PLAIN, lengths=_PACKED, dtype="float32"),
+    "a-large-epsilon": replace(_PLAIN, recipe=replace(PARALLEL, qk_norm=False, norm_eps=0.3)),
+    "float32": replace(_PLAIN, recipe=replace(PARALLEL, qk_norm=False), dtype="float32"),
 }
 
 

@@ -12,7 +12,7 @@ OF_GPT_OSS = "experts and routers with biases are gpt-oss's, whose activation is
 ABILITIES = Abilities(
     has=frozenset((
         "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
-        "gqa", "mla", "qk-norm", "attention-bias", "mlp-bias", "swiglu", "relu2", "softmax",
+        "gqa", "mla", "qk-norm", "parallel-ssm", "attention-bias", "mlp-bias", "swiglu", "relu2", "softmax",
         "sigmoid", "group-limited",
         "top-1", "selection-bias", "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw",
         "cosine", "linear", "constant", "WSD", "microbatches", "uneven-microbatches", "windows", "packed", "recompute",
@@ -33,7 +33,12 @@ ABILITIES = Abilities(
         lacks("mlp-bias qk-norm", "stack", "the MLPs of Qwen3 have no bias"),
         lacks("recurrent", "stack", "no model has an M²RNN"),
         lacks("hyper-connections", "stack", "no model has them"),
-        lacks("parallel-ssm", "adapter", "no model was built that has two mixers in a layer"),
+        *(lacks(f"parallel-ssm {other}", "stack", "Falcon-H1 has grouped attention without a QK norm, and MLPs")
+          for other in ("experts", "mamba", "mla", "qk-norm")),
+        *(lacks(f"parallel-ssm {place}-bias", "adapter", "Falcon-H1's biases were not tried")
+          for place in ("attention", "mlp")),
+        lacks("parallel-ssm fsdp", "stack", "sharded, Falcon-H1's multipliers are memory that nobody wrote"),
+        lacks("parallel-ssm packed", "device", "without mamba-ssm's kernels it refuses packed documents in a scan"),
         lacks("prediction-heads", "stack", "its models of multi-token prediction do not train the heads"),
         lacks("fp8", "stack", "no model has FP8 training"),
         lacks("capacity", "stack", "no model drops tokens"),
@@ -113,6 +118,7 @@ def of_version(version: str) -> Abilities:
     if version in OLDER:
         lacking += [lacks(feature, "device", UNCUT) for feature in ("fsdp", "replicas", "ep", "etp")]
         lacking.append(without("live_mesh", "stack", NO_MESHES))
+        lacking.append(lacks("parallel-ssm", "adapter", "Falcon-H1 was not tried in this version"))
     if version == "4.57.6":
         lacking.append(lacks("relu2", "stack", NO_NEMOTRON))
         lacking.append(lacks("mamba unpaired", "stack", "up to 4.57 an MLP or experts stand after each scan"))

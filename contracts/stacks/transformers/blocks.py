@@ -25,6 +25,7 @@ from contracts.stacks.transformers.configuration import (
     CONV_WIDTH,
     DEEPSEEK_V3,
     DEEPSEEK_V32,
+    FALCON_H1,
     GRANITE,
     NEMOTRON_H,
     Kind,
@@ -75,7 +76,7 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
     Raises:
         NotOffered: with the reason.
     """
-    scan = letter == "M"
+    scan = letter == "M" or (letter == "A" and call.recipe.parallel_ssm is not None)
     decline({
         "adapter": {
             "it is asked with its own operations": bool(call.kernels),
@@ -134,6 +135,10 @@ def _first(told: Any) -> Tensor:
     return first
 
 
+class _ReachedError(Exception):
+    """A layer was run as far as it was asked for."""
+
+
 class _Block:
     """Half of a decoder layer: a norm and what its layer calls after it."""
 
@@ -149,7 +154,10 @@ class _Block:
         with fitted(f"the names of {kind.name}"):
             fitting(self.links, self.layer.state_dict())
         self.norm, _, _ = self.links[0].theirs.rpartition(".")
-        self.scan: Any = getattr(self.layer, "mamba" if kind is BAMBA else "mixer", None)
+        scan: Any = getattr(self.layer, "mamba" if kind in (BAMBA, FALCON_H1) else "mixer", None)
+        if kind is FALCON_H1:  # its model gives a layer this buffer, of factors that are 1 here
+            scan.register_buffer("mup_vector", releases.found(kind.modeling, "compute_mup_vector")(config), False)
+        self.scan = scan
         self.own_cache = releases.found(kind.modeling, "HybridMambaAttentionDynamicCache")  # up to 4.57
         self.seen: dict[str, Any] = {}
         self.watch()
@@ -164,7 +172,8 @@ class _Block:
         self.put(numerics.tensors(call.weights), call.device)
         if call.chunk is not None:
             self.scan.chunk_size = call.chunk
-        cache = self.cache(numerics.on(call.device, call.state), x_BTD.shape[0]) if self.letter == "M" else None
+        carries = self.letter == "M" or self.kind is FALCON_H1
+        cache = self.cache(numerics.on(call.device, call.state), x_BTD.shape[0]) if carries else None
         y_BTD = self.mixed(x_BTD, call, cache).to(x_BTD.dtype)
         dy_BTD = None if call.dy is None else numerics.tensor(call.dy, strided=call.strided).to(call.device)
         gradients = {} if dy_BTD is None else self.gradients(y_BTD, dy_BTD, x_BTD)
@@ -221,7 +230,7 @@ class _Block:
             scanned: Tensor = self.through(norm, self.scan, x_BTD, **releases.taken(self.scan.forward, given), **place)
             return scanned
         if self.letter == "A":
-            return self.attended(norm, x_BTD, call)
+            return self.attended(norm, x_BTD, call, cache)
         if self.kind is GRANITE:
             layer = self.layer
             return self.routed_shape(
@@ -245,7 +254,7 @@ class _Block:
             self.seen["counts"] = torch.bincount(experts_NK.flatten(), minlength=count)
         return y_BTD
 
-    def attended(self, norm: Any, x_BTD: Tensor, call: BlockCall) -> Tensor:
+    def attended(self, norm: Any, x_BTD: Tensor, call: BlockCall, cache: Any) -> Tensor:
         from transformers.masking_utils import create_causal_mask
 
         sparse = self.kind is DEEPSEEK_V32
@@ -261,6 +270,8 @@ class _Block:
             **releases.taken(create_causal_mask, asked),
         )  # fmt: skip
         turns = self.kind.part("RotaryEmbedding")(self.config).to(x_BTD.device)(x_BTD, places_BT)
+        if self.kind is FALCON_H1:
+            return self.side_by_side(x_BTD, cache, position_embeddings=turns, attention_mask=mask)
         y_BTD: Tensor
         y_BTD, _ = self.through(
             norm, self.layer.self_attn, x_BTD, position_embeddings=turns, attention_mask=mask, position_ids=places_BT
@@ -269,6 +280,19 @@ class _Block:
             chosen = torch.zeros_like(mask[:, 0]).scatter(-1, self.seen["selected"].long(), True)
             self.seen["selected"] = chosen & mask[:, 0]
         return y_BTD
+
+    def side_by_side(self, x_BTD: Tensor, cache: Any, **given: Any) -> Tensor:
+        """The layer is run up to its MLP, which is on the meta device; its own addition to the stream until there."""
+        decline({"adapter": {"two mixers are asked of the whole layer, uncompiled": self.through is not _through}})
+        reached: list[Tensor] = []
+
+        def reach(_: Any, streams: tuple[Tensor, ...]) -> None:
+            reached.append(streams[0])
+            raise _ReachedError
+
+        with contextlib.suppress(_ReachedError), self.layer.pre_ff_layernorm.register_forward_pre_hook(reach):
+            self.layer(x_BTD, past_key_values=cache, **given)
+        return reached[0] - x_BTD
 
     def cache(self, state: Mapping[str, Tensor], rows: int) -> Any:
         """A cache that a scan continues from and leaves its state in. It keeps one column more than a scan reads."""

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from contracts.spec import Execution, Lack, Mamba, Moe, Recipe, errors, needs
+from contracts.spec import Execution, Lack, Mamba, Moe, ParallelSsm, Recipe, errors, needs
 from contracts.spec import pattern as patterns
 from contracts.stacks.kit import declining
 from contracts.stacks.kit.versions import Misfit, fitted
 from contracts.stacks.transformers import releases
-from contracts.stacks.transformers.abilities import OF_GPT_OSS, VERSIONS, of_version
+from contracts.stacks.transformers.abilities import OF_GPT_OSS, OLDER, VERSIONS, of_version
 
 CONV_WIDTH = 4
 if TYPE_CHECKING:
@@ -205,6 +205,17 @@ def _bamba(recipe: Recipe) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _falcon(recipe: Recipe) -> dict[str, Any]:
+    scales, mamba = recipe.parallel_ssm or ParallelSsm(), recipe.mamba
+    return _dense(recipe) | _scan(recipe, mamba) | {
+        "mamba_d_ssm": mamba.heads * mamba.head_dim,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+        "attention_out_multiplier": scales.attention_scale,
+        "ssm_out_multiplier": scales.ssm_scale,
+    }  # fmt: skip
+
+
 def _scan(recipe: Recipe, mamba: Mamba) -> dict[str, Any]:
     return {
         "mamba_n_heads": mamba.heads,
@@ -225,6 +236,7 @@ DEEPSEEK_V32 = Kind(name="DeepseekV32", module="deepseek_v32", settings=_sparse)
 NEMOTRON_H = Kind(name="NemotronH", module="nemotron_h", settings=_nemotron, paired=False)
 GRANITE = Kind(name="GraniteMoeHybrid", module="granitemoehybrid", settings=_granite)
 BAMBA = Kind(name="Bamba", module="bamba", settings=_bamba)
+FALCON_H1 = Kind(name="FalconH1", module="falcon_h1", settings=_falcon)
 
 
 def decline(reasons: Mapping[Lack, Mapping[str, object]]) -> None:
@@ -279,19 +291,21 @@ def block_of(recipe: Recipe, layer: int, mode: str) -> tuple[Kind, str, Recipe]:
     sparse = letter == "A" and recipe.dsa is not None and rank in recipe.dsa.a_ranks
     one = replace(
         recipe, pattern="AE", depth=2, mtp=None, mhc=None, moe=recipe.moe if letter == "E" else None,
-        mla=recipe.mla if letter == "A" else None,
+        parallel_ssm=recipe.parallel_ssm if letter == "A" else None, mla=recipe.mla if letter == "A" else None,
         dsa=replace(recipe.dsa, a_ranks=(0,)) if sparse and recipe.dsa else None,
     )  # fmt: skip
     decline({"stack": {
         "no model has an M²RNN": letter == "R",
-        "no model has Mamba-3": letter == "M" and mode == "author_dp",
+        "no model has Mamba-3": (letter == "M" or one.parallel_ssm) and mode == "author_dp",
+        "Falcon-H1 has grouped attention without a QK norm": one.parallel_ssm and (one.mla or one.qk_norm),
         "no model has hyper-connections": letter == "A" and recipe.mhc,
         **_no_model_has(one, one.moe),
-    }, "adapter": {
-        "no model was built that has two mixers in a layer": letter == "A" and recipe.parallel_ssm,
-    }})  # fmt: skip
+    }, "adapter": {"Falcon-H1 was not tried in this version": one.parallel_ssm and releases.version() in OLDER},
+    })  # fmt: skip
     if letter == "M":
         kind = NEMOTRON_H if NEMOTRON_H.exists else _bamba_of(one)
+    elif one.parallel_ssm is not None:
+        kind = FALCON_H1
     elif letter == "A" and one.mla is not None:
         kind = DEEPSEEK_V32 if sparse else DEEPSEEK_V3
     elif letter == "A":
@@ -345,6 +359,8 @@ def model_of(recipe: Recipe, execution: Execution, question: str) -> Kind:
 
 
 def _whole(recipe: Recipe, letters: str, moe: Moe | None) -> Kind:
+    if recipe.parallel_ssm is not None and "A" in letters:
+        return FALCON_H1
     if "A" not in letters and ("E" not in letters or recipe.activation != "swiglu"):
         if "E" in letters and moe is not None:
             _experts(recipe)

@@ -362,7 +362,7 @@ def train(session: Session) -> Trained:
         },
         "device": {
             NO_OPTIMIZER: session.load and session.execution.world > 1 and releases.version() in OLDER,
-            "without mamba-ssm's kernels it refuses packed documents in a scan": "M" in session.recipe.pattern
+            "without mamba-ssm's kernels it refuses packed documents in a scan": "M" in session.recipe.mixers
             and any(batch.documents is not None for batch in session.batches),
         },
         "adapter": {

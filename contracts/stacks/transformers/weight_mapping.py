@@ -8,13 +8,13 @@ convolution has a dim of size 1 in the middle.
 from contracts.spec import Recipe
 from contracts.spec import pattern as patterns
 from contracts.stacks.kit.links import Link, depthwise, joined, of_each, of_heads, ordered, paired, same
-from contracts.stacks.transformers.configuration import BAMBA, GRANITE, MIXTRAL, NEMOTRON_H, Kind
+from contracts.stacks.transformers.configuration import BAMBA, FALCON_H1, GRANITE, MIXTRAL, NEMOTRON_H, Kind
 
 
 def links(kind: Kind, recipe: Recipe) -> tuple[Link, ...]:
     """Every tensor of a model."""
     embedding = "embeddings" if kind is NEMOTRON_H else "embed_tokens"
-    norm = {NEMOTRON_H: "norm_f", BAMBA: "final_layernorm"}.get(kind, "norm")
+    norm = {NEMOTRON_H: "norm_f", BAMBA: "final_layernorm", FALCON_H1: "final_layernorm"}.get(kind, "norm")
     found = [
         same(f"model.{embedding}.weight", "embedding.weight"),
         same(f"model.{norm}.weight", "norm.weight"),
@@ -29,14 +29,18 @@ def links(kind: Kind, recipe: Recipe) -> tuple[Link, ...]:
 
 def block(kind: Kind, letter: str, recipe: Recipe) -> list[Link]:
     """The tensors of one block, named from its layer on: ours from `mixer.`, theirs from `self_attn.` or the like."""
-    if letter == "A":
+    if letter == "A" and kind is FALCON_H1:
+        norm, branch = "input_layernorm", ""
+        inside = [each.within("self_attn.", "attention.") for each in _grouped(recipe)]
+        inside += [each.within("mamba.", "ssm.") for each in _scan(recipe)]
+    elif letter == "A":
         norm, branch = ("norm", "mixer.") if kind is NEMOTRON_H else ("input_layernorm", "self_attn.")
         inside = _latent(recipe) if recipe.mla else _grouped(recipe)
     elif letter == "M":
         norm, branch = ("norm", "mixer.") if kind is NEMOTRON_H else ("input_layernorm", "mamba.")
         inside = _scan(recipe)
     else:
-        norms = {NEMOTRON_H: "norm", BAMBA: "pre_ff_layernorm"}
+        norms = {NEMOTRON_H: "norm", BAMBA: "pre_ff_layernorm", FALCON_H1: "pre_ff_layernorm"}
         norm, branch = norms.get(kind, "post_attention_layernorm"), "mixer." if kind is NEMOTRON_H else ""
         inside = _mlp(kind, recipe)
     return [same(f"{norm}.weight", "norm.weight"), *(each.within(branch, "mixer.") for each in inside)]
@@ -81,7 +85,7 @@ def _latent(recipe: Recipe) -> list[Link]:
 
 def _mlp(kind: Kind, recipe: Recipe) -> list[Link]:
     moe = recipe.moe
-    prefix = {NEMOTRON_H: "", BAMBA: "feed_forward."}.get(kind, "mlp.")
+    prefix = {NEMOTRON_H: "", BAMBA: "feed_forward.", FALCON_H1: "feed_forward."}.get(kind, "mlp.")
     if moe is None:
         parts = ("weight", "bias") if "mlp" in recipe.biases else ("weight",)
         return [link for part in parts for link in _halves(prefix, "", part, gated=recipe.activation == "swiglu")]
