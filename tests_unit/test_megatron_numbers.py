@@ -4,7 +4,6 @@ Both run in the interpreter that has it, each in a process of its own.
 """
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from contracts.court.deviations import load
 from contracts.stacks.megatron import VERSIONS, installed
 from contracts.stacks.megatron.stack import environment
 from tests_unit._parties import scripts
+from tests_unit._parties.running import Done, ran
 
 pytestmark = pytest.mark.megatron
 
@@ -43,9 +43,8 @@ def python(version: str) -> Path:
 ENV = environment() | {"OMP_NUM_THREADS": "1"}
 
 
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    words = [str(word) for word in command]
-    return subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT, env=ENV, timeout=280)
+def run(*command: str | Path, code: int | None = None) -> Done:
+    return ran(command, code=code, cwd=ROOT, env=ENV)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +83,7 @@ def test_a_declared_case_does_not_hide_a_second_fault(version: str, tmp_path: Pa
         pytest.skip(f"the environment of {version} is older than its suite: run `make megatron`")
     done = run(rankproof, "check", "--stack", "tests_unit._parties.scaled_gradients:SharedExpertsTwice", "--ranks", "2",
                "--profile", "PAR-01e[tp2-sp]", "--deviations", ROOT / "docs/deviations/megatron.toml",
-               "--report", tmp_path)  # fmt: skip
-    assert done.returncode == 1, done.stdout[-1500:] + done.stderr[-600:]
+               "--report", tmp_path, code=1)  # fmt: skip
     assert "not declared: the gradient of layers.3.mixer.shared." in done.stdout, done.stdout[-3000:]
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests_unit._parties import scripts
+from tests_unit._parties.running import Done, ran
 
 ROOT = Path(__file__).parents[1]
 VERSION = "0.3.0"
@@ -31,9 +31,8 @@ needs_titan = pytest.mark.skipif(
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
 
 
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    words = [str(word) for word in command]
-    return subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT, env=ENV, timeout=280)
+def run(*command: str | Path, code: int | None = None) -> Done:
+    return ran(command, code=code, cwd=ROOT, env=ENV)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +66,7 @@ def test_faults_of_the_previous_version_can_be_reproduced_without_the_suite(name
     script = ROOT / "docs/confirmed" / name
     ranks = "torchrun" in script.read_text()
     torchrun = (older / "torchrun", "--standalone", "--nproc-per-node", "2")
-    done = run(*(torchrun if ranks else (older / "python", "-W", "ignore")), script)
-    assert done.returncode == 0, done.stdout[-600:] + done.stderr[-600:]
+    run(*(torchrun if ranks else (older / "python", "-W", "ignore")), script, code=0)
 
 
 @pytest.mark.titan
@@ -76,8 +74,7 @@ def test_the_previous_torchtitan_is_violated_for_its_router_weights_on_replicas(
     """Under FSDP it is right, and under TP without experts."""
     cases = "PAR-01e[fsdp2],PAR-01e[dense-tp2-sp],PAR-01e[dense-dp2],PAR-02e[tp2-sp@pairs]"
     done = run(older / "rankproof", "check", "--stack", "torchtitan", "--ranks", "2", "--profile", cases,
-               "--report", tmp_path / "report")  # fmt: skip
-    assert done.returncode == 1, done.stdout[-1500:] + done.stderr[-600:]
+               "--report", tmp_path / "report", code=1)  # fmt: skip
     assert "(2 holds, 2 violated)" in done.stdout, done.stdout[-600:]
     assert "hold different values of layers.1.mixer.router.weight" in " ".join(done.stdout.split())
     norms = re.search(r"norm is (\S+) and not (\S+):", done.stdout)
@@ -106,8 +103,7 @@ def test_a_version_that_is_not_installed_is_unreachable_and_the_command_is_shown
 def test_a_declared_case_does_not_hide_a_second_fault(tmp_path: Path) -> None:
     planted = "tests_unit._parties.scaled_gradients:RoutersHalved"
     done = run(BIN / "rankproof", "check", "--stack", planted, "--ranks", "2", "--profile", "PAR-08h[1f1b]", *DECLARED,
-               "--report", tmp_path / "report")  # fmt: skip
-    assert done.returncode == 1, done.stdout[-1500:] + done.stderr[-600:]
+               "--report", tmp_path / "report", code=1)  # fmt: skip
     assert "not declared: the gradient of layers.3.mixer.router.weight" in done.stdout, done.stdout[-3000:]
 
 

@@ -13,6 +13,7 @@ from contracts.court.narrowing import placed
 from contracts.court.verdict import verdict
 from contracts.harness.commands import _device_option
 from contracts.harness.gate import today
+from contracts.instruments import numerics
 from contracts.spec import BlockCall, Execution, Pass, Refused, Session, Tokens, refuse
 from contracts.spec.presets import resolve
 from contracts.spec.records import Result
@@ -25,8 +26,6 @@ RECIPE = resolve("tiny-nam56r")
 
 
 def _asks(stack: Any) -> None:
-    from contracts.instruments import numerics
-
     row = numerics.array(torch.zeros(1, 2, dtype=torch.int64))
     stack.run_model(RECIPE, Execution(), {}, Tokens(tokens=row, labels=row), False)
 
@@ -43,8 +42,6 @@ class _Recorded(Reference):
         self.asked: list[str] = []
 
     def run_model(self, recipe: Any, execution: Execution, *given: Any, **named: Any) -> Pass:
-        from contracts.instruments import numerics
-
         self.asked.append(execution.device)
         return Pass(logits=numerics.array(torch.zeros(1)), losses={})
 
@@ -119,8 +116,6 @@ def test_device_does_not_change_the_cases_of_the_gpu_tier(monkeypatch: pytest.Mo
 
 
 def test_a_device_takes_the_place_of_the_cpu_wherever_a_question_names_one() -> None:
-    from contracts.instruments import numerics
-
     x = numerics.array(torch.zeros(1, 2, 4))
     call = BlockCall(recipe=RECIPE, layer=0, weights={}, x=x)
     session = Session(recipe=RECIPE, execution=Execution(world=2), steps=1)

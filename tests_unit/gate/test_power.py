@@ -10,6 +10,7 @@ import pytest
 
 from contracts.court import record
 from contracts.harness import kill_matrix, power
+from contracts.instruments import numerics
 from contracts.spec import EXACT, FLOAT32, FLOAT64, interpreter
 from contracts.spec.records import EXIT_CODES
 from tests_unit._parties.running import ROOT, Done, environment, ran
@@ -212,8 +213,6 @@ def test_torch_settings_that_a_stack_changes_do_not_weaken_the_check(what: str, 
 @pytest.mark.parametrize("tolerance", [FLOAT64, FLOAT32, EXACT], ids=lambda each: each.name)
 def test_every_comparison_reports_nan_and_inf(value: str, dtype: str, tolerance: object) -> None:
     import torch
-
-    from contracts.instruments import numerics
 
     whole = torch.ones(3, 5, dtype=getattr(torch, dtype))
     for place in ((0, 0), (2, 4), (1, 2)):

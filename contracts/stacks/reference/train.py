@@ -27,7 +27,6 @@ The file that `RANKPROOF_TELEMETRY` names is appended to (docs/receipts.md); the
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from pathlib import Path
@@ -36,9 +35,10 @@ from typing import TYPE_CHECKING
 from contracts.instruments import provenance
 from contracts.instruments.ranks import ALONE
 from contracts.spec import NotOffered, Refused, codec, receipt
-from contracts.spec.receipt import Backend, Ending, Figure, RankMemory, ReportedStep
+from contracts.spec.receipt import Backend, Ending, RankMemory, ReportedStep
 from contracts.stacks.reference.answers.training import TrainingAnswers
 from contracts.stacks.reference.launch import torchrun_environment
+from contracts.stacks.reference.receipts.receipt import figure
 from contracts.stacks.reference.receipts.run_receipt import Record, keep_receipt, now
 from contracts.stacks.reference.training.progress import show_progress
 from contracts.stacks.reference.training.run_facts import RankFacts, RankReporter
@@ -100,7 +100,7 @@ def _steps(settings: Settings, record: Record, ranks: RankReporter, trainer: Tra
             done, seconds = ranks.timed_step(trainer.next)
             step = ReportedStep(
                 number=done.number, seconds=seconds, tokens=done.tokens,
-                loss=_figure(done.losses["lm"]), grad_norm=_figure(done.grad_norm),
+                loss=figure(done.losses["lm"]), grad_norm=figure(done.grad_norm),
             )  # fmt: skip
             record.steps.append(step)
             tell(listened, "step", step)
@@ -145,13 +145,6 @@ def tell(path: Path | None, kind: str, value: ReportedStep | receipt.Place | Ran
     if path is not None:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({kind: codec.encode(value)}) + "\n")
-
-
-def _figure(number: float) -> Figure:
-    """JSON has no NaN and no infinity; the receipt has their names."""
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def main(argv: tuple[str, ...] | None = None) -> int:

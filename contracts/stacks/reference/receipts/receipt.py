@@ -163,7 +163,7 @@ def window(steps: tuple[ReportedStep, ...], warmup: int, bounded: int) -> Window
         steps=len(measured),
         dropped=warmup,
         tokens=sum(step.tokens for step in measured),
-        seconds=_figure(seconds),
+        seconds=figure(seconds),
     )
 
 
@@ -270,8 +270,8 @@ def _finite(figure: float | str | None) -> bool:
     return figure is not None and math.isfinite(float(figure))
 
 
-def _figure(number: float) -> Any:
-    """A number as a `Figure`."""
+def figure(number: float) -> Any:
+    """A number as a `Figure`: JSON has no NaN and no infinity, and a receipt has their names."""
     if math.isfinite(number):
         return number
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
