@@ -1,7 +1,5 @@
-"""With TP 2, EP 2 and ETP 1 Megatron-Core adds up the gradients of the output biases of different experts.
-
-Run with an interpreter that has megatron-core. Exit code 0: the fault is there.
-RowParallelLinear marks its bias as sequence parallel: its gradient is summed over TP ranks, which hold other experts.
+"""With TP 2, EP 2 and ETP 1 Megatron-Core adds up the gradients of the output biases of different experts: they are
+marked as sequence parallel. Exit code 0: the fault is there. Run with an interpreter that has megatron-core.
 """
 import sys, tempfile
 import torch

@@ -82,7 +82,7 @@ def the_norm_of_a_transformer_is_that_of_one_rank(
     require_none(*(clip_difference(alone, many, what, bound=OF_NORM) for what in ("grad_norm", "clip_coef")))
 
 
-TOLD = cells_named("dense-tp2-sp", "tp2-sp-etp1", "borrowed-tp2-sp-ep2-etp1", "borrowed-ep2") | BY_MUON
+TOLD = cells_named("fsdp2", "tp2-sp-etp1", "borrowed-tp2-sp-ep2-etp1", "borrowed-ep2-fsdp") | BY_MUON
 TOLD["muon-biased-bf16"] = cell(MUON_BIASED, 2, tp=2, ep=2, etp=1, sp=True)
 
 
