@@ -33,15 +33,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(folder: Path, *words: str) -> tuple[int, str]:
-    """Exit code and everything printed."""
-    done = invoked("compare", *(str(folder / word) if "--" not in word else word for word in words))
-    return done.exit_code, done.output
+def told(folder: Path, *words: str, code: int) -> str:
+    """Everything printed."""
+    return invoked("compare", *(folder / word if "--" not in word else word for word in words), code=code).output
 
 
 def test_two_comparable_runs_are_shown_with_their_figures_windows_and_ratio(folder: Path) -> None:
-    code, text = told(folder, "base", "faster/receipt.json")
-    assert code == 0
+    text = told(folder, "base", "faster/receipt.json", code=0)
     assert text.splitlines() == [
         "same class: nam56r on bench-1@us-west1-c",
         "  base      65,536.0 tokens/s over steps 1 to 2 (1 dropped), peak 91.0 GiB allocated, 97.0 GiB reserved",
@@ -51,15 +49,13 @@ def test_two_comparable_runs_are_shown_with_their_figures_windows_and_ratio(fold
 
 
 def test_a_withheld_throughput_is_shown_with_its_reason_and_without_a_ratio(folder: Path) -> None:
-    code, text = told(folder, "base", "withheld")
-    assert code == 0
+    text = told(folder, "base", "withheld", code=0)
     assert "  candidate no figure: a gradient norm was not finite, or not measured" in text
     assert "ratio" not in text
 
 
 def test_runs_that_are_not_comparable_are_shown_with_every_difference_and_no_figure(folder: Path) -> None:
-    code, text = told(folder, "base", "elsewhere")
-    assert code == 3
+    text = told(folder, "base", "elsewhere", code=3)
     assert text.splitlines() == [
         "not comparable:",
         "  host lineage: bench-1@us-west1-c ≠ not said",
@@ -68,13 +64,12 @@ def test_runs_that_are_not_comparable_are_shown_with_every_difference_and_no_fig
 
 
 def test_a_changed_runtime_is_named_and_no_regression_is_reported(folder: Path) -> None:
-    code, text = told(folder, "base", "other-image")
-    assert (code, text) == (3, "changed class:\n  runtime provenance: image sha256:77aa ≠ image sha256:88bb\n")
+    text = told(folder, "base", "other-image", code=3)
+    assert text == ("changed class:\n  runtime provenance: image sha256:77aa ≠ image sha256:88bb\n")
 
 
 def test_json_holds_the_comparison(folder: Path) -> None:
-    code, text = told(folder, "base", "faster", "--json")
-    assert code == 0
+    text = told(folder, "base", "faster", "--json", code=0)
     assert json.loads(text)["ratio"] == 1.25
 
 
@@ -83,7 +78,6 @@ def test_json_holds_the_comparison(folder: Path) -> None:
     [("torn.json", "is not JSON"), ("missing", "cannot be read"), ("binary.json", "is not text")],
 )
 def test_comparing_a_file_that_is_no_receipt_ends_in_one_clear_error(name: str, words: str, folder: Path) -> None:
-    code, text = told(folder, "base", name)
-    assert code == 2
+    text = told(folder, "base", name, code=2)
     assert words in text
     assert "Traceback" not in text

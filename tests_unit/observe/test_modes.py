@@ -41,41 +41,39 @@ def _evaluates(net: nn.Module) -> None:
         net(torch.arange(8).reshape(1, 8))
 
 
-def _judged(trace: Path, tmp_path: Path) -> tuple[int, str]:
-    done = invoked("judge", trace, "--report", tmp_path / "report")
-    return done.exit_code, " ".join(done.output.split())
+def _judged(trace: Path, tmp_path: Path, code: int) -> str:
+    return " ".join(invoked("judge", trace, "--report", tmp_path / "report", code=code).output.split())
 
 
-def _diff(one: Path, other: Path) -> tuple[int, str]:
-    done = invoked("diff", one, other)
-    return done.exit_code, done.output
+def _diff(one: Path, other: Path, code: int) -> str:
+    return invoked("diff", one, other, code=code).output
 
 
 def test_a_model_that_an_evaluation_leaves_in_evaluation_mode_is_named(tmp_path: Path) -> None:
-    code, said = _judged(_observed(tmp_path / "one", _evaluates), tmp_path)
-    assert code == 1
+    said = _judged(_observed(tmp_path / "one", _evaluates), tmp_path, code=1)
     assert "OBS-13[one-run] got after an evaluation before step 1, the model stays in evaluation mode on" in said
 
 
 @pytest.mark.parametrize("begin", [lambda net: (_evaluates(net), net.train()), lambda net: net[1].eval()],
                          ids=["comes back", "by intent"])  # fmt: skip
 def test_a_model_that_trains_is_healthy(tmp_path: Path, begin: Callable[[nn.Module], object]) -> None:
-    assert _judged(_observed(tmp_path / "one", begin), tmp_path)[0] == 0
+    _judged(_observed(tmp_path / "one", begin), tmp_path, code=0)
 
 
 def test_evaluation_mode_of_a_module_without_effect_is_no_finding(tmp_path: Path) -> None:
     traces = [
         _observed(tmp_path / name, begin, 0.0) for name, begin in (("one", nn.Module.train), ("eval", _evaluates))
     ]
-    assert _judged(traces[1], tmp_path)[0] == 0
-    assert _diff(*traces)[0] == 0
+    _judged(traces[1], tmp_path, code=0)
+    _diff(*traces, code=0)
 
 
 def test_runs_in_training_and_in_evaluation_mode_differ(tmp_path: Path) -> None:
     traces = [_observed(tmp_path / name, begin) for name, begin in (("one", nn.Module.train), ("eval", nn.Module.eval))]
-    assert "modes: 1: is in evaluation mode, and in training mode in the reference, on rank 0" in _diff(*traces)[1]
-    assert "modes: 1: is in training mode, and in evaluation mode in the reference on rank 0" in _diff(*traces[::-1])[1]
-    assert _diff(*traces)[0] == 1
+    assert "modes: 1: is in evaluation mode, and in training mode in the reference, on rank 0" in _diff(*traces, code=1)
+    assert "modes: 1: is in training mode, and in evaluation mode in the reference on rank 0" in _diff(
+        *traces[::-1], code=1
+    )
 
 
 def test_compiled_code_that_draws_other_numbers_is_not_comparable(tmp_path: Path) -> None:
@@ -85,15 +83,13 @@ def test_compiled_code_that_draws_other_numbers_is_not_comparable(tmp_path: Path
         net[1].p = 0.4  # type: ignore[index]
 
     plain, other = _observed(tmp_path / "plain", nn.Module.train), _observed(tmp_path / "other", otherwise)
-    assert _diff(plain, other)[0] == 1
-    code, said = _diff(plain, _observed(tmp_path / "compiled", otherwise, compiled=True))
-    assert code == 3, said
+    _diff(plain, other, code=1)
+    said = _diff(plain, _observed(tmp_path / "compiled", otherwise, compiled=True), code=3)
     assert "compiled code draws others" in said
 
 
 def test_a_root_that_compiles_itself_is_observed(tmp_path: Path) -> None:
     traces = [_observed(tmp_path / name, nn.Module.train, 0.0, compiled=bool(at)) for at, name in enumerate(("a", "b"))]
-    code, said = _diff(*traces)
-    assert code == 0, said
+    said = _diff(*traces, code=0)
     assert "compared: 3 initial weights, 2 steps, 2 outputs" in said
-    assert _judged(traces[1], tmp_path)[0] == 0
+    _judged(traces[1], tmp_path, code=0)

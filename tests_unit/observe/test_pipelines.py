@@ -33,14 +33,12 @@ def _observed(folder: Path, ranks: int, words: Sequence[str] = (), edits: Sequen
     return folder / "out"
 
 
-def _diff(one: Path, other: Path) -> tuple[int, str]:
-    done = invoked("diff", one, other)
-    return done.exit_code, done.output
+def _diff(one: Path, other: Path, code: int) -> str:
+    return invoked("diff", one, other, code=code).output
 
 
-def _judged(trace: Path, report: Path) -> tuple[int, str]:
-    done = invoked("judge", trace, "--report", report)
-    return done.exit_code, done.output
+def _judged(trace: Path, report: Path, code: int) -> str:
+    return invoked("judge", trace, "--report", report, code=code).output
 
 
 INTERLEAVED = ("--stages", "2", "--schedule")
@@ -61,22 +59,18 @@ def test_a_correct_pipeline_equals_one_rank_and_violates_nothing(one: Path, tmp_
     the same."""
     ranks, words = LEGAL[layout]
     trace = _observed(tmp_path, ranks, words, TOLD)
-    code, said = _diff(one, trace)
-    assert code == 0, said
+    said = _diff(one, trace, code=0)
     for phase in ("initial weights", "inputs", "gradient"):
         assert f"{phase} ({8 if phase == 'inputs' else 28}" in said
     assert "agrees  step 2: updated weights (28)" in said
-    code, said = _judged(trace, tmp_path / "report")
-    assert code == 0, said
+    _judged(trace, tmp_path / "report", code=0)
 
 
 def test_pipeline_stages_with_equal_layer_numbers_are_not_taken_for_replicas(one: Path, tmp_path: Path) -> None:
     own = "nn.ModuleDict({str(at): each for at, each in enumerate(net.layers.values())})"
     trace = _observed(tmp_path, 2, edits=[("    return net\n", f"    net.layers = {own}\n    return net\n")])
-    code, said = _judged(trace, tmp_path / "report")
-    assert code == 0, said
-    code, said = _diff(one, trace)
-    assert code == 0, said
+    _judged(trace, tmp_path / "report", code=0)
+    said = _diff(one, trace, code=0)
     assert "unseen  30 × initial weights of only one run" in said
 
 
@@ -108,6 +102,5 @@ BROKEN: dict[str, tuple[int, tuple[str, str], str]] = {
 @pytest.mark.parametrize("bug", BROKEN)
 def test_the_bug_of_a_broken_pipeline_is_reported_first(one: Path, tmp_path: Path, bug: str) -> None:
     ranks, edit, words = BROKEN[bug]
-    code, said = _diff(one, _observed(tmp_path, ranks, edits=[edit]))
-    assert code == 1, said
+    said = _diff(one, _observed(tmp_path, ranks, edits=[edit]), code=1)
     assert words in said.strip().splitlines()[-1], said
