@@ -12,7 +12,7 @@ import pytest
 
 from contracts.harness import checkout
 from contracts.spec import Refused
-from tests_unit._parties.running import RANKPROOF, ROOT, Done, environment, ran, rankproof
+from tests_unit._parties.running import RANKPROOF, ROOT, Done, environment, ran, rankproof, write
 from tests_unit.test_answering import checkout as repository
 from tests_unit.test_answering import git
 
@@ -39,15 +39,12 @@ def fork(tmp_path: Path) -> Path:
     folder = tmp_path / "fork"
     for text in (WRONG, RIGHT):
         source = folder / "src/forked"
-        source.mkdir(parents=True, exist_ok=True)
-        (source / "__init__.py").write_text("", encoding="utf-8")
-        (source / "blocks.py").write_text(text, encoding="utf-8")
+        write(source, {"__init__.py": "", "blocks.py": text})
         if text is WRONG:
             repository(folder, {"README": ""})
         else:
             git(folder, "commit", "-q", "-a", "-m", "two")
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work/ours.py").write_text(ADAPTER, encoding="utf-8")
+    write(tmp_path, {"work/ours.py": ADAPTER})
     return folder
 
 
@@ -66,8 +63,7 @@ def answering(fork: Path) -> list[dict[str, str]]:
 
 def test_a_checkout_is_imported_before_the_installed_package(fork: Path) -> None:
     installed = fork.parent / "installed/forked"
-    installed.mkdir(parents=True)
-    (installed / "__init__.py").write_text("raise RuntimeError('the installed one')", encoding="utf-8")
+    write(installed, {"__init__.py": "raise RuntimeError('the installed one')"})
     done = judged(fork, "../fork", PYTHONPATH=f"{installed.parent}:{ROOT}", code=0)
     assert answering(fork)[0]["path"] == str(fork / "src/forked")
     assert answering(fork)[0]["commit"] == git(fork, "rev-parse", "HEAD")

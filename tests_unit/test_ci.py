@@ -16,7 +16,7 @@ import pytest
 from contracts.court import report
 from contracts.court.verdict import verdict
 from contracts.spec.records import EXIT_CODES, Item
-from tests_unit._parties.running import RANKPROOF, ROOT, Done, environment, ran
+from tests_unit._parties.running import RANKPROOF, ROOT, Done, environment, ran, write
 from tests_unit.gate._recorded_run import TODAY, recorded
 
 CI = ROOT / "docs/ci"
@@ -87,8 +87,7 @@ def _yaml(path: Path) -> Any:
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A toy repository outside the tree, with the stubs on its PATH."""
-    (tmp_path / "fork.py").write_text(FORK, encoding="utf-8")
-    (tmp_path / "rankproof-deviations.toml").touch()
+    write(tmp_path, {"fork.py": FORK, "rankproof-deviations.toml": ""})
     (tmp_path / "bin").mkdir()
     for name, text in STUBS.items():
         (tmp_path / "bin" / name).write_text(text, encoding="utf-8")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_unit._parties.running import RANKPROOF, ROOT, environment, ran, rankproof
+from tests_unit._parties.running import RANKPROOF, ROOT, environment, ran, rankproof, write
 from tests_unit.test_answering import checkout as repository
 from tests_unit.test_answering import git
 
@@ -160,8 +160,7 @@ def history(tmp_path: Path) -> Path:
         ("imports nothing", wrong, train), ("a blank line", f"{wrong}\n", train),
         ("trains the head", wrong, train.replace("model[:3]", "model")),
     ):  # fmt: skip
-        (here / "ours.py").write_text(ours, encoding="utf-8")
-        (here / "train.py").write_text(script, encoding="utf-8")
+        write(here, {"ours.py": ours, "train.py": script})
         git(here, "commit", "-q", "-a", "-m", says)
     return here
 
@@ -196,8 +195,7 @@ def test_the_readme_is_short_and_its_trainer_is_the_example() -> None:
 
 def test_the_contract_of_contributing_is_judged_and_kills_its_mutant(tmp_path: Path) -> None:
     (check,), (mutant,) = ([text for _, text in _blocks(kind, CONTRIBUTING)] for kind in ("check", "mutant"))
-    (tmp_path / "depths.py").write_text(check, encoding="utf-8")
-    (tmp_path / "broken.py").write_text(mutant, encoding="utf-8")
+    write(tmp_path, {"depths.py": check, "broken.py": mutant})
     told = "import depths, broken, sys; from contracts.harness.cli import main; main(sys.argv[1:])"
     words = [sys.executable, "-c", told, "selftest", "--only", "PAT-13", "--with", "none"]
     done = ran(words, cwd=tmp_path, env=environment(), code=0)

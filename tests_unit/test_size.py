@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 from tests_unit import size
+from tests_unit._parties.running import write
 
 
 def test_the_size_of_the_code_has_not_grown() -> None:
@@ -31,9 +32,7 @@ def f(x):
     match x:
         case 1: del x
 """
-    (tmp_path / "one.py").write_text(nested, encoding="utf-8")
-    (tmp_path / "ignored.py").write_text("x = 1\n", encoding="utf-8")
-    (tmp_path / ".gitignore").write_text("ignored.py\n", encoding="utf-8")
+    write(tmp_path, {"one.py": nested, "ignored.py": "x = 1\n", ".gitignore": "ignored.py\n"})
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     wanted = sum(isinstance(each, ast.stmt) for each in ast.walk(ast.parse(nested)))
     assert size.measured(tmp_path)["statements"] == {".": wanted}

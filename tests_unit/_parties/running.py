@@ -37,6 +37,13 @@ def needs(*modules: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}, of the extra dev")
 
 
+def write(folder: Path, files: Mapping[str, str]) -> None:
+    """Files by their names in a folder, with the folders that they need."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
 def printed(done: Done) -> str:
     """All that a run printed, in one line."""
     return " ".join((done.stdout + done.stderr).split())
@@ -88,9 +95,7 @@ def side_by_side(runs: Mapping[str, Sequence[object]], folder: Path, **files: Ma
     jobs: list[list[tuple[Path, Sequence[object]]]] = [[], []]
     for number, (name, words) in enumerate(runs.items()):
         (folder / name).mkdir()
-        for path, text in {**files.get("_", {}), **files.get(name.replace("-", "_"), {})}.items():
-            (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name / path).write_text(text, encoding="utf-8")
+        write(folder / name, {**files.get("_", {}), **files.get(name.replace("-", "_"), {})})
         jobs[number % 2].append((folder / name, words))
 
     def work(number: int) -> None:

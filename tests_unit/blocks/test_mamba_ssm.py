@@ -21,6 +21,7 @@ from contracts.instruments.oracles import mamba as oracle
 from contracts.law._support.recipes import M_LAYER, SMALL
 from contracts.spec import FLOAT32, BlockCall, Mode, Recipe
 from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.running import write
 
 B, T, HEADS, WIDTH, GROUPS, STATE, CHUNK, CUT = 2, 21, 4, 8, 2, 16, 16, 13
 
@@ -280,8 +281,7 @@ def test_a_mamba_ssm_that_cannot_be_imported_is_reported_as_broken_and_not_as_ab
     said = subprocess.run([str(python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
                           check=True, capture_output=True, text=True)  # fmt: skip
     package = Path(said.stdout.strip()) / "mamba_ssm"
-    package.mkdir()
-    (package / "__init__.py").write_text("import triton_that_nobody_has\n")
+    write(package, {"__init__.py": "import triton_that_nobody_has\n"})
     found = mamba_ssm.probe(python)
     assert (found.state, found.words) == (
         "broken", "ModuleNotFoundError: No module named 'triton_that_nobody_has'",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contracts.spec.records import EXIT_CODES
-from tests_unit._parties.running import ROOT, Done, environment, ran
+from tests_unit._parties.running import ROOT, Done, environment, ran, write
 
 VIOLATED, BROKEN, USAGE = EXIT_CODES["violated"], EXIT_CODES["broken"], 2
 WORDS = ("check", "--profile", "PAT-01", "--with", "none", "--report", "out")
@@ -139,8 +139,7 @@ def test_the_report_begins_on_its_own_line_and_does_not_mention_older_runs(tmp_p
     (tmp_path / "out").mkdir()
     lines = [{"header": {}}, {"plan": {"items": [{"id": "A-01", "case": str(n)} for n in range(1755)]}},
              *({"result": {"id": "A-01", "case": str(n), "outcome": "holds"}} for n in range(220))]  # fmt: skip
-    (tmp_path / "out/run.jsonl.part").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    (tmp_path / "wrong.py").write_text(WRONG)
+    write(tmp_path, {"out/run.jsonl.part": "".join(json.dumps(each) + "\n" for each in lines), "wrong.py": WRONG})
     said = on_a_terminal(tmp_path, *WORDS, "--stack", "wrong:Wrong")
     assert "of 1755" not in said
     before, report, _ = said.partition("report: ")

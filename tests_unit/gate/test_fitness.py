@@ -16,7 +16,7 @@ from contracts.harness.output import HEAD, TAIL
 from contracts.harness.selftest import Matrix
 from contracts.spec import Refused
 from contracts.spec.records import EXIT_CODES, FORMS, Fate, Kill, Outcome, Result
-from tests_unit._parties.running import BAD, Done, environment, needs, ran, rankproof
+from tests_unit._parties.running import BAD, Done, environment, needs, ran, rankproof, write
 
 VIOLATED, INCOMPLETE, BROKEN, USAGE = EXIT_CODES["violated"], EXIT_CODES["incomplete"], EXIT_CODES["broken"], 2
 
@@ -144,8 +144,7 @@ def test_the_self_test_is_reused_until_something_changes(tested: Done, folder: P
 
 
 def test_a_killed_self_test_makes_no_contract_unfit(tmp_path: Path) -> None:
-    (tmp_path / "proof").mkdir()
-    (tmp_path / "proof/kills.json").write_text("of an older one")
+    write(tmp_path, {"proof/kills.json": "of an older one"})
     done = _tested(tmp_path, "os.write(2, b'out of memory\\n'); os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == BROKEN
     assert "the self-test did not finish, so it says nothing about any contract" in done.stderr

@@ -20,7 +20,7 @@ from contracts.bringup.instruments.environment import Environment, tools
 from contracts.spec import Unreachable
 from contracts.spec.installation import InstalledPart, InstallPlan, StackLine
 from contracts.spec.stack_table import H200, compare, findings, fits, release, same_version
-from tests_unit._parties.running import invoked
+from tests_unit._parties.running import invoked, write
 
 NIGHTLY = "2.12.0.dev20260405+cu132"
 
@@ -251,13 +251,10 @@ def test_an_environment_is_read_without_importing_torch(other: Path) -> None:
 def test_compiled_modules_are_loaded_beside_torch_and_their_error_is_kept(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     packages = next(tmp_path.glob("env/lib/python3*/site-packages"))
-    (packages / "torch").mkdir()
-    (packages / "torch/__init__.py").touch()
+    write(packages, {"torch/__init__.py": ""})
     compiled = Path(importlib.util.find_spec("_bz2").origin)  # type: ignore[union-attr, arg-type]
     (packages / compiled.name).write_bytes(compiled.read_bytes())
-    (packages / "kernels").mkdir()
-    (packages / "kernels/fast.so").write_text("not a library")
-    (packages / "kernels/libfast.so").write_text("what a module links is no module")
+    write(packages, {"kernels/fast.so": "not a library", "kernels/libfast.so": "what a module links is no module"})
     for name, files in {"good": [compiled.name], "bad": ["kernels/fast.so", "kernels/libfast.so"]}.items():
         info = packages / f"{name}-1.0.dist-info"
         info.mkdir()

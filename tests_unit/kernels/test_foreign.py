@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from contracts.instruments import import_probe, mamba_ssm
 from contracts.instruments.import_probe import modules_after
 from contracts.spec import FLOAT32
-from tests_unit._parties.running import ran
+from tests_unit._parties.running import ran, write
 
 HERE = Path(__file__).parent
 
@@ -30,8 +30,7 @@ PACKAGES = {  # what stands in the package's __init__, whether it has metadata â
 @pytest.mark.parametrize("case", PACKAGES)
 def test_a_package_is_broken_or_importable(case: str, tmp_path: Path) -> None:
     source, listed, state, version, words = PACKAGES[case]
-    (tmp_path / "sample_kernels").mkdir()
-    (tmp_path / "sample_kernels/__init__.py").write_text(source)
+    write(tmp_path, {"sample_kernels/__init__.py": source})
     if listed:
         _metadata(tmp_path)
     found = import_probe.probe("sample-kernels", ("sample_kernels",), path=str(tmp_path))

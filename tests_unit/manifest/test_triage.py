@@ -13,7 +13,7 @@ from contracts.spec.manifest import Manifest, RunError, dumps
 from contracts.spec.receipt import Receipt
 from contracts.spec.triage import RunFacts, Symptom, triage
 from contracts.stacks.reference.stack import Reference
-from tests_unit._parties.running import invoked
+from tests_unit._parties.running import invoked, write
 
 LAUNCHED = Manifest(
     run="nam56r-17", app_id="ap-5Qx", function_call_id="fc-01J", launched_at="2026-04-05T09:00:00Z", state="detached"
@@ -107,8 +107,7 @@ def test_a_truncated_receipt_counts_as_missing_and_the_command_says_why(tmp_path
 
 def test_an_empty_artifact_is_absent(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, OK)
-    (folder / "trace").mkdir()
-    (folder / "trace/rank-10.json").touch()
+    write(folder, {"trace/rank-10.json": ""})
     assert json.loads(asked(folder, "--json").output)["facts"]["present"] == []
 
 

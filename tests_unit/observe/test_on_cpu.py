@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_unit._parties.running import environment, invoked, ran
+from tests_unit._parties.running import environment, invoked, ran, write
 
 torch = pytest.importorskip("torch")
 
@@ -102,8 +102,7 @@ def _observed(folder: Path, name: str, ranks: int, *options: str) -> list[str]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_script_for_cuda_computes_the_same_on_the_cpu_shims(tmp_path: Path, ranks: int) -> None:
-    (tmp_path / "for_cpu.py").write_text(CPU, encoding="utf-8")
-    (tmp_path / "for_cuda.py").write_text(CUDA, encoding="utf-8")
+    write(tmp_path, {"for_cpu.py": CPU, "for_cuda.py": CUDA})
     said = _observed(tmp_path, "for_cpu", ranks)
     assert len(said) == 3
     assert _observed(tmp_path, "for_cuda", ranks, "--on-cpu", "cuda") == said

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_unit._parties.running import invoked
+from tests_unit._parties.running import invoked, write
 
 torch = pytest.importorskip("torch")
 
@@ -40,8 +40,7 @@ dist.destroy_process_group()
 
 
 def _observed(folder: Path, ranks: int, *words: str) -> Path:
-    folder.mkdir()
-    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
+    write(folder, {"train.py": SCRIPT})
     codes = observe(folder, ("train.py", *words), folder / "out", ranks)
     assert codes == [0] * ranks, (folder / "stderr-0").read_text()
     return folder / "out"

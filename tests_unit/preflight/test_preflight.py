@@ -18,7 +18,7 @@ from contracts.instruments.node import read_node
 from contracts.spec import codec
 from contracts.spec.machine import Need, NodeCapture
 from contracts.stacks.reference.stack import Reference
-from tests_unit._parties.running import invoked
+from tests_unit._parties.running import invoked, write
 
 HOSTILE = 10_000
 NEED = Need()
@@ -158,8 +158,7 @@ def test_the_output_of_a_failing_tool_is_quoted(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_capture_holds_what_the_tool_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "topology").write_text(H200.topology or "")
-    (tmp_path / "devices").write_text(H200.devices or "")
+    write(tmp_path, {"topology": H200.topology or "", "devices": H200.devices or ""})
     _tool(
         tmp_path,
         f'[ "$1" = topo ] && exec /bin/cat {tmp_path}/topology\n[ "$1" = -L ] && exec /bin/cat {tmp_path}/devices',

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests_unit._parties.running import RANKPROOF, environment
+from tests_unit._parties.running import RANKPROOF, environment, write
 
 ALL = ("PREF-01", "PREF-02", "PREF-05")
 """What this machine may not be fit for: the tests are about the launch."""
@@ -91,8 +91,7 @@ def start(folder: Path, words: tuple[str, ...], script: str | None, **variables:
     (folder / "tmp").mkdir()
     (folder / "bin/nvidia-smi").write_text("#!/bin/sh\necho no driver\nexit 9\n", encoding="utf-8")
     (folder / "bin/nvidia-smi").chmod(0o755)
-    (folder / "map.toml").write_text(MAP, encoding="utf-8")
-    (folder / "torchrun.sh").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    write(folder, {"map.toml": MAP, "torchrun.sh": f"#!/bin/sh\n{script}\n"})
     (folder / "torchrun.sh").chmod(0o755)
     if script is not None:
         (folder / "bin/torchrun").symlink_to(folder / "torchrun.sh")

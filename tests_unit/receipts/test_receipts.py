@@ -22,6 +22,7 @@ from contracts.law._support.recorded_runs import FACTS, RECEIPT, STEPS
 from contracts.spec import Refused
 from contracts.stacks.reference.receipts.receipt import schema_text
 from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.running import write
 
 ROOT = Path(__file__).parents[2]
 STACK = Reference()
@@ -111,8 +112,7 @@ def tree(tmp_path: Path) -> Path:
 def test_a_clean_work_tree_is_recorded_as_clean_and_every_kind_of_change_as_dirty(tree: Path) -> None:
     clean = provenance.source(tree)
     assert (clean.revision, clean.dirty, clean.changed) == (_git(tree, "rev-parse", "HEAD"), False, ())
-    (tree / "model.py").write_text("changed\n", encoding="utf-8")
-    (tree / "staged.py").touch()
+    write(tree, {"model.py": "changed\n", "staged.py": ""})
     _git(tree, "add", "staged.py")
     (tree / "staged.py").unlink()  # staged and gone: a collector that opened it would die here
     _git(tree, "mv", "old name.py", "new\nname.py")
