@@ -119,6 +119,7 @@ def _graded(row: Sequence[Mapping[int, float]], louder: Sequence[float], moe: Mo
             for each, more in zip(row, louder, strict=True)]  # fmt: skip
 
 
+_GROUPS = replace(SIGMOID, top_k=4, groups=(4, 2), aux_loss=0.0)  # MOE-05a has their balance
 FULL: dict[str, tuple[Moe, Activation, int, int]] = {
     "softmax": (replace(SOFTMAX, capacity_factor=0.6), "relu2", 2, 7),
     "sigmoid-swiglu": (replace(SIGMOID, capacity_factor=0.9), "swiglu", 3, 5),
@@ -126,6 +127,8 @@ FULL: dict[str, tuple[Moe, Activation, int, int]] = {
     "nothing-lost": (replace(SOFTMAX, capacity_factor=12.0), "swiglu", 2, 5),
     "softmax-by-gate": (replace(SOFTMAX, capacity_factor=0.6, drop_policy="probs"), "relu2", 2, 7),
     "sigmoid-by-gate": (replace(SIGMOID, capacity_factor=0.7, drop_policy="probs"), "swiglu", 3, 5),
+    "groups": (replace(_GROUPS, capacity_factor=0.6), "relu2", 2, 7),
+    "groups-by-gate": (replace(_GROUPS, capacity_factor=0.7, drop_policy="probs"), "swiglu", 3, 5),
 }
 
 

@@ -93,11 +93,16 @@ def tied_scores_choose_k_experts(stack: Blocks, moe: Moe, batch: int, length: in
 
 
 # Logits of six experts, from where and in which steps; bfloat16 has steps of 0.0625 above 10 and of 0.0039 above 0.5.
-# Rising, falling and mixed: no order in which ties are broken chooses the best three of every token.
+# Rising, falling and mixed: no order in which ties are broken chooses the best of every token. Last, their ranks.
 CLOSE = {
-    "softmax": (replace(PLAIN, shared_hidden=0), 10.0, 5e-3),
-    "sigmoid": (replace(PLAIN_SIGMOID, shared_hidden=0, route_scale=1.0), 0.5, 3e-4),
-}
+    "softmax": (replace(PLAIN, shared_hidden=0), 10.0, 5e-3, ((5, 4, 3),) * 3),
+    "sigmoid": (replace(PLAIN_SIGMOID, shared_hidden=0, route_scale=1.0), 0.5, 3e-4, ((5, 4, 3),) * 3),
+    # The first six are two groups: of the last token the first group has 5 and 3, the second 4 and 2.
+    "groups": (
+        replace(PLAIN_SIGMOID, shared_hidden=0, route_scale=1.0, top_k=2, groups=(4, 1)), 0.5, 3e-4,
+        ((5, 4), (5, 4), (5, 3)),
+    ),
+}  # fmt: skip
 _RANKS = ((0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0), (3, 0, 5, 1, 4, 2))
 
 
@@ -108,7 +113,9 @@ _STORED = Tolerance(name="stored in bfloat16", bound=2**-8, why="one rounding; g
     "MOE-01e", asks="run_block", cases=CLOSE, source="Megatron-Core: --moe-router-dtype fp32",
     conventions=("softmax-router", "sigmoid-router"),
 )  # fmt: skip
-def the_router_is_float32_under_bfloat16(stack: Blocks, moe: Moe, least: float, step: float) -> None:
+def the_router_is_float32_under_bfloat16(
+    stack: Blocks, moe: Moe, least: float, step: float, chosen_ranks: tuple[tuple[int, ...], ...]
+) -> None:
     """Under bfloat16, router logits, scores and gates are computed in float32: close scores select the same experts as
     exact arithmetic does.
 
@@ -122,7 +129,8 @@ def the_router_is_float32_under_bfloat16(stack: Blocks, moe: Moe, least: float, 
     want = expert_calls.oracle_answer(call if choice == "float32" else _rounded(call)).routed
     experts = numerics.tensor(seen["experts"])
     for n, ranks in enumerate(_RANKS * 2):
-        best, went = sorted(ranks.index(rank) for rank in (5, 4, 3)), sorted(experts.flatten(0, 1)[n].tolist())
+        best = sorted(ranks.index(rank) for rank in chosen_ranks[n % len(_RANKS)])
+        went = sorted(experts.flatten(0, 1)[n].tolist())
         if choice == "float32":
             assert went == best, f"token {n} goes to experts {went}, its best are {best}: their scores were rounded"
         assert went[-1] < len(ranks), f"token {n} goes to experts {went}, its best are among the first {len(ranks)}"

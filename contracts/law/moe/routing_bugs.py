@@ -152,6 +152,13 @@ def rounds_scores(scores, self, logits_BTE):
     return scores(self, logits_BTE).bfloat16().to(logits_BTE.dtype)
 
 
+@broken(Router, "of_best_groups", "MOE-01e[groups]: their scores were rounded")
+def adds_up_groups_in_bfloat16(of_best_groups, self, scores_BTE, number, chosen):
+    """Scores are float32, and the two best of a group are added up in the dtype of the activations."""
+    kept = of_best_groups(self, scores_BTE.bfloat16().to(scores_BTE.dtype), number, chosen)
+    return scores_BTE.masked_fill(kept.isneginf(), -torch.inf)
+
+
 @broken(Router, "gates", "MOE-01e[softmax]: gates under bfloat16 differs")
 def rounds_gates(gates, self, scores_BTE, experts_BTK):
     """Gates are cast to the dtype of the activations before they are used."""

@@ -124,6 +124,9 @@ LAYOUTS: dict[str, Cell] = {
     "tp2-sp-etp1-capacity-by-gate": cell(RANKED, own_axis(2, tp=2, etp=1, sp=True)),
     "tp2-sp-etp1-groups": cell(GROUPED, own_axis(2, tp=2, etp=1, sp=True)),
     "borrowed-ep2-groups": cell(GROUPED, borrowed(2, ep=2)),
+    "ep2-capacity-of-groups": cell(
+        replace(GROUPED, moe=replace(GROUPED.moe or Moe(), capacity_factor=0.7)), own_axis(2, ep=2)
+    ),
     "tp4-few-groups": cell(FEW_GROUPS, own_axis(4, tp=4)),
     "tp4-sp-few-groups": cell(FEW_GROUPS, own_axis(4, tp=4, sp=True)),
     "dp2": cell(MANY, own_axis(2)),
@@ -213,7 +216,10 @@ TWO_MESSAGES = replace(MANY, name="layouts-two-messages", moe=replace(MANY.moe o
 """9.4 million elements of experts, 38 MB in float32: more than PyTorch's DDP, Megatron-Core (for few ranks) or the
 reference put into one message."""
 IN_FLOAT32 = {
-    name: LAYOUTS[name] for name in ("tp2-sp", "fsdp2", "ep4-idle", "tp2-sp-ep2", "borrowed-tp2-sp-ep2-etp1-fsdp")
+    name: LAYOUTS[name]
+    for name in (
+        "tp2-sp", "fsdp2", "ep4-idle", "tp2-sp-ep2", "borrowed-tp2-sp-ep2-etp1-fsdp", "borrowed-ep2-groups",
+    )
 } | {
     "dp2-two-messages": cell(TWO_MESSAGES, own_axis(2)),
     "borrowed-cp2": cell(MANY, borrowed(2, cp=2)),
