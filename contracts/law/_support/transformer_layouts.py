@@ -18,6 +18,7 @@ from contracts.law._support.small_models import (
     cell,
 )
 from contracts.spec import Execution, ParallelSsm, Recipe
+from contracts.spec.needs import features
 
 L, G, H = LATENT_EXPERTS, GROUPED_EXPERTS, HYBRID_EXPERTS
 PLAIN = replace(DENSE, name="plain", qk_norm=False)
@@ -110,14 +111,18 @@ HALF: dict[str, Cell] = {
 def needs_of(cells: Mapping[str, Cell]) -> dict[str, tuple[str, ...]]:
     """The features that each layout is about: experts, and a scan, prediction heads or biases where there are some."""
     hybrid, ahead = ("experts", "mamba"), ("experts", "prediction-heads")
-    dense, biased = ("attention-bias", "mlp-bias"), ("experts", "attention-bias", "expert-bias", "router-bias")
     about = ((DENSE, ()), (PLAIN, ()), (SIDE_BY_SIDE, ("parallel-ssm",)), (H, hybrid), (MUON_HYBRID, hybrid),
-             (AHEAD_EXPERTS, ahead), (BIASED_DENSE, dense), (BIASED_EXPERTS, biased),
-             (MUON_BIASED, biased))  # fmt: skip
+             (AHEAD_EXPERTS, ahead))  # fmt: skip
     return {
-        name: next((needs for one, needs in about if recipe is one), ("experts",))
+        name: of_biases(recipe) or next((needs for one, needs in about if recipe is one), ("experts",))
         for name, (recipe, _, _) in cells.items()
     }
+
+
+def of_biases(recipe: Recipe) -> tuple[str, ...]:
+    """The features of a recipe with biases; empty for one without."""
+    found = sorted(each for each in features(recipe) if each.endswith("-bias") and each != "selection-bias")
+    return ("experts", *found) if found and recipe.moe is not None else tuple(found)
 
 
 UPDATE = 5e-3
