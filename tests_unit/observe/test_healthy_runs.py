@@ -4,7 +4,7 @@ import copy
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,10 +71,18 @@ def _rows() -> torch.Tensor:
     return torch.randn(4, 4)
 
 
-def _step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    net(_rows()).square().sum().backward()
-    optimizer.step()
+def _steps(net: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[torch.Tensor] = ()) -> Iterator[None]:
+    """A step before each turn of a loop: over these batches, or else three that are drawn."""
+    for each in batches or (_rows() for _ in range(3)):
+        optimizer.zero_grad()
+        net(each).square().sum().backward()
+        optimizer.step()
+        yield
+
+
+def _train(net: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[torch.Tensor] = ()) -> None:
+    for _ in _steps(net, optimizer, batches):
+        pass
 
 
 def scaled(fused: bool) -> None:
@@ -128,10 +136,7 @@ def narrow() -> None:
     """In bfloat16 a weight of one is not moved by less than its rounding."""
     net = _net().bfloat16()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
-    for _ in range(4):
-        optimizer.zero_grad()
-        net(_rows().bfloat16()).square().sum().backward()
-        optimizer.step()
+    _train(net, optimizer, [_rows().bfloat16() for _ in range(4)])
 
 
 def scheduled() -> None:
@@ -141,8 +146,7 @@ def scheduled() -> None:
     warm = lr_scheduler.LinearLR(optimizer, total_iters=2)
     cosine = lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 5)
     schedule = lr_scheduler.SequentialLR(optimizer, [warm, cosine], [2])
-    for _ in range(5):
-        _step(net, optimizer)
+    for _ in _steps(net, optimizer, [_rows() for _ in range(5)]):
         schedule.step()
 
 
@@ -153,10 +157,7 @@ def elsewhere() -> None:
     rows = [_rows() for _ in range(4)]
     torch.set_default_device("meta")
     try:
-        for each in rows:
-            optimizer.zero_grad()
-            net(each).square().sum().backward()
-            optimizer.step()
+        _train(net, optimizer, rows)
     finally:
         torch.set_default_device(None)
 
@@ -233,8 +234,7 @@ def flat() -> None:
         with warnings.catch_warnings(action="ignore"):  # one rank has no shards
             net = FullyShardedDataParallel(_net(), device_id=torch.device("cpu"))
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-        for _ in range(4):
-            _step(net, optimizer)
+        _train(net, optimizer)
     finally:
         dist.destroy_process_group()
 
@@ -283,8 +283,7 @@ def averaged() -> None:
     net = _net()
     average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    for _ in range(3):
-        _step(net, optimizer)
+    for _ in _steps(net, optimizer):
         average.update_parameters(net)
         average.eval()
         with torch.no_grad():
@@ -296,8 +295,7 @@ def frozen() -> None:
     net = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), nn.Linear(8, 1))
     net[0].requires_grad_(False).eval()
     optimizer = torch.optim.SGD(net[1].parameters(), lr=1e-2, weight_decay=0.1)
-    for _ in range(3):
-        _step(net, optimizer)
+    _train(net, optimizer)
 
 
 class _LowRank(nn.Module):
@@ -317,8 +315,7 @@ class _LowRank(nn.Module):
 def low_rank() -> None:
     net = nn.Sequential(_LowRank(nn.Linear(4, 8)), nn.Linear(8, 1).requires_grad_(False))
     optimizer = torch.optim.SGD([each for each in net.parameters() if each.requires_grad], lr=1e-2)
-    for _ in range(3):
-        _step(net, optimizer)
+    _train(net, optimizer)
 
 
 class _ScheduleFree(torch.optim.Optimizer):
@@ -354,8 +351,7 @@ class _ScheduleFree(torch.optim.Optimizer):
 def schedule_free() -> None:
     net = _net()
     optimizer = _ScheduleFree(net.parameters(), lr=1e-2)
-    for _ in range(3):
-        _step(net, optimizer)
+    for _ in _steps(net, optimizer):
         net.eval()
         optimizer.eval()
         with torch.no_grad():
@@ -382,8 +378,7 @@ def evaluated() -> None:
     """Dropout and a norm with statistics, evaluated between steps."""
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    for _ in range(3):
-        _step(net, optimizer)
+    for _ in _steps(net, optimizer):
         net.eval()
         with torch.inference_mode():
             net(_rows())
@@ -394,10 +389,7 @@ def compiled() -> None:
     net = _net()
     traced = torch.compile(net, backend="eager")
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    for _ in range(3):
-        optimizer.zero_grad()
-        traced(_rows()).square().sum().backward()
-        optimizer.step()
+    _train(traced, optimizer)
 
 
 def accumulated(reduction: str) -> None:
@@ -461,10 +453,7 @@ def loaded(kind: str) -> None:
     net = _net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     batches = [next(iter(given))] * 4 if kind == "overfitted" else (each for _ in range(9) for each in given)
-    for _, (each,) in zip(range(5), batches, strict=False):
-        optimizer.zero_grad()
-        net(each).square().sum().backward()
-        optimizer.step()
+    _train(net, optimizer, (each for _, (each,) in zip(range(5), batches, strict=False)))
 
 
 RUNS = {
