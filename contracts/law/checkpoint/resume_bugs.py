@@ -198,11 +198,6 @@ def loses_the_experts(put, self, values, into, what):
     put(self, values, copies, what)
 
 
-@broken(Trainer, "restore_generators", "CKPT-01a[adamw]: after 1 loads, step 3: rng:")
-def leaves_the_generators(restore_generators, self, states):
-    """Random generators are not loaded: every dropout mask after the resume is different."""
-
-
 @broken(Trainer, "restore_generators", "CKPT-01a[adamw]: rng: the state torch differs", bugs=("RSM-22",))
 def draws_afterwards(restore_generators, self, states):
     """The data loader is built after the generators are restored, and draws from them."""

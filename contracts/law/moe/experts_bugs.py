@@ -8,7 +8,10 @@ from contracts.law._bugs.broken import broken
 from contracts.stacks.reference.model.blocks import Experts, MoE, Packing, Router
 
 
-@broken(Experts, "matmul", "MOE-02b[softmax-relu2]: gradient of lacks mixer.experts.w1", bugs=("OPT-26",))
+@broken(
+    Experts, "matmul", "MOE-02b[softmax-relu2]: gradient of lacks mixer.experts.w1",
+    "OPT-01b[adamw]: no gradient reaches layers.1.mixer.experts.w1", bugs=("OPT-26",),
+)  # fmt: skip
 def never_trains_experts(matmul, self, x_SI, weight_EOI, ends_E):
     """A grouped matmul has no backward for its weights: the forward is right, and the experts never learn."""
     return matmul(self, x_SI, weight_EOI.detach(), ends_E)

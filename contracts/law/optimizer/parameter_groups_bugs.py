@@ -11,7 +11,7 @@ from torch import nn
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived
 from contracts.spec import Optim, Rule
-from contracts.stacks.reference.model.blocks import Experts, Indexer, LatentAttention
+from contracts.stacks.reference.model.blocks import Indexer, LatentAttention
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.optim.optimizer import MOMENTUM, Member, Muon, Optimizer, orthogonalise
 from contracts.stacks.reference.stack import Reference
@@ -57,12 +57,6 @@ def moves_the_router_twice(step, self, lr):
     step(self, lr)
     extra = [member.parameter for member in self.members if member.role == "router"]
     torch.optim.AdamW(extra, lr=lr, weight_decay=0.0).step()
-
-
-@broken(Experts, "matmul", "OPT-01b[adamw]: no gradient reaches layers.1.mixer.experts.w1", bugs=("OPT-26",))
-def trains_no_expert(matmul, self, x_SI, weight_EOI, ends_E):
-    """The experts' kernel bypasses autograd for its weights: input gradients flow, and no expert learns."""
-    return matmul(self, x_SI, weight_EOI.detach(), ends_E)
 
 
 @derived("OPT-01b[adamw]: moved by another rule, 2 times the rate", bugs=("OPT-05",))

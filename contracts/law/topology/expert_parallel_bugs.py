@@ -52,14 +52,6 @@ def needs_tensor_parallel(expert_lane, self, degrees, expert_tp_mesh, local_sequ
     return _wired(degrees, degrees.ep > 1 and degrees.tp > 1, local_sequence, hidden)
 
 
-@broken(
-    Reference, "topology", "TOPO-03a[borrowed-pp2-tp2-ep4]: with etp 0 an ep group is [[0, 1, 2, 3]]", bugs=("EPD-04",)
-)
-def unset_etp_means_one(topology, self, degrees, world, layout):
-    """The mesh resolves an unset expert TP degree as 1, although the recipe meant TP."""
-    return topology(self, replace(degrees, etp=degrees.etp or 1), world, layout)
-
-
 @broken(Reference, "expert_lane", "TOPO-04[seed-ep2-etp-follows-tp2]: manual_sp is True, expected False")
 def leaves_the_stale_hook(expert_lane, self, degrees, expert_tp_mesh, local_sequence, hidden):
     """The test for EP is fixed, but the hook that was attached to inner.mlp earlier stays."""
