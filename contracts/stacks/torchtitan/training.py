@@ -307,6 +307,7 @@ def rehearsed(recipe: Recipe, execution: Execution, rank: int, routing: Routing,
 def rehearse(recipe: Recipe, execution: Execution, rank: int, routing: Routing, kind: type[Run] = Run) -> Rehearsal:
     """A dry run of one rank's step, in a process without a world."""
     if dist.is_initialized():
+        declined(recipe, execution, "rehearse", kind.who, kind.abilities)  # what another process raises is no answer
         own = ("contracts.stacks.torchtitan.stack", "Torchtitan", dict[str, str]())
         return dry_runs.elsewhere(own, recipe, execution, rank, routing)
     return rehearsed(recipe, execution, rank, routing, kind)
