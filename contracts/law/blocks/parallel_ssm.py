@@ -28,7 +28,7 @@ DEFINED = {
 }
 
 
-@contract("BLK-12a", asks=("block_weights", "run_block"), cases=DEFINED, source="arXiv 2507.22448; 2411.13676")
+@contract("BLK-12a", asks=("block_weights", "run_block"), cases=DEFINED, source="arXiv 2507.22448, 2411.13676")
 def attention_and_a_scan_side_by_side_are_added_up(stack: Blocks, case: ScanCase) -> None:
     """Attention beside a state-space branch has the output, last state and every gradient of its definition: both read
     the block's normed input, and their outputs are added up, each times its own scale.

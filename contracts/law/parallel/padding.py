@@ -140,7 +140,7 @@ BETWEEN: dict[str, tuple[Recipe, str]] = {
 @contract(
     "PAR-05m", asks=("built", "train"), cases=BETWEEN,
     needs={"": ("packed", "prediction-heads", "experts"), "dense-ends-of-documents": ("packed", "prediction-heads")},
-    source="Megatron-LM #6205; THD: cu_seqlens_padded",
+    source="Megatron-LM #6205",
 )  # fmt: skip
 def padding_between_documents_is_none_of_them(stack: Training, recipe: Recipe, whose: str) -> None:
     """Padding between the documents of a packed row, as the end of the document before it or as a document of its own,
