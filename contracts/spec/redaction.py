@@ -14,7 +14,6 @@ another dialect of regular expressions (RE2, flags inside a pattern) and are not
 
 import base64
 import bisect
-import contextlib
 import functools
 import html
 import itertools
@@ -190,9 +189,8 @@ def _broken(text: str, forms: Iterable[str], breaks: re.Pattern[str]) -> str:
 
 def secrets_in(words: Iterable[str]) -> frozenset[str]:
     """The values that a command passes under a secret's name."""
-    words = tuple(words)
     found = set()
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in itertools.pairwise((*words, "")):
         flag, equals, value = word.partition("=")
         if flag.startswith("-") and names_a_secret(flag):
             found.add(value if equals else following)
@@ -204,8 +202,10 @@ def secrets_here(env: Mapping[str, str], command: Iterable[str]) -> frozenset[st
     command (`--stack 'launched:… --password …'`)."""
     inside: list[str] = []
     for word in command:
-        with contextlib.suppress(ValueError):  # a quote without its end
+        try:
             inside += shlex.split(word) if any(map(str.isspace, word)) else [word]
+        except ValueError:  # a quote without its end
+            inside.append(word)
     return secrets_of(env) | secrets_in(inside)
 
 

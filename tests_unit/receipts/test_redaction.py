@@ -176,6 +176,7 @@ def test_a_secret_across_the_parts_of_a_long_line_is_found() -> None:
 def test_secrets_of_the_command_line_and_environment_are_known() -> None:
     command = ("rankproof", "check", "--stack", "launched:serve --password hunter2hunter2", "--api-key", "abcdefgh")
     assert secrets_here({"HF_TOKEN": "ijklmnop"}, command) == {"hunter2hunter2", "abcdefgh", "ijklmnop"}
+    assert secrets_here({}, ["/a user's/train.py"]) == secrets_here({}, ["/a user's/train.py", "--password"]) == set()
 
 
 @pytest.mark.timeout(30)
