@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 LOADER = DataLoader
@@ -17,6 +17,22 @@ LABELS = frozenset({torch.ops.aten.nll_loss_backward.default, torch.ops.aten.nll
 DROPOUT = frozenset({torch.ops.aten.native_dropout.default, torch.ops.aten.bernoulli_.float})
 """What every dropout of torch ends in, that of its attention on a CPU too."""
 NONE, MEAN = 0, 1
+MOST_NUMBERS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The rows of a dataset that a loader's subset has, as `random_split` draws them.
+
+    Args:
+        size: how many.
+        shares: between how many ranks a sampler divides them; 1 if it does not.
+        numbers: those in the dataset, in their order; of a large subset some, spread over it.
+    """
+
+    size: int
+    shares: int
+    numbers: tuple[int, ...]
 
 
 @dataclass(kw_only=True)
@@ -27,6 +43,7 @@ class Epochs:
         epoch: 0 as long as no loader has begun, or where several of them are in use.
         batch: how many batches were drawn in it, those that are fetched ahead too.
         last: the number of the last one; 0 where nobody knows it.
+        split: what the latest loader draws from.
     """
 
     epoch: int = 0
@@ -34,6 +51,7 @@ class Epochs:
     last: int = 0
     several: bool = False
     loader: weakref.ref[Any] | None = field(default=None)
+    split: Split | None = None
 
     def begin(self, loader: Any) -> None:
         """A loader begins."""
@@ -45,6 +63,19 @@ class Epochs:
             self.last = len(loader)
         except TypeError:  # of a dataset without a length
             self.last = 0
+
+
+def split(loader: Any) -> Split | None:
+    """The split that a loader draws from; None if its dataset is no subset."""
+    held = loader.dataset
+    if not isinstance(held, Subset):
+        return None
+    size = len(held)
+    numbers = range(0, size, -(-size // MOST_NUMBERS) or 1)
+    while isinstance(held, Subset):
+        numbers, held = [int(held.indices[at]) for at in numbers], held.dataset  # type: ignore[assignment]
+    shares = getattr(loader.sampler, "num_replicas", None) or getattr(loader.batch_sampler, "num_processes", None) or 1
+    return Split(size=size, shares=int(shares), numbers=tuple(numbers))
 
 
 @dataclass(frozen=True, kw_only=True)

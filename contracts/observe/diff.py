@@ -101,7 +101,7 @@ def _incomparable(one: Merged, other: Merged, step: int) -> str:
         return (
             f"the inputs differ: {sum(rows.values())} rows and {sum(its.values())} rows, of which "
             f"{sum(missing.values())} are only in the first run{_whose(one, step, missing, ids=staged)} and "
-            f"{sum(more.values())} only in the second{_whose(other, step, more, ids=staged)}"
+            f"{sum(more.values())} only in the second{_whose(other, step, more, ids=staged)}{_drawn(one, other)}"
         )
     drawn = [merged for merged in (one, other) if any(line["drawn"] for _, line in merged.lines("drawn", step))]
     if drawn:
@@ -124,6 +124,19 @@ def _whose(merged: Merged, step: int, rows: Counter[int], *, ids: bool) -> str:
         for at, row in enumerate(line["ids"] if ids and "ids" in line else line["rows"]):
             if row in rows:
                 return f" (such as row {at} of microbatch {line['microbatch']} on rank {rank.rank})"
+    return ""
+
+
+def _drawn(one: Merged, other: Merged) -> str:
+    """In words that a loader draws other numbers of its dataset in each of two runs in one layout."""
+    for kind, words in (("split", "splits its dataset"), ("drawn-rows", "orders its dataset")):
+        mine, theirs = ({rank.rank: [number for line in rank.of(kind) for number in line["numbers"]]
+                         for rank in each.trace.ranks} for each in (one, other))  # fmt: skip
+        for rank in mine if (one.trace.world, one.behind) == (other.trace.world, other.behind) else ():
+            pairs = [*zip(mine[rank], theirs.get(rank, ()), strict=False)]
+            if any(own != its for own, its in pairs):
+                numbers = " and ".join(f"{[*each][:3]}" for each in zip(*pairs, strict=True))
+                return f"; on rank {rank} each run {words} otherwise ({numbers} …): is that drawn without a seed?"
     return ""
 
 

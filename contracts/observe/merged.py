@@ -82,12 +82,14 @@ class Clip:
     Args:
         names: those of the parameters, each as often as it was given.
         given: whether the norm was given, and may be of more gradients.
+        after: how many backward passes of the step were over; 0 if nobody knows.
     """
 
     names: tuple[str, ...]
     norm: float
     most: float
     given: bool
+    after: int
 
     @property
     def factor(self) -> float:
@@ -138,7 +140,7 @@ class Merged:
                     continue
                 if behind and (kind, step) == ("updated", 0):  # has a sketch, which only a first `weight` has
                     kind, step = "weight", 1
-                if step > 0 or "step" not in line:
+                if step > 0 or "step" not in line or (kind == "drawn-rows" and not behind):
                     self._lines.setdefault((kind, step), []).append((rank, line))
 
     def lines(self, kind: str, step: int = 0) -> list[tuple[RankTrace, Line]]:
@@ -194,9 +196,11 @@ class Merged:
             return math.hypot(*(float(each["norm"]) for each in whole))
 
         return {
-            number: [Clip(names=tuple(sorted(line["names"])), norm=norm(at, line), most=float(line["max"]),
-                          given=bool(line.get("given"))) for at, line in enumerate(mine)]
-            for number, mine in of.items()
+            number: [
+                Clip(names=tuple(sorted(line["names"])), norm=norm(at, line), most=float(line["max"]),
+                     given=bool(line.get("given")), after=int(line.get("backward", 0)))
+                for at, line in enumerate(mine)
+            ] for number, mine in of.items()
         }  # fmt: skip
 
     def rows(self, step: int, *, ids: bool = False) -> Counter[int]:

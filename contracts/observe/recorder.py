@@ -461,9 +461,16 @@ class Recorder:
         def begin(loader: Any) -> Any:
             if self.on and self._trains():
                 self.epochs.begin(loader)
+                with _Apart(self):
+                    self._write_split(consumed.split(loader))
             return before(loader)
 
         return begin
+
+    def _write_split(self, found: consumed.Split | None) -> None:
+        if found is not None and found != self.epochs.split:
+            self.epochs.split = found
+            self._add("split", **vars(found))
 
     def _drawn(self, before: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def drawn(batches: Any) -> Any:
@@ -820,7 +827,7 @@ class Recorder:
             spread = isinstance(total, DTensor)
             partial = spread and not all(each.is_replicate() for each in total.placements)  # type: ignore[attr-defined]
             self._add(
-                "clip", step=self.step, max=float(most), partial=partial, given=given,
+                "clip", step=self.step, max=float(most), partial=partial, given=given, backward=self.backward,
                 first=not spread or placement.held(total).first, norm=self._number(_local(total)),
                 names=[self.parameters.get(id(each), "") for each in listed if each.grad is not None],
             )  # fmt: skip

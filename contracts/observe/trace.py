@@ -24,7 +24,7 @@ from typing import Any
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.redaction import redact, redact_words, secrets_here
 
-FORMAT, MINOR = "rankproof.trace/2", 3
+FORMAT, MINOR = "rankproof.trace/2", 4
 VERSION = f"{FORMAT}.{MINOR}"
 """A later minor version has further kinds of lines and means the same by the others; another format does not."""
 SKETCH_BYTES = 1024 * 8
@@ -65,6 +65,7 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "moment": _TENSOR | {"name": str, "moment": str},
     "buffer": _TENSOR | {"name": str},
     "drawn-rows": {"step": int, "epoch": int, "numbers": [int]},
+    "split": {"size": int, "shares": int, "numbers": [int]},
     "statistics": {"step": int, "names": [str]},
     "labels": {"step": int, "backward": int, "call": int, "classes": int, "counted": int, "weight": float,
                "dtype": str},

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 from contracts.contract import LAW  # noqa: E402
 from contracts.harness.families import read_checks  # noqa: E402
 from contracts.law.observe.experts_bugs import DISPATCH, LIST  # noqa: E402
-from contracts.law.observe.steps_bugs import ClipsByTheNormOfItsShards  # noqa: E402
+from contracts.law.observe.replicas_bugs import SplitsOnEachRank  # noqa: E402
+from contracts.law.observe.steps_bugs import CLIP, ClipsByTheNormOfItsShards, ClipsInEveryMicrobatch  # noqa: E402
 from contracts.stacks.reference.answers.observing import observe  # noqa: E402
 from contracts.stacks.reference.stack import Reference  # noqa: E402
 
@@ -355,3 +356,40 @@ def test_clipping_by_the_norm_over_all_shards_is_healthy() -> None:
         edits = right
 
     LAW.contracts["OBS-04"].check(Clips())
+
+
+@pytest.mark.parametrize("clip", [
+    "nn.utils.clip_grad_norm_(model.parameters(), torch.inf)",  # only logs
+    "micro and nn.utils.clip_grad_norm_([net.up.bias], 1e-4)",  # one after the other
+    "step or nn.utils.clip_grad_norm_(model.parameters(), 1e-2)",  # as in a step that a scaler skips
+])  # fmt: skip
+def test_clipping_after_each_microbatch_is_healthy_unless_it_scales_in_every_step(clip: str) -> None:
+    others = CLIP.replace("model.parameters()", "[each for each in net.parameters() if each is not net.up.bias]")
+    right = {old: new.replace(CLIP.strip().replace("1.0", "0.1"), clip)
+             for old, new in ClipsInEveryMicrobatch.edits.items()}  # fmt: skip
+    assert right != ClipsInEveryMicrobatch.edits
+
+    class Clips(Reference):
+        edits = right | {CLIP: others if "bias" in clip else CLIP}
+
+    LAW.contracts["OBS-04"].check(Clips())
+
+
+DRAWN = "random_split(texts, [32, 8], torch.Generator().manual_seed(rank))"
+SAMPLED = "torch.utils.data.DistributedSampler(part, world, rank)"
+
+
+@pytest.mark.parametrize("drawn", [
+    {"manual_seed(rank)": "manual_seed(0)"},  # one split, divided between the ranks
+    {DRAWN: "Subset(texts, range(rank, 40, world)), 0", SAMPLED: "None"},  # one for each rank
+], ids=["shared", "own"])  # fmt: skip
+def test_a_split_that_ranks_share_or_do_not_divide_is_healthy(drawn: dict[str, str]) -> None:
+    right = dict(SplitsOnEachRank.edits)
+    for old, new in drawn.items():
+        assert any(old in each for each in right.values())
+        right = {key: each.replace(old, new) for key, each in right.items()}
+
+    class Splits(Reference):
+        edits = right
+
+    LAW.contracts["OBS-06"].check(Splits())

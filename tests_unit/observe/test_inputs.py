@@ -11,6 +11,7 @@ from tests_unit._parties.running import invoked
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
+from torch.utils import data  # noqa: E402
 
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Writer  # noqa: E402
@@ -113,6 +114,27 @@ def test_different_rows_are_named_with_step_rank_and_place(one: Path, tmp_path: 
         "step 1: the inputs differ: 4 rows and 4 rows, of which 4 are only in the first run (such as row 0 of " in said
     )
     assert "only in the second (such as row 0 of microbatch 1 on rank 0)" in said
+
+
+@pytest.mark.parametrize(("seeds", "add", "words"), [
+    ((0, 1), (0, 0), "on rank 0 each run splits its dataset otherwise (["),
+    ((0, 0), (1, 2), "on rank 0 each run orders its dataset otherwise (["),
+    ((0, 0), (1, 1), ""),  # other contents of the same rows
+])  # fmt: skip
+def test_a_split_or_an_order_without_a_seed_is_said(
+    tmp_path: Path, seeds: tuple[int, int], add: tuple[int, int], words: str
+) -> None:
+    def train(split: int, order: int, moved: int) -> None:
+        texts = torch.randint(1, 60, (48, 9), generator=torch.Generator().manual_seed(0)) + moved
+        part, _ = data.random_split(texts, [40, 8], torch.Generator().manual_seed(split))  # type: ignore[arg-type, var-annotated]
+        batches = iter(data.DataLoader(part, 4, shuffle=True, generator=torch.Generator().manual_seed(order)))
+        _train(lambda net, x, y: net((rows := next(batches))[:, :-1], rows[:, 1:]))
+
+    runs = [_observed(tmp_path / f"{at}", lambda at=at: train(seeds[at], add[at], at)) for at in (0, 1)]
+    code, said = _diff(*runs)
+    assert code == 3, said
+    assert words in said
+    assert ("without a seed?" in said) == bool(words)
 
 
 def _dropped(net: Net, optimizer: torch.optim.Optimizer, step: int) -> None:

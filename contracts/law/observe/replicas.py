@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contracts.contract import contract
 from contracts.law.observe._trace import BITS, RUN, merged_of, none_of, observed
 from contracts.observe.merged import Merged, Whole
+from contracts.observe.trace import Line
 from contracts.spec import NotOffered
 from contracts.spec.observing import Observing
 
@@ -105,6 +106,7 @@ def _unlike_buffers(merged: Merged) -> Iterator[str]:
 def data_parallel_ranks_consume_different_rows(stack: Observing, reference: str = "", other: str = "") -> None:
     """No two data-parallel ranks consume the same microbatch, or most rows of one twice in an epoch of torch's loader.
     No rank consumes a microbatch twice in a step, with the same outputs and loss, unless all steps have the same rows.
+    Ranks between which a sampler divides a subset have the same subset.
     Ranks that share their layers' tensors consume the same microbatches. A resumed run continues with the rows of the
     uninterrupted one.
 
@@ -116,11 +118,24 @@ def data_parallel_ranks_consume_different_rows(stack: Observing, reference: str 
     merged = observed(stack)
     epochs = any(line.get("epoch") for step in range(1, merged.steps + 1) for _, line in merged.lines("input", step))
     sharing = any(len(each) > 1 for step in range(1, merged.steps + 1) for each in _sharing(merged, step).values())
-    twice = list(_twice(merged))
-    if len(_sharing_a_batch(merged)) < 2 and not epochs and not sharing and not twice:
+    twice, splits = list(_twice(merged)), list(_splits(merged))
+    if len(_sharing_a_batch(merged)) < 2 and not epochs and not sharing and not twice and not splits:
         raise NotOffered("nothing said which ranks share a batch, or where an epoch begins", "case")
     nothing = "no two microbatches are of ranks that share a batch or their layers, or of one epoch"
-    none_of([*_repeated(merged), *twice, *_other_rows(merged), *_again(merged)], nothing)
+    none_of([*_repeated(merged), *splits, *twice, *_other_rows(merged), *_again(merged)], nothing)
+
+
+def _splits(merged: Merged) -> Iterator[str]:
+    """Subsets of ranks between which a sampler divides one: each takes every nth of its own."""
+    ranks, firsts = _sharing_a_batch(merged), dict[int, tuple[int, Line]]()
+    for rank in merged.trace.ranks:
+        for at, line in enumerate(rank.of("split")) if rank.rank in ranks else ():
+            first, its = firsts.setdefault(at, (rank.rank, line))
+            if first == rank.rank or not line["shares"] == len(ranks) == its["shares"]:
+                continue
+            common = f"{len({*its['numbers']} & {*line['numbers']})} of {len(its['numbers'])} are in both"
+            words = f"divide a subset of {line['size']} rows between them, and each has its own ({common})"
+            yield "" if its == line else f"ranks {first} and {rank.rank} {words}: is it drawn without a common seed?"
 
 
 def _twice(merged: Merged) -> Iterator[str]:

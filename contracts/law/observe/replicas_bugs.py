@@ -90,6 +90,20 @@ class ShufflesOnEachRank(Reference):
     }
 
 
+@mutant(of="OBS-06", case="one-run", says="ranks 0 and 1 divide a subset of 32 rows between them, and each has its own")
+class SplitsOnEachRank(Reference):
+    """Each rank draws the rows to train on by a seed of its own, and a sampler divides them between the ranks."""
+
+    edits = {
+        "rows = torch.randint(97, (8, 9), generator=data)[rank::world]": "rows = next(batches)",
+        "    for step in range(done": """    texts = torch.randint(97, (40, 9), generator=data)
+    part, _ = torch.utils.data.random_split(texts, [32, 8], torch.Generator().manual_seed(rank))
+    sampler = torch.utils.data.DistributedSampler(part, world, rank)
+    batches = iter(torch.utils.data.DataLoader(part, batch_size=4, sampler=sampler))
+    for step in range(done""",
+    }
+
+
 @mutant(of="OBS-06", case="one-run", says="step 1: ranks 0 and 1 share their layers, and consume other rows")
 class ReadsByTheRankOfTheWorld(Reference):
     """Two ranks that hold halves of the layers read rows as if they were data-parallel."""

@@ -25,14 +25,16 @@ LABEL = {"bfloat16": 3e-2, "float16": 1e-2}
 def the_told_norm_is_that_of_the_applied_gradients(stack: Observing) -> None:
     """If gradients are clipped, the norm that `clip_grad_norm_` returned, after clipping, equals the norm of the
     gradients that the optimizer applies, over all ranks. A norm from torch's `get_total_norm` that is passed to
-    `clip_grads_with_norm_` is not smaller than it. In a step, either all or none of the ranks that share a batch clip.
+    `clip_grads_with_norm_` is not smaller than it. In a step, either all or none of the ranks that share a batch clip,
+    and no microbatch adds to gradients that were scaled down by a clipping and are clipped again.
 
     Gradients that are clipped before their reduction, or a norm that counts one rank's shards, leave the loss as it is.
     """
     merged = observed(stack)
     if not any(merged.lines("clip", step) for step in range(1, merged.steps + 1)):
         raise NotOffered("the script does not call clip_grad_norm_", "case")
-    none_of([*_on_some_ranks(merged), *_norms(merged)], "no gradient that clip_grad_norm_ was given could be placed")
+    found = [*_on_some_ranks(merged), *_early(merged), *_norms(merged)]
+    none_of(found, "no gradient that clip_grad_norm_ was given could be placed")
 
 
 def _on_some_ranks(merged: Merged) -> Iterator[str]:
@@ -41,6 +43,29 @@ def _on_some_ranks(merged: Merged) -> Iterator[str]:
         spared = sorted({rank.rank for rank, _ in merged.lines("step", step)} & {*merged.data_ranks} - clips)
         if spared and clips & {*merged.data_ranks}:
             yield f"step {step}: rank {min(clips)} clips its gradients and rank {spared[0]} does not"
+
+
+def _early(merged: Merged) -> Iterator[str]:
+    """Clippings of what is not added up yet. A step that a scaler skips is clipped too, and counts to the next; not in
+    every step."""
+    steps = range(1, merged.steps + 1)
+    for number in {rank.rank for step in steps for rank, _ in merged.lines("clip", step)}:
+        found = [_clipped_again(merged, step, number) for step in steps]
+        if len(found) > 1 and all(found):
+            passes, whole = found[0]
+            words = f"step 1: rank {number} clips its gradients after {passes} of {whole} microbatches"
+            yield f"{words}, and so in each step"
+
+
+def _clipped_again(merged: Merged, step: int, number: int) -> tuple[int, int] | tuple[()]:
+    """After how many of how many microbatches a rank scales gradients down to which later ones add; none if it does
+    not."""
+    clips = merged.clips(step).get(number, [])
+    passes = next((line["backward"] for rank, line in merged.lines("step", step)
+                   if rank.rank == number and line["backward"] == line["microbatches"]), 0)  # fmt: skip
+    early = (each.after for each in clips for later in clips
+             if each.factor < 1 and 0 < each.after < later.after and {*each.names} & {*later.names})  # fmt: skip
+    return next(((after, passes) for after in early if passes), ())
 
 
 def _norms(merged: Merged) -> Iterator[str]:

@@ -23,6 +23,15 @@ class ClipsOnOneRank(Reference):
     edits = {CLIP: f"        if rank == 0:\n    {CLIP}"}
 
 
+@mutant(of="OBS-04", case="one-run", says="step 1: rank 0 clips its gradients after 1 of 2 microbatches, and so in")
+class ClipsInEveryMicrobatch(Reference):
+    """The clipping stands in the loop over microbatches, as in front of it for one."""
+
+    edits = {
+        "                loss.backward()\n": f"                loss.backward()\n            {CLIP.strip()[:-4]}0.1)\n"
+    }
+
+
 @mutant(of="OBS-04", case="one-run", says="step 1: rank 0 was given the gradient norm")
 class ClipsByTheNormOfItsShards(Reference):
     """FSDP, and each rank takes the norm of what it holds for that of all."""
