@@ -62,6 +62,7 @@ def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
               help="Show the versions of rankproof, of the law and of torch, and exit.")  # fmt: skip
+@click.option("--local-rank", "--local_rank", expose_value=False, hidden=True)  # `observe` hands it to its script
 @click.pass_context
 def main(context: click.Context) -> None:
     """The conformance suite that gates merges to hybrid LLM training stacks.

@@ -326,6 +326,8 @@ OBSERVED: Mapping[str, str] = {
         "python -m torch.distributed.run --nproc-per-node=2 -m rankproof observe O train.py",
     "srun -m cyclic python train.py": "srun -m cyclic python -m rankproof observe O train.py",
     "accelerate launch --cpu train.py": "accelerate launch --cpu -m rankproof observe O train.py",
+    "deepspeed --num_gpus 2 train.py": "deepspeed --num_gpus 2 --module rankproof observe O train.py",
+    "deepspeed --module ours.train": "deepspeed --module rankproof observe O -m ours.train",
 }  # fmt: skip
 ONE: Mapping[str, str | None] = {
     "torchrun --nproc-per-node 8 --nnodes 2 train.py --tp 2":

@@ -125,6 +125,19 @@ def test_a_process_can_observe_itself(tmp_path: Path) -> None:
     assert _judged(tmp_path / "trace", tmp_path)[0] == 0
 
 
+def test_a_script_gets_the_local_rank_that_a_launcher_puts_in_front(tmp_path: Path) -> None:
+    says = "import sys\nassert sys.argv[1:] == ['--local-rank=0', 'on'], sys.argv\n"
+    (tmp_path / "train.py").write_text(says)
+    launch = ["-W", "ignore", "-m", "torch.distributed.launch", "--nproc-per-node", "1", "-m", "rankproof"]
+    done = subprocess.run(
+        [sys.executable, *launch, "observe", "--out", "trace", "train.py", "on"], cwd=tmp_path, check=False,
+        env={**without(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (rank,) = read(tmp_path / "trace").ranks
+    assert rank.begin["command"] == ["train.py", "--local-rank=0", "on"]
+
+
 def test_objects_of_a_destroyed_group_are_never_freed(tmp_path: Path) -> None:
     """To free it could hang: gloo joins its threads under the GIL, for which they may wait."""
     noted = "import weakref; end = weakref.finalize(net, open, 'freed', 'w'); end.atexit = False"

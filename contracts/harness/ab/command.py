@@ -7,6 +7,7 @@ from pathlib import Path
 _PYTHON = re.compile(r"python[\d.]*")
 _TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
 LAUNCHERS = (*_TORCHRUN, "accelerate.commands.accelerate_cli", "accelerate.commands.launch")
+_PROGRAMS = ("torchrun", "accelerate", "deepspeed")
 _ONE = ("--standalone", "--nproc-per-node=1")
 
 
@@ -30,7 +31,7 @@ def script_at(words: Sequence[str]) -> int | None:
 
 def starts_python(word: str) -> bool:
     """Whether a word is an interpreter, or a launcher of one."""
-    return bool(_PYTHON.fullmatch(Path(word).name)) or Path(word).name in ("torchrun", "accelerate")
+    return bool(_PYTHON.fullmatch(Path(word).name)) or Path(word).name in _PROGRAMS
 
 
 def observed(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
@@ -38,7 +39,8 @@ def observed(words: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
     at = script_at(words)
     assert at is not None
     script = ("-m", *words[at + 1 :]) if words[at].startswith("-") else words[at:]
-    return (*words[:at], "-m", "rankproof", "observe", *options, *script)
+    module = "--module" if any(Path(word).name == "deepspeed" for word in words[:at]) else "-m"
+    return (*words[:at], module, "rankproof", "observe", *options, *script)
 
 
 def on_one_rank(words: Sequence[str]) -> tuple[str, ...] | None:

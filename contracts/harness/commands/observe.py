@@ -63,7 +63,9 @@ def observe(
 
     Under torchrun: torchrun --no-python --nproc-per-node 4 rankproof observe --out DIR train.py …
     """
-    prepared = Script((script, *arguments), module=module)
+    # torch.distributed.launch and deepspeed put it in front of what they are given for the script
+    placed = [each for each in sys.argv[1:2] if each.startswith(("--local-rank=", "--local_rank="))]
+    prepared = Script((script, *placed, *arguments), module=module)
 
     with ExitStack() as shimmed:
 
