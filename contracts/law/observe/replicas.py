@@ -133,8 +133,9 @@ def _splits(merged: Merged) -> Iterator[str]:
             first, its = firsts.setdefault(at, (rank.rank, line))
             if first == rank.rank or not line["shares"] == len(ranks) == its["shares"]:
                 continue
-            common = f"{len({*its['numbers']} & {*line['numbers']})} of {len(its['numbers'])} are in both"
-            words = f"divide a subset of {line['size']} rows between them, and each has its own ({common})"
+            mine, theirs = {*its["numbers"]}, {*line["numbers"]}
+            common = f" ({len(mine & theirs)} are in both)" if len(mine) == line["size"] else ""
+            words = f"divide a subset of {line['size']} rows between them, and each has its own{common}"
             yield "" if its == line else f"ranks {first} and {rank.rank} {words}: is it drawn without a common seed?"
 
 
