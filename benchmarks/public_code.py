@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planted import judged
+from benchmarks.planted import PAIRS, judged
 from contracts.observe.diff import compare
 from contracts.observe.merged import Merged
 from contracts.observe.trace import read
@@ -30,8 +30,9 @@ from contracts.observe.trace import read
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A script of a repository on so many ranks; `known` is what `judge` says of it as it stands, and is true.
-    `one_rank` is the layout that it must equal, but for the words `differs`, which are true."""
+    """A script of a repository on so many ranks, 0 if it starts them itself; `known` is what `judge` says of it as it
+    stands, and is true. `one_rank` is the layout that it must equal, but for the words `differs`, which are true; with
+    `like`, `judge` compares it with that layout."""
 
     name: str
     repository: str
@@ -45,6 +46,7 @@ class Layout:
     known: list[str] = field(default_factory=list)
     one_rank: str = ""
     differs: str = ""
+    like: str = "judged"
 
 
 def _layout(given: dict[str, Any], named: dict[str, dict[str, Any]]) -> Layout:
@@ -75,9 +77,10 @@ def run(layout: Layout, checkout: Path, work: Path, python: str, fault: list[lis
         subprocess.run([python, "-c", layout.prepare], cwd=home, env=env, check=True)
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={layout.ranks}", "--no-python", python]
     observe = ["-m", "rankproof", "observe", "--steps", "3", "--stop", "--out", str(work / "trace")]
-    observe += [each.format(one_rank=work.parents[1] / layout.one_rank / "healthy/trace") for each in layout.options]
+    one_rank = str(work.parents[1] / layout.one_rank / "healthy")
+    asked = [each.replace("{one_rank}", one_rank) for each in (*layout.options, *layout.words)]
     with (work / "said").open("w") as said:
-        command = [python, *launch, *observe, *layout.words]
+        command = [python, *(launch if layout.ranks else ()), *observe, *asked]
         subprocess.run(command, cwd=home, env=env, stdout=said, stderr=said, check=False, timeout=600)
     if not (work / "trace").exists() or any(
         (each.end or {"error": "died"})["error"] for each in read(work / "trace").ranks
@@ -108,7 +111,7 @@ def main() -> int:
         {*filter(None, asked.only.split(","))},
         asked.work or Path(tempfile.mkdtemp(prefix="rankproof-public-code-")),
     )
-    false, counts = 0, [0, 0, 0]
+    false, counts, first = 0, [0, 0, 0], [0, 0, 0]
     named = {each["name"]: each for each in data["layout"]}
     for given in data["layout"]:
         layout = _layout(given, named)
@@ -116,11 +119,12 @@ def main() -> int:
             continue
         checkout, home = asked.checkouts / layout.repository, work / layout.name
         healthy = run(layout, checkout, home / "healthy", asked.python, [])
-        said = judged(healthy, "judged", healthy)
+        whole = work / layout.one_rank / "healthy/trace"
+        said = judged(healthy, layout.like, whole)
         wrong = [f"{id}: {words}" for id, words in said.items() if id not in layout.known]
         wrong += [f"{id} is not violated" for id in layout.known if id not in said]
-        if layout.one_rank and (work / layout.one_rank / "healthy/trace").exists():
-            one = beside(work / layout.one_rank / "healthy/trace", healthy)
+        if layout.one_rank and layout.like == "judged" and whole.exists():
+            one = beside(whole, healthy)
             wrong += (
                 [f"diff: {one or 'EQUAL'}"] if bool(one) != bool(layout.differs) or layout.differs not in one else []
             )
@@ -129,12 +133,16 @@ def main() -> int:
         print(f"| {layout.name} | | {'**false**: ' if wrong else ''}{tell} | |", flush=True)  # noqa: T201
         for plant in given.get("plant", ()):
             sick = run(layout, checkout, home / plant["fault"].replace(" ", "-"), asked.python, plant["edits"])
-            said = {id: words for id, words in judged(sick, "judged", healthy).items() if id not in layout.known}
+            said = {id: words for id, words in judged(sick, layout.like, whole).items() if id not in layout.known}
+            alone = {id for id in said if layout.like == "judged" or id not in PAIRS}
             differs = beside(healthy, sick)
-            counts = [sum(pair) for pair in zip(counts, (1, bool(said), bool(said or differs)), strict=True)]
-            first = next((f"{id}: {cell(words)}" for id, words in said.items()), "")
-            print(f"| {layout.name} | {plant['fault']} | {first} | {cell(differs)} |", flush=True)  # noqa: T201
-    print(f"\n{counts[0]} planted: `judge` names {counts[1]}, with one more trace {counts[2]}; {false} false words")  # noqa: T201
+            for each in (counts, first)[: 1 + plant.get("first", False)]:
+                each[:] = [sum(pair) for pair in zip(each, (1, bool(alone), bool(said or differs)), strict=True)]
+            words = next((f"{id}: {cell(words)}" for id, words in said.items()), "")
+            print(f"| {layout.name} | {plant['fault']} | {words} | {cell(differs)} |", flush=True)  # noqa: T201
+    for what, (planted, named_once, seen) in (("planted", counts), ("of those of the first trial", first)):
+        print(f"\n{planted} {what}: `judge` names {named_once}, with one more trace {seen}")  # noqa: T201
+    print(f"{false} false words")  # noqa: T201
     return int(false > 0)
 
 
