@@ -129,11 +129,9 @@ def test_a_script_gets_the_local_rank_that_a_launcher_puts_in_front(tmp_path: Pa
     says = "import sys\nassert sys.argv[1:] == ['--local-rank=0', 'on'], sys.argv\n"
     (tmp_path / "train.py").write_text(says)
     launch = ["-W", "ignore", "-m", "torch.distributed.launch", "--nproc-per-node", "1", "-m", "rankproof"]
-    done = subprocess.run(
-        [sys.executable, *launch, "observe", "--out", "trace", "train.py", "on"], cwd=tmp_path, check=False,
-        env={**without(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    environment = {**without(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launch, "observe", "--out", "trace", "train.py", "on"]
+    ran(command, cwd=tmp_path, env=environment, limit_s=300, code=0)
     (rank,) = read(tmp_path / "trace").ranks
     assert rank.begin["command"] == ["train.py", "--local-rank=0", "on"]
 

@@ -49,23 +49,23 @@ def _early(merged: Merged) -> Iterator[str]:
     """Clippings of what is not added up yet. A step that a scaler skips is clipped too, and counts to the next; not in
     every step."""
     steps = range(1, merged.steps + 1)
-    for number in {rank.rank for step in steps for rank, _ in merged.lines("clip", step)}:
+    for number in sorted({rank.rank for step in steps for rank, _ in merged.lines("clip", step)}):
         found = [_clipped_again(merged, step, number) for step in steps]
-        if len(found) > 1 and all(found):
-            passes, whole = found[0]
-            words = f"step 1: rank {number} clips its gradients after {passes} of {whole} microbatches"
-            yield f"{words}, and so in each step"
+        acts = [
+            (step, after) for step, early in zip(steps, found, strict=True) for after, factor in early if factor < 1
+        ]
+        if len(found) > 1 and all(found) and acts:
+            words = f"step {acts[0][0]}: rank {number} scales its gradients down after microbatch {acts[0][1]}"
+            yield f"{words}, and others add to them; it clips so in each step"
 
 
-def _clipped_again(merged: Merged, step: int, number: int) -> tuple[int, int] | tuple[()]:
-    """After how many of how many microbatches a rank scales gradients down to which later ones add; none if it does
-    not."""
+def _clipped_again(merged: Merged, step: int, number: int) -> list[tuple[int, float]]:
+    """After which microbatches a rank clips gradients to which later ones add, and by which factor."""
     clips = merged.clips(step).get(number, [])
-    passes = next((line["backward"] for rank, line in merged.lines("step", step)
-                   if rank.rank == number and line["backward"] == line["microbatches"]), 0)  # fmt: skip
-    early = (each.after for each in clips for later in clips
-             if each.factor < 1 and 0 < each.after < later.after and {*each.names} & {*later.names})  # fmt: skip
-    return next(((after, passes) for after in early if passes), ())
+    whole = any(line["backward"] == line["microbatches"] for rank, line in merged.lines("step", step)
+                if rank.rank == number)  # fmt: skip
+    return [(each.after, each.factor) for each in clips if whole and each.after > 0 and any(
+        each.after < later.after and {*each.names} & {*later.names} for later in clips)]  # fmt: skip
 
 
 def _norms(merged: Merged) -> Iterator[str]:

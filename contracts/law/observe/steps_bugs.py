@@ -23,7 +23,7 @@ class ClipsOnOneRank(Reference):
     edits = {CLIP: f"        if rank == 0:\n    {CLIP}"}
 
 
-@mutant(of="OBS-04", case="one-run", says="step 1: rank 0 clips its gradients after 1 of 2 microbatches, and so in")
+@mutant(of="OBS-04", case="one-run", says="step 1: rank 0 scales its gradients down after microbatch 1, and others")
 class ClipsInEveryMicrobatch(Reference):
     """The clipping stands in the loop over microbatches, as in front of it for one."""
 
