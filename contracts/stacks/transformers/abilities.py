@@ -7,7 +7,7 @@ from contracts.stacks.kit.declining import lacks, without
 
 VERSIONS = ("5.23.0", "5.10.4", "4.57.6")
 """The tried versions; the first is made where none is asked for."""
-EP_IN_FLOAT32 = "in float64 experts are eager, and those that ranks share were asked in float32 only"
+EP_IN_FLOAT32 = "in float64 torch's FSDP2 divides the gradients of experts that one rank holds twice: asked in float32"
 OF_GPT_OSS = "experts and routers with biases are gpt-oss's, whose activation is its own"
 ABILITIES = Abilities(
     has=frozenset((
