@@ -27,11 +27,6 @@ def averages_over_ranks_with_the_same_data(reduce, self):
             parameter.grad.div_(self.execution.world)
 
 
-@broken(ParallelTrainer, "reduce", "TOPO-09d[dp2]: bytes over [0, 1], expected")
-def reduces_nothing(reduce, self):
-    """The hook that reduces gradients is never called."""
-
-
 @derived("TOPO-04d[borrowed-tp2-sp-ep2-etp1]: move the residual stream")
 class HooksSequenceParallelOntoExperts(GathersFirst):
     """With EP active, expert layers also have the hook that gathers the sequence: the bring-up's first hang."""

@@ -50,11 +50,6 @@ def never_shards(shard, *args):
 
 
 # gradients
-@broken(ParallelTrainer, "reduce", "TRAF-04b[dp8]: elements are reduced over [0, 1, 2, 3, 4, 5, 6, 7], expected")
-def never_reduces(reduce, self):
-    """The hook that reduces gradients is never called."""
-
-
 @broken(ParallelTrainer, "reduce", "TRAF-04b[fsdp8]: elements are reduced over [0, 1, 2, 3, 4, 5, 6, 7], expected")
 def all_reduces_the_embedding_whole(reduce, self):
     """The embedding's gradient is reduce-scattered, and then all-reduced whole as if it were tied."""
@@ -167,12 +162,6 @@ def takes_as_many_rows_as_it_sends(announced, self, counts_E):
     it.
     """
     return counts_E.view(dist.get_world_size(self.ep), -1)
-
-
-@broken(TokenDispatcher, "share", "TRAF-04d[tp2-sp-ep2-fsdp2-balanced]: : 2 times", bugs=("DSP-11",))
-def sends_the_rows_of_others_too(share, self, routed, x_BTD, routing, dropped_BTK):
-    """EP ranks that read the same sequences each send all of their rows."""
-    return routed(x_BTD, routing, dropped_BTK)
 
 
 @broken(TokenDispatcher, "through", "TRAF-04d[borrowed-tp2-sp-ep4-fsdp4-balanced]: rows go in float32")
