@@ -37,7 +37,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 
-from contracts.instruments import traffic
+# now: a name imported later may be of the script's own package
+from contracts.instruments.traffic import NAMESPACES, Collective
+from contracts.instruments.traffic import read as collective
 from contracts.observe import applied, around, consumed, cut, device, phases, placement, routing, source
 from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
@@ -1148,7 +1150,7 @@ class Recorder:
     def _miss(self, what: str) -> None:
         self.unseen[what] = self.unseen.get(what, 0) + 1
 
-    def heard(self, found: traffic.Collective) -> None:
+    def heard(self, found: Collective) -> None:
         """A collective that the script issued."""
         key = "-".join(map(str, found.members))
         self.collectives.setdefault(key, []).append(found.said())
@@ -1244,9 +1246,9 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # its collectives are issued one level below
         recorder = self.recorder
-        if recorder.on and not recorder.busy and func.namespace in traffic.NAMESPACES:
+        if recorder.on and not recorder.busy and func.namespace in NAMESPACES:
             try:
-                found = traffic.read(func, args, kwargs or {})
+                found = collective(func, args, kwargs or {})
             except Exception:  # an operator that the reader does not know; it runs all the same
                 recorder._miss(f"collectives that cannot be read: {func}")
             else:
