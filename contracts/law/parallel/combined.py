@@ -1,5 +1,6 @@
 """Every two features of a recipe on every axis of parallelism: two steps on two ranks are those of one rank."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,8 @@ from contracts.law._support.step_comparison import (
 )
 from contracts.law._support.training_run import IDLE, ROWS_OF_16, batches, drawn_weights, selection_biases
 from contracts.law.parallel.layouts import MANY, figure_difference
-from contracts.spec import Dsa, Execution, Mhc, Moe, Mtp, Recipe, Session, Training
+from contracts.spec import Dsa, Execution, Mhc, Moe, Mtp, ParallelSsm, Recipe, Session, Training
+from contracts.spec.recipe import Biased
 
 LAYOUTS = {
     "dp2": own_axis(2),
@@ -44,8 +46,9 @@ EXPERTS = {
 AXES = {
     "layout": tuple(LAYOUTS),
     "mlp": tuple(EXPERTS),
-    "attention": ("gqa", "qk-norm", "mla", "dsa"),
+    "attention": ("gqa", "qk-norm", "mla", "dsa", "beside-scan"),
     "beside": ("plain", "mtp", "mhc", "tied"),
+    "biases": ("none", "all"),
     "window": ("whole", "accumulated"),
     "blocks": ("AE", "AEMR"),
     "rule": ("adamw", "muon"),
@@ -53,6 +56,13 @@ AXES = {
     "activation": ("swiglu", "relu2"),
 }
 """Every two of what these name meet in a row, except expert parallel without experts."""
+
+
+def _biases(level: Mapping[str, str]) -> tuple[Biased, ...]:
+    """All places of a row's recipe that may have a bias."""
+    attention: tuple[Biased, ...] = () if level["attention"] in ("mla", "dsa") else ("attention",)
+    mlp: tuple[Biased, ...] = ("mlp",) if level["mlp"] == "dense" else ("experts", "router")
+    return (*attention, *mlp)
 
 
 def combined(row: str) -> tuple[Recipe, Execution, int]:
@@ -68,6 +78,8 @@ def combined(row: str) -> tuple[Recipe, Execution, int]:
         mtp=Mtp(depth=2, loss_weight=0.4) if beside == "mtp" else None,
         mhc=Mhc(streams=3) if beside == "mhc" else None, untied_embeddings=beside != "tied",
         optim=replace(MANY.optim, rule=level["rule"]),
+        parallel_ssm=ParallelSsm(attention_scale=0.75, ssm_scale=1.5) if attention == "beside-scan" else None,
+        biases=_biases(level) if level["biases"] == "all" else (),
     )  # fmt: skip
     execution = replace(
         LAYOUTS[level["layout"]], microbatches=2 if stages > 1 or level["window"] == "accumulated" else 1,
@@ -77,76 +89,76 @@ def combined(row: str) -> tuple[Recipe, Execution, int]:
 
 
 ROWS = (
-    "dp2 softmax dsa tied whole AEMR muon recomputed relu2",
-    "dp2 dense qk-norm mtp accumulated AEMR muon kept swiglu",
-    "dp2 sigmoid mla mhc accumulated AE adamw recomputed swiglu",
-    "dp2 top-1 mla plain whole AEMR muon kept relu2",
-    "fsdp2 softmax qk-norm mhc accumulated AEMR muon recomputed swiglu",
-    "fsdp2 capacity dsa mtp accumulated AEMR muon recomputed swiglu",
-    "fsdp2 by-gate mla plain accumulated AE muon recomputed relu2",
-    "tp2 sigmoid dsa tied accumulated AE muon recomputed relu2",
-    "tp2 groups qk-norm mtp accumulated AE muon kept swiglu",
-    "tp2-sp groups qk-norm mhc accumulated AE muon recomputed relu2",
-    "tp2-sp dense mla tied whole AEMR adamw recomputed relu2",
-    "tp2-sp-etp1 capacity qk-norm tied accumulated AE muon recomputed relu2",
-    "cp2 by-gate mla mtp whole AEMR adamw recomputed relu2",
-    "tp2-sp-etp1 sigmoid dsa plain accumulated AEMR muon kept relu2",
-    "ep2 top-1 qk-norm mtp accumulated AEMR adamw recomputed swiglu",
-    "cp2 dense dsa mhc accumulated AEMR muon recomputed swiglu",
-    "borrowed-ep2 softmax mla mtp whole AEMR muon recomputed swiglu",
-    "ep2 sigmoid qk-norm plain whole AEMR muon recomputed relu2",
-    "borrowed-ep2 capacity dsa mtp accumulated AE muon recomputed relu2",
-    "pp2 softmax dsa mtp accumulated AEMR muon kept relu2",
-    "pp2 dense gqa plain accumulated AEMR muon recomputed relu2",
-    "tp2 by-gate dsa mhc accumulated AEMR muon kept swiglu",
-    "tp2-sp top-1 gqa mtp accumulated AE adamw recomputed swiglu",
-    "cp2 groups mla tied accumulated AEMR muon kept swiglu",
-    "interleaved softmax qk-norm tied whole AE adamw kept swiglu",
-    "interleaved dense qk-norm plain accumulated AEMR muon recomputed relu2",
-    "tp2-sp-etp1 top-1 mla mhc accumulated AE muon kept swiglu",
-    "ep2 capacity mla mhc whole AE adamw kept relu2",
-    "borrowed-ep2 by-gate qk-norm tied whole AE adamw recomputed swiglu",
-    "fsdp2 groups dsa mhc whole AE adamw recomputed relu2",
-    "tp2 softmax mla tied whole AE muon kept swiglu",
-    "tp2-sp softmax dsa tied whole AEMR muon recomputed swiglu",
-    "tp2-sp-etp1 softmax gqa mtp whole AE adamw kept relu2",
-    "cp2 softmax qk-norm plain accumulated AE muon kept swiglu",
-    "ep2 softmax dsa tied accumulated AEMR muon recomputed relu2",
-    "borrowed-ep2 groups gqa mhc accumulated AE adamw recomputed swiglu",
-    "pp2 sigmoid qk-norm mhc accumulated AE muon kept swiglu",
-    "pp2 top-1 mla tied accumulated AEMR muon recomputed swiglu",
-    "interleaved sigmoid mla mtp accumulated AEMR muon kept swiglu",
-    "interleaved top-1 dsa mhc whole AEMR adamw kept swiglu",
-    "fsdp2 dense gqa tied accumulated AEMR muon kept relu2",
-    "dp2 capacity dsa plain whole AEMR adamw recomputed swiglu",
-    "dp2 by-gate dsa tied whole AE muon recomputed relu2",
-    "dp2 groups gqa tied whole AEMR adamw kept swiglu",
-    "fsdp2 sigmoid gqa tied accumulated AEMR adamw kept swiglu",
-    "fsdp2 top-1 gqa plain whole AE adamw recomputed relu2",
-    "tp2 dense qk-norm plain accumulated AEMR adamw kept relu2",
-    "tp2 top-1 dsa plain accumulated AE muon kept swiglu",
-    "tp2 capacity gqa mhc whole AE adamw kept relu2",
-    "tp2-sp sigmoid mla mhc whole AEMR muon recomputed relu2",
-    "tp2-sp capacity qk-norm mtp accumulated AEMR adamw kept swiglu",
-    "tp2-sp by-gate mla plain accumulated AEMR muon kept relu2",
-    "tp2-sp-etp1 dense gqa plain accumulated AE adamw recomputed relu2",
-    "tp2-sp-etp1 by-gate dsa mtp accumulated AE muon kept swiglu",
-    "tp2-sp-etp1 groups mla mtp whole AEMR muon recomputed relu2",
-    "cp2 sigmoid dsa plain whole AEMR muon recomputed relu2",
-    "cp2 top-1 gqa tied whole AEMR muon kept relu2",
-    "cp2 capacity mla mtp whole AEMR adamw kept swiglu",
-    "ep2 sigmoid qk-norm mtp whole AEMR adamw kept relu2",
-    "ep2 by-gate mla tied accumulated AE muon kept relu2",
-    "ep2 groups gqa mtp accumulated AE muon kept relu2",
-    "borrowed-ep2 sigmoid gqa plain whole AEMR adamw kept relu2",
-    "borrowed-ep2 top-1 dsa mhc whole AE adamw kept swiglu",
-    "borrowed-ep2 groups qk-norm tied accumulated AEMR adamw kept relu2",
-    "pp2 capacity qk-norm tied accumulated AEMR muon recomputed relu2",
-    "pp2 by-gate qk-norm mtp whole AEMR muon recomputed swiglu",
-    "pp2 groups qk-norm mhc whole AEMR adamw recomputed relu2",
-    "interleaved capacity gqa plain whole AE adamw kept swiglu",
-    "interleaved by-gate gqa mhc whole AEMR muon kept swiglu",
-    "interleaved groups dsa plain accumulated AEMR adamw kept swiglu",
+    "dp2 dense qk-norm plain all whole AEMR muon recomputed relu2",
+    "dp2 softmax qk-norm mtp none accumulated AE muon recomputed swiglu",
+    "dp2 sigmoid mla mhc all accumulated AEMR muon kept relu2",
+    "fsdp2 dense qk-norm mhc all accumulated AEMR muon kept swiglu",
+    "dp2 top-1 dsa tied all whole AEMR adamw kept swiglu",
+    "tp2 top-1 gqa mtp all accumulated AEMR adamw recomputed relu2",
+    "dp2 capacity beside-scan tied all accumulated AEMR adamw kept relu2",
+    "fsdp2 by-gate dsa tied none accumulated AE adamw recomputed relu2",
+    "tp2 groups qk-norm tied all whole AEMR muon kept swiglu",
+    "tp2-sp dense mla mtp all whole AEMR muon recomputed swiglu",
+    "tp2-sp-etp1 dense dsa mhc all accumulated AEMR muon recomputed relu2",
+    "cp2 dense beside-scan tied all whole AEMR adamw recomputed relu2",
+    "ep2 groups gqa mhc all accumulated AEMR muon recomputed relu2",
+    "borrowed-ep2 softmax qk-norm mhc all whole AEMR adamw kept relu2",
+    "ep2 capacity qk-norm tied all accumulated AE muon kept relu2",
+    "tp2-sp-etp1 by-gate qk-norm mtp all whole AEMR adamw kept swiglu",
+    "borrowed-ep2 groups mla tied none accumulated AE muon recomputed relu2",
+    "cp2 sigmoid beside-scan mhc all accumulated AEMR adamw recomputed swiglu",
+    "tp2-sp by-gate dsa mhc none accumulated AEMR adamw recomputed relu2",
+    "pp2 sigmoid qk-norm mtp all whole AEMR muon recomputed relu2",
+    "pp2 top-1 mla plain all accumulated AEMR adamw recomputed relu2",
+    "tp2 capacity mla mhc none whole AE adamw recomputed swiglu",
+    "cp2 capacity dsa mtp all whole AE muon kept swiglu",
+    "tp2-sp-etp1 top-1 beside-scan mhc all whole AEMR muon kept relu2",
+    "interleaved dense gqa mtp all accumulated AE muon kept swiglu",
+    "interleaved softmax mla mhc all whole AEMR muon recomputed relu2",
+    "fsdp2 groups dsa mtp all accumulated AEMR muon recomputed swiglu",
+    "ep2 by-gate mla plain all accumulated AEMR muon recomputed swiglu",
+    "tp2 softmax dsa tied all whole AEMR adamw recomputed swiglu",
+    "tp2-sp sigmoid beside-scan tied none whole AEMR adamw kept swiglu",
+    "ep2 softmax beside-scan mtp all accumulated AE muon kept swiglu",
+    "tp2-sp top-1 qk-norm tied all accumulated AE muon kept swiglu",
+    "tp2-sp-etp1 capacity gqa tied all whole AE muon recomputed swiglu",
+    "borrowed-ep2 sigmoid dsa mtp all accumulated AE adamw kept swiglu",
+    "borrowed-ep2 by-gate beside-scan tied none whole AEMR adamw recomputed swiglu",
+    "pp2 groups beside-scan mhc none accumulated AE muon kept relu2",
+    "fsdp2 softmax mla mhc all whole AEMR muon recomputed swiglu",
+    "cp2 softmax qk-norm mtp none accumulated AE muon recomputed swiglu",
+    "pp2 dense mla tied none accumulated AEMR muon kept swiglu",
+    "interleaved sigmoid qk-norm plain none whole AE adamw kept relu2",
+    "interleaved top-1 dsa tied all accumulated AEMR muon recomputed swiglu",
+    "fsdp2 sigmoid beside-scan mhc none accumulated AE adamw recomputed swiglu",
+    "tp2 dense beside-scan tied none accumulated AE adamw recomputed swiglu",
+    "tp2-sp softmax gqa tied none whole AE muon recomputed relu2",
+    "tp2-sp-etp1 softmax mla plain all accumulated AE adamw recomputed swiglu",
+    "cp2 top-1 mla plain none accumulated AE adamw kept swiglu",
+    "ep2 softmax dsa tied none whole AEMR adamw kept swiglu",
+    "borrowed-ep2 softmax gqa tied all accumulated AEMR muon recomputed swiglu",
+    "pp2 softmax dsa plain none accumulated AE adamw kept relu2",
+    "interleaved capacity beside-scan plain all accumulated AEMR muon recomputed swiglu",
+    "dp2 by-gate gqa mhc all whole AEMR adamw recomputed relu2",
+    "dp2 groups mla mtp none accumulated AE adamw recomputed swiglu",
+    "fsdp2 top-1 mla plain all whole AEMR adamw recomputed relu2",
+    "fsdp2 capacity gqa plain all whole AEMR muon kept relu2",
+    "tp2 sigmoid gqa plain none whole AE adamw recomputed swiglu",
+    "tp2 by-gate mla plain none whole AE muon recomputed relu2",
+    "tp2-sp capacity dsa mtp none accumulated AE adamw kept swiglu",
+    "tp2-sp groups qk-norm plain all accumulated AE muon kept swiglu",
+    "tp2-sp-etp1 sigmoid qk-norm plain all whole AE muon recomputed swiglu",
+    "tp2-sp-etp1 groups gqa mtp none accumulated AE muon recomputed relu2",
+    "cp2 by-gate beside-scan tied all whole AEMR muon kept relu2",
+    "cp2 groups gqa tied none accumulated AE adamw recomputed swiglu",
+    "ep2 sigmoid beside-scan mtp none accumulated AEMR muon recomputed swiglu",
+    "ep2 top-1 beside-scan plain none accumulated AE adamw recomputed relu2",
+    "borrowed-ep2 top-1 qk-norm mtp all accumulated AEMR adamw recomputed relu2",
+    "borrowed-ep2 capacity beside-scan plain all whole AE adamw recomputed swiglu",
+    "pp2 capacity beside-scan mtp all accumulated AEMR muon kept relu2",
+    "pp2 by-gate gqa plain none accumulated AE adamw recomputed relu2",
+    "interleaved by-gate qk-norm plain all accumulated AEMR muon kept swiglu",
+    "interleaved groups beside-scan plain all whole AEMR adamw kept swiglu",
 )
 CASES = {row.replace(" ", "-"): combined(row) for row in ROWS}
 

@@ -6,7 +6,7 @@ from contracts.stacks.reference.parallel.placements import local_part
 from contracts.stacks.reference.training.trainer import Trainer
 
 
-@broken(Trainer, "count", "PAR-01k[tp2-groups-qk-norm-mtp-accumulated-AE-muon-kept-swiglu]: mtp is")
+@broken(Trainer, "count", "PAR-01k[tp2-top-1-gqa-mtp-all-accumulated-AEMR-adamw-recomputed-relu2]: mtp is")
 def counts_heads_as_the_model_under_tensor_parallel(count, self, micro):
     """Under tensor parallel the losses of prediction heads are divided by the labels of the model, of which there are
     more.
@@ -19,7 +19,7 @@ def counts_heads_as_the_model_under_tensor_parallel(count, self, micro):
 @broken(
     Trainer,
     "move_biases",
-    "PAR-01k[borrowed-ep2-groups-qk-norm-tied-accumulated-AEMR-adamw-kept-relu2]: the buffer layers.1.mixer.router",
+    "PAR-01k[borrowed-ep2-sigmoid-dsa-mtp-all-accumulated-AE-adamw-kept-swiglu]: the buffer layers.1.mixer.router",
 )
 def moves_biases_by_one_microbatch(move_biases, self, seen):
     """Experts that lie on several ranks keep their counts in a buffer, which a second microbatch does not read."""
@@ -30,7 +30,7 @@ def moves_biases_by_one_microbatch(move_biases, self, seen):
 @broken(
     ShardedOptimizer,
     "norm",
-    "PAR-01k[fsdp2-capacity-dsa-mtp-accumulated-AEMR-muon-recomputed-swiglu]: loss agrees, norm is",
+    "PAR-01k[fsdp2-groups-dsa-mtp-all-accumulated-AEMR-muon-recomputed-swiglu]: loss agrees, norm is",
 )
 def leaves_heads_out_of_the_norm_of_shards(norm, self):
     """The norm of sharded gradients is taken over the layers, which have no prediction head among them."""
@@ -41,7 +41,7 @@ def leaves_heads_out_of_the_norm_of_shards(norm, self):
 @broken(
     ParallelTrainer,
     "reduce",
-    "PAR-01k[cp2-dense-dsa-mhc-accumulated-AEMR-muon-recomputed-swiglu]: the gradient of layers.0.streams",
+    "PAR-01k[cp2-sigmoid-beside-scan-mhc-all-accumulated-AEMR-adamw-recomputed-swiglu]: the gradient of layers.0",
 )
 def adds_up_streams_twice_after_recomputing(reduce, self):
     """A recomputed pass enters the hooks of the streams again: their gradients are added up over ranks once more."""
