@@ -38,9 +38,8 @@ class Stack(Adapter):
         lacks=tuple(
             lacks(feature, "stack", reason) for reason, features in {
                 "it has attention and MLPs": "experts mamba parallel-ssm narrow-scan recurrent unpaired",
-                "its linear layers have none": "attention-bias mlp-bias",
-                "it routes none": "expert-bias router-bias "
-                "softmax sigmoid top-1 selection-bias shared-expert route-scale balance-loss z-loss",
+                "its linear layers have none": "attention-bias mlp-bias expert-bias router-bias",
+                "it routes none": "softmax sigmoid top-1 selection-bias shared-expert route-scale balance-loss z-loss",
                 "its attention is grouped, its MLP gated": "mla dsa relu2 hyper-connections prediction-heads tied",
                 "it has AdamW and a cosine, in float32": "muon linear WSD bf16 fp16 fp8 recompute compile windows",
                 "it makes its sequences itself, and reads no file": "own-data",
@@ -55,9 +54,8 @@ class Stack(Adapter):
         found = Refusals()
         found.unless(depth >= 1, "depth", depth, "must be at least 1", "give a depth")
         found.unless(bool(pattern), "pattern", pattern, "is empty", "write at least one letter")
-        for column, letter in enumerate(pattern, start=1):
-            known = letter in "AEMR|"
-            found.unless(known, "pattern", pattern, f"has {letter!r} in column {column}", "write A, E, M or R")
+        for at, letter in enumerate(pattern, start=1):
+            found.unless(letter in "AEMR|", "pattern", pattern, f"has {letter!r} in column {at}", "write A, E, M or R")
         found.raise_any()
         if set(pattern) & set("MR|"):
             raise NotOffered("has no M, no R and no pipeline", "stack")
