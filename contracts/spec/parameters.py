@@ -31,7 +31,7 @@ CONV_WIDTH = 4  # mamba-ssm's default d_conv; Megatron-LM has no flag for it
 class Tensor:
     """One tensor of a block. `times` counts equal tensors (experts); `whole` is its full size, before TP or EP.
 
-    `pieces` is the maximal number of shards: KV heads, SSM groups, 1 for a bias behind what is cut. With more TP ranks
+    `pieces` is the maximal number of shards: KV heads, SSM groups, 1 for a bias after what is cut. With more TP ranks
     than that, ranks hold copies.
     `fp32` marks state-space vectors that stay float32 under bf16; `matrix` marks what Muon updates in a Muon recipe.
     """

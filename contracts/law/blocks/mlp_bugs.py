@@ -116,6 +116,6 @@ def leaves_biases_out(biased, self, product, bias):
 
 @broken(Mlp, "gate", "BLK-06h[swiglu-biased]: y differs")
 def adds_the_bias_of_the_gate_last(gate, self, gate_BTF, up_BTF):
-    """The gate's bias is added behind silu."""
+    """The gate's bias is added after silu."""
     bias_F = 0 if self.w1.bias is None else self.w1.bias
     return gate(self, gate_BTF - bias_F, up_BTF) + bias_F * up_BTF

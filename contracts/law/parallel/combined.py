@@ -1,4 +1,4 @@
-"""Every two features of a recipe on every axis of parallelism: two steps on two ranks are those of one rank."""
+"""Every two features of a recipe on every axis of parallelism: two steps on two ranks equal two on one rank."""
 
 from collections.abc import Mapping
 from dataclasses import replace

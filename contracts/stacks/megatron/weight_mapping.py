@@ -138,7 +138,7 @@ def _dense(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
 
 
 def _biases(recipe: Recipe, theirs: str, ours: list[str], width: int) -> list[Link]:
-    """Of linear_fc1 and linear_fc2; ours are those of gate, up and down projection."""
+    """Of linear_fc1 and linear_fc2; ours belong to the gate, up and down projections."""
     names = ours[:2] if recipe.activation == "swiglu" else ours[:1]
     return [
         joined(f"{theirs}linear_fc1.bias", names, [width] * len(names)),

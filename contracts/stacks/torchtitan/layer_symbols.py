@@ -67,10 +67,11 @@ def low_ranks() -> dict[tuple[str, ...], Any]:
 
 
 def rope(*, dim: int, length: int, theta: float, pairs: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What an attention and what the model are told of rope: since "Move centralized freqs_cis to each transform layer"
-    (#3458, June 2026) each attention has its own; before, a model has one for all. Its table's length is
-    `max_context_length` since August 2026, before `max_seq_len`. Up to June it is refused where it is less than the
-    length in `batch_sizes`.
+    """The arguments about rope of an attention and of a model.
+
+    Since "Move centralized freqs_cis to each transform layer" (#3458, June 2026) each attention has its own; before, a
+    model has one for all. Its table's length is `max_context_length` since August 2026, before `max_seq_len`. Up to
+    June it is refused where it is less than the length in `batch_sizes`.
 
     Args:
         pairs: whether elements 2i and 2i + 1 turn together, and not i and i + d/2.
@@ -99,8 +100,8 @@ def tied(model: Any, tie: bool) -> dict[str, bool]:
 
 
 def routed_experts(**named: Any) -> dict[str, Any]:
-    """The argument of `make_moe_config` that has the experts: `routed_experts` since July 2026, before `experts`, which
-    are told that a gate multiplies what its expert returns."""
+    """The argument of `make_moe_config` that has the experts: `routed_experts` since July 2026, before `experts`, with
+    a gate that multiplies what its expert returns."""
     utils = importlib.import_module("torchtitan.models.common.config_utils")
     if hasattr(utils, "make_routed_experts_config"):
         return {"routed_experts": utils.make_routed_experts_config(**named)}

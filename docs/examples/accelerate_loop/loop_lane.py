@@ -18,7 +18,7 @@ from contracts.stacks.kit.answering import version_of
 
 
 class Loop:
-    """Prepares a shuffled loader; resumed in the middle of an epoch, it skips what was read and goes on."""
+    """Prepares a shuffled loader; resumed in the middle of an epoch, it skips what was read and continues."""
 
     name, package = "accelerate-loop", "accelerate"
     version = version_of("accelerate", "accelerate")
