@@ -114,3 +114,9 @@ def counts_expert_biases_of_the_first_rank(norm, self):
     for parameter, grad in unseen.items():
         parameter.grad = grad
     return found
+
+
+@broken(ShardedOptimizer, "norm", "PAR-03h[borrowed-ep2-fsdp]: the norm is")
+def leaves_routers_out_of_the_norm(norm, self):
+    """The norm is taken over what ranks share; a router, which each of them holds whole, is not among it."""
+    return self.norm_of(each.parameter for each in self.members if not each.name.endswith("router.weight"))
