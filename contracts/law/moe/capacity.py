@@ -207,7 +207,7 @@ CAPPED = replace(LETTERS, name="letters-capped", moe=replace(LETTERS.moe or Moe(
 TOLD: dict[str, tuple[int, bool]] = {"one-microbatch": (1, False), "five-recomputed": (5, True)}
 
 
-@contract("MOE-08f", asks=("built", "train"), cases=TOLD, needs=("experts", "capacity"), source="F11")
+@contract("MOE-08f", asks=("built", "train"), cases=TOLD, needs=("experts", "capacity", "recurrent"), source="F11")
 def a_step_reports_every_assignment_that_it_drops(stack: Training, microbatches: int, recompute: bool) -> None:
     """A step reports as dropped what has no slot in any layer and microbatch, each assignment once.
 
