@@ -10,6 +10,10 @@ from typing import Any
 class Late(ModuleType):
     """Stands for a module, and hands everything on to it. Importing it imports nothing."""
 
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # pytest's monkeypatch restores a module from it
+        return vars(importlib.import_module(self.__name__))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
 
