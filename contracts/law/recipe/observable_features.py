@@ -97,6 +97,7 @@ FIELDS: Mapping[str, tuple[Recipe, Any, tuple[str, ...]]] = {  # a recipe in whi
     "rope_theta": (_HYBRID, 50, ("attention",)), "qk_norm": (_HYBRID, False, ("attention", "qk-norm")),
     "untied_embeddings": (_HYBRID, False, ("tied",)), "activation": (_HYBRID, "swiglu", ("relu2", "swiglu")),
     "norm_eps": (_HYBRID, 0.1, ()), "dropout": (_HYBRID, 0.3, ("dropout",)),
+    "biases": (_HYBRID, ("attention",), ("attention", "attention-bias")),
     "ffn_hidden": (replace(_HYBRID, moe=None), 44, ("mlp",)),
     "dtype": (_IN_HALF, "bf16", ("bf16",)), "moe": (_HYBRID, None, ("experts", "mlp")),
     "moe.experts": (_HYBRID, 16, ("experts",)), "moe.top_k": (_HYBRID, 2, ("experts",)),
