@@ -27,9 +27,10 @@ def forked() -> Iterator[scripts.Run]:
 
 
 def version_of(script: Path) -> str:
-    """The first version in the list of those that were tried of which a script's fault is declared."""
+    """The first version in the list of those that were tried of which a script's fault is declared; the newest, if none
+    declares it."""
     named = [each.versions for each in DECLARED if each.issue.startswith(f"docs/confirmed/{script.name}")]
-    patterns = [pattern for versions in named for pattern in versions or ("*",)]
+    patterns = [pattern for versions in named or [()] for pattern in versions or ("*",)]
     return next(version for version in VERSIONS if any(fnmatch(version, each) for each in patterns))
 
 

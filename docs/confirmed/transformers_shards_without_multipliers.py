@@ -1,11 +1,11 @@
 """Falcon-H1's `mup_vector`, a buffer that no checkpoint has, is memory that nobody wrote after `from_pretrained` with a
-`distributed_config`. One process has it right. The logits are nan, or whatever was there.
-torchrun --standalone --nproc-per-node 2 docs/confirmed/transformers_shards_without_multipliers.py  # transformers 5.23.0
+`distributed_config`. One process has it right. The logits are nan, or whatever was there. It starts itself on two ranks.
 """
+import os, sys, tempfile
 
-import sys
-import tempfile
-
+if "RANK" not in os.environ:
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__)
+    os.execv(sys.executable, (sys.executable, *words))
 import torch
 import torch.distributed as dist
 from transformers import FalconH1Config, FalconH1ForCausalLM
