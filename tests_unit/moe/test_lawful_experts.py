@@ -23,7 +23,10 @@ class _ByScore(Router):
     def forward(self, x_BTD: Tensor) -> Routing:
         routing = super().forward(x_BTD)
         logits_BTE = self.logits(x_BTD)
-        unbiased_BTK = logits_BTE.topk(self.moe.top_k, dim=-1).indices
+        scores_BTE = self.scores(logits_BTE)
+        if self.moe.groups is not None:
+            scores_BTE = self.of_best_groups(scores_BTE, *self.moe.groups)
+        unbiased_BTK = scores_BTE.topk(self.moe.top_k, dim=-1).indices
         aux = self.balance_loss(self.probabilities(logits_BTE), unbiased_BTK)
         return routing._replace(losses=routing.losses | {"aux": aux})
 
