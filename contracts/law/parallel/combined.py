@@ -17,8 +17,7 @@ from contracts.law._support.step_comparison import (
 )
 from contracts.law._support.training_run import IDLE, ROWS_OF_16, batches, drawn_weights, selection_biases
 from contracts.law.parallel.layouts import MANY, figure_difference
-from contracts.spec import Dsa, Execution, Mhc, Moe, Mtp, ParallelSsm, Recipe, Session, Training
-from contracts.spec.recipe import Biased
+from contracts.spec import Biased, Dsa, Execution, Mhc, Moe, Mtp, ParallelSsm, Recipe, Session, Training
 
 LAYOUTS = {
     "dp2": own_axis(2),
@@ -55,7 +54,8 @@ AXES = {
     "passes": ("kept", "recomputed"),
     "activation": ("swiglu", "relu2"),
 }
-"""Every two of what these name meet in a row, except expert parallel without experts."""
+"""Every two of what these name meet in a row, except expert parallel without experts. Stages of a pipeline take two
+microbatches in either window, and latent attention has no bias."""
 
 
 def _biases(level: Mapping[str, str]) -> tuple[Biased, ...]:
