@@ -1,7 +1,8 @@
 """Zero, in a library, the CUDA code of every architecture but one, so that it packs well:  one_architecture.py 90 FILE
 
-A section `.nv_fatbin` is a row of fat binaries, each a header (magic, version, size of the header, size of the rest)
-and entries: kind, version, size of the entry's header, size of its code; 28 bytes into it the architecture.
+The section `.nv_fatbin`, and `__nv_relfatbin` of code that is linked on the device, is a row of fat binaries, each a
+header (magic, version, size of the header, size of the rest) and entries: kind, version, size of the entry's header,
+size of its code; 28 bytes into it the architecture.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MAGIC = 0xBA55ED50
 def main(keep: int, library: Path) -> None:
     kept = zeroed = 0
     with library.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-        for start, end in _sections(data, b".nv_fatbin"):
+        for start, end in _sections(data, (b".nv_fatbin", b"__nv_relfatbin")):
             for at, size, architecture in _entries(data, start, end):
                 if architecture == keep:
                     kept += size
@@ -30,14 +31,14 @@ def main(keep: int, library: Path) -> None:
     print(f"{library.name}: {kept >> 20} MiB of sm_{keep} kept, {zeroed >> 20} MiB of others zeroed")  # noqa: T201
 
 
-def _sections(data: mmap.mmap, wanted: bytes) -> Iterator[tuple[int, int]]:
-    """From where to where the sections of this name reach, in an ELF file of 64 bits."""
+def _sections(data: mmap.mmap, wanted: tuple[bytes, ...]) -> Iterator[tuple[int, int]]:
+    """From where to where the sections of these names reach, in an ELF file of 64 bits."""
     (headers,) = struct.unpack_from("<Q", data, 0x28)
     size, count, of_names = struct.unpack_from("<HHH", data, 0x3A)
     found = [struct.unpack_from("<IIQQQQ", data, headers + at * size) for at in range(count)]
     names = found[of_names][4]
     for name, _, _, _, offset, length in found:
-        if data[names + name : data.find(b"\0", names + name)] == wanted:
+        if data[names + name : data.find(b"\0", names + name)] in wanted:
             yield offset, offset + length
 
 

@@ -115,6 +115,8 @@ def excepthook_kept() -> Iterator[None]:
 
 _OF_CPUS = ("gloo", "mpi", "fake")
 """Backends that no group has for the sake of its GPUs."""
+SHARE = ("staged", "nccl")
+"""Backends whose ranks may share a device; of NCCL those since 2.30, on demand."""
 
 
 def backend_of(kind: str) -> str:

@@ -41,6 +41,8 @@ def connection(place: Place, *, first: bool = False, seconds: float = 300.0) -> 
 CHOICES = ("auto", "gloo", "nccl", "staged")
 STAGED = "contracts.instruments.staged_group:backend"
 """What registers the group that carries a device's tensors through host memory, and returns torch's words for it."""
+SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""With 1 here NCCL lets ranks share a device, since 2.30; without it, and before, it refuses them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,20 +54,31 @@ class Backend:
 
 
 def backend_of(chosen: str, ranks: int) -> Backend:
-    """The backend for so many ranks of this node; `auto` is NCCL beside gloo where each has a device of its own.
+    """The backend for so many ranks of this node; `auto` is NCCL beside gloo where each has a device of its own, or
+    NCCL lets them share one.
 
     Raises:
-        ValueError: for NCCL with fewer devices than ranks, which it refuses itself after a minute.
+        ValueError: for NCCL with fewer devices than ranks that may not share, which it refuses itself after a minute.
     """
     devices = 0 if chosen == "gloo" else _devices()
     have = f"{ranks} ranks, {devices} device{'' if devices == 1 else 's'}"
-    if chosen == "nccl" and devices < ranks:
-        raise ValueError(f"takes one rank a device, and here are {have}: give staged or gloo, or fewer ranks")
+    apart = devices >= ranks
+    shared = not apart and devices > 0 and os.environ.get(SHARING) == "1" and _nccl() >= (2, 30)
+    if chosen == "nccl" and not (apart or shared):
+        remedy = f"give staged or gloo, or fewer ranks; NCCL 2.30 or later shares a device with {SHARING}=1"
+        raise ValueError(f"takes one rank a device, and here are {have}: {remedy}")
     if chosen == "auto":
-        chosen = "gloo" if not devices else "nccl" if devices >= ranks else "staged"
-    if chosen != "staged":
-        return Backend(name=chosen)
-    return Backend(name=chosen, words=f"{have}: staged through host memory; NCCL is not judged")
+        chosen = "gloo" if not devices else "nccl" if apart or shared else "staged"
+    if chosen == "staged":
+        return Backend(name=chosen, words=f"{have}: staged through host memory; NCCL is not judged")
+    return Backend(name=chosen, words=f"{have}: NCCL shares them" if chosen == "nccl" and shared else "")
+
+
+def _nccl() -> tuple[int, ...]:
+    """The version of the NCCL that is loaded, which may be another than torch was built with."""
+    import torch
+
+    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
 
 
 def _devices() -> int:
@@ -128,13 +141,12 @@ class SessionGroup:
         staged group may share a device, which it does not know."""
         import torch
 
-        if self.backend == "staged" and (devices := _devices()) > 1:
-            torch.cuda.set_device(self.place.local_rank % devices)
-        if self.backend != "nccl":
+        devices = 0 if self.backend == "gloo" else _devices()
+        if not devices or (self.backend == "staged" and devices == 1):
             return None
-        device = torch.device("cuda", self.place.local_rank)
+        device = torch.device("cuda", self.place.local_rank % devices)
         torch.cuda.set_device(device)
-        return device
+        return device if self.backend == "nccl" else None
 
     def _words(self) -> str:
         """The arguments of `init_process_group`."""

@@ -33,5 +33,22 @@ def test_nccl_with_fewer_devices_than_ranks_is_refused_with_both_numbers(
         groups.backend_of("nccl", 4)
 
 
+@pytest.mark.parametrize("asked", ["nccl", "auto"])
+@pytest.mark.parametrize("version", [(2, 29, 7), (2, 31, 2)])
+def test_nccl_since_2_30_shares_a_device_on_demand(
+    asked: str, version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "_devices", lambda: 1)
+    monkeypatch.setattr(groups, "_nccl", lambda: version)
+    monkeypatch.setenv(groups.SHARING, "1")
+    if version > (2, 30):
+        assert groups.backend_of(asked, 4) == groups.Backend(name="nccl", words="4 ranks, 1 device: NCCL shares them")
+    elif asked == "auto":
+        assert groups.backend_of(asked, 4).name == "staged"
+    else:
+        with pytest.raises(ValueError, match=r"NCCL 2\.30 or later shares a device with NCCL_MULTI_RANK_GPU_ENABLE=1"):
+            groups.backend_of(asked, 4)
+
+
 def test_check_and_pytest_have_the_same_choices() -> None:
     assert _backend_option.CHOICES == groups.CHOICES

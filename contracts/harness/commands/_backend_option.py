@@ -17,8 +17,8 @@ over_backend = click.option(
 
 
 def settle(backend: str, ranks: int | None) -> str:
-    """The backend of so many ranks of this machine, said at once where it is not NCCL on devices. Ranks whose tensors
-    are staged compute on the devices that they share, unless a device is chosen.
+    """The backend of so many ranks of this machine, said at once where ranks share devices. They compute on these,
+    unless a device is chosen.
 
     Raises:
         Refused: where it needs ranks, or more devices.
@@ -38,6 +38,6 @@ def settle(backend: str, ranks: int | None) -> str:
         raise refuse("dist-backend", backend, problem, remedy) from None
     if found.words:
         click.echo(found.words, err=True)
-    if found.name == "staged" and device.chosen() == "auto" and device.count():
+    if found.name in ("staged", "nccl") and device.chosen() == "auto" and device.count():
         os.environ[device.VARIABLE] = "cuda"
     return found.name

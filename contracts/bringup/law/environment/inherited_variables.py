@@ -5,7 +5,7 @@ import random
 import string
 
 from contracts.contract import contract
-from contracts.instruments.ranks import backend_of, gathered, here
+from contracts.instruments.ranks import SHARE, backend_of, gathered, here
 from contracts.law._support.launches import (
     FSDP2,
     FSDP2_AUTHOR,
@@ -159,7 +159,7 @@ def the_ranks_of_a_node_see_one_device_list(stack: World, world: int) -> None:
         wrong = f"rank {rank} has CUDA_VISIBLE_DEVICES={its_visible!r}, rank {first} of its node {visible!r}"
         assert its_visible == visible, wrong
         assert its_names == names, f"rank {rank} sees {its_names}, rank {first} of its node {names}"
-        shared = bool(names) and backend_of("cuda") == "staged"  # ranks take turns on devices that they share
+        shared = bool(names) and backend_of("cuda") in SHARE  # ranks take turns on devices that they share
         own = local_rank % len(names) if shared else local_rank
         assert uses == own, f"rank {rank} uses device {uses}, its local rank is {local_rank}"
         assert not names or uses < len(names), f"rank {rank} uses device {uses} of {len(names)}"

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from contracts.instruments import allreduce, numerics
-from contracts.instruments.ranks import backend_of, device, held_groups, here, torch_distributed
+from contracts.instruments.ranks import SHARE, backend_of, device, held_groups, here, torch_distributed
 from contracts.spec import Array, FabricPass, LeftReceipts, LiveMesh, Recipe, SeenDevices, Strain, Upset
 from contracts.spec.receipt import Provenance
 from contracts.spec.topology import Degrees, Layout, topology
@@ -81,5 +81,5 @@ class WorldAnswers:
         return SeenDevices(
             visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
             names=tuple(str(torch.cuda.get_device_properties(index).uuid) for index in range(there)),
-            uses=here().local_rank % there if backend_of("cuda") == "staged" and there else here().local_rank,
+            uses=here().local_rank % there if backend_of("cuda") in SHARE and there else here().local_rank,
         )
