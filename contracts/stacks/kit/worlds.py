@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from contracts.instruments import staged_group
 from contracts.instruments.ranks import excepthook_kept, held_groups, here
 from contracts.spec import Group, LiveMesh, Unreachable, refuse
 
@@ -104,11 +105,12 @@ def pretended(world: int, rank: int) -> Iterator[None]:
 
 
 @contextmanager
-def of_one() -> Iterator[None]:
-    """A world in which this process is rank 0 of 1, for what asks for ranks."""
+def of_one(device: str = "cpu") -> Iterator[None]:
+    """A world in which this process is rank 0 of 1, for what asks for ranks. Tensors of another device are staged."""
     store = dist.HashStore()  # type: ignore[attr-defined]  # public, and left out of the stubs
     with excepthook_kept():
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        words = "gloo" if device == "cpu" else staged_group.backend(device)
+        dist.init_process_group(words, store=store, rank=0, world_size=1)
         try:
             yield
         finally:

@@ -71,8 +71,7 @@ def alone(recipe: Recipe, layer: int) -> tuple[str, Recipe]:
 def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
     """Names and shapes of a block's parameters and buffers; torchtitan stores them in float32."""
     letter, one = alone(recipe, layer)
-    with torch.device("meta"):
-        held = _Block(letter, one).named()
+    held = _Block(letter, one, "meta").named()
     ours = to_canonical(held, weight_mapping.block(letter, one))
     return {name: Shape(dtype="float32", shape=tuple(each.shape)) for name, each in sorted(ours.items())}
 
@@ -80,11 +79,11 @@ def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]
 def run_block(call: BlockCall) -> BlockRun:
     """A block forward, and backward where the call has an upstream gradient."""
     letter, one = alone(call.recipe, call.layer)
-    x_BTD = numerics.tensor(call.x, strided=call.strided)
+    x_BTD = numerics.tensor(call.x, strided=call.strided).to(call.device)
     declined(call, letter, x_BTD)
     one = replace(one, seq_length=max(one.seq_length, x_BTD.shape[1]))
-    with shims.quiet(), shims.block_in(x_BTD.dtype):
-        return _Block(letter, one).run(call, x_BTD.requires_grad_(call.dy is not None))
+    with shims.quiet(), shims.computing_on(call.device), shims.block_in(x_BTD.dtype):
+        return _Block(letter, one, call.device).run(call, x_BTD.requires_grad_(call.dy is not None))
 
 
 def run_compiled(calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:
@@ -98,14 +97,14 @@ def run_compiled(calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns
     runs, seen = [], []
     single = calls[0].x.dtype == "float32"
     with (
-        graphs.counting(backend) as counter, shims.quiet(),
+        graphs.counting(backend) as counter, shims.quiet(), shims.computing_on(calls[0].device),
         shims.compiled_in_float32() if single else contextlib.nullcontext(),
     ):  # fmt: skip
-        block, model = _Block(letter, one), nn.Module()
+        block, model = _Block(letter, one, calls[0].device), nn.Module()
         model.add_module("layers", nn.ModuleDict({"0": block}))
         symbols.compiled(model, CompileConfig(enable=True, components=["model"], backend=counter), by_itself())
         for call in calls:
-            x_BTD = numerics.tensor(call.x, strided=call.strided)
+            x_BTD = numerics.tensor(call.x, strided=call.strided).to(call.device)
             declined(call, letter, x_BTD)
             with shims.block_in(x_BTD.dtype):
                 runs.append(block.run(call, x_BTD.requires_grad_(call.dy is not None)))
@@ -132,7 +131,7 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
             "its gate is put in float32 here": call.router is not None,
         },
         "device": {
-            "it is asked on a CPU here, with its own operations": call.device != "cpu" or bool(call.kernels),
+            "it is asked with its own operations": bool(call.kernels),
             "packed documents need its flex_attention, which a CPU has not compiled": packed,
         },
     }
@@ -142,10 +141,11 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
 class _Block(nn.Module):
     """Half of a layer: a norm and the module after it."""
 
-    def __init__(self, letter: str, recipe: Recipe) -> None:
+    def __init__(self, letter: str, recipe: Recipe, device: str) -> None:
         super().__init__()
         self.letter, self.recipe = letter, recipe
-        model = built(config_of(recipe))
+        with torch.device(device):
+            model = built(config_of(recipe))
         self.before, self.branch = ("attention_norm", "attention") if letter == "A" else ("ffn_norm", _branch(recipe))
         for name in (self.before, self.branch):
             self.add_module(name, model.layers["0"].get_submodule(name))
@@ -166,20 +166,22 @@ class _Block(nn.Module):
 
     def run(self, call: BlockCall, x_BTD: Tensor) -> BlockRun:
         links = list(weight_mapping.block(self.letter, self.recipe))
-        given = to_theirs(numerics.tensors(call.weights), links)
+        given = to_theirs(numerics.on(call.device, call.weights), links)
         self._fits(given)
         trained = {name: given[name].requires_grad_() for name, _ in self.named_parameters()}
-        counts_E = torch.zeros(self.recipe.moe.experts if self.recipe.moe else 0)
+        counts_E = x_BTD.new_zeros(self.recipe.moe.experts if self.recipe.moe else 0, dtype=torch.float32)
         tensors = {name: each.to(x_BTD.dtype) for name, each in trained.items()}
         tensors |= {name: each for name, each in given.items() if name not in trained}
         self.routed.clear()
         if self.branch == "moe":
             tensors[layer_symbols.named("moe.tokens_per_expert_E")] = counts_E
-            shims.wide_gate(self.get_submodule("moe.router"), x_BTD.dtype)
+            if call.device == "cpu":
+                shims.wide_gate(self.get_submodule("moe.router"), x_BTD.dtype)
         y_BTD = torch.func.functional_call(self, tensors, (x_BTD,))
         gradients = {}
         if call.dy is not None:
-            found = gradients_of(y_BTD, numerics.tensor(call.dy, strided=call.strided), {**trained, "x": x_BTD})
+            dy_BTD = numerics.tensor(call.dy, strided=call.strided).to(call.device)
+            found = gradients_of(y_BTD, dy_BTD, {**trained, "x": x_BTD})
             gradients = {"x": found.pop("x"), **to_canonical(found, links)}
         return BlockRun(
             y=numerics.array(y_BTD.detach()),

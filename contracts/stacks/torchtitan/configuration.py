@@ -119,7 +119,7 @@ def _spec(session: Session) -> Any:
     name = "qwen3" if recipe.mla is None else "deepseek_v3"
     registered = importlib.import_module(f"torchtitan.models.{name}").model_registry("debugmodel")
     spread = registered.parallelize_fn
-    if is_half(recipe, session.execution):
+    if is_half(recipe, session.execution) and session.execution.device == "cpu":
         spread = functools.partial(_with_wide_gates, spread)
     return dataclasses.replace(
         registered, flavor=recipe.name, model=config_of(recipe, session.rates), state_dict_adapter=None,

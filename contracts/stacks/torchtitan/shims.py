@@ -12,19 +12,22 @@ import contextlib
 import functools
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from contracts.spec import Unreachable, install_by
+from contracts.stacks.kit.exact_kernels import exact_kernels
 
 if TYPE_CHECKING:
     import torch
 
 SHIMS = {
-    "device": "device type cpu in torchtitan.tools.utils, which knows only accelerators",
+    "device": "the device that is asked for in torchtitan.tools.utils, which takes an accelerator if there is one",
     "counts": "torch.histc of whole numbers, which a CPU has not, as that of floating ones",
     "shares": "up to April 2026, a shared expert of any width: how many experts it is as wide as need not be whole",
     "lengths": "its seq_len, which sizes rope's table, at the next multiple of 2 TP, which 0.2.2 asserts of it",
@@ -45,10 +48,21 @@ SHIMS = {
 }
 """Every shim, by its name in the labels."""
 
+ON_CPU = frozenset({"counts", "permutes", "muon", "gate"})
+"""Those without effect on an accelerator."""
+
+
+def label(*names: str) -> str:
+    """What a report says of the shims of an answer."""
+    every = [name for name in names if name not in ON_CPU]
+    here = [SHIMS[name] for name in names if name in ON_CPU]
+    return f"shimmed: {'; '.join(SHIMS[name] for name in every)}{'; on a CPU also ' if here else ''}{'; '.join(here)}"
+
+
 TRIED = ("0.3.0", "0.2.2")
 
 
-def on_cpu() -> None:
+def set_device_type(device: str = "cpu") -> None:
     """Set the device type, in what has copied it too: 0.2.2 imports half of itself with its first module.
 
     Raises:
@@ -57,7 +71,7 @@ def on_cpu() -> None:
     import torch
 
     utils = _module("torchtitan.tools.utils")
-    for name, value in (("device_type", "cpu"), ("device_module", torch.cpu)):
+    for name, value in (("device_type", device), ("device_module", torch.get_device_module(device))):
         if not hasattr(utils, name):
             raise Unreachable(
                 f"could not reach torchtitan.tools.utils.{name}: the device type of this version is elsewhere"
@@ -65,6 +79,23 @@ def on_cpu() -> None:
         for module in [each for path, each in sys.modules.items() if path.startswith("torchtitan.")]:
             if name in vars(module):
                 setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def computing_on(device: str) -> Iterator[None]:
+    """Inside, torchtitan computes on that device, and its kernels give equal bits; afterwards on the CPU again.
+
+    Its trainer takes the device with the number LOCAL_RANK. Ranks may share one, and have chosen it before.
+    """
+    import torch
+
+    here = os.environ.get("LOCAL_RANK", "0") if device == "cpu" else torch.get_device_module(device).current_device()
+    set_device_type(device)
+    try:
+        with exact_kernels(device), patch.dict(os.environ, LOCAL_RANK=str(here)):
+            yield
+    finally:
+        set_device_type()
 
 
 KERNELS = (
@@ -310,7 +341,7 @@ def _module(name: str) -> Any:
 def apply() -> None:
     """Apply every shim that must precede the import of torchtitan, and the one on its experts."""
     without_triton()
-    on_cpu()
+    set_device_type()
     experts_keep_their_dtype()
 
 

@@ -23,10 +23,6 @@ CHECKPOINTS = (
 )  # fmt: skip
 
 
-def _shimmed(*names: str) -> str:
-    return f"shimmed: {'; '.join(shims.SHIMS[name] for name in names)}"
-
-
 class Torchtitan(Package):
     """An installed torchtitan, in this process.
 
@@ -37,6 +33,7 @@ class Torchtitan(Package):
     name = "torchtitan"
     conventions: Mapping[str, str] = CONVENTIONS
     layouts: frozenset[Layout] = frozenset({"borrowed"})
+    computes_on = frozenset({"cpu", "cuda"})
     tried, can = ("0.3.0",), ABILITIES
     limited = {"0.2.2": frozenset({"topology", *OLDER})}  # noqa: RUF012
     command = "make titan TITAN={0}"
@@ -54,18 +51,18 @@ class Torchtitan(Package):
         "trace": "contracts.stacks.torchtitan.observed_runs",
     }
     said = {  # noqa: RUF012
-        "topology": f"{_shimmed('device')}; torch's fake process group",
-        "live_mesh": _shimmed("device"),
-        **dict.fromkeys(("built", "block_weights"), _shimmed("device")),
-        **dict.fromkeys(("initial", "train", "messages"), _shimmed(*STEPS)),
-        "rehearse": f"{_shimmed(*STEPS)}; torch's fake process group",
-        "run_model": _shimmed(*STEPS, "wide"),
-        "run_block": _shimmed(*BLOCK),
-        "run_compiled": _shimmed(*BLOCK, "compiled"),
+        "topology": f"{shims.label('device')}; torch's fake process group",
+        "live_mesh": shims.label("device"),
+        **dict.fromkeys(("built", "block_weights"), shims.label("device")),
+        **dict.fromkeys(("initial", "train", "messages"), shims.label(*STEPS)),
+        "rehearse": f"{shims.label(*STEPS)}; torch's fake process group",
+        "run_model": shims.label(*STEPS, "wide"),
+        "run_block": shims.label(*BLOCK),
+        "run_compiled": shims.label(*BLOCK, "compiled"),
         "allowed_breaks": "none: a break in one of its full graphs is an error",
-        **dict.fromkeys(CHECKPOINTS, f"{_shimmed('device')}; its checkpoint manager by itself"),
-        "rename_weights": f"{_shimmed('device')}; its state-dict adapter of DeepSeek-V3 by itself",
-        "trace": f"its train.py, observed; {_shimmed('device', 'kernels', 'experts', 'sums')}",
+        **dict.fromkeys(CHECKPOINTS, f"{shims.label('device')}; its checkpoint manager by itself"),
+        "rename_weights": f"{shims.label('device')}; its state-dict adapter of DeepSeek-V3 by itself",
+        "trace": f"its train.py, observed; {shims.label('device', 'kernels', 'experts', 'sums')}",
     }
 
     def __init__(self, version: str | None = None) -> None:
@@ -76,8 +73,8 @@ class Torchtitan(Package):
             known = self.version in self.limited
             self.abilities = ABILITIES_0_2 if known else replace(ABILITIES_0_2, claims=False)
             self.conventions = {**CONVENTIONS, "validation-mean": "batches"}
-            older = _shimmed("device", "counts", "shares", "permutes", "heads", "lengths", "sums")
-            said = {"built": _shimmed("device"), "run_model": older, "train": older}
+            older = shims.label("device", "counts", "shares", "permutes", "heads", "lengths", "sums")
+            said = {"built": shims.label("device"), "run_model": older, "train": older}
             self.labels = {**self.labels, **said, "rehearse": f"{older}; torch's fake process group"}
         optimizers = place / "components/optimizer.py" if place else None
         if (
@@ -88,11 +85,12 @@ class Torchtitan(Package):
             self.conventions = {**self.conventions, "undecayed": "nothing"}  # up to April 2026 it has one group
         if not {self.version} & {*self.tried, *self.limited}:
             counts = {
-                question: f"{words}; {_shimmed('counts', 'shares', 'heads')}" for question, words in self.labels.items()
+                question: f"{words}; {shims.label('counts', 'shares', 'heads')}"
+                for question, words in self.labels.items()
             }
             self.labels = {**self.labels, **{name: counts[name] for name in COUNTED}}
         shims.without_triton()
-        shims.on_cpu()
+        shims.set_device_type()
 
     def module_of(self, question: str) -> str:
         older = self.older and question in (*OLDER, "initial")

@@ -69,7 +69,8 @@ def of_rows(branch: nn.Module, x_BTD: Tensor, *, attends: bool, rope: Tensor | N
         return y_BTD
     rows, length, _ = x_BTD.shape
     Rows.length = length
-    y_TD: Tensor = branch(x_BTD.flatten(0, 1), *((None, torch.arange(length).repeat(rows)) if attends else ()))
+    places_T = torch.arange(length, device=x_BTD.device).repeat(rows)
+    y_TD: Tensor = branch(x_BTD.flatten(0, 1), *((None, places_T) if attends else ()))
     return y_TD.view_as(x_BTD)
 
 

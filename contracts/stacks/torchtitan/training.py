@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import importlib
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -53,7 +52,6 @@ class Run(runs.Run):
     def __init__(self, session: Session, *, even: bool = False) -> None:
         super().__init__(session, weight_mapping.links(session.recipe))
         self.alone, self.even = is_bare(session), even
-        os.environ.setdefault("LOCAL_RANK", "0")  # the trainer reads it even without a launcher
         self.folder = tempfile.TemporaryDirectory(prefix="titan-")
         _reset()
         shims.attention_of_own_heads()
@@ -152,11 +150,15 @@ class Run(runs.Run):
         logits: list[Tensor] = []
         hook = self.trainer.model_parts[0].register_forward_hook(lambda *told: logits.append(told[2].detach()))
         self.trainer.before_clip = None
-        valid = (numerics.tensor(batch.labels) >= 0).sum().float()
+        there = self.trainer.device
+        valid = (numerics.tensor(batch.labels) >= 0).sum().float().to(there)
         losses = [
-            self.trainer.forward_backward_step(input_dict=given, labels=labels, global_valid_tokens=valid).item()
+            self.trainer.forward_backward_step(
+                input_dict={name: each.to(there) for name, each in given.items()},
+                labels=labels.to(there), global_valid_tokens=valid,
+            ).item()
             for given, labels in self.rows(batch)
-        ]
+        ]  # fmt: skip
         hook.remove()
         told = dict.fromkeys(("lm", "total"), sum(losses))
         found = self.canonical(runs.gradients(self.parameters()))
@@ -203,13 +205,14 @@ def _running(session: Session, question: str, kind: type[Run]) -> Iterator[Run]:
         words = "packed documents need its flex_attention, which a CPU has not compiled"
         raise NotOffered(f"{kind.who}: {words}", "device")
     half, compiled = is_half(session.recipe, session.execution), session.execution.compile != "none"
-    meshed = session.execution.world == 1 and not is_bare(session)
+    meshed, device = session.execution.world == 1 and not is_bare(session), session.execution.device
     if meshed and dist.is_initialized():
         raise NotOffered(f"{kind.who}: a process by itself among others is asked in float32, under AdamW")
     with (
         shims.quiet(),
-        worlds.of_one() if meshed else contextlib.nullcontext(),
-        shims.muon_on_a_cpu() if session.recipe.optim.rule == "muon" else contextlib.nullcontext(),
+        shims.computing_on(device),
+        worlds.of_one(device) if meshed else contextlib.nullcontext(),
+        shims.muon_on_a_cpu() if session.recipe.optim.rule == "muon" and device == "cpu" else contextlib.nullcontext(),
         shims.block_in(torch.bfloat16) if half else contextlib.nullcontext(),
         shims.compiled_in_float32() if compiled and not half else contextlib.nullcontext(),
     ):
