@@ -10,7 +10,10 @@ observed step takes a quarter more than a plain one.
 
 import argparse
 import contextlib
+import cProfile
+import itertools
 import json
+import pstats
 import runpy
 import statistics
 import sys
@@ -21,11 +24,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
-from contracts.observe import device
+from contracts.observe import device, lines
 from contracts.observe.diff import compare
 from contracts.observe.merged import Merged
 from contracts.observe.recorder import Recorder
@@ -171,15 +175,82 @@ def measured(name: str, folder: Path, pairs: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+METHODS = {
+    Recorder: ("_before_module", "_root_begins", "_begin_step", "_begin_weights", "_write_input", "_write_left",
+               "_after_module", "_ends_again", "_module_ends", "_before_backward", "_clipped", "_applied",
+               "_write_sample", "_after_step", "_every", "_phase", "_settle"),
+    device.Device: ("start", "read"), device.Plan: ("launch",), lines.Lines: ("write", "written"),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def clocked(spent: Counter[str]) -> Iterator[None]:
+    """Microseconds in each of these methods, those that it calls included."""
+
+    def clock(method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **how: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return method(*given, **how)
+            finally:
+                spent[method.__qualname__] += round(1e6 * (time.perf_counter() - begin))
+
+        return run
+
+    with contextlib.ExitStack() as stack:
+        for owner, names in METHODS.items():
+            for name in names:
+                stack.enter_context(mock.patch.object(owner, name, clock(getattr(owner, name))))
+        yield
+
+
+def profiled(folder: Path, place: str = "cuda", steps: int = 20) -> Iterator[dict[str, Any]]:
+    """Where Python spends an observed step of the smallest size, in microseconds a step."""
+    training = Training(place, *SIZES["4 M"])
+    for _ in range(5):
+        training.step()
+    for aside in (False, True):
+        with training.observed(folder / f"aside {aside}", steps), mock.patch.object(lines, "ASIDE", aside):
+            took = [training.step() for _ in range(steps)]
+            yield {"written_aside": aside, "observed_ms": round(1e3 * statistics.median(took[2:]), 2),
+                   "plain_ms": round(1e3 * statistics.median(training.step() for _ in range(steps)), 2)}  # fmt: skip
+    spent, profile = Counter[str](), cProfile.Profile()
+    with training.observed(folder / "clocked", steps + 1), clocked(spent):
+        training.step()
+        spent.clear()
+        for _ in range(steps):
+            training.step()
+        yield {"us": {name: round(each / steps) for name, each in spent.most_common()}}
+    with training.observed(folder / "profiled", steps + 1), mock.patch.object(lines, "ASIDE", False):
+        training.step()
+        profile.enable()
+        for _ in range(steps):
+            training.step()
+        profile.disable()
+    found: Any = pstats.Stats(profile)
+    for (file, line, name), (_, calls, own, all_, _) in sorted(found.stats.items(), key=lambda each: -each[1][2])[:40]:
+        yield {"calls": round(calls / steps, 1), "own_us": round(1e6 * own / steps), "us": round(1e6 * all_ / steps),
+               "of": f"{name} {'/'.join(Path(file).parts[-2:])}:{line}"[:80]}  # fmt: skip
+
+
 def tuned() -> Iterator[dict[str, Any]]:
     """Microseconds of each kernel by its sizes, as `contracts.observe.device` names them."""
-    sizes = ("_DEPTH", "_WIDE", "_PROGRAMS", "_STRIP", "_LOOPS", "_BLOCK")
+    sizes = ("_DEPTH", "_WIDE", "_PROGRAMS", "_STRIP", "_TURNS", "_WARPS", "_LOOPS", "_BLOCK", "_DEEP", "_NARROW")
     usual = {each: getattr(device, each) for each in sizes}
     rows = torch.randint(1 << 62, (32,), device="cuda")
     tries: dict[str, list[dict[str, int]]] = {
-        "batched": [{}, {"_PROGRAMS": 4096}, {"_DEPTH": 16, "_WIDE": 128}, {"_DEPTH": 16}, {"_DEPTH": 4, "_WIDE": 512}],
-        "parameters": [{}, {"_STRIP": 4}, {"_STRIP": 16}],
-        "bits": [{}, {"_LOOPS": 4}, {"_LOOPS": 64}, {"_BLOCK": 2048}],
+        "batched": [{}, {"_PROGRAMS": 4096}, {"_PROGRAMS": 16384}, {"_DEPTH": 16, "_WIDE": 128}, {"_DEPTH": 4}],
+        "parameters": [
+            {},
+            *(
+                {"_TURNS": True, "_STRIP": strip, "_WARPS": warps}
+                for strip, warps in ((8, 16), (4, 8), (4, 16), (16, 16))
+            ),
+        ],
+        "bits": [
+            {},
+            *({"_NARROW": 63, "_DEEP": deep, "_LOOPS": loops} for deep, loops in ((4, 16), (8, 8), (8, 16), (2, 16))),
+        ],
     }
     for kind, several in tries.items():
         for changed in several:
@@ -195,7 +266,7 @@ def tuned() -> Iterator[dict[str, Any]]:
 
                 def once(x: torch.Tensor = x, piece: Piece = piece, there: Any = there, kind: str = kind) -> None:
                     if kind == "batched":
-                        there.batched(x, piece)
+                        there.of_batch(x, piece).launch(x, rows[: len(x)])
                         return
                     for each in x:
                         there.ask(each, whole(tuple(each.shape)), sketch=kind == "parameters")
@@ -215,6 +286,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--only", choices=SIZES)
+    parser.add_argument("--profile", action="store_true", help="where Python spends an observed step, too")
     parser.add_argument("--tune", action="store_true", help="microseconds of each kernel by its sizes, too")
     asked = parser.parse_args()
     if not torch.cuda.is_available():
@@ -232,7 +304,8 @@ def main() -> int:
             print(json.dumps(said), flush=True)  # noqa: T201
             failed = failed or said["more_pct"] > 100 * MOST
             torch.cuda.empty_cache()
-        for each in tuned() if asked.tune else ():
+        for each in itertools.chain(profiled(Path(held, "profile")) if asked.profile else (),
+                                    tuned() if asked.tune else ()):  # fmt: skip
             print(json.dumps(each), flush=True)  # noqa: T201
     return int(failed)
 

@@ -107,7 +107,7 @@ def counted(depth: int) -> dict[str, int]:
         recorder = Recorder(Writer(Path(folder, "trace"), 0, 1, ("count",), {"run": ""}), 3, collectives=False)
 
         def apart(run: Callable[[], None], waits: int) -> Callable[[], None]:
-            def counted_apart() -> None:
+            def counted_apart(**_: bool) -> None:
                 before = counts["reads"]
                 run()  # reads what lies on the CPU by then
                 counts["reads"], counts["waits"] = before, counts["waits"] + waits
@@ -115,7 +115,7 @@ def counted(depth: int) -> dict[str, int]:
             return counted_apart
 
         recorder._settle = apart(recorder._settle, 1)  # type: ignore[method-assign]
-        recorder._write_waiting = apart(recorder._write_waiting, 0)  # type: ignore[method-assign]
+        recorder.lines.write = apart(recorder.lines.write, 0)  # type: ignore[method-assign,assignment]
         recorder.start()
         step()
         counts.clear()

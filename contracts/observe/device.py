@@ -13,7 +13,7 @@ import importlib.util
 import itertools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,8 +25,9 @@ from contracts.observe.sketch import BUCKETS, COARSE, SIGN, TENSOR, Piece, combi
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _CHUNK = 1 << 18  # places of the arena that are made and read back at once: 2 MiB
-_STRIP = 16  # columns that a program adds up
+_STRIP, _TURNS, _WARPS = 16, False, 16  # columns that a program adds up, and how
 _LOOPS, _BLOCK = 16, 1024
+_DEEP, _ACROSS, _NARROW = 4, 256, 1 << 30  # rows and columns at once, of tensors with more columns than these
 _DEPTH, _WIDE, _PROGRAMS = 8, 256, 1024
 
 
@@ -143,12 +144,15 @@ class Device:
     def __init__(self, device: torch.device) -> None:
         self.device, self.kernels = device, _kernels()
         self.chunks: list[Tensor] = []
+        self.room = 0  # of the last of them
         self.used: list[int] = []
         self.waiting: list[Asked] = []
         self.hosts: list[Tensor] = []
         self.plans: dict[Any, Plan] = {}
         self.tables: dict[Any, _Tables] = {}
         self.orders: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
+        self.outputs: dict[Any, Batched] = {}
+        self.compiled: dict[Any, Any] = {}  # None in Triton's interpreter
 
     # what is asked
 
@@ -165,29 +169,19 @@ class Device:
         self.waiting.append(asked)
         return asked
 
-    def batched(self, output: Tensor, piece: Piece) -> Asked:
-        """Ask for the squares and the sketch of a batched output, and launch that."""
-        rows, count, width = piece.indices[0], output.shape[0], output.shape[-1]
-        lines = output.numel() // max(1, count * width)
-        known = output.shape[1:]
-        hashes = lines >= COARSE  # else each line is in the order, which is then of this batch
-        if not hashes or known not in self.orders:
-            self.orders[known] = self._order(piece, hashes)
-        order, starts, table = self.orders[known]
-        blocks = -(-width // _WIDE)
-        each = max(1, count * COARSE * blocks // _PROGRAMS) if hashes else 1
-        groups = -(-count // each) if hashes else 1
-        place = self.place(BUCKETS + COARSE * blocks * groups)
-        squares = Place(place.chunk, place.at + BUCKETS, place.size - BUCKETS)
-        key = key_of(TENSOR, 0)
-        with self.current():
-            self.kernels.batched[(COARSE, blocks, groups)](
-                output.contiguous(), rows.to(self.device), key - (1 << 64) if key >> 63 else key, order, starts, table,
-                self.chunks[place.chunk], place.at, squares.at, count if hashes else 1, lines, width, each,
-                HASHED=hashes, DEPTH=_DEPTH, BLOCK=_WIDE,
-            )  # fmt: skip
-        sums = Sums(self, squares, [0], place._replace(size=BUCKETS))
-        return Asked(pieces=(piece,), wants_sketch=True, sums=sums)
+    def of_batch(self, output: Tensor, piece: Piece) -> Batched:
+        """The launch for batched outputs of this shape; it `lasts` if it can be used for those of other batches."""
+        of = (output.shape, output.dtype)
+        known = self.outputs.get(of)
+        if known is None:
+            hashes = output.numel() // max(1, len(output) * output.shape[-1]) >= COARSE
+            inner = (output.shape[1:], hashes)
+            if not hashes or inner not in self.orders:
+                self.orders[inner] = self._order(piece, hashes)
+            known = Batched(self, output, hashes, self.orders[inner])
+            if hashes:  # else each line is in the order, which is then of this batch
+                self.outputs[of] = known
+        return known
 
     def _order(self, piece: Piece, hashes: bool) -> tuple[Tensor, Tensor, Tensor]:
         """The lines of a batched output by their 64 buckets, where each bucket begins, and the table of columns."""
@@ -225,15 +219,33 @@ class Device:
             self.tables[piece] = _Tables.of(piece, self.device)
         return self.tables[piece]
 
+    def start(
+        self, name: str, grid: tuple[int, int, int], given: tuple[Any, ...], constants: Mapping[str, Any], *,
+        of: Any = None, **how: int,
+    ) -> None:  # fmt: skip
+        """Start a kernel. Triton's own launcher looks at each argument in each call, which takes longer than the kernel
+        of a small tensor. What it has compiled for arguments `of` a kind is therefore kept, and started."""
+        key = (name, *constants.values(), of)
+        compiled = self.compiled.get(key)
+        if compiled is not None and torch.cuda.current_device() == self.device.index:
+            compiled[grid](*given, *constants.values())
+            return
+        with self.current():
+            self.compiled[key] = getattr(self.kernels, name)[grid](*given, **constants, **how)
+
     def current(self) -> contextlib.AbstractContextManager[object]:
         """Kernels are launched on the current device."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
 
     # the arena
 
+    def has_room(self, count: int) -> bool:
+        return bool(self.chunks) and self.used[-1] + count <= self.room
+
     def place(self, count: int) -> Place:
-        if not self.chunks or self.used[-1] + count > len(self.chunks[-1]):
-            self.chunks.append(torch.zeros(max(_CHUNK, count), dtype=torch.float64, device=self.device))
+        if not self.has_room(count):
+            self.room = max(_CHUNK, count)
+            self.chunks.append(torch.zeros(self.room, dtype=torch.float64, device=self.device))
             self.used.append(0)
         place = Place(len(self.chunks) - 1, self.used[-1], count)
         self.used[-1] += count
@@ -255,6 +267,33 @@ class Device:
 
     def found(self, place: Place, dtype: torch.dtype = torch.float64) -> Tensor:
         return self.hosts[place.chunk].view(dtype)[place.at : place.at + place.size]
+
+
+class Batched:
+    """A launch for batched outputs of one shape, [batch, ..., width], each row of which is known by its number."""
+
+    def __init__(self, device: Device, output: Tensor, hashes: bool, order: tuple[Tensor, Tensor, Tensor]) -> None:
+        self.device, self.held, self.lasts = device, order, hashes
+        count, width = output.shape[0], output.shape[-1]
+        blocks = -(-width // _WIDE)
+        each = max(1, count * COARSE * blocks // _PROGRAMS) if hashes else 1
+        groups = -(-count // each) if hashes else 1
+        key = key_of(TENSOR, 0)
+        self.size, self.grid = BUCKETS + COARSE * blocks * groups, (COARSE, blocks, groups)
+        self.key = key - (1 << 64) if key >> 63 else key
+        self.sizes = (count if hashes else 1, output.numel() // max(1, count * width), width, each)
+        self.constants = {"HASHED": hashes, "DEPTH": _DEPTH, "BLOCK": _WIDE}
+        self.kind = (output.dtype, self.sizes)
+
+    def launch(self, output: Tensor, rows: Tensor) -> Place:
+        """Sum up a contiguous output whose rows have these numbers, on its device: the sketch lies first, and squares
+        follow. It is read when the device was."""
+        place = self.device.place(self.size)
+        chunk, at = self.device.chunks[place.chunk], place.at
+        aligned = not (output.data_ptr() | rows.data_ptr()) & 15
+        given = (output, rows, self.key, *self.held, chunk, at, at + BUCKETS, *self.sizes)
+        self.device.start("batched", self.grid, given, self.constants, of=(self.kind, aligned))
+        return place
 
 
 class _Tables(NamedTuple):
@@ -297,6 +336,13 @@ class _Tables(NamedTuple):
         return [at, self.rows, self.width, order, self.deepest, columns, row_odd, column_odd]
 
 
+def _parts(table: _Tables, numel: int) -> int:
+    """How many programs have a part of a piece each, as `kernels.bits` divides it."""
+    if table.width > _NARROW:
+        return max(1, -(-table.width // _ACROSS) * -(-table.rows // (_LOOPS * _DEEP)))
+    return max(1, -(-numel // (_LOOPS * _BLOCK)))
+
+
 class Plan:
     """What a launch of some tensors of one dtype has for the kernels, but for where the tensors lie."""
 
@@ -319,7 +365,7 @@ class Plan:
                 self.owners.append((owner, piece.start * dtype.itemsize))
                 bases[owner] += table.base
                 items.append(table.item(at))
-                parts += [(item, part) for part in range(max(1, -(-piece.numel // (_LOOPS * _BLOCK))))]
+                parts += [(item, part) for part in range(_parts(table, piece.numel))]
                 strips += [(item, strip) for strip in range(-(-table.width // _STRIP)) if each.wants_sketch]
             at += BUCKETS * each.wants_sketch
         self.bases = numpy.array([each % (1 << 64) for each in bases], dtype=numpy.uint64)
@@ -331,25 +377,26 @@ class Plan:
 
     def launch(self, pointers: list[int]) -> Sums:
         """Sum up the tensors that lie there. What is found can be read when the device was."""
-        device, kernels = self.device, self.device.kernels
+        device = self.device
         if pointers != self.pointers:
             begins = [pointers[owner] + start for owner, start in self.owners]
             held = torch.tensor(begins, dtype=torch.int64, pin_memory=device.device.type == "cuda")
             self.pointers, self.there = pointers, held.to(device.device, non_blocking=True)
         items, parts, strips = self.held
-        value, bits = kernels.TYPES[self.dtype]
-        squares, sums = device.place(self.parts), device.place(self.parts)
-        sketched = device.place(BUCKETS * self.sketches) if self.sketches else None
-        with device.current():
-            kernels.bits[(self.parts,)](
-                items, self.there, parts, device.at(squares), device.at(sums, torch.int64), VALUE=value, BITS=bits,
-                LOOPS=_LOOPS, BLOCK=_BLOCK,
-            )  # fmt: skip
-            if sketched is not None:
-                kernels.parameters[(self.strips,)](
-                    items, self.there, strips, device.at(sketched), VALUE=value, BLOCK=_STRIP, BUCKETS=BUCKETS,
-                    num_warps=16,
-                )  # fmt: skip
+        value, bits = device.kernels.TYPES[self.dtype]
+        place = device.place(2 * self.parts + BUCKETS * self.sketches)
+        squares, sums = (place._replace(at=place.at + part, size=self.parts) for part in (0, self.parts))
+        sketched = place._replace(at=sums.at + self.parts, size=BUCKETS * self.sketches) if self.sketches else None
+        chunk = device.chunks[place.chunk]
+        given = (items, self.there, parts, chunk, squares.at, sums.at)
+        device.start("bits", (self.parts, 1, 1), given, {
+            "VALUE": value, "BITS": bits, "LOOPS": _LOOPS, "BLOCK": _BLOCK, "DEPTH": _DEEP, "WIDE": _ACROSS,
+            "NARROW": _NARROW,
+        })  # fmt: skip
+        if sketched is not None:
+            constants = {"VALUE": value, "BLOCK": _STRIP, "BUCKETS": BUCKETS, "TURNS": _TURNS}
+            device.start("parameters", (self.strips, 1, 1), (items, self.there, strips, chunk, sketched.at), constants,
+                         num_warps=_WARPS)  # fmt: skip
         found = Sums(device, squares, self.bounds, sketched)
         found.places.append(sums)
         found.bases = self.bases

@@ -71,11 +71,16 @@ def batched(  # type: ignore[no-untyped-def]
     tl.store(found + squares_at + program, tl.sum(tl.sum(squares, axis=0)))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["at"])  # type: ignore[untyped-decorator]
 def parameters(  # type: ignore[no-untyped-def]
-    items, pointers, work, found, VALUE: tl.constexpr, BLOCK: tl.constexpr, BUCKETS: tl.constexpr
-):
-    """The sketches of many tensors. A program has a strip of columns of one of them."""
+    items, pointers, work, found, at, VALUE: tl.constexpr, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
+    TURNS: tl.constexpr,
+):  # fmt: skip
+    """The sketches of many tensors. A program has a strip of columns of one of them.
+
+    With `TURNS` a column's rows are read in the order of the buckets that they have with that column; without it they
+    are turned once all rows have been added up.
+    """
     program = tl.program_id(0)
     number = tl.load(work + 2 * program).to(tl.int64)
     item = items + number * _FIELDS
@@ -85,33 +90,49 @@ def parameters(  # type: ignore[no-untyped-def]
     columns = tl.load(item + _COLUMNS).to(tl.pointer_type(tl.int32))
     bucket = tl.arange(0, BUCKETS)
     column = tl.load(work + 2 * program + 1) * BLOCK + tl.arange(0, BLOCK)
+    table = tl.load(columns + column, mask=column < width, other=-1)
+    place = (bucket[:, None] - table[None, :]) & (BUCKETS - 1)
+    if not TURNS:
+        place = bucket[:, None] + tl.zeros([1, BLOCK], tl.int32)
     summed = tl.zeros([BUCKETS, BLOCK], tl.float64)
     for deep in range(deepest):
-        coded = tl.load(order + deep * BUCKETS + bucket)
-        held = (coded >= 0)[:, None] & (column < width)[None, :]
-        value = tl.load(x + (((coded >> 1) * width)[:, None] + column[None, :]), mask=held, other=0).to(tl.float64)
-        summed += tl.where((coded & 1)[:, None] != 0, -value, value)
-    table = tl.load(columns + column, mask=column < width, other=-1)
-    turned = tl.gather(summed, (bucket[:, None] - table[None, :]) & (BUCKETS - 1), axis=0)
+        coded = tl.load(order + deep * BUCKETS + place)
+        held = (coded >= 0) & (table >= 0)[None, :]
+        value = tl.load(x + ((coded >> 1) * width + column[None, :]), mask=held, other=0).to(tl.float64)
+        summed += tl.where((coded & 1) != 0, -value, value)
+    if not TURNS:
+        summed = tl.gather(summed, (bucket[:, None] - table[None, :]) & (BUCKETS - 1), axis=0)
     sign = tl.where(table < 0, 0.0, tl.where((table & 2048) != 0, -1.0, 1.0)).to(tl.float64)
-    total = tl.sum(turned * sign[None, :], axis=1)
-    tl.atomic_add(found + tl.load(item + _AT) + bucket, total, sem="relaxed")
+    tl.atomic_add(found + at + tl.load(item + _AT) + bucket, tl.sum(summed * sign[None, :], axis=1), sem="relaxed")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def bits(  # type: ignore[no-untyped-def]
-    items, pointers, work, squares, sums, VALUE: tl.constexpr, BITS: tl.constexpr, LOOPS: tl.constexpr,
-    BLOCK: tl.constexpr,
+def _tiled(  # type: ignore[no-untyped-def]
+    x, rows, width, row_odd, column_odd, part, BITS: tl.constexpr, LOOPS: tl.constexpr, DEPTH: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The squares and the fingerprints of many tensors, in parts: each program has LOOPS x BLOCK elements of one."""
-    program = tl.program_id(0)
-    number, part = tl.load(work + 2 * program).to(tl.int64), tl.load(work + 2 * program + 1).to(tl.int64)
-    item = items + number * _FIELDS
-    x = tl.load(pointers + number).to(tl.pointer_type(VALUE))
-    width = tl.load(item + _WIDTH)
-    numel = tl.load(item + _ROWS) * width
-    row_odd = tl.load(item + _ROW_ODD).to(tl.pointer_type(tl.int64))
-    column_odd = tl.load(item + _COLUMN_ODD).to(tl.pointer_type(tl.int64))
+    """Of LOOPS x DEPTH rows and WIDE columns: an element is multiplied by its row's number, a column's sum by its."""
+    blocks = (width + WIDE - 1) // WIDE
+    column = (part % blocks) * WIDE + tl.arange(0, WIDE)
+    inside = column < width
+    square, total = tl.zeros([DEPTH, WIDE], tl.float64), tl.zeros([DEPTH, WIDE], tl.int64)
+    for loop in range(LOOPS):
+        row = (part // blocks * LOOPS + loop) * DEPTH + tl.arange(0, DEPTH)
+        held = (row < rows)[:, None] & inside[None, :]
+        value = tl.load(x + ((row * width)[:, None] + column[None, :]), mask=held, other=0)
+        odd = tl.load(row_odd + row, mask=row < rows, other=0)
+        total += value.to(BITS, bitcast=True).to(tl.int64) * odd[:, None]
+        square += value.to(tl.float64) * value.to(tl.float64)
+    found = tl.sum(total, axis=0) * tl.load(column_odd + column, mask=inside, other=0)
+    return tl.sum(tl.sum(square, axis=0)), tl.sum(found)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _in_turn(  # type: ignore[no-untyped-def]
+    x, rows, width, row_odd, column_odd, part, BITS: tl.constexpr, LOOPS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Of LOOPS x BLOCK elements."""
+    numel = rows * width
     square, total = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.int64)
     for loop in range(LOOPS):
         at = (part * LOOPS + loop) * BLOCK + tl.arange(0, BLOCK)
@@ -121,5 +142,26 @@ def bits(  # type: ignore[no-untyped-def]
         odd = tl.load(row_odd + row, mask=held, other=0) * tl.load(column_odd + (at - row * width), mask=held, other=0)
         total += value.to(BITS, bitcast=True).to(tl.int64) * odd
         square += value.to(tl.float64) * value.to(tl.float64)
-    tl.store(squares + program, tl.sum(square))
-    tl.store(sums + program, tl.sum(total))
+    return tl.sum(square), tl.sum(total)
+
+
+@triton.jit(do_not_specialize=["squares_at", "sums_at"])  # type: ignore[untyped-decorator]
+def bits(  # type: ignore[no-untyped-def]
+    items, pointers, work, found, squares_at, sums_at, VALUE: tl.constexpr, BITS: tl.constexpr, LOOPS: tl.constexpr,
+    BLOCK: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    """The squares and the fingerprints of many tensors, in parts: by rows and columns if there are more columns than
+    `NARROW`."""
+    program = tl.program_id(0)
+    number, part = tl.load(work + 2 * program).to(tl.int64), tl.load(work + 2 * program + 1).to(tl.int64)
+    item = items + number * _FIELDS
+    x = tl.load(pointers + number).to(tl.pointer_type(VALUE))
+    rows, width = tl.load(item + _ROWS), tl.load(item + _WIDTH)
+    row_odd = tl.load(item + _ROW_ODD).to(tl.pointer_type(tl.int64))
+    column_odd = tl.load(item + _COLUMN_ODD).to(tl.pointer_type(tl.int64))
+    if width > NARROW:
+        square, total = _tiled(x, rows, width, row_odd, column_odd, part, BITS, LOOPS, DEPTH, WIDE)
+    else:
+        square, total = _in_turn(x, rows, width, row_odd, column_odd, part, BITS, LOOPS, BLOCK)
+    tl.store(found + squares_at + program, square)
+    tl.store((found + sums_at).to(tl.pointer_type(tl.int64)) + program, total)

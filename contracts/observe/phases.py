@@ -33,11 +33,23 @@ class Phase:
         sketched: whether each has a sketch.
     """
 
-    signature: list[Any]
+    signature: list[tuple[int, torch.dtype, torch.Size, torch.device]]
     plan: Plan
     held: tuple[tuple[str, Held], ...]
     beginnings: tuple[str, ...]
     sketched: tuple[bool, ...]
+
+    def fits(self, shown: Shown) -> bool:
+        """Whether it is for these tensors."""
+        if len(shown) != len(self.signature):
+            return False
+        for (number, dtype, shape, place), (_, parameter, tensor) in zip(self.signature, shown, strict=True):
+            if (
+                type(tensor) not in _PLAIN or id(parameter) != number or tensor.dtype is not dtype
+                or tensor.shape != shape or tensor.device != place or not tensor.is_contiguous()
+            ):  # fmt: skip
+                return False
+        return True
 
     def lines(self, step: int) -> Iterator[dict[str, Any]]:
         for each in self.beginnings:
@@ -69,15 +81,18 @@ class Phase:
         return True
 
 
+_PLAIN = frozenset((Tensor, nn.Parameter))
+
+
 def signature(shown: Shown) -> list[Any] | None:
     """The properties that distinguish tensors from another step's; None if they are none that a phase is for."""
     found = []
     for _, parameter, tensor in shown:
-        if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
+        if type(tensor) not in _PLAIN or not tensor.is_contiguous():
             return None
-        found.append((id(parameter), tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous()))
+        found.append((id(parameter), tensor.dtype, tensor.shape, tensor.device))
     one = found[0] if found else None
-    same = one is not None and one[4] and all(each[1] == one[1] and each[3:] == one[3:] for each in found)
+    same = one is not None and all(each[1] == one[1] and each[3] == one[3] for each in found)
     return found if same and device.here(shown[0][2]) else None
 
 

@@ -60,7 +60,8 @@ def unplaced(tensor: Tensor, why: str) -> Held:
 def unknown(tensor: Tensor) -> str:
     """The kind of a tensor whose numbers are not read here, as a segmentation fault or an error may come of it; empty
     for any other."""
-    if isinstance(tensor, DTensor):
+    odd = tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta
+    if isinstance(tensor, DTensor) or (type(tensor) is Tensor and not odd):
         return ""
     kinds = {"not initialised": is_lazy(tensor), "nested": tensor.is_nested, "quantised": tensor.is_quantized,
              "meta": tensor.is_meta, str(tensor.layout): tensor.layout is not torch.strided,

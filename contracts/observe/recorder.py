@@ -10,7 +10,6 @@ import fnmatch
 import functools
 import hashlib
 import itertools
-import json
 import math
 import os
 import re
@@ -40,7 +39,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 # now: a name imported later may be of the script's own package
 from contracts.instruments.traffic import NAMESPACES, Collective
 from contracts.instruments.traffic import read as collective
-from contracts.observe import applied, around, consumed, cut, device, phases, placement, routing, source
+from contracts.observe import applied, around, consumed, cut, device, outputs, phases, placement, routing, source
+from contracts.observe.lines import Lines
 from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
@@ -126,9 +126,9 @@ class Recorder:
         self.failed, self.forked, self.mode = "", False, _NO_MODE
         self.devices: dict[torch.device, device.Device | None] = {}
         self.phases: dict[Any, phases.Phase] = {}
+        self.outputs: dict[int, outputs.Output] = {}  # by the id of their module
         self.moved: list[Callable[[], bool]] = []  # whether weights have moved since their update
-        self.waiting: list[Callable[[], None]] = []  # lines in their order, from the first that a device has to fill
-        self.filled, self.writing = 0, False  # how many of them can be written
+        self.lines = Lines()
         self.read: list[Callable[[], None]] = []  # what is done as soon as a device was read
         self._undo: list[Callable[[], None]] = []
 
@@ -163,7 +163,8 @@ class Recorder:
             self.mode = _Dispatched(self)
             self.mode.__enter__()  # type: ignore[no-untyped-call]
             self._undo.append(self.mode.leave)
-        os.register_at_fork(after_in_child=self._forked)  # a worker that loads data is not this rank
+        # a worker that loads data is not this rank
+        os.register_at_fork(before=self.lines.join, after_in_child=self._forked)
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         before = getattr(owner, name)
@@ -188,7 +189,7 @@ class Recorder:
         self._undo.clear()
         self.roots, self.optimizers, self.readers, self.routing = [], [], [], []
         self.sample, self.tried = applied.Sample(), None
-        self.phases, self.inside = {}, None
+        self.phases, self.outputs, self.inside = {}, {}, None
 
     def fails(self, error: Exception) -> None:
         """What the recorder cannot do ends the observing, and not the script."""
@@ -212,7 +213,7 @@ class Recorder:
         self.stop()
         with _Apart(self):
             self._settle()
-            self._write_waiting()
+            self.lines.write()
             self._write_collectives()
         with _Apart(self):
             self.writer.close(error or self.failed, steps=self.done, unseen=self.unseen)
@@ -316,6 +317,8 @@ class Recorder:
                 self._evaluation_ends(self.buffers)
         if _recomputed() or self.step == 0 or not self.running:
             return
+        if not outermost and self._ends_again(module, result):
+            return
         with _Apart(self):
             self._routed(module, arguments, result)
             if id(module) in self.dispatch.beside:
@@ -324,6 +327,24 @@ class Recorder:
                 self._module_ends(module, result)
             if outermost:
                 self._pass_ends(module)
+
+    def _ends_again(self, module: nn.Module, result: Any) -> bool:
+        """Whether an output was summed up as an earlier one of its module: by a launch, and no operator of torch."""
+        known = self.outputs.get(id(module))
+        if known is None or self.rows is None or id(module) in self.dispatch.beside:
+            return False
+        try:
+            if not known.like(result, self.tokens):
+                return False
+            self._sum_up(known, result, self.rows)
+        except Exception as error:  # see `_Apart`
+            self.fails(error)
+        return True
+
+    def _sum_up(self, known: outputs.Output, output: Tensor, rows: Tensor) -> None:
+        call = self.calls[known.name] = self.calls.get(known.name, 0) + 1
+        numbers = (self.step, call, self.microbatch)
+        self.lines.add(known.launch(output, rows, numbers, self.writer), waits=True)
 
     def _root_begins(
         self, root: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], training: bool
@@ -402,7 +423,7 @@ class Recorder:
             more = {"ids": ids} if ids != consumed else {}
             self.writer.add("input", rows=consumed, halves=parts, length=length, **more, **known)
 
-        self._in_turn(write, waits=any(callable(each) for each in kept))
+        self.lines.add(write, waits=any(callable(each) for each in kept))
         if rows is None and not later:
             self._miss("root inputs without a tensor")
 
@@ -501,8 +522,6 @@ class Recorder:
             return None  # a stage of a pipeline may have one where another stage has the module of that name
         if kind := placement.unknown(output):
             return self._miss(f"outputs of modules of a kind that is not read: {kind}")
-        self.calls[name] = self.calls.get(name, 0) + 1
-        call = self.calls[name]
         if isinstance(output, DTensor):
             if not all(each.is_replicate() for each in output.placements):
                 return self._miss("outputs of modules that are sharded DTensors")
@@ -510,9 +529,16 @@ class Recorder:
         if len(self.tokens) > 1 and tuple(output.shape[:2]) == self.tokens[::-1] != self.tokens:
             output = output.transpose(0, 1)  # Megatron's: positions first, then rows
         pieces, batched = self._of_batch(output)
-        self._tensor("forward", Held(local=output, shape=tuple(output.shape), pieces=pieces), name=name,
-                     call=call, microbatch=self.microbatch, batched=batched)  # fmt: skip
-        return None
+        there = self._there(output, pieces, batched=True) if batched else None
+        if there is None:
+            call = self.calls[name] = self.calls.get(name, 0) + 1
+            return self._tensor("forward", Held(local=output, shape=tuple(output.shape), pieces=pieces), name=name,
+                                call=call, microbatch=self.microbatch, batched=batched)  # fmt: skip
+        rows = pieces[0].indices[0].to(output.device)
+        known = outputs.made(name, output, there.of_batch(output, pieces[0]), self.tokens)
+        if output is result and rows is self.rows and known.batched.lasts:
+            self.outputs[id(module)] = known
+        return self._sum_up(known, output.detach().contiguous(), rows)
 
     def _routed(self, module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
         choice = routing.chosen(result) if id(module) in self.modules else None
@@ -621,7 +647,7 @@ class Recorder:
         self._every("weight", tuple(map(id, roots)), [(*each, each[1]) for each in named], sketched=self.step == 1)
         self._settle()  # the only wait of a step
         if any(each() for each in self.moved):  # their sketches are made of what they are now
-            self._write_waiting()
+            self.lines.write()
         self.moved = []
 
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -688,6 +714,7 @@ class Recorder:
     def _name(self, root: nn.Module, later: bool = False) -> None:
         number, inside = len(self.roots), _wraps(root)
         self.phases.clear()  # what this rank holds first may be others' now
+        self.outputs.clear()
         self.roots.append(root)
         self.sample.begin()
         reader = reader_of(root)
@@ -740,6 +767,7 @@ class Recorder:
                 found = before(tensors, *arguments, **named)
                 if seen and self.on:
                     with _Apart(self):  # what a recomputation counts again is in it
+                        self.lines.written()
                         self.counted = self._counters()
                         self._write_labels()
                         self.sample.keep((each for _, each in self._every_parameter()), _gradient)
@@ -751,12 +779,12 @@ class Recorder:
 
     def _before_backward(self, first: Any) -> None:
         self._ends_inside()
-        self._write_waiting()
         self._write_left(first=self.backward == 0)
         self.backward += 1
         self.tried = None
         if isinstance(first, Tensor) and first.numel() == 1:
             self._add("loss", step=self.step, backward=self.backward, value=self._number(_local(first)))
+        self.lines.write(aside=True)
 
     def _write_left(self, *, first: bool) -> None:
         """Which gradients the step before has left, when the first backward pass begins; where a schedule runs that,
@@ -769,7 +797,7 @@ class Recorder:
                 left = [name for name, each in kept.items() if _told(each)[0]]
                 self.writer.add("left", step=step, names=left, count=len(left))
 
-            self._in_turn(write, waits=any(callable(each) for each in kept.values()))
+            self.lines.add(write, waits=any(callable(each) for each in kept.values()))
 
     def _write_labels(self) -> None:
         for number, each in enumerate(self.labels, start=1):
@@ -934,6 +962,7 @@ class Recorder:
                 for key, shown in moments.items():
                     self._every("moment", (id(each), number, key), shown, sketched=False, moment=key)
             self._launch()
+            self.lines.written()
             self.stepped = True
             self.writer.flush()
 
@@ -975,7 +1004,7 @@ class Recorder:
             self.moved.append(lambda: self._has_moved(phase, sums))
         if kind == "updated":
             self.read.append(lambda: self.updated.update(phase.bits(sums)))
-        self._in_turn(functools.partial(self._write_phase, kind, phase, self.step, sums, locals_), waits=True)
+        self.lines.add(functools.partial(self._write_phase, kind, phase, self.step, sums, locals_), waits=True)
         return [[name] for name, _ in phase.held]
 
     def _each(self, kind: str, parts: Sequence[tuple[str, Held]], **more: Any) -> list[str]:
@@ -985,16 +1014,19 @@ class Recorder:
 
     def _phase(self, key: tuple[str, bool, Any], shown: phases.Shown, more: Mapping[str, Any]) -> phases.Phase | None:
         """The writer of such tensors in one go; None if they are written one by one."""
-        of = None if self.readers or self.flat or self.keep or self.full else phases.signature(shown)
-        there = self._there(shown[0][2]) if of else None
-        if of is None or there is None:
+        if self.readers or self.flat or self.keep or self.full:
             return None
         known = self.phases.get(key)
-        if known is None or known.signature != of:
+        if known is not None and known.fits(shown):
+            return known
+        of = phases.signature(shown)
+        there = self._there(shown[0][2]) if of else None
+        if of is not None and there is not None:
             known = phases.made(there, key[0], of, [self._parts(*each) for each in shown], key[1], more)
             if known is not None:
                 self.phases[key] = known
-        return known
+            return known
+        return None
 
     def _write_phase(
         self, kind: str, phase: phases.Phase, step: int, sums: device.Sums, kept: Sequence[Tensor]
@@ -1024,7 +1056,7 @@ class Recorder:
                 "partial": mine.partial, **more}  # fmt: skip
         batched, wanted = bool(more.get("batched")), sketched and mine.first
         pieces = mine.pieces
-        there = self._there(local, pieces, batched=batched)
+        there = None if batched else self._there(local, pieces)
         if there is None:
             if batched:  # its rows may be known on a device
                 pieces = tuple(each.cpu() for each in pieces)
@@ -1032,8 +1064,6 @@ class Recorder:
             # a batch has its rows in another order on another layout: its bits say nothing
             bits = "" if batched else f"{fingerprint(local, pieces):016x}"
             return self._write_tensor(kind, line, mine, _squares(local), bits, None, sketched)
-        if batched:
-            return self._in_turn(self._output(there, local, pieces[0], line), waits=True)
         asked = there.ask(local, pieces, sketch=wanted)
         if kind == "forward":
             there.launch()  # before the script overwrites it
@@ -1048,20 +1078,7 @@ class Recorder:
             told = asked.sketch if wanted else None
             self._write_tensor(kind, line, mine, asked.squares, asked.bits, told, sketched)
 
-        return self._in_turn(write, waits=True)
-
-    def _output(self, there: device.Device, output: Tensor, piece: Piece, line: dict[str, Any]) -> Callable[[], None]:
-        """What writes the line of a batched output when the device was read."""
-        asked = there.batched(output, piece)
-        begin = json.dumps({"e": "forward", **line}, separators=(",", ":"))[:-1]
-
-        def write() -> None:
-            squares = asked.squares
-            number = self.writer.sketch(asked.sketch) if math.isfinite(squares) else None
-            told = json.dumps(_number(squares))
-            self.writer.lines([f'{begin},"bits":"","squares":{told},"sketch":{"null" if number is None else number}}}'])
-
-        return write
+        return self.lines.add(write, waits=True)
 
     def _write_tensor(
         self, kind: str, line: dict[str, Any], mine: Held, squares: float, bits: str,
@@ -1117,13 +1134,7 @@ class Recorder:
     def _add(self, kind: str, /, **more: Any) -> None:
         """Write a line, in its turn."""
         waits = any(callable(each) for each in more.values())
-        self._in_turn(lambda: self.writer.add(kind, **{name: _told(each) for name, each in more.items()}), waits=waits)
-
-    def _in_turn(self, write: Callable[[], None], *, waits: bool = False) -> None:
-        if (self.waiting or waits) and not self.writing:
-            self.waiting.append(write)
-        else:
-            write()
+        self.lines.add(lambda: self.writer.add(kind, **{name: _told(each) for name, each in more.items()}), waits=waits)
 
     def _launch(self) -> None:
         for each in filter(None, self.devices.values()):
@@ -1131,21 +1142,12 @@ class Recorder:
 
     def _settle(self) -> None:
         """Wait for the devices. Lines that waited for them can be written then, and are when they are at work again."""
-        self._write_waiting()
+        self.lines.write()
         for each in filter(None, self.devices.values()):
             each.read()
         for done in self.read:
             done()
-        self.filled, self.read = len(self.waiting), []
-
-    def _write_waiting(self) -> None:
-        ready, self.waiting, self.filled = self.waiting[: self.filled], self.waiting[self.filled :], 0
-        self.writing = True
-        try:
-            for write in ready:
-                write()
-        finally:
-            self.writing = False
+        self.lines.filled, self.read = len(self.lines.waiting), []
 
     def _miss(self, what: str) -> None:
         self.unseen[what] = self.unseen.get(what, 0) + 1

@@ -158,10 +158,12 @@ class Writer:
             self.add(held.pop("e"), **held)
 
     def sketch(self, held: Any) -> int | None:
-        """Write a sketch, a tensor [1024] of float64 on the CPU, or several; give the number of the first, None if that
-        is beyond the limit."""
+        """Write a sketch, an array or a tensor [1024] of float64 on the CPU, or several; give the number of the first,
+        None if that is beyond the limit."""
+        import numpy
+
         self._open()
-        data = held.contiguous().numpy().astype("<f8", copy=False).tobytes()
+        data = numpy.asarray(held).astype("<f8", copy=False).tobytes()
         if self.written + len(data) > LIMIT:
             self.full = True
             return None

@@ -53,7 +53,10 @@ def _signed(table: Any, values: Any) -> Any:
     return numpy.where(table < 0, 0, numpy.where((table & 2048) != 0, -values, values))
 
 
-def bits(grid: Any, items: Any, there: Any, parts: Any, squares: Any, sums: Any, **how: Any) -> None:
+def bits(
+    grid: Any, items: Any, there: Any, parts: Any, chunk: Any, squares_at: int, sums_at: int, **how: Any
+) -> None:  # fmt: skip
+    squares, sums = chunk[squares_at:], chunk.view(torch.int64)[sums_at:]
     for program, (number, part) in enumerate(parts.tolist()):
         _, rows, width, _, _, _, row_odd, column_odd = items[number].tolist()
         flat = _at(there[number].item(), how["VALUE"], rows * width)
@@ -64,7 +67,8 @@ def bits(grid: Any, items: Any, there: Any, parts: Any, squares: Any, sums: Any,
         sums[program] = int((held.view(f"i{held.itemsize}").astype("i8") * odd).sum())
 
 
-def parameters(grid: Any, items: Any, there: Any, strips: Any, found: Any, **how: Any) -> None:
+def parameters(grid: Any, items: Any, there: Any, strips: Any, chunk: Any, begin: int, **how: Any) -> None:
+    found = chunk[begin:]
     for number, strip in strips.tolist():
         at, rows, width, order, deepest, columns, _, _ = items[number].tolist()
         values = _at(there[number].item(), how["VALUE"], rows * width).reshape(rows, width).astype("d")
@@ -82,7 +86,7 @@ def batched(
     batch: int, inner: int, width: int, each: int, **how: Any,
 ) -> None:  # fmt: skip
     assert grid[2] * each >= batch
-    values, table = x.reshape(batch, inner, width).double().numpy(), columns.numpy()
+    values, table = x.detach().reshape(batch, inner, width).double().numpy(), columns.numpy()
     codes = hashed(key % 2**64, rows).tolist() if how["HASHED"] else [1 << 32]
     chunk[squares_at] = float((values**2).sum())
     for row, code in enumerate(codes):
@@ -183,16 +187,20 @@ for dtype in device.FLOATS[:2]:
         x = torch.randn(shape).to(dtype)
         rows = torch.randint(1 << 62, shape[:1])
         piece = Piece(start=0, indices=(rows, *map(span, shape[1:])), coarse=True)
-        outputs.append((str(shape), x, (piece,), there.batched(x, piece)))
+        outputs.append((str(shape), x, (piece,), there.of_batch(x, piece).launch(x, rows)))
 numbers = [there.keep(torch.tensor([1 << 62, -3])), there.keep(torch.tensor(2.5))]
 there.read()
 assert [each().tolist() for each in numbers] == [[1 << 62, -3], [2.5]]
 for name, x, pieces, found in asked:
     assert found.bits == f"{fingerprint(x, pieces):016x}", (name, x.dtype)
-for name, x, pieces, found in asked + outputs:
+for name, x, pieces, found in asked:
     assert abs(found.squares - float(x.double().square().sum())) <= 1e-12 * found.squares, name
     if found.wants_sketch:
         torch.testing.assert_close(found.sketch, sketch(x, pieces), rtol=1e-12, atol=1e-11)
+for name, x, pieces, place in outputs:
+    summed, *squares = there.found(place).split([1024, place.size - 1024])
+    torch.testing.assert_close(squares[0].sum(), x.double().square().sum(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(summed, sketch(x, pieces), rtol=1e-12, atol=1e-11)
 print(len(asked), len(outputs))
 """
 
