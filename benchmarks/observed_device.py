@@ -286,12 +286,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--only", choices=SIZES)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a size of the kernels")
     parser.add_argument("--profile", action="store_true", help="where Python spends an observed step, too")
     parser.add_argument("--tune", action="store_true", help="microseconds of each kernel by its sizes, too")
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         print("torch sees no CUDA device", file=sys.stderr)  # noqa: T201
         return 3
+    for name, value in (each.split("=") for each in asked.set):
+        setattr(device, name, type(getattr(device, name))(int(value)))
     failed = False
     with tempfile.TemporaryDirectory() as held:
         said = equal(Path(held, "equal"))
