@@ -48,6 +48,10 @@ assert layer.weight.grad.is_cuda and torch.equal(layer.weight.grad.cpu(), wanted
 torch.optim.AdamW(layer.parameters(), lr=0.1).step()
 assert not torch.equal(layer.weight.cpu(), wanted)
 assert torch.zeros(2, device="cuda").add_(1).tolist() == [1, 1] and host.new_tensor(1).device.type == "cpu"
+turned, turn = torch.randn(3, 2), torch.polar(torch.ones(3), torch.randn(3))
+grads = [torch.autograd.grad(torch.view_as_real(torch.view_as_complex(x) * turn.to(x.device))[:, 0].sum(), x)[0].cpu()
+         for x in (turned.clone().to(there).requires_grad_() for there in ("cpu", "cuda"))]
+assert torch.equal(*grads), "what is conjugated in the backward pass"
 row = layer.weight.detach()[0]
 row.zero_()
 assert layer.weight[0].abs().sum().item() == 0, "a view is of the same memory"
