@@ -27,6 +27,7 @@ MIXED = frozenset({
 })  # fmt: skip
 """Operations that take tensors of two devices. All take a number of no dimension from the host."""
 _DEVICE, _IS_CUDA = torch.Tensor.device.__get__, torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _library = torch.library.Library("aten", "IMPL")
 
 
@@ -46,6 +47,9 @@ class OnCard(Tensor):
         made.held = held
         OnCard.made += 1
         return made
+
+    def record_stream(self, _: Any) -> None:  # type: ignore[override]
+        """Nothing: a stream computes at once."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -86,6 +90,8 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if given.get("pin_memory"):
         given["pin_memory"] = False
     there, named = tree_map(held, (tuple(args), given))
+    if func.namespace == "c10d":  # which fills what it was given
+        return func(*there, **named)
     if func is aten.histc.default and not there[0].is_floating_point():
         there = (there[0].double(), *there[1:])  # which CUDA counts, and a CPU does not
     result = func(*there, **named)
@@ -124,11 +130,60 @@ class _Names(TorchFunctionMode):
                 raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
             if func in (Tensor.data_ptr, Tensor.tolist, Tensor.untyped_storage):
                 return func(args[0].held)
+            if func is Tensor.type and len(args) == 1:
+                return func(args[0].held).replace("torch.", "torch.cuda.")
+        if func == _SET_DATA and all(isinstance(each, OnCard) for each in args):
+            args[0].held = args[1].held
+        if func is torch.tensor:  # which reads numbers one by one
+            args = tree_map(lambda each: each.item() if isinstance(each, OnCard) else each, args)
         if func is Tensor.cuda:
             return args[0].to(HERE)
         if "device" in kwargs:
-            kwargs["device"] = _named(kwargs["device"])
+            kwargs["device"] = HERE if kwargs["device"] == 0 else _named(kwargs["device"])
         return func(*map(_named, args), **kwargs)
+
+
+class _Stream:
+    """A stream or an event of a card that computes at once."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _swapped(swap: Callable[..., None]) -> Callable[..., None]:
+    """`torch.utils.swap_tensors`, after which a tensor has its attributes still, as where `data` is assigned."""
+
+    def kept(one: Tensor, other: Tensor) -> None:
+        own = {name: each for name, each in vars(one).items() if name != "held"}
+        swap(one, other)
+        vars(one).update(own)
+
+    return kept
+
+
+def _moved(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """`Module._apply`, which swaps parameters of two devices: an assigned `data` would keep the old numbers."""
+
+    def moved(*args: Any, **kwargs: Any) -> Any:
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            return apply(*args, **kwargs)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(before)
+
+    return moved
 
 
 def _named(value: Any) -> Any:
@@ -162,7 +217,8 @@ def install() -> None:
     _library.impl("empty.memory_format", _made(aten.empty.memory_format), "PrivateUse1")
     _library.impl("empty_strided", _made(aten.empty_strided.default), "PrivateUse1")
     _library.impl("_copy_from", _copied, "PrivateUse1")
-    torch.__future__.set_swap_module_params_on_conversion(True)  # an assigned `data` would keep the old numbers
+    torch.nn.Module._apply = _moved(torch.nn.Module._apply)  # type: ignore[method-assign]
+    torch.utils.swap_tensors = _swapped(torch.utils.swap_tensors)
     torch.utils.checkpoint.checkpoint = lambda run, *args, use_reentrant=None, **_: run(*args)  # type: ignore[assignment]
     generator = torch.Generator()
     nothing = ("_lazy_init", "synchronize", "empty_cache", "set_device", "reset_peak_memory_stats")
@@ -179,12 +235,17 @@ def install() -> None:
         "get_device_name": _says("imitated"), "get_device_capability": _says((9, 0)),
         "is_initialized": lambda: OnCard.made > 0,
         "memory_stats": lambda *_: {"allocation.all.allocated": OnCard.made},
-        "get_rng_state": lambda *_: generator.get_state(),
-        "set_rng_state": lambda state, *_: generator.set_state(state),
+        "get_rng_state": lambda *_, **__: generator.get_state(),
+        "set_rng_state": lambda state, *_, **__: generator.set_state(state),
         "manual_seed": generator.manual_seed, "manual_seed_all": generator.manual_seed,
     }  # fmt: skip
+    says |= dict.fromkeys(("Stream", "Event", "current_stream", "default_stream", "stream"), _Stream)
+    says["_lazy_call"] = lambda call, **_: call()
     for name, answer in says.items():
         setattr(torch.cuda, name, answer)
+        if hasattr(torch.cuda.random, name):
+            setattr(torch.cuda.random, name, answer)
+    torch.cuda.default_generators = (generator,)
     _Operations().__enter__()
     _Names().__enter__()
 

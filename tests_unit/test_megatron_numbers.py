@@ -87,6 +87,15 @@ def test_a_declared_case_does_not_hide_a_second_fault(version: str, tmp_path: Pa
     assert "not declared: the gradient of layers.3.mixer.shared." in done.stdout, done.stdout[-3000:]
 
 
+ON_A_DEVICE = "BLK-01a[gqa],BLK-04a[plain],MOE-01c[softmax],OPT-06a[letters@dense],CKPT-01a[dense@dense]"
+
+
+def test_no_tensor_of_these_cases_stays_on_the_host(tmp_path: Path) -> None:
+    done = run(python(NEW), "-m", "benchmarks.imitated_card", "check", "--stack", "megatron", "--device", "cuda",
+               "--profile", ON_A_DEVICE, "--report", tmp_path, code=0)  # fmt: skip
+    assert "with memory allocated there for 5 of 5 results" in done.stdout, done.stdout[-3000:]
+
+
 UNTRIED = """
 import contracts.stacks.megatron.stack as adapter
 adapter.VERSIONS = ("0.0.1",)

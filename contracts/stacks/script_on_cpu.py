@@ -61,7 +61,7 @@ def on_cpu(stack: str) -> Iterator[str]:
                 moves = getattr(func, "__name__", "") == "to" and len(args) > 1 and str(args[1]).startswith("cuda")
                 return func(*((args[0], "cpu", *args[2:]) if moves else args), **(kwargs or {}))
 
-        undone.enter_context(megatron.on_the_host())
+        undone.enter_context(megatron.running_on())
         undone.enter_context(Moved())
         begin = dist.init_process_group
         for owner, name, put in (

@@ -19,9 +19,9 @@ THEIRS = "decoder.layers.0."
 class Block(ABC):
     """One layer without what is not part of the block: the residual connection, the other half."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, device: str = "cpu") -> None:
         self.plan = plan
-        self.layer = self.build(config_of(plan))
+        self.layer = self.build(config_of(plan)).to(device)
         self.table = {each.theirs: each for each in block_pieces(plan.recipe, plan.letters, THEIRS, "")}
 
     @abstractmethod

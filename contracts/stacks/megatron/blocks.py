@@ -21,7 +21,7 @@ from contracts.stacks.megatron.mamba_block import MambaBlock, declined
 from contracts.stacks.megatron.mamba_kernels import KERNELS
 from contracts.stacks.megatron.model import Plan, layer_spec, mask_of, planned
 from contracts.stacks.megatron.process_groups import parallel
-from contracts.stacks.megatron.shims import mcore, on_the_host
+from contracts.stacks.megatron.shims import mcore, running_on
 
 ONE = Degrees()
 DELTA_RULE = "torch_chunk_gated_delta_rule"
@@ -43,34 +43,32 @@ def plan_of(recipe: Recipe, layer: int, dtype: torch.dtype) -> Plan:
     return planned(alone, ONE, dtype, families="AEM")
 
 
-def _block(plan: Plan) -> Block:
-    return MambaBlock(plan) if plan.letters == "M" else TransformerBlock(plan)
+def _block(plan: Plan, device: str = "cpu") -> Block:
+    return (MambaBlock if plan.letters == "M" else TransformerBlock)(plan, device)
 
 
 @contextlib.contextmanager
-def _hosted(plan: Plan, mode: Mode) -> Iterator[None]:
-    """The context of a block: Megatron on this CPU, with process groups of one rank, and the block's own shims."""
+def _hosted(plan: Plan, mode: Mode, device: str = "cpu") -> Iterator[None]:
+    """The context of a block: Megatron on a device, with process groups of one rank, and the block's own shims."""
     if plan.letters == "M":
         declined(mode)
     kernels = KERNELS if plan.letters == "M" else ()
-    with on_the_host(wide=plan.dtype is torch.float64, besides=kernels), parallel(ONE, 1):
+    with running_on(device, wide=plan.dtype is torch.float64, besides=kernels), parallel(ONE, 1, device=device):
         yield
 
 
 def run_block(call: BlockCall) -> BlockRun:
     """A block forward, and backward where the call has an upstream gradient."""
-    if call.device != "cpu" or call.kernels:
-        raise NotOffered(
-            "Megatron-Core is asked on a CPU here, with the operations of its local specification", "device"
-        )
+    if call.kernels:
+        raise NotOffered("Megatron-Core is asked with the operations of its local specification", "device")
     if call.recipe.fp8 is not None:
         raise NotOffered("Megatron-Core: FP8 is Transformer Engine's, and that runs on GPUs", "device")
     dtype = numerics.tensor(call.x).dtype
     if call.router not in (None, call.x.dtype):
         raise NotOffered("Megatron-Core: a router's product is in float32, in float64 or as the activations", "stack")
     plan = replace(plan_of(call.recipe, call.layer, dtype), narrow=call.router is not None)
-    with _hosted(plan, call.mode):
-        block = _block(plan)
+    with _hosted(plan, call.mode, call.device):
+        block = _block(plan, call.device)
         block.load(numerics.tensors(call.weights))
         return block.run(call)
 
@@ -81,7 +79,7 @@ def run_delta_rule(call: DeltaCall) -> DeltaRun:
     if call.unit_keys and module.l2norm is None:
         raise NotOffered("its keys are normed by flash-linear-attention, which needs a GPU", "device")
     rule = getattr(module, DELTA_RULE)
-    with on_the_host(wide=call.tensors["v"].dtype == "float64"):
+    with running_on(wide=call.tensors["v"].dtype == "float64"):
         return delta_rule.answer(call, rule)
 
 
@@ -107,8 +105,8 @@ def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]
 class TransformerBlock(Block):
     """A transformer layer without one of its halves."""
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: Plan, device: str = "cpu") -> None:
+        super().__init__(plan, device)
         self.routed: list[tuple[Tensor, Tensor]] = []
 
     def build(self, config: Any) -> Any:
@@ -121,11 +119,11 @@ class TransformerBlock(Block):
         return {name: each for name, each in named.items() if name in self.table}
 
     def run(self, call: BlockCall) -> BlockRun:
-        x_TBD = numerics.tensor(call.x, strided=call.strided).transpose(0, 1)
+        x_TBD = numerics.tensor(call.x, strided=call.strided).to(call.device).transpose(0, 1)
         x_TBD = (x_TBD if call.strided else x_TBD.contiguous()).requires_grad_()
         with self._watched_router():
             y_TBD = self._forward(x_TBD, call)
-            dy_BTD = None if call.dy is None else numerics.tensor(call.dy, strided=call.strided)
+            dy_BTD = None if call.dy is None else numerics.tensor(call.dy, strided=call.strided).to(call.device)
             gradients = {} if dy_BTD is None else self._backward(x_TBD, y_TBD, dy_BTD)
         return BlockRun(
             y=numerics.array(y_TBD.transpose(0, 1)),
@@ -140,13 +138,14 @@ class TransformerBlock(Block):
             raise NotOffered("Megatron-Core's layers reshape to a size that no token leaves open, and raise", "stack")
         clear_losses()
         scaler = mcore("transformer.moe.moe_utils").MoEAuxLossAutoScaler
-        scaler.set_loss_scale(torch.ones(1, dtype=x_TBD.dtype))
+        scaler.set_loss_scale(torch.ones(1, dtype=x_TBD.dtype, device=call.device))
         layer = self.layer
         if self.plan.letters == "E":
-            told = {} if call.padding is None else {"padding_mask": _padding(layer.mlp, numerics.tensor(call.padding))}
+            padding_BT = None if call.padding is None else numerics.tensor(call.padding).to(call.device)
+            told = {} if padding_BT is None else {"padding_mask": _padding(layer.mlp, padding_BT)}
             try:
                 if call.documents is not None and hasattr(mcore("utils"), "flatten_batch_for_packed_sequences"):
-                    return self._packed(x_TBD, numerics.tensor(call.documents), **told)
+                    return self._packed(x_TBD, numerics.tensor(call.documents).to(call.device), **told)
                 out: tuple[Tensor, Tensor | None] = layer.mlp(layer.pre_mlp_layernorm(x_TBD), **told)
             except RuntimeError as error:
                 if told:
@@ -157,8 +156,9 @@ class TransformerBlock(Block):
             return self._added(layer.mlp_bda, out)
         shape_BT = (x_TBD.shape[1], x_TBD.shape[0])
         documents_BT = torch.zeros(shape_BT) if call.documents is None else numerics.tensor(call.documents)
+        mask = mask_of(documents_BT.to(call.device))
         out = layer.self_attention(
-            layer.input_layernorm(x_TBD), attention_mask=mask_of(documents_BT), rotary_pos_emb=self._rope(shape_BT[1])
+            layer.input_layernorm(x_TBD), attention_mask=mask, rotary_pos_emb=self._rope(shape_BT[1])
         )
         return self._added(layer.self_attn_bda, out)
 
@@ -175,7 +175,8 @@ class TransformerBlock(Block):
         most = max(map(len, lengths))
         ends = [torch.nn.functional.pad(each.cumsum(0), (1, 0)) for each in lengths]
         ends_BN = torch.stack([torch.nn.functional.pad(each, (0, most + 1 - len(each)), value=length) for each in ends])
-        batch = {"tokens": documents_BT, "cu_seqlens": ends_BN.int(), "max_seqlen": torch.full((rows,), length)}
+        lengths_B = documents_BT.new_full((rows,), length)
+        batch = {"tokens": documents_BT, "cu_seqlens": ends_BN.int(), "max_seqlen": lengths_B}
         flat = mcore("utils").flatten_batch_for_packed_sequences(batch)
         given: dict[str, Any] = {"qkv_format": "thd", "tokens_per_sample": length}
         given |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv"), flat["cu_seqlens"].squeeze(0))

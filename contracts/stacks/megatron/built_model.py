@@ -17,7 +17,7 @@ from contracts.stacks.megatron.muon import rules_of
 from contracts.stacks.megatron.optimizer import inner, optimizer_of, wrapped
 from contracts.stacks.megatron.process_groups import parallel
 from contracts.stacks.megatron.rank_tensors import is_trained, rank_tensors_of
-from contracts.stacks.megatron.shims import on_the_host
+from contracts.stacks.megatron.shims import running_on
 from contracts.stacks.megatron.weight_mapping import ours_of, theirs_of
 
 LARGEST = 50_000_000  # most parameters for which the model is built
@@ -34,7 +34,7 @@ def built(recipe: Recipe) -> Built:
     elements = parameters.count(recipe).total
     if elements > LARGEST:
         raise NotOffered(f"Megatron-Core: a model without memory is not built on a CPU, and this one has {elements}")
-    with on_the_host(besides=kernels(plan.letters)), parallel(Degrees(), 1):
+    with running_on(besides=kernels(plan.letters)), parallel(Degrees(), 1):
         chunks = chunks_of(plan, config_of(plan))
         held = [each for chunk in chunks for each in rank_tensors_of(chunk, plan.table())]
         optimizer = optimizer_of(plan, wrapped(plan, chunks[0].config, chunks))

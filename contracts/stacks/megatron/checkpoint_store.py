@@ -27,7 +27,7 @@ from contracts.spec import Degrees, Loaded, NotOffered, Refused, Snapshot, Write
 from contracts.stacks.forked_ranks import join_process_group
 from contracts.stacks.kit.checkpoints import changed, endings, under
 from contracts.stacks.megatron.process_groups import parallel
-from contracts.stacks.megatron.shims import Shim, mcore, on_the_host
+from contracts.stacks.megatron.shims import Shim, mcore, running_on
 
 ARGV = (
     "--ckpt-format", "torch_dist", "--verify-integrity", "--dist-ckpt-strictness", "raise_all",
@@ -183,7 +183,7 @@ def _running(folder: str, ranks: int = 1, step: int | None = None) -> Iterator[N
     args.ckpt_step = step
     training("utils").update_use_dist_ckpt(args)
     args.rank, args.world_size, args.async_strategy = 0, ranks, "mcore"  # as validated without asynchronous saves
-    with on_the_host(besides=(_GENERATOR,)), parallel(Degrees(), ranks):
+    with running_on(besides=(_GENERATOR,)), parallel(Degrees(), ranks):
         variables.set_args(args)
         counting.init_num_microbatches_calculator(0, None, ranks, 1, ranks)
         training("checkpointing")._CHECKPOINT_VERSION = None

@@ -177,7 +177,7 @@ class Pieces:
         found: dict[int, Tensor] = {}
         for group, expert in zip(groups, (False, True), strict=True):
             of_group = [n for n, each in enumerate(self._tensors) if expert is not getattr(each, "allreduce", True)]
-            mine = {n: values[n].detach().flatten() for n in self.mine().keys() & {*of_group} if n in values}
+            mine = {n: values[n].detach().flatten().cpu() for n in self.mine().keys() & {*of_group} if n in values}
             every: list[Any] = [None] * dist.get_world_size(group)
             dist.all_gather_object(every, mine, group=group)
             for n in sorted(set().union(*every)):

@@ -23,13 +23,13 @@ class _OnTheHost:
 
 _GENERATORS = "the generators of CUDA, which it hands from one TP rank to the others: those of the CPU"
 FSDP_SHIMS = (
-    Shim(at=f"{ADAPTER}:DeviceMesh", put=_OnTheHost, why="a mesh of CUDA devices: the ranks here have a CPU each"),
-    Shim(at="torch:cuda.current_device", put=lambda: 0, why="the number of the current CUDA device"),
-    Shim(at="torch:cuda.empty_cache", put=lambda: None, why="the cache of CUDA's allocator"),
-    Shim(at="torch:cuda.get_rng_state", put=torch.get_rng_state, why=_GENERATORS),
-    Shim(at="torch:cuda.set_rng_state", put=torch.set_rng_state, why=_GENERATORS),
+    Shim(at=f"{ADAPTER}:DeviceMesh", put=_OnTheHost, cuda=True, why="a mesh of CUDA devices: ranks here have a CPU"),
+    Shim(at="torch:cuda.current_device", put=lambda: 0, cuda=True, why="the number of the current CUDA device"),
+    Shim(at="torch:cuda.empty_cache", put=lambda: None, cuda=True, why="the cache of CUDA's allocator"),
+    Shim(at="torch:cuda.get_rng_state", put=torch.get_rng_state, cuda=True, why=_GENERATORS),
+    Shim(at="torch:cuda.set_rng_state", put=torch.set_rng_state, cuda=True, why=_GENERATORS),
 )
-LABEL = "; Megatron-FSDP over a mesh of CPUs"
+LABEL = "; on a CPU, Megatron-FSDP over a mesh of CPUs"
 DRY_RUN_SHIMS = (
     Shim(
         at="megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer:validate_uneven_dtensor",
@@ -40,7 +40,7 @@ DRY_RUN_SHIMS = (
 )
 
 
-def sharded(config: Any, chunk: Any, replicas: int) -> Any:
+def sharded(config: Any, chunk: Any, replicas: int, device: str) -> Any:
     """A chunk whose parameters, gradients and optimizer state are sharded, in `replicas` copies."""
     made = mcore("distributed").DistributedDataParallelConfig(
         use_megatron_fsdp=True, use_distributed_optimizer=True, data_parallel_sharding_strategy="optim_grads_params",
@@ -48,7 +48,7 @@ def sharded(config: Any, chunk: Any, replicas: int) -> Any:
         megatron_fsdp_main_grads_dtype=torch.float32,
     )  # fmt: skip
     kind = mcore("distributed.fsdp.mcore_fsdp_adapter").FullyShardedDataParallel
-    return kind(config=config, ddp_config=made, module=chunk, device=torch.device("cpu"))
+    return kind(config=config, ddp_config=made, module=chunk, device=torch.device(device))
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -84,7 +84,7 @@ def gathered(tensors: list[Any], values: Mapping[int, Any]) -> dict[int, Tensor]
             continue
         index = next(iter(sharded.values())).megatron_fsdp_dist_index
         group = index.get_fsdp_group(is_expert_parallel=expert)
-        mine = {n: local_of(values[n]).detach().flatten() for n in sharded if values.get(n) is not None}
+        mine = {n: local_of(values[n]).detach().flatten().cpu() for n in sharded if values.get(n) is not None}
         every: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(every, mine, group=group)
         for n in sorted(set().union(*every)):

@@ -52,16 +52,17 @@ class MambaBlock(Block):
         return {THEIRS + name: each for name, each in self.layer.named_parameters()}
 
     def run(self, call: BlockCall) -> BlockRun:
-        x_BTD = numerics.tensor(call.x, strided=call.strided).clone().requires_grad_()
+        x_BTD = numerics.tensor(call.x, strided=call.strided).to(call.device, copy=True).requires_grad_()
         if call.state:
             raise NotOffered("Megatron-Core: the training pass of M begins from an empty state", "stack")
         if x_BTD.dtype is torch.bfloat16 or not x_BTD.numel():
             raise NotOffered("Megatron-Core: M over substituted kernels, of tokens in float32 and float64", "device")
-        documents_BT = None if call.documents is None else numerics.tensor(call.documents)
+        documents_BT = None if call.documents is None else numerics.tensor(call.documents).to(call.device)
         y_BTD = self._trained(x_BTD, documents_BT)
         gradients = {}
         if call.dy is not None:
-            (y_BTD * numerics.tensor(call.dy, strided=call.strided)).sum().backward()  # type: ignore[no-untyped-call]
+            dy_BTD = numerics.tensor(call.dy, strided=call.strided).to(call.device)
+            (y_BTD * dy_BTD).sum().backward()  # type: ignore[no-untyped-call]
             gradients = self.ours({name: gradient(each) for name, each in self.tensors().items()})
             gradients["x"] = gradient(x_BTD)
         with torch.no_grad():
@@ -80,7 +81,7 @@ class MambaBlock(Block):
             raise NotOffered("Megatron-Core: up to January 2026 its mixer gets no packed rows", "stack")
         rows, length = documents_BT.shape
         beyond = int(documents_BT.max()) + 1
-        seq_idx = (documents_BT + beyond * torch.arange(rows)[:, None]).reshape(1, -1).int()
+        seq_idx = (documents_BT + beyond * torch.arange(rows, device=x_BTD.device)[:, None]).reshape(1, -1).int()
         packed = _packed(seq_idx)
         out = self.layer.mixer(self.layer.norm(x_BTD.reshape(rows * length, 1, -1)), packed_seq_params=packed)[0]
         return out.reshape(rows, length, -1)

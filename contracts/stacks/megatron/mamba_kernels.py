@@ -77,9 +77,9 @@ def _left(fading_bhl: Tensor, seq_idx: Tensor | None) -> Tensor:
     The exponents are sums over s < r <= t. Differences of sums from the start would lose digits.
     """
     length = fading_bhl.shape[-1]
-    between_rs = torch.ones(length, length, dtype=torch.bool).tril(-1)
+    between_rs = torch.ones(length, length, dtype=torch.bool, device=fading_bhl.device).tril(-1)
     sums_bhts = torch.where(between_rs, fading_bhl[..., :, None], 0.0).cumsum(-2)
-    seen_ts = torch.ones(length, length, dtype=torch.bool).tril()
+    seen_ts = torch.ones_like(between_rs).tril()
     if seq_idx is not None:
         seen_ts = seen_ts & (seq_idx[:, None, :, None] == seq_idx[:, None, None, :])
     return sums_bhts.masked_fill(~seen_ts, -torch.inf).exp()

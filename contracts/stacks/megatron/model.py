@@ -336,6 +336,6 @@ def _heads_spec(plan: Plan, config: Any, virtual: Mapping[str, int]) -> Any:
 def mask_of(documents_BT: Tensor) -> Tensor:
     """(B, 1, T, T), true where a query may not see a key: a later one, or one of another document."""
     length = documents_BT.shape[1]
-    behind_TT = torch.ones(length, length, dtype=torch.bool).triu(1)
+    behind_TT = torch.ones(length, length, dtype=torch.bool, device=documents_BT.device).triu(1)
     other_BTT = documents_BT[:, :, None] != documents_BT[:, None, :]
     return (behind_TT | other_BTT)[:, None]

@@ -94,7 +94,7 @@ class NumericAnswers:
     def reduced(self, degrees: Degrees, world: int, layout: Layout, tensor: Array, strided: bool) -> Array:
         if degrees.ep > 1:
             _only_borrowed(layout)
-        with shims.on_the_host():
+        with shims.running_on():
             return process_groups.reduced(degrees, world, tensor, strided)
 
     def block_weights(self, recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:

@@ -16,7 +16,7 @@ LOSS_SCALE = 2.0**10
 that is the 2^16 of a mean. From Megatron's default, 2^32, it would leave out the first two dozen steps."""
 
 
-def wrapped(plan: Plan, config: Any, chunks: list[Any], copies: int = 0) -> list[Any]:
+def wrapped(plan: Plan, config: Any, chunks: list[Any], copies: int = 0, device: str = "cpu") -> list[Any]:
     """Chunks as Megatron's training wraps it: in 16 bits after a cast, with gradients in float32. Its arguments ask
     for those in bfloat16 by themselves, in float16 by `--accumulate-allreduce-grads-in-fp32`.
 
@@ -26,7 +26,7 @@ def wrapped(plan: Plan, config: Any, chunks: list[Any], copies: int = 0) -> list
     half = config.bf16 or config.fp16
     modules = [mcore("transformer.module").Float16Module(config, chunk) for chunk in chunks] if half else chunks
     if copies:
-        return [sharded(config, module, copies) for module in modules]
+        return [sharded(config, module, copies, device) for module in modules]
     ranks = mcore("parallel_state").get_data_parallel_world_size()
     options = distributed_optimizer.options(ranks) if plan.distributed and not plan.in_turns else {}
     made = mcore("distributed").DistributedDataParallelConfig(grad_reduce_in_fp32=half, **options)

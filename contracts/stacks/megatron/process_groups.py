@@ -7,11 +7,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from contracts.instruments import numerics
+from contracts.instruments import numerics, staged_group
 from contracts.instruments.ranks import held_groups
 from contracts.spec import Array, Degrees, Group, LiveMesh, refuse
 from contracts.stacks.megatron.shims import mcore
 from contracts.stacks.megatron.topology import handed_out, handles
+
+SEED = 1234
+"""Of the generators of a device, the default of its training script."""
 
 
 def live_mesh(degrees: Degrees, world: int, contribution: int) -> LiveMesh:
@@ -46,20 +49,28 @@ def _total(group: Any, contribution: int) -> int:
 
 
 @contextlib.contextmanager
-def parallel(degrees: Degrees, world: int, *, virtual: int | None = None, copies: int = 1) -> Iterator[None]:
+def parallel(
+    degrees: Degrees, world: int, *, virtual: int | None = None, copies: int = 1, device: str = "cpu"
+) -> Iterator[None]:
     """Megatron's groups over the first `world` ranks; over this process only if `world` is 1.
 
     Args:
         virtual: chunks of the model on one rank. copies: of sharded parameters.
+        device: whose tensors the groups carry. Its generators are seeded as Megatron's training script does.
 
     Raises:
         Refused: Megatron refuses the degrees; in its own words.
     """
-    with _default_group(world), _made_groups():
+    with _default_group(world, device), _made_groups():
         _initialise(degrees, world, virtual, copies)
+        generators = mcore("tensor_parallel.random")
         try:
+            if device != "cpu":
+                generators.model_parallel_cuda_manual_seed(SEED)
             yield
         finally:
+            if device != "cpu":
+                generators.get_cuda_rng_tracker().reset()
             state = mcore("parallel_state")
             state.destroy_model_parallel()
             # Its end forgets some. A fork that drops one of them waits for threads that it does not have.
@@ -124,11 +135,11 @@ def _replaced(owner: Any, name: str, put: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _default_group(world: int) -> Iterator[None]:
+def _default_group(world: int, device: str) -> Iterator[None]:
     """A default group of `world` ranks: the existing one, or one of this process only."""
     if not dist.is_initialized():
         dist.init_process_group(
-            "gloo",
+            "gloo" if device == "cpu" else staged_group.backend(device),
             store=dist.HashStore(),  # type: ignore[attr-defined]  # public, and left out of the stubs
             rank=0,
             world_size=1,

@@ -72,9 +72,11 @@ def full_tensors(
 ) -> dict[str, Tensor]:
     """Full tensors by our names, gathered from the parts of all ranks; `local` maps an index in `held` to a part.
 
-    The parts of one full tensor come from ranks with the same copy index, so that copies that drift apart are seen.
+    They are on the host. The parts of one full tensor come from ranks with the same copy index, so that copies that
+    drift apart are seen.
     """
-    mine = [(each.name, each.part, each.copy, local[n].detach().clone()) for n, each in enumerate(held) if n in local]
+    told = {n: each.detach().to("cpu", copy=True) for n, each in local.items()}
+    mine = [(each.name, each.part, each.copy, told[n]) for n, each in enumerate(held) if n in told]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     copies = {each.name: each.copy for each in held}

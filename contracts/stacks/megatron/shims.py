@@ -1,8 +1,8 @@
-"""The shims that let Megatron-Core run on a CPU over gloo, each with its reason.
+"""The shims that let Megatron-Core run on a CPU over gloo, or on a CUDA device beside no other package, with reasons.
 
 A shim changes where something runs or supplies what this machine lacks. It never changes what is computed; if it does
-more, it is labelled as substituted. Every replaced name is looked up first: a version without it raises `Unreachable`
-with that name.
+more, it is labelled as substituted. Those that stand for CUDA itself are left out on a device, which has it. Every
+replaced name is looked up first: a version without it raises `Unreachable` with that name.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from contracts.spec import Unreachable
+from contracts.stacks.kit.exact_kernels import exact_kernels
 from contracts.stacks.megatron.abilities import VERSIONS
 
 
@@ -61,6 +62,7 @@ class Shim:
         why: what this machine lacks.
         optional: whether a version may lack the name, in which case nothing calls it.
         later: whether versions before the one that is named in `why` lack it, and are left as they are.
+        cuda: whether it stands for CUDA, which a CPU lacks and a device has.
     """
 
     at: str
@@ -68,6 +70,7 @@ class Shim:
     why: str
     optional: bool = False
     later: bool = False
+    cuda: bool = False
 
     def owner(self) -> tuple[Any, str]:
         """The object that holds the name, and the name.
@@ -108,28 +111,31 @@ class Nowhere:
         return None
 
 
-class OnTheHost(TorchFunctionMode):
-    """`device="cuda"` means the CPU, `.cuda()` does nothing, and a tensor's type has the name of the CUDA type.
+class Asked(TorchFunctionMode):
+    """What Megatron's code asks torch for, as it is given here.
 
     Args:
+        host: whether the CPU stands for a device: `device="cuda"` means the CPU, `.cuda()` does nothing, and a tensor's
+            type has the name of the CUDA type.
         wide: whether float64 stays float64 when the code casts to float32, so that a run in float64 is completely so.
     """
 
-    def __init__(self, *, wide: bool) -> None:
+    def __init__(self, *, host: bool, wide: bool) -> None:
         super().__init__()
-        self.wide = wide
+        self.host, self.wide = host, wide
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if name == "cuda":
-            return args[0]
         if name == "type" and len(args) == 1 and not given:
-            named = func(*args).replace("torch.", "torch.cuda.")
+            named = func(*args).replace("torch.", "torch.cuda." if self.host else "torch.")
             return named.replace("Double", "Float") if self.wide else named
-        if str(given.get("device", "")).startswith("cuda") or isinstance(given.get("device"), int):
-            given["device"] = "cpu"
-        given.pop("pin_memory", None)
+        if self.host:
+            if name == "cuda":
+                return args[0]
+            if str(given.get("device", "")).startswith("cuda") or isinstance(given.get("device"), int):
+                given["device"] = "cpu"
+            given.pop("pin_memory", None)
         if name == "backward":
             with self:
                 return _backward(*args, **given)
@@ -179,25 +185,28 @@ def _splits(tensor: Any, as_numpy: bool = False, record_stream: bool = False) ->
 _STREAMS = "torch.cuda streams, which a CPU does not have"
 _GENERATORS = "the generators of CUDA, which a recomputed layer sets back: those of the CPU"
 SHIMS: tuple[Shim, ...] = (
-    Shim(at="torch:cuda.current_device", put=lambda: torch.device("cpu"), why="the current CUDA device"),
-    Shim(at="torch:cuda.current_stream", put=Nowhere, why=_STREAMS),
-    Shim(at="torch:cuda.Stream", put=Nowhere, why=_STREAMS),
-    Shim(at="torch:cuda.Event", put=Nowhere, why=_STREAMS),
-    Shim(at="torch:cuda.stream", put=Nowhere, why=_STREAMS),
-    Shim(at="torch:cuda.synchronize", put=lambda *_: None, why=_STREAMS),
+    Shim(at="torch:cuda.current_device", put=lambda: torch.device("cpu"), cuda=True, why="the current CUDA device"),
+    Shim(at="torch:cuda.current_stream", put=Nowhere, cuda=True, why=_STREAMS),
+    Shim(at="torch:cuda.Stream", put=Nowhere, cuda=True, why=_STREAMS),
+    Shim(at="torch:cuda.Event", put=Nowhere, cuda=True, why=_STREAMS),
+    Shim(at="torch:cuda.stream", put=Nowhere, cuda=True, why=_STREAMS),
+    Shim(at="torch:cuda.synchronize", put=lambda *_: None, cuda=True, why=_STREAMS),
     Shim(
         at="megatron.core.tensor_parallel.random:CudaRNGStatesTracker.fork",
         put=lambda self, *_: contextlib.nullcontext(),
+        cuda=True,
         why="the generators of CUDA: dropout is 0, and the generator of the CPU draws the weights of one rank",
     ),
     Shim(
         at="megatron.core.tensor_parallel.random:_get_cuda_rng_state",
         put=lambda *_, **__: torch.get_rng_state(),
+        cuda=True,
         why=_GENERATORS,
     ),
     Shim(
         at="megatron.core.tensor_parallel.random:_set_cuda_rng_state",
         put=lambda state, *_, **__: torch.set_rng_state(state),
+        cuda=True,
         why=_GENERATORS,
     ),
     Shim(
@@ -208,7 +217,13 @@ SHIMS: tuple[Shim, ...] = (
     Shim(
         at="megatron.core.transformer.moe.token_dispatcher:maybe_move_tensor_to_cpu",
         put=_splits,
+        cuda=True,
         why="the copy of the dispatcher's splits to the host: they are there",
+    ),
+    Shim(
+        at="megatron.core.transformer.moe.token_dispatcher:MoEAlltoAllTokenDispatcher.cuda_dtoh_stream",
+        put=None,
+        why="a stream that it keeps for the process, of the CPU or of a device",
     ),
     Shim(
         at="megatron.core.transformer.moe.moe_utils:te_general_gemm",
@@ -234,9 +249,10 @@ SHIMS: tuple[Shim, ...] = (
     ),
 )
 LABEL = (
-    "shimmed: CUDA's device, streams and generators are the CPU's, norms are torch's (marked for sequence parallel), "
-    "splits of the dispatcher are on the host, nothing is compiled, te_general_gemm is none, no layer is one of "
-    "Transformer Engine for inference, writers of a checkpoint report their files in the same process"
+    "shimmed: on a CPU, CUDA's device, streams and generators are the CPU's, and splits of the dispatcher are on the "
+    "host; norms are torch's (marked for sequence parallel), nothing is compiled, te_general_gemm is none, no layer is "
+    "one of Transformer Engine for inference, writers of a checkpoint report their files in the same process; on a "
+    "device the groups of one process are staged through host memory"
 )
 
 
@@ -260,22 +276,25 @@ WIDE = "; in float64 what asks for float32 by name is given float64"
 
 
 @contextlib.contextmanager
-def on_the_host(*, wide: bool = False, besides: tuple[Shim, ...] = ()) -> Iterator[None]:
-    """Megatron-Core on this CPU, while a question is answered; `besides` are additional shims.
+def running_on(device: str = "cpu", *, wide: bool = False, besides: tuple[Shim, ...] = ()) -> Iterator[None]:
+    """Megatron-Core on this CPU or a CUDA device, while a question is answered; `besides` are additional shims.
 
     Raises:
         Unreachable: when a name that must be replaced is missing.
     """
     with contextlib.ExitStack() as undone:
         for shim in (*SHIMS, *besides):
-            _put(shim, undone)
+            if device == "cpu" or not shim.cuda:
+                _put(shim, undone)
+        undone.enter_context(exact_kernels(device))
         undone.enter_context(torch.compiler.set_stance("force_eager"))
         undone.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float64 if wide else torch.float32)
         log = logging.getLogger("megatron")
         undone.callback(log.setLevel, log.level)
         log.setLevel(logging.ERROR)  # it warns for every model that GPTModel is deprecated
-        undone.enter_context(OnTheHost(wide=wide))
+        if device == "cpu" or wide:
+            undone.enter_context(Asked(host=device == "cpu", wide=wide))
         yield
 
 

@@ -56,6 +56,7 @@ class Megatron:
     """
 
     conventions: Mapping[str, str] = CONVENTIONS
+    computes_on = frozenset({"cpu", "cuda"})
 
     def __init__(
         self,

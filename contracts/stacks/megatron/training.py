@@ -51,7 +51,7 @@ from contracts.stacks.megatron.model import Plan, config_of, mask_of, planned
 from contracts.stacks.megatron.optimizer import gradient, inner, main, optimizer_of, rate_of, share_of, wrapped
 from contracts.stacks.megatron.process_groups import parallel
 from contracts.stacks.megatron.rank_tensors import RankTensor, full_tensors, is_trained, rank_tensors_of
-from contracts.stacks.megatron.shims import EXPERT_BIASES, mcore, older, on_the_host
+from contracts.stacks.megatron.shims import EXPERT_BIASES, mcore, older, running_on
 from contracts.stacks.megatron.validation import Rows, validated
 from contracts.stacks.megatron.weight_mapping import EXPERTS, cut, ours_of, theirs_of
 
@@ -75,9 +75,9 @@ class Trainer:
         self.config = config_of(plan)
         # as its training script seeds each stage; without it a run starts wherever the last one left the generator
         torch.manual_seed(self.recipe.seed + 100 * mcore("parallel_state").get_pipeline_model_parallel_rank())
-        self.bare = chunks_of(plan, self.config)
+        self.bare = [each.to(execution.device) for each in chunks_of(plan, self.config)]
         copies = execution.replicas if execution.fsdp else 0
-        self.chunks = wrapped(plan, self.config, self.bare, copies)
+        self.chunks = wrapped(plan, self.config, self.bare, copies, execution.device)
         self.config.finalize_model_grads_func = mcore("distributed.finalize_model_grads").finalize_model_grads
         if execution.fsdp:  # as its training does where reductions overlap; copies are reduced in the last microbatch
             self.config.no_sync_func = self.chunks[0].no_sync
@@ -363,7 +363,7 @@ def _share(batch: Tokens, execution: Execution) -> dict[str, Tensor]:
         raise refuse("batch.total", tokens_BT.shape[0], f"must be a multiple of dp ({ranks})", "choose a multiple")
     documents_BT = torch.zeros_like(tokens_BT) if batch.documents is None else numerics.tensor(batch.documents)
     rows = {"tokens": tokens_BT, "labels": numerics.tensor(batch.labels), "documents": documents_BT}
-    return {name: each.chunk(ranks)[rank] for name, each in rows.items()}
+    return {name: each.chunk(ranks)[rank].to(execution.device) for name, each in rows.items()}
 
 
 def _microbatches(rows: Mapping[str, Tensor], cuts: int) -> Iterator[dict[str, Tensor]]:
@@ -390,7 +390,8 @@ def _token_losses(rows: Mapping[str, Tensor], model: Any) -> tuple[Tensor, Tenso
 def _inputs(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, their positions in the row, and which keys a query may not see."""
     tokens_BT = rows["tokens"]
-    return tokens_BT, torch.arange(tokens_BT.shape[1]).expand(tokens_BT.shape), mask_of(rows["documents"])
+    places_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+    return tokens_BT, places_T.expand(tokens_BT.shape), mask_of(rows["documents"])
 
 
 def _summed(counts_BT: Tensor, losses_BT: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -478,12 +479,13 @@ def _running(
         *(muon.wide() if recipe.optim.rule == "muon" and dtype is torch.float64 else ()),
     )
     with (
-        on_the_host(wide=dtype is torch.float64, besides=besides),
+        running_on(execution.device, wide=dtype is torch.float64, besides=besides),
         parallel(
             execution.degrees,
             execution.world,
             virtual=plan.chunks if plan.chunks > 1 else None,
             copies=execution.replicas,
+            device=execution.device,
         ),
     ):
         trainer = Trainer(plan, execution, rates)

@@ -56,7 +56,7 @@ def validated(trainer: Trains, batches: list[Rows], forward: Callable[[Rows, Any
         )
     trainer.config.timers = None  # it leaves the script's, which are gone
     told = losses.get("lm loss")  # stages before the last have none
-    mine = torch.zeros(1) if told is None else told.reshape(1).clone()
+    mine = torch.zeros(1) if told is None else told.reshape(1).to("cpu", copy=True)
     torch.distributed.all_reduce(mine, torch.distributed.ReduceOp.MAX, state.get_pipeline_model_parallel_group())
     return float(mine)
 
