@@ -624,9 +624,10 @@ class Recorder:
             self._write_routing(kind)
         if running:
             self._write_modes()
-        self.writer.flush()
         if self.step > self.steps:
+            self.lines.write()
             self._unhook()
+        self.writer.flush()
 
     def _write_modes(self) -> None:
         for number, root in enumerate(self.roots):
@@ -1145,6 +1146,8 @@ class Recorder:
             each.read()
         for done in self.read:
             done()
+        if self.lines.waiting:
+            self.lines.waiting.append(self.writer.flush)
         self.lines.filled, self.read = len(self.lines.waiting), []
 
     def _miss(self, what: str) -> None:

@@ -91,7 +91,8 @@ def sketches_of(folder: Path, rank: int) -> Path:
 
 
 class Writer:
-    """The files of one rank. Lines are on disk when a step ends."""
+    """The files of one rank. Lines are on disk when a step ends, or where devices fill them, after the next backward
+    pass; those of the last step when it ends."""
 
     def __init__(
         self, folder: Path, rank: int, world: int, command: Sequence[str], about: Mapping[str, Any], *,

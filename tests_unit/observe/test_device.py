@@ -5,10 +5,12 @@ them that adds up element by element, from the same tables, takes their place fo
 """
 
 import ctypes
+import gc
 import json
 import runpy
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,9 +25,10 @@ from torch import nn  # noqa: E402
 
 from benchmarks import observed_operations  # noqa: E402
 from contracts.observe import device  # noqa: E402
+from contracts.observe.merged import Merged  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.sketch import hashed  # noqa: E402
-from contracts.observe.trace import Writer  # noqa: E402
+from contracts.observe.trace import Writer, read  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 KINDS = {torch.float32: "f", torch.float64: "d"}
@@ -86,7 +89,7 @@ def batched(
     batch: int, inner: int, width: int, each: int, **how: Any,
 ) -> None:  # fmt: skip
     assert grid[2] * each >= batch
-    values, table = x.detach().reshape(batch, inner, width).double().numpy(), columns.numpy()
+    values, table = x.detach().reshape(batch, -1, width).double().numpy(), columns.numpy()
     codes = hashed(key % 2**64, rows).tolist() if how["HASHED"] else [1 << 32]
     chunk[squares_at] = float((values**2).sum())
     for row, code in enumerate(codes):
@@ -155,6 +158,28 @@ def test_a_trace_made_by_device_kernels_equals_that_of_the_cpu(
     numpy.testing.assert_allclose(*sketches, rtol=1e-11, atol=1e-12)
     statistics = [each["names"] for each in there if each["e"] == "statistics"]
     assert statistics == [["seen"]] * 3
+
+
+@pytest.mark.usefixtures("launches")
+def test_a_script_that_is_killed_leaves_each_step_that_a_backward_pass_has_followed(tmp_path: Path) -> None:
+    """What is on disk is what a killed process leaves. After the last step nothing of the script stays alive."""
+    model, whole = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    recorder = Recorder(Writer(tmp_path, 0, 1, ("test",), {"run": ""}), 3)
+    recorder.start()
+    for _ in range(4):
+        loss = model(torch.randn(6, 4)).square().mean()
+        whole.append(Merged(read(tmp_path)).steps)
+        loss.backward()
+        whole.append(Merged(read(tmp_path)).steps)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert whole == [0, 0, 0, 1, 1, 2, 3, 3]
+    weight = weakref.ref(model[0].weight)
+    del model, optimizer, loss
+    gc.collect()
+    assert weight() is None
+    recorder.close()
 
 
 def test_an_observed_step_costs_a_device_few_launches_and_one_wait() -> None:
