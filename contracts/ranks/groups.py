@@ -6,6 +6,7 @@ PyTorch and NCCL and have not been tested on a device.
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import gc
 import importlib
@@ -75,10 +76,16 @@ def backend_of(chosen: str, ranks: int) -> Backend:
 
 
 def _nccl() -> tuple[int, ...]:
-    """The version of the NCCL that is loaded, which may be another than torch was built with."""
-    import torch
+    """The version of the NCCL that torch has loaded, as it says itself; `torch.cuda.nccl.version` says which torch was
+    built with. Empty without one."""
+    import torch  # noqa: F401  # loads it
 
-    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    try:
+        loaded, found = ctypes.CDLL("libnccl.so.2"), ctypes.c_int()
+    except OSError:
+        return ()
+    loaded.ncclGetVersion(ctypes.byref(found))
+    return found.value // 10000, found.value // 100 % 100, found.value % 100
 
 
 def _devices() -> int:
