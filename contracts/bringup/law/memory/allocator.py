@@ -1,6 +1,6 @@
 """What a memory record proves: fragmentation or exhaustion, and whether an allocator flag helped."""
 
-from contracts.contract import contract, untested
+from contracts.contract import contract
 from contracts.law._support.answers import refusal_of
 from contracts.spec.allocator import MemorySample, OutOfMemory
 from contracts.spec.lifecycle import Lifecycle
@@ -147,12 +147,3 @@ def expandable_segments_is_judged_by_the_gap(
     """
     found = stack.expandable_effect(off, on)
     assert found.word == word, f"the effect is {found.word!r}, expected {word!r} ({found.why})"
-
-
-untested(
-    "MEM-03b",
-    "On a GPU, over a run with changing routing, the gap between reserved and allocated bytes stops growing with "
-    "expandable_segments and grows without it.",
-    why="needs a GPU and a run long enough to fragment its allocator; this part judges the record of one",
-    tier="gpu",
-)
