@@ -116,10 +116,11 @@ def _line(each: Fate) -> str:
 def _monthly(months: Sequence[Mapping[str, Any]]) -> list[str]:
     told = (
         f"{each['stack']} | {each['month']} | `{each['commit']}` | {each['answered']} of {each['of']} | "
-        f"{100 * each['answered'] / each['of']:.0f} %"
+        f"{100 * each['answered'] / each['of']:.0f} % | {each['absent']} | "
+        f"{100 * each['answered'] / (each['of'] - each['absent']):.0f} %"
         for each in months
     )
-    return _table("stack | month | commit | answered | share", told)
+    return _table("stack | month | commit | answered | share | it has not | of the others", told)
 
 
 def stored() -> tuple[dict[str, Any], list[Row], list[dict[str, Any]]]:

@@ -44,12 +44,15 @@ def results(python: str, stack: str, profile: str, folder: Path, *more: str) -> 
 
 
 def row(stack: str, day: str, commit: str, items: Sequence[str], found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """How many of these items are answered, and why most of the others are not."""
+    """How many of these items are answered, how many are about what the stack says that it lacks, and why most of the
+    others are not answered."""
     missing = [found.get(item, {"outcome": "not judged", "words": "no record"}) for item in items]
     missing = [each for each in missing if each["outcome"] not in ANSWERED]
+    absent = sum(each.get("lack") == "stack" for each in missing)
     why = Counter(f"{each['outcome']}: {' '.join(each['words'].split())[:160]}" for each in missing)
-    return {"stack": stack, "month": day[:7], "day": day, "commit": commit, "answered": len(items) - len(missing),
-            "of": len(items), "why": [f"{count} × {words}" for words, count in why.most_common(3)]}  # fmt: skip
+    count = {"answered": len(items) - len(missing), "of": len(items), "absent": absent}
+    said = [f"{count} × {words}" for words, count in why.most_common(3)]
+    return {"stack": stack, "month": day[:7], "day": day, "commit": commit, **count, "why": said}
 
 
 def main() -> None:

@@ -88,12 +88,12 @@ def test_a_fix_that_was_judged_twice_shows_both_and_one_set_aside_neither() -> N
     ]
     rules = {"rule": [{"takes": 4}], "aside": aside, "note": [{"commit": "c0ffee0", "why": "told [now]"}]}
     marks = "".join(f"<!-- {mark} -->old<!-- /{mark} -->" for mark in ("named", "aside", "months"))
-    month = {"stack": "ours", "month": "2026-05", "commit": "c0ffee0", "answered": 3, "of": 4}
+    month = {"stack": "ours", "month": "2026-05", "commit": "c0ffee0", "answered": 2, "of": 4, "absent": 1}
     text = page(marks, rules, [row, other, again], [month])
     assert "ours `c0ffee0` | Fix \\[x] | blind | named | told \\[now] | 61 | 12 s" in text
     assert "The rules take 4 fixes. 1 are set aside (1 device), and 1 were not judged yet" in text
     assert "**Of the other 2, 1 are named** (50 %); 0 were when they were first" in text
-    assert "| ours | 2026-05 | `c0ffee0` | 3 of 4 | 75 % |" in text
+    assert "| ours | 2026-05 | `c0ffee0` | 2 of 4 | 50 % | 1 | 67 % |" in text
     assert "old" not in text.replace("told", "")
     rules["note"][0]["fate"] = "blind"
     assert "| blind | blind | told \\[now] | 61 |  |" in page(marks, rules, [row, other, again], [month])

@@ -205,6 +205,7 @@ def _seen(routed: list[Any], counts_E: Tensor, rows: tuple[int, ...]) -> dict[st
     """What the router returned, and what the layer added to its own counter."""
     if not routed:
         return {}
-    gates_BTK, experts_BTK = (each.view(*rows, each.shape[-1]) for each in routed[0][:2])
+    # in July 2026 its layer routes one token more in a row without tokens, and cuts it off again
+    gates_BTK, experts_BTK = (each.view(rows[0], -1, each.shape[-1])[:, : rows[1]] for each in routed[0][:2])
     dropped_BTK = torch.zeros_like(experts_BTK, dtype=torch.bool)  # its dispatcher has no capacity
     return {"experts": experts_BTK, "gates": gates_BTK.detach(), "counts": counts_E.long(), "dropped": dropped_BTK}

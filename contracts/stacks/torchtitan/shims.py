@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dis
 import functools
 import importlib.util
 import inspect
@@ -238,10 +239,12 @@ def block_in(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _renamed(function: FunctionType, others: Mapping[str, str]) -> None:
-    """Replace names in a function's code; the code itself is unchanged."""
-    names = function.__code__.co_names
-    if not others.keys() & {*names}:
-        raise Unreachable(f"could not reach the rounding of {function.__qualname__}: it names no {' or '.join(others)}")
+    """Replace names of attributes in a function's code; the code itself is unchanged."""
+    names, wanted = function.__code__.co_names, " or ".join(others)
+    loaded = {each.argval for each in dis.get_instructions(function) if each.opname in ("LOAD_ATTR", "LOAD_METHOD")}
+    others = {name: other for name, other in others.items() if name in loaded}  # `float` may be an annotation's
+    if not others:
+        raise Unreachable(f"could not reach the rounding of {function.__qualname__}: it names no {wanted}")
     function.__code__ = function.__code__.replace(co_names=tuple(others.get(each, each) for each in names))
 
 
@@ -270,9 +273,11 @@ def muon_on_a_cpu() -> Iterator[None]:
     """Let DistMuon, which asks for tensors on a CUDA device, take those of a CPU: one constant in its code is another.
 
     Raises:
-        Unreachable: if the question about its device is somewhere else.
+        NotOffered: where it has no Muon. Unreachable: if the question about its device is somewhere else.
     """
-    check = _module("torchtitan.distributed.flex_shard.dist_muon").DistMuon._validate_parameter_storage
+    from contracts.stacks.torchtitan import symbols
+
+    check = symbols.muon().DistMuon._validate_parameter_storage
     code = check.__code__
     if "cuda" not in code.co_consts:
         raise Unreachable(f"could not reach the device of {check.__qualname__}: it names no cuda")

@@ -204,6 +204,18 @@ def adamw(groups: Sequence[tuple[str, float, float]], kwargs: Mapping[str, Any])
     return common
 
 
+def muon() -> Any:
+    """The module of its DistMuon: since "Add DistributedMuon" (#4060, August 2026), with arguments of its own.
+
+    Raises:
+        NotOffered: where no optimizer has arguments of its own.
+    """
+    container = importlib.import_module("torchtitan.components.optimizer").OptimizersContainer
+    if "optimizer_factory_kwargs_by_name" not in fields(container.Config):
+        raise NotOffered("torchtitan: up to August 2026 its optimizers are Adam and AdamW", "stack")
+    return importlib.import_module("torchtitan.distributed.flex_shard.dist_muon")
+
+
 def compiled(model: Any, config: Any, parallel_dims: Any) -> None:
     """Compile each block, by `apply_compile`; up to April 2026 by `apply_compile_sparse`, and up to March by a function
     of Llama 4 that asks whether experts are spread."""

@@ -5,10 +5,10 @@ from dataclasses import replace
 from contracts.stacks.kit.declining import lacks
 from contracts.stacks.torchtitan.abilities import ABILITIES
 
-NOT_TRIED = ("bf16", "compile", "attention-bias", "mlp-bias", "router-bias")
-GONE = frozenset({"float64", "muon", "pp", "interleaved", "outer-rates", "layer-rates", "bias-rates", *NOT_TRIED})
+NOT_TRIED = ("compile", "attention-bias", "mlp-bias", "router-bias")
+GONE = frozenset({"muon", "pp", "interleaved", "outer-rates", "layer-rates", "bias-rates", *NOT_TRIED})
 THERE = (
-    frozenset({"ep-with-etp"}), frozenset({"tied", "pp"}), frozenset({"float64"}),
+    frozenset({"ep-with-etp"}), frozenset({"tied", "pp"}),
     frozenset({"experts", "tp"}), frozenset({"muon", "tp"}), frozenset({"muon", "pp"}), frozenset({"muon", "dp"}),
 )  # fmt: skip
 """What 0.3.0 lacks and 0.2.2 has, or lacks for another reason."""
@@ -18,7 +18,6 @@ ABILITIES_0_2 = replace(
     has=ABILITIES.has - GONE | {"ep-with-etp"},
     lacks=(
         *(each for each in ABILITIES.lacks if each.features not in THERE),
-        lacks("float64", "stack", "its experts, its router and its loss round to float32"),
         lacks("muon", "stack", "its optimizers are Adam and AdamW"),
         lacks("pp", "stack", "its Qwen3 has no function for a pipeline"),
         lacks("interleaved", "stack", "its Qwen3 has no function for a pipeline"),

@@ -20,7 +20,8 @@ from torchtitan.train import Trainer
 
 from contracts.instruments import numerics
 from contracts.spec import Recipe, Session
-from contracts.stacks.torchtitan.configuration import validation_of
+from contracts.stacks.torchtitan.configuration import is_half, validation_of
+from contracts.stacks.torchtitan.model import config_of
 from contracts.stacks.torchtitan.recorded_step import (
     Given,
     Logged,
@@ -30,7 +31,6 @@ from contracts.stacks.torchtitan.recorded_step import (
     divided,
     own_rows,
 )
-from contracts.stacks.torchtitan.template import template_of
 
 NAME = "asked"
 
@@ -94,7 +94,7 @@ def build_trainer(session: Session, folder: str, *, even: bool = False) -> Obser
     config.validation.local_batch_size = config.training.local_batch_size
     spec = _spec(recipe)
     spec.build_validator_fn = functools.partial(_validator, given)
-    spec.model_args = {NAME: template_of(recipe, {})}
+    spec.model_args = {NAME: config_of(recipe)}
     train_spec._extra_train_specs.pop(NAME, None)  # private in 0.2.2: nothing public takes a specification back
     train_spec.register_train_spec(NAME, spec)
     config.debug.moe_force_load_balance = even
@@ -136,7 +136,7 @@ def _configuration(session: Session, folder: str) -> Any:
     multiple = 2 * degrees.tp  # what it asserts of it; rows are as long as they are, and the table of rope is longer
     training.seq_len, training.max_norm = -(-recipe.seq_length // multiple) * multiple, optim.clip or math.inf
     training.steps, training.gc_freq = max(optim.steps, session.steps), 1000
-    training.mixed_precision_param = "float32"
+    training.mixed_precision_param = "bfloat16" if is_half(recipe, execution) else "float32"
     parallelism = config.parallelism
     replicas = execution.replicas if execution.fsdp else dp
     parallelism.data_parallel_replicate_degree, parallelism.data_parallel_shard_degree = replicas, dp // replicas
