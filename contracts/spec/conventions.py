@@ -73,6 +73,15 @@ CONVENTIONS: Mapping[str, Convention] = {
         ),
         shown="megatron_angles_in_float32 torchtitan_angles_in_float32",
     ),
+    "rope-turns": _convention(
+        "the dtype of the cosines and sines with which rope multiplies under bfloat16",
+        ("float32", "float32, as of the angles", "torchtitan, pull request 2575: apply_rotary_emb_cos_sin"),
+        (
+            "activations",
+            "that of the queries and keys, to which they are rounded",
+            "Megatron-Core: _apply_rotary_pos_emb_bshd; transformers: Qwen3MoeRotaryEmbedding",
+        ),
+    ),
     "softmax-router": _convention("the dtype of a router with softmax gates under bfloat16", *_ROUTER, shown=_ROUTERS),
     "sigmoid-router": _convention(
         "the dtype of a router with sigmoid gates under bfloat16", *_ROUTER[:2], shown=_ROUTERS

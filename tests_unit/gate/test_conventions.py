@@ -12,7 +12,7 @@ from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.parties import subject_of
 from contracts.law.blocks.loss_bugs import hands_over_bfloat16_logits
 from contracts.law.blocks.multi_token_prediction_bugs import reads_behind_the_norms
-from contracts.law.blocks.rope_bugs import angles_are_float32
+from contracts.law.blocks.rope_bugs import angles_are_float32, rounds_the_turns
 from contracts.law.moe.balance_losses_bugs import balances_the_batch
 from contracts.law.moe.capacity_bugs import counts_what_was_kept
 from contracts.law.moe.padding_bugs import gives_slots_to_padding
@@ -74,6 +74,7 @@ class DecaysEverything(decays_norms):
 
 KEPT = {
     "BLK-03j[1027-tokens-theta-10]": (angles_are_float32, {"rope-angles": "float32"}),
+    "BLK-03m[cosines]": (rounds_the_turns, {"rope-turns": "activations"}),
     "MOE-01e[sigmoid]": (RoundsTheRoutersWeight, {"sigmoid-router": "bfloat16-weight"}),
     "MOE-01e[softmax]": (RoundsTheRoutersWeight, {"softmax-router": "bfloat16-weight"}),
     "MOE-02a[mixed-bfloat16]": (RoundsTheRoutersWeight, {"softmax-router": "bfloat16-weight"}),

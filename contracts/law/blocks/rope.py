@@ -6,7 +6,7 @@ from dataclasses import replace
 from contracts.contract import contract
 from contracts.instruments import numerics, oracles
 from contracts.law._support.attention_calls import BARE, PACKED, Lengths, call_of, slice_of, with_weights
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.spec import FLOAT32, FLOAT64, Array, BlockCall, Blocks, Recipe, chosen, within
 
@@ -157,3 +157,49 @@ def far_positions_are_as_precise_as_near_ones(stack: Blocks, length: int, theta:
     got: Array = slice_of(stack.run_block(call).y, 0, slice(length - 3, length))
     words = numerics.difference("y of the last three tokens", got, want, FLOAT32)
     assert not words, words
+
+
+# the element of the key at which all queries of a row look
+TURNS = {"cosines": 0, "sines": 2}
+HEADS, LOUD = 64, 4.0
+
+
+@contract("BLK-03m", asks=_ASKS, cases=TURNS, source="hub; torchtitan #2575", conventions=("rope-turns",))
+def rope_turns_by_cosines_of_float32(stack: Blocks, element: int) -> None:
+    """Under bfloat16, rope multiplies by cosines and sines of float32, or by rounded ones if that is declared.
+
+    A turned query is rounded itself, as much as a rounded cosine would be off. Over 64 heads with queries of other
+    lengths its roundings cancel out, and those of the cosine, which is the same for all, do not: the check takes the
+    scores from the output, and from 95 positions the share of the cosines' roundings that they have, 0 or 1.
+    """
+    y_BTD = numerics.tensor(stack.run_block(_lengths_of_queries(stack, element)).y, torch.float64)
+    weights_TH, positions_T1 = y_BTD[0, 1:, :HEADS], torch.arange(1.0, y_BTD.shape[1], dtype=torch.float64)[:, None]
+    assert bool(((weights_TH > 0) & (weights_TH < 1)).all()), "a key's weight is not between 0 and 1"
+    scores_TH = torch.log(weights_TH * positions_T1 / (1 - weights_TH))
+    turns_T1 = positions_T1.sin() if element else positions_T1.cos()
+    off_TH = scores_TH / (LOUD / 2 * _lengths().double()) - turns_T1
+    lost_T1 = turns_T1.bfloat16().double() - turns_T1
+    share = float((off_TH.mean(1, keepdim=True) * lost_T1).sum() / lost_T1.square().sum())
+    want, name = float(chosen(stack, "rope-turns") == "activations"), "sines" if element else "cosines"
+    assert abs(share - want) < 0.25, f"scores have {share:.2f} of what {name} lose in bfloat16, expected {want:.0f}"
+
+
+def _lengths() -> Tensor:
+    """Odd multiples of 1/128, exact in bfloat16: their products with a cosine are rounded in as many ways."""
+    return 1 + (2 * torch.arange(HEADS) + 1) / 128
+
+
+def _lengths_of_queries(stack: Blocks, element: int) -> BlockCall:
+    """Token 0 has the key and a value of 1; all others have keys of zero and queries of another length in each head."""
+    recipe = replace(BARE, hidden=4 * HEADS, heads=HEADS, kv_groups=1, norm_eps=1e-30, seq_length=96)
+    x_BTD = torch.zeros(1, 96, recipe.hidden, dtype=torch.bfloat16)
+    x_BTD[0, 0, 0] = 1.0
+    x_BTD[0, 1:, 1] = 1.0
+    shapes = stack.block_weights(recipe, 0, "nemo_native")
+    weights = {name: torch.zeros(shape.shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    weights["norm.weight"] += recipe.hidden**-0.5  # undoes the norm of a vector with a single 1
+    weights["mixer.wq.weight"][::4, 1] = _lengths().bfloat16()
+    weights["mixer.wk.weight"][element, 0] = LOUD
+    weights["mixer.wv.weight"][0, 0] = 1.0
+    weights["mixer.wo.weight"][torch.arange(HEADS), 4 * torch.arange(HEADS)] = 1.0
+    return BlockCall(recipe=recipe, layer=0, weights=numerics.arrays(weights), x=numerics.array(x_BTD))

@@ -126,3 +126,24 @@ class DeclaresFloat32AnglesOfBfloat16Positions(positions_are_bfloat16):
 def wraps_around_a_table(angles, self, positions_BT, size):
     """Angles are looked up in a table of 2048 positions, by the position modulo its length."""
     return angles(self, positions_BT % 2048, size)
+
+
+@broken(
+    Attention,
+    "rotate",
+    "BLK-03m[cosines]: of what cosines lose in bfloat16, expected 0",
+    "BLK-03m[sines]: of what sines lose in bfloat16, expected 0",
+)
+def rounds_the_turns(rotate, self, x_BTHd, packing):
+    """Cosines and sines are cast to the dtype of what they turn: a tolerance of half precision has room for it."""
+    angles_BT1e = self.angles(packing.positions_BT, x_BTHd.shape[-1])[:, :, None]
+    cos, sin = angles_BT1e.cos().to(x_BTHd.dtype), angles_BT1e.sin().to(x_BTHd.dtype)
+    first, second = x_BTHd.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+@mutant(of="BLK-03m", case="sines", says="of what sines lose in bfloat16, expected 1")
+class DeclaresRoundedTurns(Reference):
+    """Declares rounded cosines and sines and has those of float32."""
+
+    conventions = {"rope-turns": "activations"}

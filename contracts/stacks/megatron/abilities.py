@@ -132,6 +132,7 @@ def of_version(version: str, *, distributed_optimizer: bool = False, muon: bool 
 
 CONVENTIONS = {
     "rope-angles": "float32",
+    "rope-turns": "activations",
     "softmax-router": "bfloat16-weight",
     "sigmoid-router": "bfloat16-weight",
     "gate-sum": "1e-20",

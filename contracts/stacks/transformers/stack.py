@@ -33,6 +33,7 @@ class Transformers(Package):
     name = "transformers"
     conventions: Mapping[str, str] = {
         "rope-angles": "float32",
+        "rope-turns": "activations",
         "softmax-router": "activations",
         "gate-sum": "1e-20",
         "first-rate": "step-0",
