@@ -25,9 +25,9 @@ from contracts.observe.sketch import BUCKETS, COARSE, SIGN, TENSOR, Piece, combi
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _CHUNK = 1 << 18  # places of the arena that are made and read back at once: 2 MiB
-_STRIP, _TURNS, _WARPS = 16, False, 16  # columns that a program adds up, and how
+_STRIP, _TURNS, _WARPS = 8, True, 16  # columns that a program adds up, and how
 _LOOPS, _BLOCK = 16, 1024
-_DEEP, _ACROSS, _NARROW = 4, 256, 1 << 30  # rows and columns at once, of tensors with more columns than these
+_DEEP, _ACROSS, _NARROW = 4, 256, 63  # rows and columns at once, of tensors with more columns than these
 _DEPTH, _WIDE, _PROGRAMS = 8, 256, 1024
 
 

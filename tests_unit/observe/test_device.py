@@ -201,7 +201,7 @@ there, asked, torch_seed = device.Device(torch.device("cpu")), [], torch.manual_
 def ask(name, x, pieces):
     asked.append((name, x, pieces, there.ask(x, pieces, sketch=len(asked) % 4 != 3)))
 for dtype in device.FLOATS:
-    for shape in ((70, 30), (4, 5, 6), (), (0, 4), (1100,)):
+    for shape in ((70, 130), (4, 5, 6), (), (0, 4), (1100,)):
         ask(f"w{shape}", torch.randn(shape).to(dtype), whole(shape))
 x = torch.randn(90)
 ask("flat", x, flat_range(x, (40, 30), 33).pieces)
