@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -84,7 +84,9 @@ def run_delta_rule(call: DeltaCall) -> DeltaRun:
 
 
 def _delta_rules() -> Any:
-    """The module that has it: a file until 0.18, a package with `common` since 0.19."""
+    """The module that has it: a file from January 2026 to 0.18, a package with `common` since 0.19."""
+    if not any(each.name == "linear_attention_freq" for each in fields(mcore("transformer").TransformerConfig)):
+        raise NotOffered("Megatron-Core: up to January 2026 it has no gated delta net", "stack")
     module = importlib.import_module("megatron.core.ssm.gated_delta_net")
     return module if hasattr(module, DELTA_RULE) else importlib.import_module(f"{module.__name__}.common")
 

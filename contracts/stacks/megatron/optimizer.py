@@ -1,11 +1,12 @@
 """Megatron's data-parallel wrapper, optimizer and learning-rate schedule for a recipe."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
 
-from contracts.spec import NotOffered, Recipe, refuse
+from contracts.spec import NotOffered, Optim, Recipe, refuse
 from contracts.stacks.megatron import distributed_optimizer, muon
 from contracts.stacks.megatron.fsdp import is_sharded, sharded
 from contracts.stacks.megatron.model import Plan
@@ -67,11 +68,24 @@ def optimizer_of(plan: Plan, chunks: list[Any], share: float = 1.0) -> Any:
         lr=optim.lr, min_lr=optim.min_lr, weight_decay=optim.weight_decay, adam_beta1=optim.beta1,
         adam_beta2=optim.beta2, adam_eps=1e-8, clip_grad=optim.clip, params_dtype=plan.dtype,
         bf16=plan.dtype is torch.bfloat16, fp16=plan.dtype is torch.float16, initial_loss_scale=LOSS_SCALE,
-        decoupled_lr=optim.lr * share if share != 1.0 else None,
-        decoupled_min_lr=optim.min_lr * share if share != 1.0 else None, **options,
+        **_outside(optim, share), **options,
     )  # fmt: skip
     build = muon.builder() if optim.rule == "muon" else module.get_megatron_optimizer
     return build(config, chunks, use_gloo_process_groups=False)
+
+
+def _outside(optim: Optim, share: float) -> dict[str, float]:
+    """The options of its --decoupled-lr: of its configuration since "Support apply wd to qk layernorm" (#2753, January
+    2026) and before November 2025.
+
+    Raises:
+        NotOffered: in between.
+    """
+    if share == 1.0:
+        return {}
+    if not any(each.name == "decoupled_lr" for each in fields(mcore("optimizer").OptimizerConfig)):
+        raise NotOffered("Megatron-Core: up to January 2026 its configuration has no rate outside the layers", "stack")
+    return {"decoupled_lr": optim.lr * share, "decoupled_min_lr": optim.min_lr * share}
 
 
 def gradient(tensor: Any) -> Any:
