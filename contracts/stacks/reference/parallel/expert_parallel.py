@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from contracts.stacks.reference.model.blocks.moe import Routing, inverse, permuted
+from contracts.stacks.reference.model.blocks.moe import Routing, gathered, inverse, scattered
 from contracts.stacks.reference.parallel.collectives import (
     Group,
     all_to_all,
@@ -103,6 +103,5 @@ class TokenDispatcher(nn.Module):
         """Rows that lie by sender and then by expert, put through the experts in one run each."""
         here_e = torch.arange(counts_ne.shape[1], device=x_RD.device)
         expert_R = here_e.repeat(len(counts_ne)).repeat_interleave(counts_ne.flatten())
-        order_R = expert_R.argsort(stable=True)
-        back_R = inverse(order_R)
-        return permuted(experts(permuted(x_RD, order_R, back_R), counts_ne.sum(0).cumsum(0)), back_R, order_R)
+        to_R = inverse(expert_R.argsort(stable=True))
+        return gathered(experts(scattered(x_RD, to_R), counts_ne.sum(0).cumsum(0)), to_R)

@@ -334,11 +334,11 @@ class MoE(nn.Module):
         copies_NKD = x_ND.unsqueeze(1).expand(-1, self.moe.top_k, -1)
         if self.moe.capacity_factor is not None:  # keeps the undefined gradients of rows without an expert out of x
             copies_NKD = copies_NKD.masked_fill(dropped_BTK.flatten(0, 1).unsqueeze(-1), 0)
-        return permuted(copies_NKD.flatten(0, 1), order_S, inverse(order_S))
+        return scattered(copies_NKD.flatten(0, 1), inverse(order_S))
 
     def combine(self, given_SD: Tensor, order_S: Tensor, gates_NK: Tensor, dropped_NK: Tensor) -> Tensor:
         """The experts' outputs in token order, times their gates, summed over K in the gates' dtype."""
-        given_NKD = permuted(given_SD, inverse(order_S), order_S).view(*gates_NK.shape, given_SD.shape[-1])
+        given_NKD = gathered(given_SD, inverse(order_S)).view(*gates_NK.shape, given_SD.shape[-1])
         if self.moe.capacity_factor is not None:  # masked, not multiplied: 0 · NaN is NaN
             given_NKD = given_NKD.masked_fill(dropped_NK.unsqueeze(-1), 0)
             gates_NK = gates_NK.masked_fill(dropped_NK, 0)
@@ -383,22 +383,26 @@ def _asked(experts: Tensor, size: int) -> Tensor:
 
 def inverse(order_S: Tensor) -> Tensor:
     """The permutation that undoes another."""
-    return torch.zeros_like(order_S).scatter(0, order_S, torch.arange(len(order_S), device=order_S.device))
+    return scattered(torch.arange(len(order_S), device=order_S.device), order_S)
 
 
-class _Permuted(torch.autograd.Function):
-    """The gradient of `rows[order]` as a gather by the inverse order: autograd's own adds rows into zeros."""
+def scattered(rows: Tensor, to_S: Tensor) -> Tensor:
+    """Row s at place to_S[s], each place once. The gradient is a gather."""
+    return rows.new_empty(rows.shape).index_put_((to_S,), rows)
+
+
+class _Gathered(torch.autograd.Function):
+    """The gradient of `rows[from_S]` as a scatter, if no row is taken twice: autograd's own adds rows into zeros."""
 
     @staticmethod
-    def forward(ctx: Any, x_SD: Tensor, order_S: Tensor, back_S: Tensor) -> Tensor:
-        ctx.save_for_backward(back_S)
-        return x_SD[order_S]
+    def forward(ctx: Any, rows_SD: Tensor, from_S: Tensor) -> Tensor:
+        ctx.save_for_backward(from_S)
+        return rows_SD[from_S]
 
     @staticmethod
-    def backward(ctx: Any, *given: Any) -> tuple[Tensor, None, None]:
-        (back_S,) = ctx.saved_tensors
-        return given[0][back_S], None, None
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor, None]:
+        return scattered(given[0], *ctx.saved_tensors), None
 
 
-permuted = cast(Callable[[Tensor, Tensor, Tensor], Tensor], _Permuted.apply)
-"""Rows in another order, given with its inverse."""
+gathered = cast(Callable[[Tensor, Tensor], Tensor], _Gathered.apply)
+"""Rows in another order."""
