@@ -1,13 +1,14 @@
 """Another process answers what forks after this one has used CUDA."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 from contracts.instruments import accelerator, numerics
 from contracts.spec import Snapshot, WriteFault
-from contracts.stacks.reference.answers import without_cuda
+from contracts.stacks import without_cuda
 from contracts.stacks.reference.stack import Reference
 
 
@@ -29,3 +30,15 @@ def test_a_crash_in_a_save_is_the_same_in_a_process_without_cuda(
     monkeypatch.setenv(without_cuda.SERVED, "1")
     monkeypatch.setattr(without_cuda, "_other", None)
     assert Reference().write_checkpoint(str(tmp_path / "served"), state, 64, fault) == here
+
+
+def test_what_a_package_answers_in_a_fork_comes_from_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    party = Reference()
+    monkeypatch.setattr(without_cuda, "_other", lambda process, stack: SimpleNamespace(write_checkpoint=lambda: stack))
+    for name, used, expected in (
+        ("write_checkpoint", True, "contracts.stacks.reference.stack:Reference"),
+        ("write_checkpoint", False, "here"),
+        ("load_checkpoint", True, "here"),
+    ):
+        monkeypatch.setattr(accelerator, "used", lambda used=used: used)
+        assert without_cuda.unforked(party, name, lambda: "here")() == expected

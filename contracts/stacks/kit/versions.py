@@ -16,6 +16,7 @@ from contracts.spec import Abilities, Layout, Moved, NotOffered, Refused, Unreac
 from contracts.spec.records import Answering
 from contracts.stacks.kit.answering import JUDGE, answering, version_of
 from contracts.stacks.kit.moved import there
+from contracts.stacks.without_cuda import unforked
 
 _SUITE = str(Path(__file__).parents[2])
 _IMPORTS = ("<frozen importlib", str(importlib.__file__))
@@ -109,6 +110,7 @@ class Package:
         def answer(*given: Any, **named: Any) -> Any:
             return getattr(importlib.import_module(self.module_of(name)), name)(*given, **named)
 
+        answer = unforked(self, name, answer)
         known = self.version in self.tried or self.version in self.limited
         return answer if known else falls_back(answer, f"{self.name} {self.version}", self.tried)
 

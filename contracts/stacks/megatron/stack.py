@@ -24,6 +24,7 @@ from contracts.stacks.kit.answering import JUDGE, answering, version_of
 from contracts.stacks.kit.versions import FallingBack, labels
 from contracts.stacks.launched import Launched
 from contracts.stacks.megatron.abilities import CONVENTIONS, ELSEWHERE, OF_AN_OPTIMIZER, VERSIONS, of_version
+from contracts.stacks.without_cuda import unforked
 
 MODULE = "megatron.core"
 TIMEOUT_S = 120.0  # the first question imports Megatron, and a world of 65 536 ranks takes half a minute
@@ -111,7 +112,7 @@ class Megatron:
             raise NotOffered(f"{self.name}: {ELSEWHERE}", "stack")
         of_numbers = self._numbers is not None and name in self._numbers.offers
         asked: Callable[..., Any] = getattr(self._numbers if of_numbers else self._worker, name)
-        return asked
+        return unforked(self, name, asked) if of_numbers else asked
 
     def flags(self) -> list[dict[str, Any]]:
         """Every flag of the live argument parser: names, dest, type, default, choices, nargs."""

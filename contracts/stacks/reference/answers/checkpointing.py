@@ -28,7 +28,7 @@ from contracts.spec import (
 from contracts.spec import storage as volumes
 from contracts.spec.installation import Disks, StorageMap
 from contracts.stacks.reference.answers.base import BuiltOfParts
-from contracts.stacks.reference.answers.without_cuda import without_cuda
+from contracts.stacks.without_cuda import without_cuda
 
 if TYPE_CHECKING:  # torch is loaded when a checkpoint is asked for, not when the stack is introduced
     from multiprocessing.connection import Connection

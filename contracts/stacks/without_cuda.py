@@ -13,6 +13,10 @@ Answer = TypeVar("Answer", bound=Callable[..., Any])
 SERVED = "RANKPROOF_WITHOUT_CUDA"
 """Set in the other process: a stack whose own import uses CUDA would ask for a third."""
 
+FORKING = frozenset({"write_checkpoint", "write_on_ranks", "retire_checkpoints"})
+"""Questions that a package answers in a fork. In a fork after CUDA torch's checkpoints fail: a tensor of the CPU too is
+asked whether CUDA has pinned it, and no variable of the environment changes that."""
+
 
 def without_cuda(answer: Answer) -> Answer:
     """An answer of a stack that comes from another process of the same stack once this one has used CUDA."""
@@ -25,6 +29,18 @@ def without_cuda(answer: Answer) -> Answer:
         return getattr(other, answer.__name__)(*given, **named)
 
     return cast(Answer, asked)
+
+
+def unforked(party: object, name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """An answer of a party, from another process if it forks and this one has used CUDA."""
+    if name not in FORKING:
+        return answer
+
+    def here(_: object, *given: Any, **named: Any) -> Any:
+        return answer(*given, **named)
+
+    here.__name__ = name
+    return functools.partial(without_cuda(here), party)
 
 
 @functools.cache
