@@ -1,9 +1,12 @@
 """The real transformers, where it is installed: scripts that confirm its defects. The gate judges it."""
 
 import os
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import wraps
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -43,3 +46,40 @@ def test_each_confirmed_defect_can_be_reproduced_without_the_suite(script: Path,
         pytest.skip(f"transformers {version} is not installed: make it with `make transformers TRANSFORMERS={version}`")
     done = forked(python, script)
     assert done.returncode == 0, done.stdout[-600:] + done.stderr[-600:]
+
+
+def test_a_fused_step_counts_in_float32_where_a_call_is_widened() -> None:
+    """The kernel on CUDA reads the bits of a float32: a count in float64 is 0 there, and the step is not finite."""
+    import torch
+
+    from contracts.stacks.transformers import shims
+
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    shims.Wide.pause_in(optimizer)
+    with shims.widened():
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert torch.ones(2).to(torch.float32).dtype is torch.float64
+    state = optimizer.state[weight]
+    assert (state["step"].dtype, state["exp_avg"].dtype) == (torch.float32, torch.float64)
+
+
+def test_a_model_computes_by_its_own_operations_and_then_by_the_kernels_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from contracts.stacks.transformers import shims
+
+    def scan() -> str:
+        return "own"
+
+    @wraps(scan)
+    def kernel() -> str:
+        return "mamba-ssm's"
+
+    model = ModuleType("transformers.model")
+    vars(model).update(scan=kernel)
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    monkeypatch.setitem(sys.modules, "transformers.model", model)
+    with shims.own_operations("model"):
+        assert vars(model)["scan"]() == "own"
+    assert vars(model)["scan"]() == "mamba-ssm's"

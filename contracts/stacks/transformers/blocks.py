@@ -59,7 +59,10 @@ def run_block(call: BlockCall) -> BlockRun:
     config._experts_implementation = "eager" if wide else "grouped_mm"
     if call.chunk is not None:
         config.chunk_size = call.chunk
-    with shims.quiet(), shims.Wide() if wide else contextlib.nullcontext(), _mixed(x_BTD), exact_kernels(call.device):
+    with contextlib.ExitStack() as kept:
+        own = (shims.own_operations(kind.modeling), shims.Wide()) if wide else ()
+        for each in (shims.quiet(), *own, _mixed(x_BTD), exact_kernels(call.device)):
+            kept.enter_context(each)
         block = _Block(kind, letter, one, config)
         return block.run(call, x_BTD.requires_grad_(call.dy is not None))
 
@@ -317,8 +320,10 @@ class _Block:
             conv, ssm = cache.conv_states[0], cache.ssm_states[0]
         elif hasattr(cache, "get_conv_state"):
             conv, ssm = cache.get_conv_state(0, state_idx=0), cache.get_recurrent_state(0, state_idx=0)
-        else:
+        else:  # a number of a state has been the key to each since 5.17
             conv, ssm = cache.layers[0].conv_states, cache.layers[0].recurrent_states
+            if not isinstance(conv, Tensor):
+                conv, ssm = conv[0], ssm[0]
         parts = zip(STATES, torch.split(conv[..., 1 - CONV_WIDTH :], sizes, dim=1), strict=True)
         return {"ssm": ssm.detach(), **{name: each.detach() for name, each in parts}}
 

@@ -12,7 +12,7 @@ from contracts.stacks.transformers.abilities import ABILITIES, VERSIONS, of_vers
 OWN = "built from a recipe, run by its own Trainer"
 WIDE = (
     "a call in float64 is computed in float64 where transformers writes torch.float32 and its Trainer adds up losses, "
-    "with its eager experts: grouped_mm has no float64"
+    "with its eager experts and its own operations: grouped_mm and mamba-ssm's kernels have no float64"
 )
 SHARED = (
     "DeepSeek-V3's shared expert built at the recipe's width, which its configuration knows only as a multiple of an "

@@ -8,6 +8,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -132,7 +133,14 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
             "its compiler takes the whole model": execution.compile == "blocks",
             "a model that it cut is not compiled": cut and execution.compile != "none",
         },
-        "device": {"inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor"},
+        "device": {
+            "inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor",
+            "mamba-ssm's scan of a pass of training calls causal-conv1d, which is not installed": (
+                ("M" in recipe.mixers or recipe.parallel_ssm is not None)
+                and execution.device != "cpu" and execution.precision != "float64"
+                and bool(find_spec("mamba_ssm")) and not find_spec("causal_conv1d")
+            ),
+        },
         "adapter": {
             "models cut over ranks are not asked in bfloat16": cut and execution.world > 1 and half,
             EP_IN_FLOAT32: execution.degrees.ep > 1 and execution.precision == "float64",
@@ -153,9 +161,7 @@ def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Toke
     if _recomputes(recipe, execution):
         model.recompute(_recomputing(wide))
     device = execution.device
-    with (
-        shims.quiet(), shims.widened() if wide else contextlib.nullcontext(), alone(execution), exact_kernels(device)
-    ):  # fmt: skip
+    with shims.quiet(), _computed(wide, model), alone(execution), exact_kernels(device):
         if half:
             Accelerator(cpu=device == "cpu", mixed_precision="bf16").prepare_model(model.module, evaluation_mode=True)
         told = model.module(**{name: each.to(device) for name, each in _inputs(batch, slice(None)).items()})
@@ -284,6 +290,11 @@ class Observed(Trainer):  # type: ignore[misc]  # not installed where types are 
         one_each = [[number] for number in range(len(rows))]
         return self.accelerator.prepare(DataLoader(rows, batch_sampler=one_each, collate_fn=lambda held: held[0]))  # type: ignore[no-any-return, arg-type]
 
+    def create_optimizer(self, *given: Any, **named: Any) -> Any:
+        made = super().create_optimizer(*given, **named)
+        shims.Wide.pause_in(self.optimizer)
+        return made
+
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         return super().create_scheduler(self.session.recipe.optim.steps, optimizer)
 
@@ -387,9 +398,19 @@ def train(session: Session) -> Trained:
             model.spread(session.execution)
         freeze(session.frozen, model.parameters(), model.links)
         trainer = Observed(session, model, microbatches(session, start), start + session.steps, kept)
-        with shims.widened() if wide else contextlib.nullcontext(), exact_kernels(session.execution.device):
+        with _computed(wide, model), exact_kernels(session.execution.device):
             trainer.train(resume_from_checkpoint=folder)
     return Trained(start=start, steps=tuple(trainer.steps), loaded=trainer.begun)
+
+
+@contextlib.contextmanager
+def _computed(wide: bool, model: Model) -> Iterator[None]:
+    """What a model computes in: float64 by its own operations, or as transformers does."""
+    with contextlib.ExitStack() as kept:
+        if wide:
+            kept.enter_context(shims.own_operations(model.kind.modeling))
+            kept.enter_context(shims.widened())
+        yield
 
 
 def _recomputes(recipe: Recipe, execution: Execution) -> bool:
