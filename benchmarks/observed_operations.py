@@ -64,11 +64,14 @@ def _kernels(counts: Counter[str]) -> SimpleNamespace:
             counts[self.name] += 1
             if self.name == "batched":
                 counts["bytes"] += given[0].numel() * given[0].element_size()
-            else:
+            elif self.name in ("bits", "parameters"):
                 counts["bytes"] += int(given[0].numpy()[:, 1:3].prod(1).sum()) * how["VALUE"]
 
     types = {each: (each.itemsize, None) for each in device.FLOATS}
-    return SimpleNamespace(TYPES=types, **{each: Kernel(each) for each in ("batched", "parameters", "bits")})
+    return SimpleNamespace(
+        TYPES=types,
+        **{each: Kernel(each) for each in ("batched", "parameters", "bits", "summed", "numbered", "ordered")},
+    )
 
 
 @contextlib.contextmanager

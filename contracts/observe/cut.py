@@ -7,6 +7,7 @@ the power of where it begins: parts are known by what they make together, and no
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,13 +16,17 @@ from contracts.observe.merged import Merged
 from contracts.observe.trace import Line
 
 PRIME, BASES = 2**31 - 1, (48271, 1103515245)
+_IDS = (torch.int64, torch.int32)
+MOST_ROWS = 4096
+BESIDE = frozenset({"attention_mask", "position_ids", "cache_position"})
+"""Arguments of models of transformers that say where a row's ids lie, and are no contents of it."""
 _Part = tuple[int, tuple[int, ...]]
 """A part of a row: how many ids it has, and its number to each base."""
 _Row = tuple[_Part, _Part]
 
 
 @functools.lru_cache(maxsize=16)
-def _powers(length: int, place: torch.device) -> Tensor:
+def powers(length: int, place: torch.device) -> Tensor:
     """[half and base, length]: the powers of each base over each half of a row, and 0 over the other."""
     first, found = length // 2, torch.zeros(2, len(BASES), length, dtype=torch.int64)
     for number, base in enumerate(BASES):
@@ -36,11 +41,36 @@ def halves(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, int]:
     """The numbers of the two halves of each row of ids, [rows, half], and how long a row is, if a tensor has rows."""
     whole = {name: each for name, each in tensors.items() if each.dim() == 2 and not each.is_floating_point()}
     ids = next((each for name, each in sorted(whole.items(), key=lambda pair: not pair[0].endswith("input_ids"))), None)
-    if ids is None or ids.dtype not in (torch.int64, torch.int32) or ids.shape[1] < 2:
+    if ids is None or ids.dtype not in _IDS or ids.shape[1] < 2:
         return None, 0
     values = (ids.detach().to(torch.int64) + 1) % PRIME
-    sums = ((values[:, None] * _powers(ids.shape[1], ids.device) % PRIME).sum(-1) % PRIME).view(-1, 2, len(BASES))
+    sums = ((values[:, None] * powers(ids.shape[1], ids.device) % PRIME).sum(-1) % PRIME).view(-1, 2, len(BASES))
     return sums[..., 0] | sums[..., 1] << 31, ids.shape[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """One or two tensors of ids: the one first by which rows are known, if it is `named` so, and whose halves count."""
+
+    ids: tuple[Tensor, ...]
+    named: bool
+    tokens: tuple[int, ...]
+
+
+def plain(tensors: Mapping[str, Tensor]) -> Plain | None:
+    """The inputs of a root, if these are one or two tensors of as many rows of ids each and nothing else."""
+    if not 1 <= len(tensors) <= 2:
+        return None
+    first = tensors[min(tensors)]
+    for name, each in tensors.items():
+        if (
+            type(each) is not Tensor or each.dim() != 2 or each.dtype not in _IDS or each.shape[1] < 2
+            or each.stride(1) != 1 or each.shape[0] != first.shape[0] or each.device != first.device
+            or not 0 < each.shape[0] <= MOST_ROWS or name.rpartition(".")[2] in BESIDE
+        ):  # fmt: skip
+            return None
+    held = dict(sorted(tensors.items(), key=lambda pair: not pair[0].endswith("input_ids")))
+    return Plain(ids=tuple(held.values()), named=next(iter(held)).endswith("input_ids"), tokens=tuple(first.shape))
 
 
 def _rows(line: Line) -> Iterator[_Row]:

@@ -21,6 +21,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from contracts.observe.cut import PRIME, powers
 from contracts.observe.sketch import BUCKETS, COARSE, SIGN, TENSOR, Piece, combined, hashed, key_of, span, whole
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -29,6 +30,7 @@ _STRIP, _TURNS, _WARPS = 8, True, 16  # columns that a program adds up, and how
 _LOOPS, _BLOCK = 16, 1024
 _DEEP, _ACROSS, _NARROW = 4, 256, 63  # rows and columns at once, of tensors with more columns than these
 _DEPTH, _WIDE, _PROGRAMS = 8, 256, 1024
+_ROWS, _LINES = 128, 128  # of a batch at once; before its lines
 
 
 def here(tensor: Tensor) -> bool:
@@ -41,7 +43,8 @@ def sums_up(tensor: Tensor, pieces: Sequence[Piece], *, batched: bool) -> bool:
     if tensor.dtype not in FLOATS:
         return False
     if batched:
-        return len(pieces) == 1 and pieces[0].coarse and len(pieces[0].indices) > 1 and tensor.numel() > 0
+        one = len(pieces) == 1 and pieces[0].coarse and len(pieces[0].indices) > 1
+        return one and 0 < tensor.numel() < tensor.shape[-1] << 29  # lines, which an order numbers with 30 bits
     return tensor.numel() == _summable(tuple(pieces))
 
 
@@ -150,7 +153,7 @@ class Device:
         self.hosts: list[Tensor] = []
         self.plans: dict[Any, Plan] = {}
         self.tables: dict[Any, _Tables] = {}
-        self.orders: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
+        self.orders: dict[torch.Size, _Order] = {}
         self.outputs: dict[Any, Batched] = {}
         self.compiled: dict[Any, Any] = {}  # None in Triton's interpreter
 
@@ -169,34 +172,45 @@ class Device:
         self.waiting.append(asked)
         return asked
 
+    def numbered(self, ids: Sequence[Tensor], *, named: bool, key: int) -> tuple[Tensor, list[Callable[[], list[int]]]]:
+        """The numbers by which rows of one or two tensors of ids are known; and what reads numbers of all ids of a row,
+        these ones, and those of its halves: see `contracts.observe.recorder` and `contracts.observe.cut`.
+
+        Args:
+            named: whether rows are known by the first tensor in any case.
+            key: of the hash.
+        """
+        first, last, count, two = ids[0], ids[-1], len(ids[0]), len(ids) == 2
+        place = self.place(8 * count)
+        chunk = self.chunks[place.chunk]
+        tables = (
+            odd(first.shape[1], self.device),
+            odd(last.shape[1], self.device),
+            powers(first.shape[1], self.device),
+        )
+        self.start("summed", (count, 1, 1), (
+            first, last, first.stride(0), last.stride(0), first.shape[1], last.shape[1], *tables, chunk, place.at, count
+        ), {"TWO": two, "PRIME": PRIME, "BLOCK": _BLOCK}, of=(first.dtype, last.dtype))  # fmt: skip
+        self.start("numbered", (1, 1, 1), (chunk, place.at, count, key), {"TWO": two, "NAMED": named, "BLOCK": _WIDE})
+        parts = [place._replace(at=place.at + at * count, size=size * count) for at, size in ((0, 1), (1, 1), (2, 2))]
+        return self.at(parts[1], torch.int64), [
+            functools.cache(functools.partial(lambda part: self.found(part, torch.int64).tolist(), each))
+            for each in parts
+        ]
+
     def of_batch(self, output: Tensor, piece: Piece) -> Batched:
-        """The launch for batched outputs of this shape; it `lasts` if it can be used for those of other batches."""
+        """The launch for batched outputs of this shape."""
         of = (output.shape, output.dtype)
         known = self.outputs.get(of)
         if known is None:
-            hashes = output.numel() // max(1, len(output) * output.shape[-1]) >= COARSE
-            inner = (output.shape[1:], hashes)
-            if not hashes or inner not in self.orders:
-                self.orders[inner] = self._order(piece, hashes)
-            known = Batched(self, output, hashes, self.orders[inner])
-            if hashes:  # else each line is in the order, which is then of this batch
-                self.outputs[of] = known
+            lines = output.shape[:-1]
+            if len(self.outputs) > 1024:
+                self.orders, self.outputs = {}, {}
+            if lines not in self.orders:
+                self.orders[lines] = _Order(piece, self)
+            last = combined([(len(lines), piece.indices[-1])], odd=False).to(self.device)
+            known = self.outputs[of] = Batched(self, output, self.orders[lines], last)
         return known
-
-    def _order(self, piece: Piece, hashes: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """The lines of a batched output by their 64 buckets, where each bucket begins, and the table of columns."""
-        rows, *inner, columns = piece.indices
-        numbered = list(enumerate((*inner, columns), start=1))
-        lines, last = (combined(each, odd=False).to(self.device) for each in (numbered[:-1], numbered[-1:]))
-        if not hashes:
-            found = hashed(key_of(TENSOR, 0), rows.to(self.device))
-            own = ((found & (BUCKETS - 1)) + (1 - (found >> 32 & 1)) * SIGN).int()
-            lines = (own[:, None] + lines).reshape(-1)
-        bucket, minus = lines & (COARSE - 1), (lines & SIGN) != 0
-        by_bucket, order = torch.sort(bucket, stable=True)
-        edges = torch.arange(COARSE + 1, device=self.device, dtype=by_bucket.dtype)
-        starts = torch.searchsorted(by_bucket, edges)
-        return (order * 2 + minus[order]).int(), starts.int(), last
 
     def launch(self) -> None:
         """Launch what waits, by dtype."""
@@ -269,31 +283,64 @@ class Device:
         return self.hosts[place.chunk].view(dtype)[place.at : place.at + place.size]
 
 
+class _Order:
+    """The lines of batched outputs, [batch, ...] but for their columns, by their 64 buckets. It is made anew for other
+    rows: one order of each shape is kept on the device."""
+
+    def __init__(self, piece: Piece, device: Device) -> None:
+        self.device = device
+        self.of: Tensor | None = None
+        count, *inner = piece.shape[:-1]
+        lines = combined(list(enumerate(piece.indices[1:-1], start=1)), odd=False)
+        bucket, minus = lines & (COARSE - 1), (lines & SIGN) != 0
+        by_bucket, order = torch.sort(bucket, stable=True)
+        starts = torch.searchsorted(by_bucket, torch.arange(COARSE + 1, dtype=by_bucket.dtype))
+        held = ((order * 2 + minus[order]).int(), starts.int())
+        self.order, self.starts = (each.to(device.device) for each in held)
+        self.sizes = (count, math.prod(inner))
+        self.found = torch.empty(_LINES + count * math.prod(inner), dtype=torch.int32, device=device.device)
+
+    def by(self, rows: Tensor) -> Tensor:
+        """The order of the lines of rows with these numbers."""
+        if rows is not self.of:
+            given = (rows, _signed(key_of(TENSOR, 0)), self.order, self.starts, self.found, *self.sizes)
+            aligned = not rows.data_ptr() & 15
+            self.device.start("ordered", (COARSE, 1, 1), given, {"BLOCK": _ROWS}, of=aligned)
+            self.of = rows
+        return self.found
+
+
 class Batched:
     """A launch for batched outputs of one shape, [batch, ..., width], each row of which is known by its number."""
 
-    def __init__(self, device: Device, output: Tensor, hashes: bool, order: tuple[Tensor, Tensor, Tensor]) -> None:
-        self.device, self.held, self.lasts = device, order, hashes
-        count, width = output.shape[0], output.shape[-1]
-        blocks = -(-width // _WIDE)
-        each = max(1, count * COARSE * blocks // _PROGRAMS) if hashes else 1
-        groups = -(-count // each) if hashes else 1
-        key = key_of(TENSOR, 0)
+    def __init__(self, device: Device, output: Tensor, order: _Order, columns: Tensor) -> None:
+        self.device, self.order, self.columns, self.width = device, order, columns, output.shape[-1]
+        blocks, lines = -(-self.width // _WIDE), math.prod(order.sizes)
+        groups = max(1, min(_PROGRAMS // (COARSE * blocks), lines // (COARSE * _DEPTH)))
         self.size, self.grid = BUCKETS + COARSE * blocks * groups, (COARSE, blocks, groups)
-        self.key = key - (1 << 64) if key >> 63 else key
-        self.sizes = (count if hashes else 1, output.numel() // max(1, count * width), width, each)
-        self.constants = {"HASHED": hashes, "DEPTH": _DEPTH, "BLOCK": _WIDE}
-        self.kind = (output.dtype, self.sizes)
+        self.constants = {"DEPTH": _DEPTH, "BLOCK": _WIDE}
+        self.kind = (output.dtype, self.width)
 
     def launch(self, output: Tensor, rows: Tensor) -> Place:
         """Sum up a contiguous output whose rows have these numbers, on its device: the sketch lies first, and squares
         follow. It is read when the device was."""
+        order = self.order.by(rows)
         place = self.device.place(self.size)
         chunk, at = self.device.chunks[place.chunk], place.at
-        aligned = not (output.data_ptr() | rows.data_ptr()) & 15
-        given = (output, rows, self.key, *self.held, chunk, at, at + BUCKETS, *self.sizes)
-        self.device.start("batched", self.grid, given, self.constants, of=(self.kind, aligned))
+        given = (output, order, self.columns, chunk, at, at + BUCKETS, self.width)
+        self.device.start("batched", self.grid, given, self.constants, of=(self.kind, not output.data_ptr() & 15))
         return place
+
+
+def _signed(key: int) -> int:
+    """An unsigned number of 64 bits as a signed one."""
+    return key - (1 << 64) if key >> 63 else key
+
+
+@functools.lru_cache(maxsize=64)
+def odd(size: int, place: torch.device) -> Tensor:
+    """The odd numbers that the elements of an input's rows are multiplied with."""
+    return (hashed(key_of("rankproof input", 1), torch.arange(size)) | 1).to(place)
 
 
 class _Tables(NamedTuple):

@@ -31,38 +31,148 @@ def _hashed(key, counters):  # type: ignore[no-untyped-def]
     return x ^ (x >> 31)
 
 
-@triton.jit(do_not_specialize=["key", "at", "squares_at", "batch", "inner"])  # type: ignore[untyped-decorator]
-def batched(  # type: ignore[no-untyped-def]
-    x, rows, key, order, starts, columns, found, at, squares_at, batch, inner, width, each,
-    HASHED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The sketch and the squares of a batched output [batch, inner, width], whose rows have 64 buckets.
+@triton.jit  # type: ignore[untyped-decorator]
+def _row(x, odd, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sum over a row of ids, each one more, times its odd number; and whether there is an id above 1."""
+    total, large = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
+    for top in range(0, width, BLOCK):
+        at = top + tl.arange(0, BLOCK)
+        value = tl.load(x + at, mask=at < width, other=0).to(tl.int64)
+        total += (value + 1) * tl.load(odd + at, mask=at < width, other=0)
+        large = tl.maximum(large, value)
+    return tl.sum(total), (tl.max(large) > 1).to(tl.int64)
 
-    A program has one of those buckets, a block of columns, and `each` of the batch's rows.
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _polynomial(x, powers, width, PRIME: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sum over a row of ids, each one more, times a power, modulo a prime."""
+    total = tl.zeros([BLOCK], tl.int64)
+    for top in range(0, width, BLOCK):
+        at = top + tl.arange(0, BLOCK)
+        value = (tl.load(x + at, mask=at < width, other=0).to(tl.int64) + 1) % PRIME
+        value = tl.where(value < 0, value + PRIME, value)
+        total += value * tl.load(powers + at, mask=at < width, other=0) % PRIME
+    return tl.sum(total) % PRIME
+
+
+@triton.jit(do_not_specialize=["x", "y", "x_step", "y_step", "x_width", "y_width", "at", "count"])  # type: ignore[untyped-decorator]
+def summed(  # type: ignore[no-untyped-def]
+    x, y, x_step, y_step, x_width, y_width, x_odd, y_odd, powers, found, at, count,
+    TWO: tl.constexpr, PRIME: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What `numbered` needs of a row of one or `TWO` tensors of ids, and the numbers of the halves of the first one's,
+    see `contracts.observe.cut`. A program has a row."""
+    row = tl.program_id(0)
+    out = (found + at).to(tl.pointer_type(tl.int64)) + row
+    mine = x + row.to(tl.int64) * x_step
+    total, large = _row(mine, x_odd, x_width, BLOCK)
+    tl.store(out + 4 * count, total)
+    tl.store(out + 6 * count, large)
+    for half in range(2):
+        one = _polynomial(mine, powers + 2 * half * x_width, x_width, PRIME, BLOCK)
+        other = _polynomial(mine, powers + (2 * half + 1) * x_width, x_width, PRIME, BLOCK)
+        tl.store(out + 2 * count + row + half, one | (other << 31))
+    if TWO:
+        total, large = _row(y + row.to(tl.int64) * y_step, y_odd, y_width, BLOCK)
+        tl.store(out + 5 * count, total)
+        tl.store(out + 7 * count, large)
+
+
+@triton.jit
+def _positive(key, number):  # type: ignore[no-untyped-def]
+    return _hashed(key, number).to(tl.int64) & 0x7FFFFFFFFFFFFFFF
+
+
+@triton.jit(do_not_specialize=["at", "count", "key"])  # type: ignore[untyped-decorator]
+def numbered(found, at, count, key, TWO: tl.constexpr, NAMED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A number for each row from all tensors of ids, and one from the first with an id above 1; from the very first one
+    if that is `NAMED`."""
+    out = (found + at).to(tl.pointer_type(tl.int64))
+    first, second = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
+    for top in range(0, count, BLOCK):
+        row = top + tl.arange(0, BLOCK)
+        first = tl.maximum(first, tl.load(out + 6 * count + row, mask=row < count, other=0))
+        second = tl.maximum(second, tl.load(out + 7 * count + row, mask=row < count, other=0))
+    by_first, by_second = tl.max(first) > 0, tl.max(second) > 0
+    for top in range(0, count, BLOCK):
+        row = top + tl.arange(0, BLOCK)
+        one = tl.load(out + 4 * count + row, mask=row < count, other=0)
+        one = one * (one ^ key)
+        whole = one
+        if TWO:
+            other = tl.load(out + 5 * count + row, mask=row < count, other=0)
+            other = other * (other ^ key)
+            whole = one + other
+        rows = _positive(key, whole)
+        ids = rows
+        if TWO:
+            ids = tl.where(by_second, _positive(key, other), rows)
+            ids = tl.where(by_first | NAMED, _positive(key, one), ids)
+        tl.store(out + row, rows, mask=row < count)
+        tl.store(out + count + row, ids, mask=row < count)
+
+
+LINES = tl.constexpr(128)
+
+
+@triton.jit(do_not_specialize=["key", "batch", "inner"])  # type: ignore[untyped-decorator]
+def ordered(rows, key, order, starts, found, batch, inner, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the lines of each of 64 buckets begin in the order of a batch, and after 128 numbers that order: a line's
+    number doubled, and one more where its sign is minus. It is made of that of a single row, whose buckets a row's own
+    hash turns. A program has a bucket."""
+    bucket, before = tl.program_id(0), 0
+    for top in range(0, batch, BLOCK):
+        row = top + tl.arange(0, BLOCK)
+        code = _hashed(key, tl.load(rows + row, mask=row < batch, other=0))
+        turned = (code & 63).to(tl.int32)
+        first, wanted = (0 - turned) & 63, (bucket - turned) & 63
+        smaller = tl.load(starts + wanted) - tl.load(starts + first) + tl.where(wanted < first, inner, 0)
+        before += tl.sum(tl.where(row < batch, smaller, 0))
+    tl.store(found + bucket, before)
+    if bucket == 63:
+        tl.store(found + 64, batch * inner)
+    for top in range(0, batch, BLOCK):
+        row = top + tl.arange(0, BLOCK)
+        code = _hashed(key, tl.load(rows + row, mask=row < batch, other=0))
+        wanted = (bucket - (code & 63).to(tl.int32)) & 63
+        minus = 1 - ((code >> 32) & 1).to(tl.int32)
+        begin = tl.load(starts + wanted)
+        count = tl.where(row < batch, tl.load(starts + wanted + 1) - begin, 0)
+        place = before + tl.cumsum(count) - count
+        for number in range(0, tl.max(count)):
+            coded = tl.load(order + begin + number, mask=number < count, other=0) ^ minus
+            tl.store(found + LINES + place + number, coded + 2 * row * inner, mask=number < count)
+        before += tl.sum(count)
+
+
+@triton.jit(do_not_specialize=["at", "squares_at"])  # type: ignore[untyped-decorator]
+def batched(  # type: ignore[no-untyped-def]
+    x, order, columns, found, at, squares_at, width, DEPTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The sketch and the squares of a batched output as lines of some width, that are `ordered` by 64 buckets.
+
+    A program has a bucket, a block of columns, and a share of the bucket's lines. While it reads lines, it reads which
+    are next.
     """
     bucket, block, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     column = block * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     total = tl.zeros([DEPTH, BLOCK], tl.float64)
     squares = tl.zeros([DEPTH, BLOCK], tl.float64)
-    for row in range(group * each, tl.minimum(group * each + each, batch)):
-        if HASHED:
-            code = _hashed(key, tl.load(rows + row))
-            wanted = (bucket - (code & 63).to(tl.int32)) & 63
-            minus = 1 - ((code >> 32) & 1).to(tl.int32)
-        else:
-            wanted = bucket
-            minus = 0
-        begin, end = tl.load(starts + wanted), tl.load(starts + wanted + 1)
-        lines = x + (row * inner).to(tl.int64) * width
-        for top in range(begin, end, DEPTH):
-            place = top + tl.arange(0, DEPTH)
-            coded = tl.load(order + place, mask=place < end, other=0) ^ minus
-            held = (place < end)[:, None] & inside[None, :]
-            at_once = ((coded >> 1) * width)[:, None] + column[None, :]
-            value = tl.load(lines + at_once, mask=held, other=0).to(tl.float64)
-            squares += value * value
-            total += tl.where((coded & 1)[:, None] != 0, -value, value)
+    step = tl.num_programs(2) * DEPTH
+    begin, end = tl.load(order + bucket), tl.load(order + bucket + 1)
+    place = begin + group * DEPTH + tl.arange(0, DEPTH)
+    coded = tl.load(order + LINES + place, mask=place < end, other=0)
+    for _ in range(begin + group * DEPTH, end, step):
+        held = (place < end)[:, None] & inside[None, :]
+        at_once = ((coded >> 1).to(tl.int64) * width)[:, None] + column[None, :]
+        loaded = tl.load(x + at_once, mask=held, other=0)
+        minus = ((coded & 1) != 0)[:, None]
+        place += step
+        coded = tl.load(order + LINES + place, mask=place < end, other=0)
+        value = loaded.to(tl.float64)
+        squares += value * value
+        total += tl.where(minus, -value, value)
     signed = tl.sum(total, axis=0)
     table = tl.load(columns + column, mask=inside, other=-1)
     signed = tl.where((table & 2048) != 0, -signed, signed)

@@ -50,7 +50,6 @@ from contracts.observe.trace import Writer
 
 _Place = tuple[Any, str]
 """A weak reference to a module, and the name that it gives to a parameter."""
-MOST_ROWS = 4096
 MOST_COLLECTIVES = 20_000
 _ROW = key_of("rankproof row", 0) >> 1
 
@@ -401,18 +400,24 @@ class Recorder:
     def _write_input(self, root: nn.Module, tensors: Mapping[str, Tensor], later: bool) -> None:
         self.microbatch += 1
         self.calls = {}
-        rows, self.rows, self.tokens = _rows(tensors, later)
+        plain = None if later else cut.plain(tensors)
+        there = self._there(plain.ids[0]) if plain is not None else None
+        if there is not None and plain is not None:
+            self.rows, kept = there.numbered(plain.ids, named=plain.named, key=_ROW)
+            self.tokens, length, rows = plain.tokens, plain.ids[0].shape[1], self.rows
+        else:
+            rows, self.rows, self.tokens = _rows(tensors, later)
+            halves, length = cut.halves({name: _local(each) for name, each in tensors.items()})
+            kept = [[] if each is None else self._kept(each[: cut.MOST_ROWS]) for each in (rows, self.rows, halves)]
         if later and (rows is None or self.rows is rows):
             self._miss("inputs of a stage of a pipeline that is given no ids")
-            self.rows = None
+            self.rows, kept[1] = None, []
         self.running, self.random = True, _random_state(root)
         known = {
             "step": self.step, "microbatch": self.microbatch, "random": self.random,
             "epoch": self.epochs.epoch, "batch": self.epochs.batch, "last": self.epochs.last,
             "tensors": {name: [list(each.shape), _dtype(each)] for name, each in tensors.items()},
         }  # fmt: skip
-        halves, length = cut.halves({name: _local(each) for name, each in tensors.items()})
-        kept = [[] if each is None else self._kept(each[:MOST_ROWS]) for each in (rows, self.rows, halves)]
         weight = next(root.parameters())
         if self.rows is not None and device.here(weight):  # once for all outputs, where a script moves its inputs later
             self.rows = self.rows.to(weight.device)
@@ -500,7 +505,7 @@ class Recorder:
                 self.epochs.batch += 1
                 numbers = [found] if isinstance(found, int) else found
                 if self.epochs.epoch and isinstance(numbers, list) and all(isinstance(each, int) for each in numbers):
-                    self._add("drawn-rows", step=self.step, epoch=self.epochs.epoch, numbers=numbers[:MOST_ROWS])
+                    self._add("drawn-rows", step=self.step, epoch=self.epochs.epoch, numbers=numbers[: cut.MOST_ROWS])
             return found
 
         return drawn
@@ -534,7 +539,7 @@ class Recorder:
                                 call=call, microbatch=self.microbatch, batched=batched)  # fmt: skip
         rows = pieces[0].indices[0].to(output.device)
         known = outputs.made(name, output, there.of_batch(output, pieces[0]), self.tokens)
-        if output is result and rows is self.rows and known.batched.lasts:
+        if output is result and rows is self.rows:
             self.outputs[id(module)] = known
         return self._sum_up(known, output.detach().contiguous(), rows)
 
@@ -1306,7 +1311,7 @@ def _rows(tensors: Mapping[str, Tensor], later: bool) -> tuple[Tensor | None, Te
     local = {name: each for name, each in local.items()
              if each.dim() != 4 or each.shape[1] != 1 or not lengths.issuperset(each.shape[2:])}  # fmt: skip
     mask = next((each for name, each in local.items() if _last(name) == "attention_mask" and each.dim() == 2), None)
-    local = {name: each for name, each in local.items() if _last(name) not in _BESIDE} or local
+    local = {name: each for name, each in local.items() if _last(name) not in cut.BESIDE} or local
     if not local:
         return None, None, ()
     first = next((each for _, each in sorted(local.items()) if not each.is_floating_point()), None)
@@ -1331,10 +1336,6 @@ def _rows(tensors: Mapping[str, Tensor], later: bool) -> tuple[Tensor | None, Te
     return rows, own[found] if found else rows, tokens
 
 
-_BESIDE = frozenset({"attention_mask", "position_ids", "cache_position"})
-"""Arguments of models of transformers that say where a row's ids lie, and are no contents of it."""
-
-
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
@@ -1349,7 +1350,7 @@ def _summed(tensor: Tensor, count: int, mask: Tensor | None, place: torch.device
     """A number for what each row has of a tensor; what a mask leaves out does not count."""
     flat = tensor.detach().to(place).reshape(count, -1)
     values = (flat.double().view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)) + 1
-    odd = _odd(flat.shape[1], place)
+    odd = device.odd(flat.shape[1], place)
     if mask is not None and tensor.shape == mask.shape:
         kept = mask.detach().to(place) != 0
         odd, values = odd[(kept.cumsum(1) - 1).clamp(min=0)], values * kept
@@ -1362,12 +1363,6 @@ def _numbers(summed: Sequence[Tensor]) -> Tensor:
     each = torch.stack([*summed])
     each = each * (each ^ _ROW)
     return hashed(_ROW, torch.cat([each.sum(0, keepdim=True), each])) & _POSITIVE
-
-
-@functools.lru_cache(maxsize=64)
-def _odd(size: int, place: torch.device) -> Tensor:
-    """The odd numbers that the elements of an input's rows are multiplied with."""
-    return (hashed(key_of("rankproof input", 1), torch.arange(size)) | 1).to(place)
 
 
 _SCHEDULED = frozenset({"forward_one_chunk"})  # of torch.distributed.pipelining's stages; torch 2.5 - 2.13
