@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import runpy
@@ -155,14 +156,17 @@ def _lent(folder: Path, found: Refusals) -> Mapping[str, Whole]:
     from contracts.observe.trace import read
 
     try:
-        weights = Merged(read(folder)).tensors("weight", 1)
+        merged = Merged(read(folder))
+        weights = merged.tensors("weight", 1)
     except Refused as error:
         found.extend(error)
         return {}
     kept = {name: each for name, each in weights.items() if each.kept is not None}
     problem = f"kept {len(kept)} of {len(weights)} weights"
     found.unless(0 < len(kept) == len(weights), "weights-from", str(folder), problem, "record it with --keep-weights")
-    return kept
+    # a stage of a pipeline has a parameter of its own where one rank ties two
+    pairs = (pair for _, line in merged.lines("tied") for pair in itertools.permutations(line["names"], 2))
+    return {**{other: kept[one] for one, other in pairs if one in kept}, **kept}
 
 
 def _grouped() -> bool:

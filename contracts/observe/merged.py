@@ -155,7 +155,8 @@ class Merged:
     @functools.cached_property
     def staged(self) -> bool:
         """Whether ranks are stages of a pipeline."""
-        return any(line.get("later") for _, line in self.lines("root"))
+        return any(line.get("later") for _, line in self.lines("root")) or any(
+            line.get("received") for rank in self.trace.ranks for line in rank.of("drawn"))  # fmt: skip
 
     @functools.cached_property
     def _strangers(self) -> Mapping[int, str]:
@@ -285,13 +286,19 @@ _OF_A_PASS = frozenset(
 
 def _kept(lines: Sequence[Line]) -> Iterator[Line]:
     """Lines without those of passes whose gradients were dropped before an optimizer stepped, or that were evaluations:
-    those are of no step. Of a step whose modes were written again, the last count."""
+    those are of no step. Of a step whose modes were written again, the last count. A pass that received its stream has
+    no rows."""
     last = {line["step"]: at for at, line in enumerate(lines) if line["e"] == "dropped"}
     modes = {line["step"]: at for at, line in enumerate(lines) if line["e"] == "modes"}
     before = {**dict.fromkeys(_OF_A_PASS, last),
               "modes": {step: at for step, at in last.items() if modes.get(step, -1) > at}}  # fmt: skip
-    return (line for at, line in enumerate(lines)
+    received = {(line["step"], line["microbatch"]) for line in lines if line["e"] == "drawn" and line.get("received")}
+    return (line if line["e"] != "input" or (line["step"], line["microbatch"]) not in received else line | _ROWLESS
+            for at, line in enumerate(lines)
             if line["e"] not in before or at > before[line["e"]].get(line["step"], -1))  # fmt: skip
+
+
+_ROWLESS: Line = {"rows": [], "ids": [], "halves": []}
 
 
 def _consumed(line: Line) -> tuple[Any, ...]:

@@ -97,7 +97,8 @@ class Recorder:
         self.inside: tuple[FrameType, nn.Module] | None = (
             None  # a root whose `forward` was called by name, and its frame
         )
-        self.running = False  # whether a root's forward pass under grad is under way
+        # whether a root's forward pass under grad is under way; whether it was given no ids, and receives a stream
+        self.running, self.blind, self.received = False, False, False
         self.rows: Tensor | None = None  # a number for each row, where outputs can be told by rows
         self.tokens: tuple[int, ...] = ()
         self.calls: dict[str, int] = {}
@@ -303,7 +304,10 @@ class Recorder:
 
     def _pass_ends(self, root: nn.Module) -> None:
         self._write_statistics()
-        self._add("drawn", step=self.step, microbatch=self.microbatch, drawn=_random_state(root) != self.random)
+        self._add(
+            "drawn", step=self.step, microbatch=self.microbatch, drawn=_random_state(root) != self.random,
+            received=self.received,
+        )  # fmt: skip
         self.running, self.rows = False, None
 
     def _after_module(self, module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
@@ -413,6 +417,7 @@ class Recorder:
             self._miss("inputs of a stage of a pipeline that is given no ids")
             self.rows, kept[1] = None, []
         self.running, self.random = True, _random_state(root)
+        self.blind, self.received = not any(name.endswith("input_ids") for name in tensors), False
         known = {
             "step": self.step, "microbatch": self.microbatch, "random": self.random,
             "epoch": self.epochs.epoch, "batch": self.epochs.batch, "last": self.epochs.last,
@@ -1173,6 +1178,13 @@ class Recorder:
         ):  # a stream, and no statistics of a norm
             self.within.add(key)
 
+    def receives(self, tensors: Sequence[Tensor]) -> None:
+        """A message that a pass waits for: a stage that gets its stream so is given its labels at most, which say
+        nothing of its rows."""
+        if self.running and self.blind and not _recomputed() and any(each.is_floating_point() for each in tensors):
+            self.received, self.rows = True, None
+            self._miss("inputs of a stage of a pipeline that is given no ids")
+
     def weighed(self, arguments: Sequence[Any]) -> None:
         """The backward pass of a loss over labels; not one that torch tries out on tensors without numbers."""
         if all(type(each) is Tensor for each in arguments[:3]):
@@ -1262,6 +1274,8 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
             else:
                 if found is not None:
                     recorder.heard(found)
+                elif func in _RECEIVED:
+                    recorder.receives(args[0])
         elif func in consumed.LABELS and recorder.on and not recorder.busy and recorder.step:
             recorder.weighed(args)
         elif func in consumed.DROPOUT and recorder.buffers is not None and not recorder.busy:
@@ -1271,6 +1285,7 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
 _NO_MODE: _Dispatched | None = None
 _POSITIVE = (1 << 63) - 1
+_RECEIVED = (torch.ops.c10d.recv_.default, torch.ops.c10d.recv_any_source_.default)
 _REDUCE = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 
 

@@ -223,6 +223,76 @@ def test_weights_from_starts_a_run_with_the_weights_of_another(
     assert "must be at least 1" in refused.stderr
 
 
+RECEIVES = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+class Received(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, begin):
+        dist.recv(x := torch.empty(4, 8, 16), 0)
+        return x
+    @staticmethod
+    def backward(ctx, g):
+        dist.send(g.contiguous(), 0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        if rank == 0:
+            self.embed, self.up = nn.Embedding(64, 16), nn.Linear(16, 16)
+        if rank == world - 1:
+            self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 64, bias=False)
+        if world == 1:
+            self.head.weight = self.embed.weight
+    def forward(self, ids=None, labels=None):
+        x = Received.apply(torch.zeros(1, requires_grad=True)) if ids is None else self.up(self.embed(ids))
+        if labels is None:
+            dist.send(x.detach(), 1)
+            return x
+        return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten()) / 2
+
+if world > 1:
+    dist.init_process_group("gloo")
+torch.manual_seed(rank)
+net = Net()
+opt = torch.optim.AdamW(net.parameters())
+for step in range(2):
+    torch.manual_seed(10 + step)
+    for rows in torch.randint(64, (2, 4, 9)):
+        found = net(**({} if rank else {"ids": rows[:, :-1]}), **({} if rank < world - 1 else {"labels": rows[:, 1:]}))
+        if rank < world - 1:
+            dist.recv(g := torch.empty_like(found), 1)
+        found.backward(None if rank == world - 1 else g)
+    if world > 1 and "apart" not in sys.argv:
+        dist.all_reduce((net.head if rank else net.embed).weight.grad)
+    opt.step()
+    opt.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("words", "code", "last"), [
+    ((), 0, "4 outputs, 2 losses, 10 gradients"),
+    (("apart",), 1, "first in step 1, gradient: embed.weight: differs by"),
+])  # fmt: skip
+def test_a_stage_that_receives_its_stream_inside_and_has_a_copy_of_a_tied_weight(
+    tmp_path: Path, words: Sequence[str], code: int, last: str
+) -> None:
+    """nanotron's pipelines are such: the last stage is given labels, which are no other rows."""
+    (tmp_path / "train.py").write_text(RECEIVES)
+    _observed(tmp_path / "one", tmp_path / "train.py", 1, options=["--keep-weights"], code=0)
+    begins = ("--weights-from", str(tmp_path / "one"))
+    _observed(tmp_path / "two", tmp_path / "train.py", 2, words, options=begins, code=0)
+    said = invoked("diff", tmp_path / "one", tmp_path / "two", code=code).output
+    assert last in said.splitlines()[-1], said
+    invoked("judge", tmp_path / "two", "--report", tmp_path / "report", code=0)
+
+
 def test_two_torchrun_agents_write_one_trace_of_two_nodes(tmp_path: Path) -> None:
     with socket.socket() as held:
         held.bind(("", 0))
