@@ -246,3 +246,32 @@ def test_a_range_of_commits_is_split_into_base_and_head(at: str, found: tuple[st
 def test_three_dots_are_refused_with_the_command_that_names_the_base() -> None:
     with pytest.raises(Refused, match="git merge-base"):
         checkout.sides("main...topic")
+
+
+NAMING = """
+import forked
+from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.training.trainer import Trainer
+
+state, load = Trainer.state, Trainer.load
+Trainer.state = lambda self: {name.replace("q_norm", forked.NORM): each for name, each in state(self).items()}
+Trainer.load = lambda self, given, position: load(
+    self, {name.replace(forked.NORM, "q_norm"): each for name, each in given.items()}, position
+)
+
+class Naming(Reference):
+    name, version, package = "naming", "1", "forked"
+"""
+
+
+def test_a_head_that_renames_what_it_saves_does_not_load_what_the_base_has_saved(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    repository(tmp_path / "fork", {"forked/__init__.py": 'NORM = "q_norm"\n'})
+    (tmp_path / "fork/forked/__init__.py").write_text('NORM = "norm_of_q"\n', encoding="utf-8")
+    git(tmp_path / "fork", "commit", "-q", "-a", "-m", "renamed")
+    (tmp_path / "naming.py").write_text(NAMING, encoding="utf-8")
+    words = ("check", "--stack", "naming:Naming", "--profile", "CKPT-08a[dense@dense]", "--report", "report", "--at")
+    done = rankproof(*words, f"{tmp_path}/fork@HEAD~1..HEAD", cwd=tmp_path, code=1, numbers=True)
+    assert "    base  holds" in done.stdout.splitlines()
+    assert "norm_of_q.weight = 'float32 [6]': is missing from the checkpoint of step 2" in done.stdout
+    rankproof(*words, f"{tmp_path}/fork@HEAD..HEAD", cwd=tmp_path, code=0, numbers=True)

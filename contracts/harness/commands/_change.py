@@ -1,9 +1,11 @@
 """`check --at BASE..HEAD`: both sides judged by the same options, each in processes of its own, and the difference."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -39,11 +41,12 @@ def judged(sides: tuple[str, str], folder: Path, form: Form, baseline: Path | No
         problem = "is no form of a difference"
         raise refuse("--form", form, problem, f"take terminal or json; {folder}/head has every form of its side")
     runs = []
-    for name, at in zip(("base", "head"), sides, strict=True):
-        code, run = _side(at, folder / name)
-        if run is None:
-            return code
-        runs.append(run)
+    with tempfile.TemporaryDirectory(prefix="rankproof-both-") as both:
+        for name, at in zip(("base", "head"), sides, strict=True):
+            code, run = _side(at, folder / name, both)
+            if run is None:
+                return code
+            runs.append(run)
     change = base_and_head.difference(*runs)
     told, body = base_and_head.lines(change), json.dumps(base_and_head.as_json(change), indent=2, ensure_ascii=False)
     known = secrets_here({}, sys.argv)
@@ -56,13 +59,19 @@ def judged(sides: tuple[str, str], folder: Path, form: Form, baseline: Path | No
     return change.exit_code
 
 
-def _side(at: str, folder: Path) -> tuple[int, Run | None]:
-    """Judge one side; its record, or the exit code of what it refused. Its errors have been reported."""
+def _side(at: str, folder: Path, both: str) -> tuple[int, Run | None]:
+    """Judge one side; its record, or the exit code of what it refused. Its errors have been reported.
+
+    Args:
+        both: a folder in which the base leaves checkpoints for the head.
+    """
+    from contracts.law._support.saved_states import BOTH_SIDES
+
     words = [*_others(sys.argv[2:]), "--at", at, "--report", str(folder)]
     ends_with_us = partial(prctl, SET_PDEATHSIG, signal.SIGTERM)
-    command = python("-m", "rankproof", "check", *words)
+    command, known = python("-m", "rankproof", "check", *words), {**os.environ, BOTH_SIDES: both}
     with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=ends_with_us) as side,  # noqa: PLW1509 - no thread runs here
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=ends_with_us, env=known) as side,  # noqa: PLW1509 - no thread runs here
         stopping(side.pid) as stopped,
     ):
         printed, _ = side.communicate()

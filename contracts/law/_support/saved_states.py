@@ -37,6 +37,25 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
+BOTH_SIDES = "RANKPROOF_BOTH_SIDES"
+"""The folder of what the base of a change leaves for its head."""
+
+
+@contextmanager
+def folder_of_both_sides(name: str) -> Iterator[Path]:
+    """A folder in which the head of a change finds what its base has left under this name; a new one where there are
+    no sides.
+    """
+    shared = os.environ.get(BOTH_SIDES)
+    if shared is None:
+        with folder() as at:
+            yield at
+        return
+    at = Path(shared, name)
+    at.mkdir(exist_ok=True)
+    yield at
+
+
 @contextmanager
 def shared_folder() -> Iterator[Path]:
     """A new folder that all ranks know. It is deleted when every rank is done, or with the process where one has
