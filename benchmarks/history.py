@@ -191,6 +191,8 @@ def main() -> None:
     read = tomllib.loads(given.rules.read_text(encoding="utf-8"))
     name = given.repo.resolve().name
     rules = [each for each in read["rule"] if given.stack == each["stack"] or each["repository"].endswith(f"/{name}")]
+    if not rules:
+        parser.error(f"no rule is about a clone of the name {name!r}; say by --stack whose rules are meant")
     fixes = taken(given.repo, rules)
     if given.draw:
         told = [
