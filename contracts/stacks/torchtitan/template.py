@@ -16,6 +16,11 @@ from contracts.stacks.torchtitan.layer_symbols import low_ranks, nested
 
 Values = Mapping[tuple[str, ...], Any]
 """What the fields of any of these names get; a longer name, such as `rope.dim`, precedes its end."""
+BIASES = {
+    "attention": ("attention.bias", "attention.linear_bias"), "mlp": ("feed_forward.bias", "feed_forward.linear_bias"),
+    "router": ("gate_bias", "router.gate.bias"),
+}  # fmt: skip
+"""Place of a bias → the option that gives its layers one."""
 NO_YARN = 1 << 30
 """A length beyond which rope's angles would be scaled."""
 
@@ -40,7 +45,6 @@ def template_of(recipe: Recipe, rates: Mapping[str, float]) -> Any:
     decline("torchtitan", {"stack": {
         "up to June 2026 its DeepSeek-V3 ties no weights": mla and not recipe.untied_embeddings,
         "its arguments of experts hold for all layers": any(name.endswith("router.bias") for name in rates),
-        "up to April 2026 its router has no bias": "router" in recipe.biases,
         "up to February 2026 its linear layers have no biases": recipe.biases and not nested(),
     }})  # fmt: skip
     values: dict[tuple[str, ...], Any] = {
@@ -49,8 +53,7 @@ def template_of(recipe: Recipe, rates: Mapping[str, float]) -> Any:
         ("rope.theta", "rope_theta"): float(recipe.rope_theta), ("max_seq_len",): recipe.seq_length,
         **(_experts(recipe) if moe else {("feed_forward.hidden_dim", "inter_dim", "hidden_dim"): recipe.ffn_hidden}),
         **(_grouped(recipe) if mla is None else _latent(recipe)),
-        **{tuple(f"{part}.{name}" for name in ("bias", "linear_bias")): True
-           for place, part in (("attention", "attention"), ("mlp", "feed_forward")) if place in recipe.biases},
+        **{names: True for place, names in BIASES.items() if place in recipe.biases},
     }  # fmt: skip
     return filled(_plain(recipe), values)
 
