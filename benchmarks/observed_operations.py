@@ -70,7 +70,7 @@ def _kernels(counts: Counter[str]) -> SimpleNamespace:
     types = {each: (each.itemsize, None) for each in device.FLOATS}
     return SimpleNamespace(
         TYPES=types,
-        **{each: Kernel(each) for each in ("batched", "parameters", "bits", "summed", "numbered", "ordered")},
+        **{each: Kernel(each) for each in ("batched", "parameters", "bits", "summed", "numbered", "ordered", "few")},
     )
 
 

@@ -198,6 +198,23 @@ class Device:
             for each in parts
         ]
 
+    def few(self, tensors: Sequence[Tensor], kept: Tensor | None = None, place: Place | None = None) -> Tensor:
+        """Eight numbers of each of up to eight contiguous tensors of one dtype, as float64; or, beside those that were
+        `kept`, those of now, in a place."""
+        beside, held = place is not None, [*tensors, *[tensors[0]] * 8][:8]
+        kept = torch.empty(64, dtype=torch.float64, device=self.device) if kept is None else kept
+        given = (kept, self.chunks[place.chunk] if place else kept, place.at if place else 0,
+                 *(each.data_ptr() for each in held), *(each.numel() for each in held))  # fmt: skip
+        value, _ = self.kernels.TYPES[tensors[0].dtype]
+        self.start("few", (8, 1, 1), given, {"VALUE": value, "BESIDE": beside})
+        return kept
+
+    def few_beside(self, tensors: Sequence[Tensor], kept: Tensor) -> Callable[[], list[float]]:
+        """What reads such numbers that were kept, [8, 8], and those of now."""
+        place = self.place(128)
+        self.few(tensors, kept, place)
+        return functools.cache(lambda: self.found(place).tolist())
+
     def of_batch(self, output: Tensor, piece: Piece) -> Batched:
         """The launch for batched outputs of this shape."""
         of = (output.shape, output.dtype)
@@ -212,17 +229,26 @@ class Device:
             known = self.outputs[of] = Batched(self, output, self.orders[lines], last)
         return known
 
+    def of_whole(self, name: str, dtype: torch.dtype, pieces: tuple[Piece, ...]) -> Plan:
+        """The launch for a module's output that is held so, with its sketch."""
+        return self._plan((name, dtype, pieces), dtype, [Asked(pieces=pieces, wants_sketch=True)])
+
+    def _plan(self, key: Any, dtype: torch.dtype, asked: Sequence[Asked]) -> Plan:
+        if key not in self.plans:
+            if len(self.plans) > 256:
+                self.plans.clear()
+            self.plans[key] = Plan(self, dtype, asked)
+        return self.plans[key]
+
     def launch(self) -> None:
         """Launch what waits, by dtype."""
         waiting, self.waiting = self.waiting, []
         for dtype in {each.local.dtype: None for each in waiting if each.local is not None}:
             mine = [each for each in waiting if each.local is not None and each.local.dtype == dtype]
             key = (dtype, *((each.pieces, each.wants_sketch) for each in mine))
-            if key not in self.plans:
-                if len(self.plans) > 256:
-                    self.plans.clear()
-                self.plans[key] = Plan(self, dtype, mine)
-            sums = self.plans[key].launch([each.local.data_ptr() for each in mine if each.local is not None])
+            sums = self._plan(key, dtype, mine).launch(
+                [each.local.data_ptr() for each in mine if each.local is not None]
+            )
             sketched = itertools.count()
             for number, each in enumerate(mine):
                 each.local, each.sums, each.number = None, sums, number
@@ -238,11 +264,13 @@ class Device:
         of: Any = None, **how: int,
     ) -> None:  # fmt: skip
         """Start a kernel. Triton's own launcher looks at each argument in each call, which takes longer than the kernel
-        of a small tensor. What it has compiled for arguments `of` a kind is therefore kept, and started."""
+        of a small tensor. What it has compiled for arguments `of` a kind is therefore kept, and started; it asks the
+        driver about each tensor, and about no address."""
         key = (name, *constants.values(), of)
         compiled = self.compiled.get(key)
         if compiled is not None and torch.cuda.current_device() == self.device.index:
-            compiled[grid](*given, *constants.values())
+            addresses = (each.data_ptr() if isinstance(each, Tensor) else each for each in given)
+            compiled[grid](*addresses, *constants.values())
             return
         with self.current():
             self.compiled[key] = getattr(self.kernels, name)[grid](*given, **constants, **how)

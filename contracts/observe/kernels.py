@@ -275,3 +275,25 @@ def bits(  # type: ignore[no-untyped-def]
         square, total = _in_turn(x, rows, width, row_odd, column_odd, part, BITS, LOOPS, BLOCK)
     tl.store(found + squares_at + program, square)
     tl.store((found + sums_at).to(tl.pointer_type(tl.int64)) + program, total)
+
+
+@triton.jit(do_not_specialize=["at", *"abcdefgh", *(f"size_{each}" for each in "abcdefgh")])  # type: ignore[untyped-decorator]
+def few(  # type: ignore[no-untyped-def]
+    kept, found, at, a, b, c, d, e, f, g, h, size_a, size_b, size_c, size_d, size_e, size_f, size_g, size_h,
+    VALUE: tl.constexpr, BESIDE: tl.constexpr,
+):  # fmt: skip
+    """Eight numbers of each of eight tensors, spread over it, into `kept`; or what was kept, and then these."""
+    which, number = tl.program_id(0), tl.arange(0, 8)
+    four, two, one = which >= 4, which % 4 >= 2, which % 2 >= 1
+    address = tl.where(four, tl.where(two, tl.where(one, h, g), tl.where(one, f, e)),
+                       tl.where(two, tl.where(one, d, c), tl.where(one, b, a)))  # fmt: skip
+    size = tl.where(four, tl.where(two, tl.where(one, size_h, size_g), tl.where(one, size_f, size_e)),
+                    tl.where(two, tl.where(one, size_d, size_c), tl.where(one, size_b, size_a)))  # fmt: skip
+    place = number.to(tl.int64) * tl.maximum(1, size // 8)
+    value = tl.load(address.to(tl.pointer_type(VALUE)) + place, mask=place < size, other=0).to(tl.float64)
+    out = 8 * which + number
+    if BESIDE:
+        tl.store(found + at + out, tl.load(kept + out))
+        tl.store(found + at + 64 + out, value)
+    else:
+        tl.store(kept + out, value)

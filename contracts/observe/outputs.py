@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contracts.observe.device import Batched
+from contracts.observe.device import Batched, Plan
 from contracts.observe.sketch import BUCKETS
 from contracts.observe.trace import Writer
 
@@ -26,34 +26,47 @@ class Output:
 
     name: str
     kind: tuple[Any, ...]
-    batched: Batched
+    by: Batched | Plan
     line: str
 
     def like(self, output: Any, tokens: Sequence[int]) -> bool:
         """Whether another output is summed up as this one, and nothing has to be made for it."""
-        return (
-            type(output) is Tensor
-            and self.kind == (tokens, *kind(output))
-            and output.is_contiguous()
-            and self.batched.device.has_room(self.batched.size)
-        )
+        return type(output) is Tensor and self.kind == (tokens, *kind(output)) and output.is_contiguous()
+
+    @property
+    def at_once(self) -> bool:
+        """Whether its launch runs no operator of torch."""
+        return isinstance(self.by, Batched) and self.by.device.has_room(self.by.size)
 
     def launch(self, output: Tensor, rows: Tensor, numbers: tuple[int, int, int], writer: Writer) -> Callable[[], None]:
         """What writes its line when the device was read; `numbers` are of its step, call and microbatch."""
         step, call, microbatch = numbers
-        place, device = self.batched.launch(output, rows), self.batched.device
+        read = self._read(output, rows)
 
         def write() -> None:
-            found = device.found(place).numpy()
-            squares = float(found[BUCKETS:].sum())
+            found, squares, bits = read()
             finite = math.isfinite(squares)
-            number, told = (writer.sketch(found[:BUCKETS]), squares) if finite else (None, f'"{squares}"')
+            number, told = (writer.sketch(found), squares) if finite else (None, f'"{squares}"')
             writer.lines([
-                f'{{"e":"forward","step":{step},{self.line},"call":{call},"microbatch":{microbatch},"batched":true,"bits":'
-                f'"","squares":{told},"sketch":{"null" if number is None else number}}}'
+                f'{{"e":"forward","step":{step},{self.line},"call":{call},"microbatch":{microbatch},"bits":'
+                f'"{bits}","squares":{told},"sketch":{"null" if number is None else number}}}'
             ])  # fmt: skip
 
         return write
+
+    def _read(self, output: Tensor, rows: Tensor) -> Callable[[], tuple[Any, float, str]]:
+        """Launch it; what reads its sketch, its squares and its fingerprint: a batch, which has its rows in another
+        order on another layout, has none."""
+        if isinstance(self.by, Plan):
+            sums = self.by.launch([output.data_ptr()])
+            return lambda: (sums.sketches[0], sums.squares[0], sums.bits[0])
+        place, device = self.by.launch(output, rows), self.by.device
+
+        def read() -> tuple[Any, float, str]:
+            found = device.found(place).numpy()
+            return found[:BUCKETS], float(found[BUCKETS:].sum()), ""
+
+        return read
 
 
 def kind(output: Tensor) -> tuple[Any, ...]:
@@ -63,8 +76,8 @@ def kind(output: Tensor) -> tuple[Any, ...]:
     return output.shape, output.dtype, output.device
 
 
-def made(name: str, output: Tensor, batched: Batched, tokens: Sequence[int]) -> Output:
+def made(name: str, output: Tensor, by: Batched | Plan, tokens: Sequence[int]) -> Output:
     line = {"shape": list(output.shape), "dtype": str(output.dtype).removeprefix("torch."), "part": "",
-            "partial": False, "name": name}  # fmt: skip
-    return Output(name=name, kind=(tokens, *kind(output)), batched=batched,
+            "partial": False, "name": name, "batched": isinstance(by, Batched)}  # fmt: skip
+    return Output(name=name, kind=(tokens, *kind(output)), by=by,
                   line=json.dumps(line, separators=(",", ":"))[1:-1])  # fmt: skip

@@ -47,6 +47,7 @@ from contracts.observe.placement import Held
 from contracts.observe.readers import Reader, reader_of
 from contracts.observe.sketch import CHUNK, Piece, fingerprint, hashed, key_of, sketch, span, whole
 from contracts.observe.trace import Writer
+from contracts.observe.walked import Walked
 
 _Place = tuple[Any, str]
 """A weak reference to a module, and the name that it gives to a parameter."""
@@ -81,7 +82,6 @@ class Recorder:
         self.writer, self.steps, self.perturb, self.stops = writer, steps, perturb, stops
         self.keep, self.full, self.lent = keep, tuple(full), lent
         self.step, self.done, self.stepped, self.backward, self.microbatch = 0, 0, False, 0, 0
-        self.random = ""
         self.roots: list[nn.Module] = []
         self.optimizers: list[Any] = []
         self.trained_on: set[str] = set()  # kinds of devices that hold what the optimizers move
@@ -120,12 +120,13 @@ class Recorder:
         self.held: dict[str, Any] | None = None  # buffers before the forward pass that is under way
         self.due = False  # whether they are to be written in this step
         self.epochs = consumed.Epochs()
-        self.sample = applied.Sample()
+        self.sample = applied.Sample(self._there)
         self.labels: list[consumed.Labels] = []  # of the backward pass that is under way
         self.updated: dict[tuple[str, str], str] = {}  # bits of the weights behind the latest step, by name and dtype
-        self.failed, self.forked, self.mode = "", False, _NO_MODE
+        self.failed, self.forked, self.random, self.mode = "", False, "", _NO_MODE
         self.devices: dict[torch.device, device.Device | None] = {}
         self.phases: dict[Any, phases.Phase] = {}
+        self.walked: dict[int, Walked] = {}  # by the id of a root
         self.outputs: dict[int, outputs.Output] = {}  # by the id of their module
         self.moved: list[Callable[[], bool]] = []  # whether weights have moved since their update
         self.lines = Lines()
@@ -189,7 +190,7 @@ class Recorder:
         self._undo.clear()
         self.roots, self.optimizers, self.readers, self.routing = [], [], [], []
         self.sample, self.tried = applied.Sample(), None
-        self.phases, self.outputs, self.inside = {}, {}, None
+        self.phases, self.outputs, self.walked, self.inside = {}, {}, {}, None
 
     def fails(self, error: Exception) -> None:
         """What the recorder cannot do ends the observing, and not the script."""
@@ -337,7 +338,7 @@ class Recorder:
         if known is None or self.rows is None or id(module) in self.dispatch.beside:
             return False
         try:
-            if not known.like(result, self.tokens):
+            if not (known.at_once and known.like(result, self.tokens)):
                 return False
             self._sum_up(known, result, self.rows)
         except Exception as error:  # see `_Apart`
@@ -524,6 +525,9 @@ class Recorder:
         self._add("evaluated", step=self.step, buffers=len(before), changed=changed[:1000], dropout=self.drops)
 
     def _module_ends(self, module: nn.Module, result: Any) -> None:
+        like = self.outputs.get(id(module))
+        if like is not None and self.rows is not None and like.like(result, self.tokens):
+            return self._sum_up(like, result, self.rows)
         name = self.modules.get(id(module))
         output = next((each for _, each in _tensors({"": result}) if each.is_floating_point()), None)
         if name is None or output is None or type(module) is nn.Identity:
@@ -536,14 +540,16 @@ class Recorder:
             output = output.to_local()
         if len(self.tokens) > 1 and tuple(output.shape[:2]) == self.tokens[::-1] != self.tokens:
             output = output.transpose(0, 1)  # Megatron's: positions first, then rows
+        assert self.rows is not None
         pieces, batched = self._of_batch(output)
-        there = self._there(output, pieces, batched=True) if batched else None
+        there = self._there(output, pieces, batched=batched)
         if there is None:
             call = self.calls[name] = self.calls.get(name, 0) + 1
             return self._tensor("forward", Held(local=output, shape=tuple(output.shape), pieces=pieces), name=name,
                                 call=call, microbatch=self.microbatch, batched=batched)  # fmt: skip
-        rows = pieces[0].indices[0].to(output.device)
-        known = outputs.made(name, output, there.of_batch(output, pieces[0]), self.tokens)
+        rows = pieces[0].indices[0].to(output.device) if batched else self.rows
+        by = there.of_batch(output, pieces[0]) if batched else there.of_whole(name, output.dtype, pieces)
+        known = outputs.made(name, output, by, self.tokens)
         if output is result and rows is self.rows:
             self.outputs[id(module)] = known
         return self._sum_up(known, output.detach().contiguous(), rows)
@@ -641,7 +647,7 @@ class Recorder:
 
     def _write_modes(self) -> None:
         for number, root in enumerate(self.roots):
-            still = [each for each in root.modules() if not each.training]
+            still = [each for each in self._walked(root).modules if not each.training]
             modes, matter = (sorted(self.modules[id(each)] for each in them)[:1000]
                              for them in (still, filter(_depends_on_mode, still)))  # fmt: skip
             self._add("modes", step=self.step, evaluating=modes, count=len(still), matter=matter, root=number)
@@ -713,12 +719,18 @@ class Recorder:
         """The parameters of some roots, or of all, each once."""
         seen = set()
         for root in roots or self.roots:
-            for name, parameter in root.named_parameters():
+            for name, parameter in self._walked(root).named:
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     if id(parameter) not in self.parameters:
                         self.parameters[id(parameter)] = self._called(name, parameter, root)
                     yield self.parameters[id(parameter)], parameter
+
+    def _walked(self, root: nn.Module) -> Walked:
+        known = self.walked.get(id(root))
+        if known is None or known.root is not root or not known.holds():
+            known = self.walked[id(root)] = Walked(root)
+        return known
 
     def _name(self, root: nn.Module, later: bool = False) -> None:
         number, inside = len(self.roots), _wraps(root)
@@ -940,8 +952,8 @@ class Recorder:
         found = self.sample.beside(one for _, one in moved.values())
         if found is None:
             return
-        places, both = found
-        told, length = self._kept(both), both.shape[1]
+        places, both, length = found
+        told = self._kept(both) if isinstance(both, Tensor) else both
 
         def part(begin: int, end: int) -> list[float | str]:
             return [*map(_number, _told(told)[begin:end])]
@@ -1074,9 +1086,7 @@ class Recorder:
             bits = "" if batched else f"{fingerprint(local, pieces):016x}"
             return self._write_tensor(kind, line, mine, _squares(local), bits, None, sketched)
         asked = there.ask(local, pieces, sketch=wanted)
-        if kind == "forward":
-            there.launch()  # before the script overwrites it
-        elif wanted and self._keeps(kind, line):
+        if wanted and self._keeps(kind, line):
             line["values"] = self._values(kind, mine)
         if kind == "weight":
             self.moved.append(lambda: True)
@@ -1137,7 +1147,7 @@ class Recorder:
 
     def _number(self, tensor: Tensor) -> Any:
         """A number as JSON has it; a function that reads it after the step, if it is on a device."""
-        found = self._kept(tensor.double() if tensor.is_floating_point() else tensor)
+        found = self._kept(tensor)
         return (lambda: _number(found()[0])) if callable(found) else _number(found[0])
 
     def _add(self, kind: str, /, **more: Any) -> None:
