@@ -4,8 +4,8 @@
 
 One JSON line a configuration: milliseconds of a plain and of an observed step, the first observed step with its tables
 and what Triton compiles, memory at its peak, and what the device and the CPU were given for a step: launches, copies
-and waits. The first line compares the traces of one run on the CPU and on the device. Exit code 1: they differ, or an
-observed step takes a quarter more than a plain one.
+and waits. The line after them compares the traces of one run on the CPU and on the device. Exit code 1: they differ, or
+an observed step takes a quarter more than a plain one.
 """
 
 import argparse
@@ -165,7 +165,7 @@ def measured(name: str, folder: Path, pairs: int) -> dict[str, Any]:
         training.step()
         calls, spent = given(training.step)
         stops = waits(training.step)
-    own = {each: spent[each] for each in ("batched", "parameters", "bits")}
+    own = {each: spent[each] for each in ("batched", "parameters", "bits", "ordered", "summed", "numbered", "few")}
     return {
         "size": name, "parameters_M": round(count / 1e6, 1), "plain_ms": round(1e3 * statistics.median(plain), 2),
         "observed_ms": round(1e3 * statistics.median(seen), 2), "more_pct": round(100 * ratio, 1),
@@ -259,7 +259,7 @@ def tuned() -> Iterator[dict[str, Any]]:
 
                 def once(x: torch.Tensor = x, piece: Piece = piece, there: Any = there, kind: str = kind) -> None:
                     if kind == "batched":
-                        there.of_batch(x, piece).launch(x, rows[: len(x)])
+                        there.of_batch(x, piece).launch(x, piece.indices[0])
                         return
                     for each in x:
                         there.ask(each, whole(tuple(each.shape)), sketch=kind == "parameters")
@@ -290,16 +290,16 @@ def main() -> int:
         setattr(device, name, type(getattr(device, name))(int(value)))
     failed = False
     with tempfile.TemporaryDirectory() as held:
-        said = equal(Path(held, "equal"))
-        said |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-                 "kernels": device.here(torch.empty(1, device="cuda"))}  # fmt: skip
-        print(json.dumps(said), flush=True)  # noqa: T201
-        failed = said["traces"] != "equal"
         for name in [asked.only] if asked.only else SIZES:
             said = measured(name, Path(held, name), asked.pairs)
             print(json.dumps(said), flush=True)  # noqa: T201
             failed = failed or said["more_pct"] > 100 * MOST
             torch.cuda.empty_cache()
+        said = equal(Path(held, "equal"))
+        said |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
+                 "kernels": device.here(torch.empty(1, device="cuda"))}  # fmt: skip
+        print(json.dumps(said), flush=True)  # noqa: T201
+        failed = failed or said["traces"] != "equal"
         for each in itertools.chain(profiled(Path(held, "profile")) if asked.profile else (),
                                     tuned() if asked.tune else ()):  # fmt: skip
             print(json.dumps(each), flush=True)  # noqa: T201

@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 
 ASIDE = True
 """Whether lines are written by a thread while a backward pass runs, which needs no Python."""
+PAUSE_S = 0.0005
+"""How long that thread leaves Python to the script, which else would wait for it before the pass begins: Python runs
+one thread at a time, and lets another one in after 5 ms, or where the first reads or writes a file."""
 
 
 class Lines:
@@ -13,6 +16,7 @@ class Lines:
         self.filled = 0  # how many of them can be written
         self._writes = 0  # the thread that writes some at this moment
         self._aside: threading.Thread | None = None
+        self._wanted = threading.Event()  # somebody waits for that thread
         self._error: Exception | None = None  # of that thread
 
     def add(self, write: Callable[[], None], *, waits: bool = False) -> None:
@@ -28,6 +32,7 @@ class Lines:
         ready, self.waiting, self.filled = self.waiting[: self.filled], self.waiting[self.filled :], 0
         if ready and aside and ASIDE:
             self._writes = -1
+            self._wanted.clear()
             self._aside = threading.Thread(target=self._write_aside, args=(ready,), name="rankproof")
             self._aside.start()
         else:
@@ -46,6 +51,7 @@ class Lines:
 
     def join(self) -> None:
         if self._aside is not None:
+            self._wanted.set()
             self._aside.join()
             self._aside = None
 
@@ -58,6 +64,7 @@ class Lines:
             self._writes = 0
 
     def _write_aside(self, ready: Sequence[Callable[[], None]]) -> None:
+        self._wanted.wait(PAUSE_S)
         try:
             self._write(ready)
         except Exception as error:  # which ends the observing, and not the script

@@ -38,3 +38,14 @@ def test_an_error_of_the_thread_is_raised_once() -> None:
     with pytest.raises(KeyError, match="absent"):
         lines.written()
     lines.written()
+
+
+def test_the_thread_lets_the_script_go_on_until_somebody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("contracts.observe.lines.PAUSE_S", 60)
+    lines, found = Lines(), []
+    lines.add(lambda: found.append("line"), waits=True)
+    lines.filled = 1
+    lines.write(aside=True)
+    assert found == []
+    lines.written()
+    assert found == ["line"]
