@@ -1,5 +1,6 @@
 """A writer that knows of no faults meets them in a fork of this process."""
 
+import tempfile
 from pathlib import Path
 
 import torch
@@ -23,6 +24,17 @@ def test_a_simulated_crash_can_stop_a_write_after_each_change_and_within_a_file(
         seen.append((written.ending, written.boundaries, held))
     died = [("died", 1, {"part": 0}), ("died", 2, {"part": 4}), ("died", 3, {"part": 8}), ("died", 4, {"whole": 8})]
     assert seen == [*died, *[("done", 4, {"whole": 8})] * 2]
+
+
+def test_a_file_that_tempfile_makes_in_a_folder_has_boundaries_too(tmp_path: Path) -> None:
+    """`tempfile` opens the folder, with an opener that makes the file."""
+
+    def write() -> None:
+        with tempfile.NamedTemporaryFile(dir=tmp_path, delete=False) as file:
+            file.write(b"12345678")
+
+    written = changed(write, WriteFault(dies_after=2), (OSError,))
+    assert (written.ending, [path.stat().st_size for path in tmp_path.iterdir()]) == ("died", [4])
 
 
 def test_torch_save_can_be_stopped_in_the_middle_of_a_file(tmp_path: Path) -> None:

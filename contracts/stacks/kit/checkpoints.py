@@ -125,7 +125,8 @@ class Boundaries:
     def open(self, file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **named: Any) -> Any:
         if not set(mode) & set("wax+") or isinstance(file, int):
             return self.opened(file, mode, buffering, *rest, **named)
-        raw = _Halved(self, file, mode.replace("b", "").replace("t", ""))
+        opener = named.pop("opener", None)  # tempfile gives one, and a folder
+        raw = _Halved(self, file, mode.replace("b", "").replace("t", ""), opener=opener)
         self.reached()
         if buffering == 0:
             return raw
@@ -136,8 +137,8 @@ class Boundaries:
 class _Halved(io.FileIO):
     """A file with a boundary in the middle of what is written to it, and one when it is closed."""
 
-    def __init__(self, counter: Boundaries, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, counter: Boundaries, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         self.counter, self.halved = counter, False
 
     def write(self, data: Any) -> int:
