@@ -34,7 +34,7 @@ from contracts.stacks.kit.declining import declined
 from contracts.stacks.kit.links import Link, fitting, same, to_canonical, to_theirs
 from contracts.stacks.kit.runs import Run, gradients, gradients_of, packed, trained
 from contracts.stacks.kit.tables import built
-from contracts.stacks.kit.worlds import by_itself
+from contracts.stacks.kit.worlds import by_itself, forget_meshes
 
 OF_A_MODEL = frozenset({"unpaired", "tied", "recompute", "bf16", "fp16"})
 """What a recipe says of a whole model; a single block is asked in the dtypes of its weights and its input."""
@@ -197,6 +197,8 @@ class Adapter(ABC):
                  if ours != "head.weight" or recipe.untied_embeddings]  # fmt: skip
         for number, letter in enumerate(patterns.parse(recipe.pattern, recipe.depth).letters):
             links += [each.within(self.layer(number), f"layers.{number}.") for each in self.links(letter, recipe)]
+        if execution.world > 1:
+            forget_meshes()
         with by_itself() if execution.world == 1 else contextlib.nullcontext():
             run = self.run(session, links)
             try:

@@ -82,6 +82,20 @@ def _groups() -> list[Any]:
     return list(dist.distributed_c10d._world.pg_map)
 
 
+def forget_meshes() -> None:
+    """Let torch forget all meshes that it has seen, before a run makes its own.
+
+    DTensor keeps what it worked out on a mesh, and two meshes of the same ranks are equal to it whatever groups they
+    hold: an operation of a second run would go to the groups of the first, which are closed, or which other ranks no
+    longer use. Nothing public clears these caches; they are in torch 2.13.
+    """
+    from torch.distributed.tensor import DTensor, _redistribute
+
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
+    _redistribute._gen_transform_infos.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
+
+
 @contextmanager
 def pretended(world: int, rank: int) -> Iterator[None]:
     """A world on torch's fake backend, which forms groups of any size in one process and moves no data.

@@ -159,19 +159,11 @@ def _forget_closed_groups(*, makes_groups: bool) -> None:
 
 
 def forget_meshes() -> None:
-    """Let torch forget all meshes that it has seen.
-
-    DTensor keeps what it worked out on a mesh, and two meshes of the same ranks are equal to it whatever groups they
-    hold: an operation of a second run would go to the groups of the first, which are closed, or which other ranks no
-    longer use. Nothing public clears these caches; they are in torch 2.13.
-    """
-    import torch
-    from torch.distributed.tensor import DTensor, _redistribute
+    """Let torch forget all meshes that it has seen, those of the default group too."""
+    from contracts.stacks.kit import worlds
 
     _only_group.clear()
-    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
-    _redistribute._gen_transform_infos.cache_clear()
-    torch._C._clear_DTensor_sharding_propagator_cache()
+    worlds.forget_meshes()
 
 
 def _place(grid: Mesh, rank: int, axes: Mapping[str, tuple[str, ...]]) -> tuple[int, ...]:
