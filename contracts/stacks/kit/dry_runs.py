@@ -9,11 +9,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contracts.instruments import numerics
 from contracts.spec import Execution, Group, Holding, Recipe, Rehearsal, Routing, Sent, Tokens, codec, refuse
 from contracts.spec.interpreter import python
+from contracts.stacks.kit.roles import role_of
+
+if TYPE_CHECKING:
+    from contracts.stacks.kit.runs import Run
 
 PATIENCE_S = 240.0
 
@@ -48,6 +52,23 @@ def rehearsal(issued: Sequence[Any], held: Mapping[str, Holding], experts: Itera
     return Rehearsal(groups=groups, issued=sent, held=held, experts=frozenset(experts))
 
 
+def stepped(run: "Run", recipe: Recipe) -> Rehearsal:
+    """The second step of a run in a pretended world; in the first some stacks learn shapes and gather ahead."""
+    from contracts.instruments import traffic
+
+    batch = rows_of(recipe)
+    run.step(batch)
+    with traffic.recorded() as issued:
+        run.step(batch)
+    states = [each.state for each in run.optimizers()]
+    held = {
+        name: holding(each, each, [state[each] for state in states if each in state])
+        for name, each in run.parameters().items()
+    }
+    experts = {link.theirs for link in run.links if "expert" in {role_of(name) for name in link.ours}}
+    return rehearsal(issued, held, experts & held.keys())
+
+
 def holding(weight: Any, parameter: Any, states: Iterable[Mapping[str, Any]]) -> Holding:
     """What a rank holds of a parameter after a step.
 
@@ -74,7 +95,7 @@ def _cut(parameter: Any) -> tuple[str, ...]:
     if not hasattr(parameter, "placements"):
         return ()
     names = parameter.device_mesh.mesh_dim_names or ()
-    return tuple(name for name, at in zip(names, parameter.placements, strict=True) if not at.is_replicate())
+    return tuple(str(name) for name, at in zip(names, parameter.placements, strict=True) if not at.is_replicate())
 
 
 def elsewhere(

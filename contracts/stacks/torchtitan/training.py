@@ -32,7 +32,6 @@ from contracts.spec import (
 from contracts.spec.messages import Messages
 from contracts.stacks.kit import dry_runs, runs, worlds
 from contracts.stacks.kit.messages import watched
-from contracts.stacks.kit.roles import role_of
 from contracts.stacks.torchtitan import shims, symbols, weight_mapping
 from contracts.stacks.torchtitan.abilities import ABILITIES, DRAWS
 from contracts.stacks.torchtitan.configuration import configuration, declined, is_bare, is_half, rows_of
@@ -295,16 +294,7 @@ def rehearsed(recipe: Recipe, execution: Execution, rank: int, routing: Routing,
         contextlib.nullcontext() if alone else worlds.pretended(execution.world, rank),
         _running(session, "rehearse", kind) as run,
     ):
-        run.step(batch)  # torch's pipelines learn shapes in the first one
-        with traffic.recorded() as issued:
-            run.step(batch)
-        states = [each.state for each in run.optimizers()]
-        held = {
-            name: dry_runs.holding(each, each, [state[each] for state in states if each in state])
-            for name, each in run.parameters().items()
-        }
-        experts = {link.theirs for link in run.links if "expert" in {role_of(name) for name in link.ours}}
-    return dry_runs.rehearsal(issued, held, experts & held.keys())
+        return dry_runs.stepped(run, recipe)
 
 
 def rehearse(recipe: Recipe, execution: Execution, rank: int, routing: Routing, kind: type[Run] = Run) -> Rehearsal:
