@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402  (after the question whether there is torch)
 
+from contracts.instruments import numerics  # noqa: E402
 from contracts.law._support.recipes import DENSE  # noqa: E402
-from contracts.spec import Recipe, Session, Step, Tokens  # noqa: E402
+from contracts.spec import BlockCall, Moe, NotOffered, Recipe, Session, Step, Tokens  # noqa: E402
 from contracts.stacks.kit.adapter import Adapter, Steps  # noqa: E402
 from contracts.stacks.kit.declining import lacks  # noqa: E402
 from contracts.stacks.kit.links import Link, same  # noqa: E402
@@ -104,6 +106,26 @@ def test_a_stack_without_float64_is_asked_its_blocks_in_float32() -> None:
 
 
 @pytest.mark.unit
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # torch's norm under autocast
+def test_float32_weights_meet_bfloat16_activations_only_in_a_stack_that_autocasts() -> None:
+    moe = Moe(experts=4, top_k=2, expert_hidden=16, shared_hidden=0, aux_loss=0.0)
+    recipe = replace(DENSE, pattern="E", depth=1, activation="swiglu", moe=moe)
+    stack, seen = Routes(), dict[str, Tensor]()
+    drawn = torch.Generator().manual_seed(3)
+    weights = {name: torch.randn(each.shape, generator=drawn) / 4
+               for name, each in stack.block_weights(recipe, 0, "nemo_native").items()}  # fmt: skip
+    x_BTD = torch.randn(2, 5, recipe.hidden, generator=drawn).bfloat16()
+    call = BlockCall(recipe=recipe, layer=0, weights=numerics.arrays(weights), x=numerics.array(x_BTD))
+    with pytest.raises(NotOffered, match="weights and activations have one dtype"):
+        stack.run_block(call)
+    stack.autocasts = True
+    seen["mixed"] = numerics.tensor(stack.run_block(call).y).float()
+    seen["float32"] = numerics.tensor(stack.run_block(replace(call, x=numerics.array(x_BTD.float()))).y)
+    off = float((seen["mixed"] - seen["float32"]).norm() / seen["float32"].norm())
+    assert 1e-4 < off < 2e-2  # products in bfloat16, of the same weights
+
+
+@pytest.mark.unit
 def test_a_tied_weight_is_found_under_the_name_of_its_link() -> None:
     class Tied(Steps):
         def __init__(self, links: Sequence[Link]) -> None:
@@ -153,7 +175,8 @@ def test_litgpt_is_judged_without_a_broken_item() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("olmo_core") is None, reason="pip install ai2-olmo-core==3.0.0")
 def test_olmo_core_is_judged_without_a_broken_item() -> None:
-    assert len((EXAMPLES / "olmo_core/olmo_lane.py").read_text(encoding="utf-8").splitlines()) <= 600
+    files = (EXAMPLES / "olmo_core").glob("*.py")
+    assert sum(len(each.read_text(encoding="utf-8").splitlines()) for each in files) <= 600
     done = rankproof("init", "--probe", "olmo_lane:Stack", cwd=EXAMPLES / "olmo_core")
     assert "the rate of step 4 is 0.2, expected 1 (cosine)" in done.stdout, done.stdout
     assert "broken" not in done.stdout

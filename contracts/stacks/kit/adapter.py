@@ -74,6 +74,8 @@ class Adapter(ABC):
     layouts: frozenset[Layout] = frozenset()
     labels: Mapping[str, str] = {}
     conventions: Mapping[str, str] = {}
+    autocasts = False
+    """Whether its weights are float32 under bfloat16 activations, and torch.autocast is what brings them together."""
     outside: Mapping[str, str] = {}
     """Canonical name → the stack's, of what stands outside the layers."""
 
@@ -131,16 +133,19 @@ class Adapter(ABC):
             raise NotOffered(f"{self.name}: it is asked on a CPU, with its own operations", "device")
         if call.padding is not None or call.state or call.chunk is not None or call.router is not None:
             raise NotOffered(f"{self.name}: its blocks are asked without padding, state, chunks and a router's dtype")
-        if any(each.dtype != x_BTD.dtype for each in weights.values()):
+        dtypes = {each.dtype for each in weights.values()}
+        mixed = self.autocasts and (x_BTD.dtype, dtypes) == (torch.bfloat16, {torch.float32})
+        if dtypes != {x_BTD.dtype} and not mixed:
             raise NotOffered(f"{self.name}: weights and activations have one dtype")
-        module = self.block(letter, call.recipe).to(x_BTD.dtype)
+        module = self.block(letter, call.recipe).to(torch.float32 if mixed else x_BTD.dtype)
         fitting(links, module.state_dict())
         module.load_state_dict(to_theirs(weights, links), strict=False)
         x_BTD.requires_grad_(call.dy is not None)
         strided = not x_BTD.is_contiguous()
         alone = torch.zeros(x_BTD.shape[:2], dtype=torch.int64)
         documents_BT = alone if call.documents is None else numerics.tensor(call.documents)
-        returned = self.branch(module, letter, x_BTD, documents_BT)
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            returned = self.branch(module, letter, x_BTD, documents_BT)
         y_BTD, said = returned if isinstance(returned, tuple) else (returned, {})
         seen = numerics.arrays(_by_token(said, x_BTD.shape[:2]))
         if call.dy is None:

@@ -127,6 +127,8 @@ class Run(Watched):
     """Of the last step that was taken."""
     own_rates = False
     """Whether it gives the parameters of `session.rates` rates of their own."""
+    own_frozen = False
+    """Whether it leaves the parameters of `session.frozen` untrained."""
 
     @abstractmethod
     def step(self, batch: Tokens) -> Step:
@@ -171,7 +173,7 @@ def trained(run: Run) -> Trained:
         raise refuse("batches", len(session.batches), problem, "give one for each step")
     if session.rates and not run.own_rates:
         raise NotOffered("all its parameters have one rate", "adapter")
-    if session.frozen:
+    if session.frozen and not run.own_frozen:
         raise NotOffered("it trains every parameter", "adapter")
     if session.load is not None:
         run.load(session.load)
