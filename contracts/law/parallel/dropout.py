@@ -90,7 +90,7 @@ LAYERS: dict[str, tuple[Execution, int]] = {
 }
 
 
-@contract("PAR-18c", asks=("built", "train"), cases=LAYERS, needs=("dropout",), tier="dist",
+@contract("PAR-18c", asks=("built", "train"), cases=LAYERS, needs=("dropout", "unpaired"), tier="dist",
           source="Megatron-Core: model_parallel_cuda_manual_seed")  # fmt: skip
 def layers_drop_other_elements(stack: Training, execution: Execution, world: int) -> None:
     """On several ranks no two layers drop the same elements of a token, whichever pipeline stages they are on, and no
@@ -112,8 +112,8 @@ LOADED: dict[str, tuple[Execution, Execution, int]] = {
 }
 
 
-@contract("PAR-18d", asks=("built", "train"), cases=LOADED, needs=("dropout", "checkpoint"), source="RSM-23; F07",
-          tier="dist")  # fmt: skip
+@contract("PAR-18d", asks=("built", "train"), cases=LOADED, needs=("dropout", "unpaired", "checkpoint"),
+          source="RSM-23; F07", tier="dist")  # fmt: skip
 def a_load_on_another_layout_begins_no_masks_again(
     stack: Training, saves: Execution, execution: Execution, world: int
 ) -> None:
