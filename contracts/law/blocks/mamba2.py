@@ -10,7 +10,7 @@ from contracts.instruments import numerics, oracles
 from contracts.law._support import scan_calls
 from contracts.law._support.late import torch
 from contracts.law._support.recipes import SMALL
-from contracts.law._support.scan_calls import PACKED, WHOLE, ScanCase, drawn_inputs, run
+from contracts.law._support.scan_calls import PACKED, WHOLE, ScanCase, drawn_inputs, last_state, run
 from contracts.spec import FLOAT64, Blocks, Mamba
 
 THREE_GROUPS = replace(SMALL, name="three-groups", mamba=Mamba(heads=6, head_dim=4, state=8, groups=3))
@@ -68,7 +68,8 @@ def the_decay_has_its_limits(stack: Blocks, a_log: float, lengths: scan_calls.Le
         words = numerics.difference("y of the reversed sequence", numerics.tensor(two.y)[:, order], one.y, FLOAT64)
         assert not words, f"{words}: each token should see only itself"
     else:
-        words = numerics.difference("the state of the reversed sequence", two.state["ssm"], one.state["ssm"], FLOAT64)
+        back, forth = last_state(two)["ssm"], last_state(one)["ssm"]
+        words = numerics.difference("the state of the reversed sequence", back, forth, FLOAT64)
         assert not words, f"{words}: nothing should be forgotten"
 
 

@@ -9,7 +9,7 @@ from contracts.instruments import numerics
 from contracts.law._support import scan_calls
 from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import M_LAYER, SMALL
-from contracts.law._support.scan_calls import ScanCase, drawn_inputs
+from contracts.law._support.scan_calls import ScanCase, drawn_inputs, last_state
 from contracts.spec import FLOAT32_SCAN, Blocks, Mamba
 
 THREE_GROUPS = replace(SMALL, name="three-groups", mamba=Mamba(heads=6, head_dim=4, state=8, groups=3))
@@ -68,7 +68,7 @@ def decay_is_computed_in_float32(stack: Blocks, block: str, weights: dict[str, f
     inputs = replace(inputs, x=torch.zeros_like(inputs.x), state=state)
     asked = scan_calls.call(case, inputs, backward=False)
     zero = numerics.array(inputs.x.to(torch.bfloat16))
-    found = stack.run_block(replace(asked, x=zero)).state["ssm"]
+    found = last_state(stack.run_block(replace(asked, x=zero)))["ssm"]
     assert found.dtype == "float32", f"the state is {found.dtype} under bfloat16 activations, expected float32"
     step = math.log1p(math.exp(weights["mixer.dt_bias"]))
     want: Tensor = state["ssm"] * math.exp(-rate_of_50 * step)
