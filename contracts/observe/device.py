@@ -460,8 +460,8 @@ class Plan:
         items, parts, strips = self.held
         value, bits = device.kernels.TYPES[self.dtype]
         place = device.place(2 * self.parts + BUCKETS * self.sketches)
-        squares, sums = (place._replace(at=place.at + part, size=self.parts) for part in (0, self.parts))
-        sketched = place._replace(at=sums.at + self.parts, size=BUCKETS * self.sketches) if self.sketches else None
+        squares, sums = (Place(place.chunk, place.at + part, self.parts) for part in (0, self.parts))
+        sketched = Place(place.chunk, sums.at + self.parts, BUCKETS * self.sketches) if self.sketches else None
         chunk = device.chunks[place.chunk]
         given = (items, self.there, parts, chunk, squares.at, sums.at)
         device.start("bits", (self.parts, 1, 1), given, {
