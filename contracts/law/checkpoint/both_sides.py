@@ -24,12 +24,13 @@ def the_head_loads_what_the_base_has_saved(stack: Training, recipe: Recipe) -> N
     with folder_of_both_sides(recipe.name) as at:
         given = given_batches(recipe, 3)
         session = Session(recipe=recipe, steps=2, batches=given[:2], observe=STATE)
-        told, files = at / "state.json", str(at / "files")
+        told, files = at / "state.json", at / "files"
         if not told.exists():
-            run = stack.train(replace(session, save=files, save_at=frozenset({2})))
+            files.mkdir(exist_ok=True)
+            run = stack.train(replace(session, save=str(files), save_at=frozenset({2})))
             told.write_text(codec.dumps(run.steps[-1]), encoding="utf-8")
         saved = codec.loads(Step, told.read_bytes())
-        run = stack.train(replace(session, steps=1, batches=given[2:], load=files, at=frozenset({0})))
+        run = stack.train(replace(session, steps=1, batches=given[2:], load=str(files), at=frozenset({0})))
     assert run.start == saved.number, f"the run resumed after step {run.start}, expected {saved.number}"
     assert run.loaded is not None, "no loaded state is reported"
     words = state_difference(run.loaded, saved)
