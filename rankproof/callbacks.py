@@ -6,39 +6,50 @@ first batch to its last.
 """
 
 import atexit
+import functools
 import importlib
 from contextlib import ExitStack
+from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Any
 
 
 def transformers_callback(out: Path | str, **options: Any) -> Any:
     """A callback for `transformers.Trainer`; `options` are as for `rankproof.observing`."""
-    return _callback("transformers", "TrainerCallback", out, options, "on_train_begin", "on_train_end")
+    return _made("transformers", "TrainerCallback", "on_train_begin", "on_train_end")(str(out), options)
 
 
 def lightning_callback(out: Path | str, **options: Any) -> Any:
     """A callback for Lightning's `Trainer`, whatever has started its ranks; `options` as above."""
-    return _callback("lightning.pytorch", "Callback", out, options, "on_train_start", "on_train_end", "on_exception")
+    return _made("lightning.pytorch", "Callback", "on_train_start", "on_train_end", "on_exception")(str(out), options)
 
 
 def olmo_core_callback(out: Path | str, **options: Any) -> Any:
-    """A callback for OLMo-core's `Trainer`; `options` as above."""
-    return _callback("olmo_core.train.callbacks", "Callback", out, options, "pre_train", "post_train", "on_error")
+    """A callback for OLMo-core's `Trainer` or its configuration; `options` as above."""
+    return __getattr__("OLMoCoreCallback")(str(out), options)
 
 
-def _callback(package: str, base: str, out: Path | str, options: dict[str, Any], begins: str, *ends: str) -> Any:
+def __getattr__(name: str) -> Any:
+    """OLMo-core writes a callback of a configuration as the name and the fields of its class, and makes it anew."""
+    if name != "OLMoCoreCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _made("olmo_core.train.callbacks", "Callback", "pre_train", "post_train", "on_error", name=name)
+
+
+@functools.cache
+def _made(package: str, base: str, begins: str, *ends: str, name: str = "Observes") -> Any:
     """A callback that observes from one of its methods to another; nobody calls that if the training fails."""
-    from rankproof import observing
 
-    observed = ExitStack()
-    atexit.register(observed.close)
+    def begin(self: Any, *_: Any, **__: Any) -> None:
+        from rankproof import observing
 
-    def begin(*_: Any, **__: Any) -> None:
-        observed.enter_context(observing(out, **options))
+        self.observed = ExitStack()
+        atexit.register(self.observed.close)
+        self.observed.enter_context(observing(self.out, **self.options))
 
-    def end(*_: Any, **__: Any) -> None:
-        observed.close()
+    def end(self: Any, *_: Any, **__: Any) -> None:
+        self.observed.close()
 
-    methods = {begins: begin, **dict.fromkeys(ends, end)}
-    return type("Observes", (getattr(importlib.import_module(package), base),), methods)()
+    fields: list[Any] = [("out", str), ("options", dict[str, Any], field(default_factory=dict))]
+    methods = {begins: begin, **dict.fromkeys(ends, end), "__module__": __name__}
+    return make_dataclass(name, fields, bases=(getattr(importlib.import_module(package), base),), namespace=methods)

@@ -17,7 +17,7 @@ from torch.nn.modules import module as hooks  # noqa: E402
 import rankproof  # noqa: E402
 from contracts.observe.trace import read  # noqa: E402
 from contracts.spec import Refused  # noqa: E402
-from rankproof import trackers  # noqa: E402
+from rankproof import callbacks, trackers  # noqa: E402
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
@@ -203,3 +203,13 @@ def test_a_verdict_is_written_to_mlflow(report: Path, tmp_path: Path, monkeypatc
 def test_a_folder_without_a_verdict_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be read"):
         trackers.to_tensorboard(tmp_path, None)
+
+
+def test_a_configuration_of_olmo_core_keeps_its_callback() -> None:
+    """It is made anew of names and fields when words of the command line are merged into it."""
+    trains = pytest.importorskip("olmo_core.train", reason="pip install ai2-olmo-core")
+    config = trains.TrainerConfig(save_folder="out")
+    config = config.with_callback("rankproof", callbacks.olmo_core_callback("runs/x", steps=2))
+    kept = config.merge(["save_overwrite=true"]).callbacks["rankproof"]
+    assert (type(kept).__name__, kept.out, kept.options) == ("OLMoCoreCallback", "runs/x", {"steps": 2})
+    assert isinstance(kept, trains.callbacks.Callback)
