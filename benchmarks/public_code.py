@@ -67,8 +67,16 @@ def edited(home: Path, edits: list[list[str]]) -> None:
 
 def run(layout: Layout, checkout: Path, work: Path, python: str, fault: list[list[str]]) -> Path:
     """The trace of a copy of a checkout, made unless it is there."""
-    if (work / "trace").exists():
-        return work / "trace"
+    if not (work / "trace").exists():
+        _observe(layout, checkout, work, python, fault)
+    if not (work / "trace").exists() or any(
+        (each.end or {"error": "died"})["error"] for each in read(work / "trace").ranks
+    ):
+        raise SystemExit(f"the script failed, as {work / 'said'} says: {(work / 'said').read_text()[-2000:]}")
+    return work / "trace"
+
+
+def _observe(layout: Layout, checkout: Path, work: Path, python: str, fault: list[list[str]]) -> None:
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(checkout / layout.folder, work / "copy", ignore=shutil.ignore_patterns(".git"))
     home, env = work / "copy", {**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(work / "hf"), **layout.env}
@@ -82,11 +90,6 @@ def run(layout: Layout, checkout: Path, work: Path, python: str, fault: list[lis
     with (work / "said").open("w") as said:
         command = [python, *(launch if layout.ranks else ()), *observe, *asked]
         subprocess.run(command, cwd=home, env=env, stdout=said, stderr=said, check=False, timeout=600)
-    if not (work / "trace").exists() or any(
-        (each.end or {"error": "died"})["error"] for each in read(work / "trace").ranks
-    ):
-        raise SystemExit(f"the script failed, as {work / 'said'} says: {(work / 'said').read_text()[-2000:]}")
-    return work / "trace"
 
 
 def beside(healthy: Path, sick: Path) -> str:
