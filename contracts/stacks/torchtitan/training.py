@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from contracts.instruments import numerics, traffic
 from contracts.instruments.ranks import gathered
@@ -34,6 +35,7 @@ from contracts.stacks.kit import dry_runs, runs, worlds
 from contracts.stacks.kit.messages import watched
 from contracts.stacks.torchtitan import shims, symbols, weight_mapping
 from contracts.stacks.torchtitan.abilities import ABILITIES, DRAWS
+from contracts.stacks.torchtitan.checkpoints import said
 from contracts.stacks.torchtitan.configuration import configuration, declined, is_bare, is_half, rows_of
 
 
@@ -140,7 +142,11 @@ class Run(runs.Run):
         self.trainer.checkpointer.save(self.trainer.step)
 
     def load(self, folder: str) -> None:
-        if not self.trainer.checkpointer.load(-1):
+        try:
+            found = self.trainer.checkpointer.load(-1)
+        except CheckpointException as error:  # of torch's DCP
+            raise refuse("load", folder, said(error), "load what a run of this recipe saved") from error
+        if not found:
             raise refuse("load", folder, "holds no checkpoint", "name a folder that a run saved to")
         self.number = self.trainer.step
 
