@@ -50,10 +50,9 @@ class Lines:
             raise error
 
     def join(self) -> None:
-        if self._aside is not None:
+        if self._aside is not None:  # which stays, since two may wait for it: a thread that forks, and the script's
             self._wanted.set()
             self._aside.join()
-            self._aside = None
 
     def _write(self, ready: Sequence[Callable[[], None]]) -> None:
         self._writes = threading.get_ident()
