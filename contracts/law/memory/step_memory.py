@@ -51,18 +51,18 @@ def a_step_holds_what_the_budget_said(stack: Stack, recipe: Recipe, device: str,
 
 @contract("MEM-03b", asks="step_memory", cases={"bfloat16": GPU["bfloat16"][:2]}, source="playbook", tier="gpu")
 def the_gap_of_the_allocator_settles(stack: Stack, recipe: Recipe, device: str) -> None:
-    """On a GPU the gap between the bytes that the allocator has reserved and the most that were allocated stops growing
-    after the second step, though routing changes from step to step: in ten more steps it grows by at most 2 % of what
-    is reserved.
+    """On a GPU the gap between the bytes that the allocator has reserved and the most that were allocated stops growing,
+    though routing changes from step to step: in the second half of 16 steps it grows by at most 2 % of what is
+    reserved.
 
     Sizes that differ from step to step fragment an allocator until a run ends out of memory with gigabytes free.
     """
-    steps = stack.step_memory(recipe, "nemo_native", device, 12)
-    assert len(steps) == 12, f"{len(steps)} of 12 steps are reported"
+    steps = stack.step_memory(recipe, "nemo_native", device, 16)
+    assert len(steps) == 16, f"{len(steps)} of 16 steps are reported"
     highest = accumulate((step.peak for step in steps), max)
     gaps = [step.reserved - peak for step, peak in zip(steps, highest, strict=True)]
-    grown, reserved = gaps[-1] - gaps[1], steps[-1].reserved
-    assert grown <= reserved / 50, f"the gap grew by {grown} bytes after step 2, to {gaps[-1]} of {reserved} reserved"
+    grown, reserved = gaps[-1] - gaps[7], steps[-1].reserved
+    assert grown <= reserved / 50, f"the gap grew by {grown} bytes after step 8, to {gaps[-1]} of {reserved} reserved"
 
 
 # Steps whose activations outweigh their state, so that 5 % of the whole is little of either.

@@ -39,7 +39,7 @@ def asks_for_more_each_time(former, self, *args):
 @broken(
     Reference,
     "step_memory",
-    "MEM-03b[bfloat16]: 11 of 12 steps are reported",
+    "MEM-03b[bfloat16]: 15 of 16 steps are reported",
     "MEM-01f[float32]: 2 of 3 steps are reported",
     "MEM-01i[mlp]: 1 of 2 steps are reported with recompute none",
     "MEM-02o[attention]: 1 of 2 steps are reported",
