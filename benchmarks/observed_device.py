@@ -243,7 +243,7 @@ def tuned() -> Iterator[dict[str, Any]]:
     tries: dict[str, list[dict[str, int]]] = {
         "parameters": [{}, {"_TURNS": False, "_STRIP": 16}],
         "bits": [{}, {"_LOOPS": 32}],
-        "batched": [{}, {"_DEPTH": 16}, {"_DEPTH": 4}, {"_PROGRAMS": 4096}, {"_WIDE": 512, "_DEPTH": 4}],
+        "batched": [{}, {"_DEPTH": 8}, {"_DEPTH": 2}, {"_PROGRAMS": 4096}, {"_WIDE": 512}],
     }  # fmt: skip
     for kind, several in tries.items():
         for changed in several:

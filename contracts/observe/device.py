@@ -29,7 +29,7 @@ _CHUNK = 1 << 18  # places of the arena that are made and read back at once: 2 M
 _STRIP, _TURNS, _WARPS = 8, True, 16  # columns that a program adds up, and how
 _LOOPS, _BLOCK = 16, 1024
 _DEEP, _ACROSS, _NARROW = 4, 256, 63  # rows and columns at once, of tensors with more columns than these
-_DEPTH, _WIDE, _PROGRAMS = 8, 256, 1024
+_DEPTH, _WIDE, _PROGRAMS = 4, 256, 1024
 _ROWS, _LINES = 128, 128  # of a batch at once; before its lines
 
 
@@ -344,9 +344,10 @@ class Batched:
     def __init__(self, device: Device, output: Tensor, order: _Order, columns: Tensor) -> None:
         self.device, self.order, self.columns, self.width = device, order, columns, output.shape[-1]
         blocks, lines = -(-self.width // _WIDE), math.prod(order.sizes)
-        groups = max(1, min(_PROGRAMS // (COARSE * blocks), lines // (COARSE * _DEPTH)))
+        depth = _DEPTH if blocks > 1 else 4 * _DEPTH  # lines at once; as a card was fastest (`observed_device --tune`)
+        groups = max(1, min(_PROGRAMS // (COARSE * blocks), lines // (COARSE * depth)))
         self.size, self.grid = BUCKETS + COARSE * blocks * groups, (COARSE, blocks, groups)
-        self.constants = {"DEPTH": _DEPTH, "BLOCK": _WIDE}
+        self.constants = {"DEPTH": depth, "BLOCK": _WIDE}
         self.kind = (output.dtype, self.width)
 
     def launch(self, output: Tensor, rows: Tensor) -> Place:

@@ -51,8 +51,8 @@ def a_step_holds_what_the_budget_said(stack: Stack, recipe: Recipe, device: str,
 
 @contract("MEM-03b", asks="step_memory", cases={"bfloat16": GPU["bfloat16"][:2]}, source="playbook", tier="gpu")
 def the_gap_of_the_allocator_settles(stack: Stack, recipe: Recipe, device: str) -> None:
-    """On a GPU the gap between the bytes that the allocator has reserved and the most that were allocated stops growing,
-    though routing changes from step to step: in the second half of 16 steps it grows by at most 2 % of what is
+    """On a GPU the gap between the bytes that the allocator has reserved and the most that were allocated stops
+    growing, though routing changes from step to step: in the second half of 16 steps it grows by at most 2 % of what is
     reserved.
 
     Sizes that differ from step to step fragment an allocator until a run ends out of memory with gigabytes free.
