@@ -1189,9 +1189,10 @@ class Recorder:
             self.within.add(key)
 
     def receives(self, tensors: Sequence[Tensor]) -> None:
-        """A message that a pass waits for: a stage that gets its stream so is given its labels at most, which say
-        nothing of its rows."""
-        if self.running and self.blind and not _recomputed() and any(each.is_floating_point() for each in tensors):
+        """A message that a pass waits for before a module has an output, as a ring of attention does not: a stage that
+        gets its stream so is given its labels at most, which say nothing of its rows."""
+        first = self.running and self.blind and not self.calls and not _recomputed()
+        if first and any(each.is_floating_point() for each in tensors):
             self.received, self.rows = True, None
             self._miss("inputs of a stage of a pipeline that is given no ids")
 

@@ -162,7 +162,12 @@ class Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         held = [torch.empty_like(x) for _ in range(cp)]
-        dist.all_gather(held, x.contiguous(), group=groups[of])
+        if "ring" in sys.argv:
+            held[mine] = x.contiguous()
+            sends = dist.P2POp(dist.isend, held[mine], rank ^ 1), dist.P2POp(dist.irecv, held[1 - mine], rank ^ 1)
+            [each.wait() for each in dist.batch_isend_irecv(list(sends))]
+        else:
+            dist.all_gather(held, x.contiguous(), group=groups[of])
         return torch.cat(held, dim=1)
     @staticmethod
     def backward(ctx, g):
@@ -255,7 +260,8 @@ RUNS: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
     "reduces": (REDUCES, 2, ()), "some": (REDUCES, 2, ("some",)), "one": (HALVES, 1, ()), "halves": (HALVES, 2, ()),
     "copies": (HALVES, 2, ("copies",)), "forgets": (HALVES, 2, ("forgets",)),
     "declared": (DECLARED, 2, ()), "sequences": (SEQUENCES, 2, ()),
-    "rows": (PARTS, 1, ()), "parts": (PARTS, 2, ()), "ends": (PARTS, 4, ("ends",)), "local": (PARTS, 2, ("local",)),
+    "rows": (PARTS, 1, ()), "parts": (PARTS, 2, ()), "ends": (PARTS, 4, ("ends",)), "ring": (PARTS, 2, ("ring",)),
+    "local": (PARTS, 2, ("local",)),
     "other": (PARTS, 2, ("other",)), "by hand": (BY_HAND, 2, ()), "whole": (BY_HAND, 2, ("whole",)),
     "numbered": (NUMBERED, 2, ()), "never": (NUMBERED, 2, ("never",)),
 }  # fmt: skip
@@ -315,7 +321,9 @@ def test_ranks_that_hold_a_shard_with_different_bits_are_named(traces: Path) -> 
     assert "initial weights: up.weight: 2 ranks hold 1 different parts of shape (16, 16) of (32, 16)" in said
 
 
-@pytest.mark.parametrize("runs", [("rows", "parts"), ("rows", "ends"), ("parts", "rows")], ids=" ".join)
+@pytest.mark.parametrize(
+    "runs", [("rows", each) for each in ("parts", "ends", "ring")] + [("parts", "rows")], ids=" ".join
+)
 def test_rows_cut_over_ranks_are_compared_with_whole_rows(traces: Path, runs: tuple[str, str]) -> None:
     code, said = _diff(*(traces / each for each in runs))
     assert code == 0, said
