@@ -1,7 +1,6 @@
 """The process group that all tests of a session share: made once, and replaced when a test has poisoned it.
 
-Fixtures that hold a group of the session (a mesh) are torn down with it. The parts for NCCL follow the sources of
-PyTorch and NCCL and have not been tested on a device.
+Fixtures that hold a group of the session (a mesh) are torn down with it.
 """
 
 from __future__ import annotations

@@ -42,6 +42,17 @@ def test_the_published_schema_is_current_and_receipts_fit_it() -> None:
         schema.validate({**json.loads(TEXT), "speed": 1})
 
 
+def test_the_receipt_of_a_card_is_read_and_says_what_ran_where() -> None:
+    text = (ROOT / "docs/examples/receipt_h200.json").read_text(encoding="utf-8")
+    Draft202012Validator(json.loads(schema_text())).validate(json.loads(text))
+    read = STACK.read_receipt(text)
+    assert read.provenance.machine.device == "NVIDIA H200"
+    assert {each.part: each.actual for each in read.backends}["experts"] == "torch-grouped"
+    assert [each.device for each in read.places] == [0]
+    assert read.peak is not None
+    assert read.peak.allocated <= read.peak.reserved
+
+
 # Damage: whatever comes in, a reader answers or refuses.
 
 
