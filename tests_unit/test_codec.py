@@ -150,6 +150,13 @@ def test_bytes_are_base64_in_json() -> None:
     assert codec.dumps(b"\x00\xff?") == '"AP8/"'
 
 
+def test_an_integer_that_is_a_key_is_one_again() -> None:
+    table = {0: "a", -12: "b"}
+    assert codec.loads(Mapping[int, str], codec.dumps(table)) == table
+    with pytest.raises(Refused, match=r"table\.01 = .*key is not an integer(.|\n)*table\.x = .*key is not an integer"):
+        codec.decode(Mapping[int, str], {"01": "a", "x": "b", "3": "c"}, name="table")
+
+
 def test_a_set_has_one_text_whatever_its_order() -> None:
     assert codec.dumps(frozenset({"b", "a", "c"})) == '["a","b","c"]'
 

@@ -3,10 +3,11 @@
 It does not use pydantic for two reasons. The Megatron worker and a user's twenty-line adapter run in environments that
 may have only the standard library. And all refusals are raised at once.
 
-A value is built from dataclasses, `tuple`, `frozenset[str]`, `Mapping[str, T]`, `Literal`, `T | None`, the JSON scalars
-and `bytes`, which are base64 in JSON. Unknown keys, missing keys and values of another type are refused with their
-path. A `bool` is not an `int`, an `int` is not a `str`, and JSON has no NaN. A field of type `Real` may hold NaN and
-infinities; their JSON form is one of the texts "NaN", "Infinity", "-Infinity".
+A value is built from dataclasses, `tuple`, `frozenset[str]`, `Mapping[str, T]`, `Mapping[int, T]` (whose keys are
+digits in JSON), `Literal`, `T | None`, the JSON scalars and `bytes`, which are base64 in JSON. Unknown keys, missing
+keys and values of another type are refused with their path. A `bool` is not an `int`, an `int` is not a `str`, and JSON
+has no NaN. A field of type `Real` may hold NaN and infinities; their JSON form is one of the texts "NaN", "Infinity",
+"-Infinity".
 """
 
 import base64
@@ -17,6 +18,7 @@ import itertools
 import json
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -271,10 +273,18 @@ def _decode(kind: Any, data: object, path: str, found: Refusals) -> object:
         if not isinstance(data, dict):
             found.add(path, data, "is not an object", "send a JSON object")
             return {}
-        return {key: _decode(arguments[1], item, f"{path}.{key}", found) for key, item in data.items()}
+        values = {key: _decode(arguments[1], item, f"{path}.{key}", found) for key, item in data.items()}
+        return _with_integers(values, path, found) if arguments[0] is int else values
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(cast(type, kind), data, path, found)
     return _decode_scalar(kind, data, path, found)
+
+
+def _with_integers(values: dict[str, object], path: str, found: Refusals) -> dict[int, object]:
+    """JSON has only texts for keys: the integers that they stand for."""
+    for key in [key for key in values if not re.fullmatch("0|-?[1-9][0-9]*", key)]:
+        found.add(f"{path}.{key}", values.pop(key), "its key is not an integer", "write it in digits, like 0 or 12")
+    return {int(key): value for key, value in values.items()}
 
 
 def _decode_tuple(arguments: tuple[Any, ...], data: object, path: str, found: Refusals) -> tuple[object, ...]:

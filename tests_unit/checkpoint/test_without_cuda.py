@@ -25,7 +25,8 @@ def test_a_crash_in_a_save_is_the_same_in_a_process_without_cuda(
     there = Reference().write_checkpoint(str(tmp_path / "there"), state, 64, fault)
     assert there == here
     assert without_cuda._other.cache_info().currsize == 1
-    assert Reference().write_on_ranks(str(tmp_path / "ranks"), state, 2, {})[1].ending == "done"
+    for faults, ending in (({1: WriteFault(dies_after=1)}, "died"), ({1: WriteFault(room=0)}, "refused"), ({}, "done")):
+        assert Reference().write_on_ranks(str(tmp_path / "ranks"), state, 2, faults)[1].ending == ending
     assert Reference().latest_checkpoint(str(tmp_path / "ranks")) == 3
     monkeypatch.setenv(without_cuda.SERVED, "1")
     monkeypatch.setattr(without_cuda, "_other", None)

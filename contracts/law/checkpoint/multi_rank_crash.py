@@ -43,10 +43,12 @@ def a_rank_may_die_at_any_boundary(
     The rank that marks a checkpoint complete knows only about its own shards. The slowest rank writes its shards later.
     """
     new = state(4, SPREAD)
+    died = False
     for boundary in (*boundaries, MANY):
         with folder() as at:
             saved_states.write(stack, at, state(2, SPREAD))
             ends = stack.write_on_ranks(str(at), new, ranks, dict.fromkeys(dying, WriteFault(dies_after=boundary)))
+            died = died or any(ends[rank].ending == "died" for rank in dying)
             said = f"the ranks that save step 4 ended {_endings(ends)}, and"
             assert "hung" not in {each.ending for each in ends}, f"{said} one waits for the dead"
             done = all(each.ending == "done" for each in ends)
@@ -61,6 +63,7 @@ def a_rank_may_die_at_any_boundary(
                     _endings(ends) if {each.ending for each in ends} != {"done"} else load_failure(stack, at, new, 4)
                 )
                 assert not words, f"{said} step 4 was saved again: {words}"
+    assert died, "no rank died at any boundary"
     assert done, f"the ranks still end {_endings(ends)} at boundary {MANY}"
 
 
