@@ -1,5 +1,6 @@
 """The real transformers, where it is installed: scripts that confirm its defects. The gate judges it."""
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -64,6 +65,22 @@ def test_a_fused_step_counts_in_float32_where_a_call_is_widened() -> None:
         assert torch.ones(2).to(torch.float32).dtype is torch.float64
     state = optimizer.state[weight]
     assert (state["step"].dtype, state["exp_avg"].dtype) == (torch.float32, torch.float64)
+
+
+def test_a_file_that_is_read_where_a_call_is_widened_keeps_its_dtypes() -> None:
+    """A count of steps in float32 was read as float64: the storage of the file is too small for it."""
+    import torch
+
+    from contracts.stacks.transformers import shims
+
+    saved, load = io.BytesIO(), torch.load
+    torch.save({"step": torch.tensor(3.0), "exp_avg": torch.ones(2, dtype=torch.float64)}, saved)
+    saved.seek(0)
+    with shims.widened():
+        state = torch.load(saved)
+        assert torch.ones(2).to(torch.float32).dtype is torch.float64
+    assert (state["step"].dtype, float(state["step"]), state["exp_avg"].dtype) == (torch.float32, 3.0, torch.float64)
+    assert torch.load is load
 
 
 def test_a_model_computes_by_its_own_operations_and_then_by_the_kernels_again(monkeypatch: pytest.MonkeyPatch) -> None:

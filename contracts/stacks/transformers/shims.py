@@ -72,12 +72,23 @@ def recomputed() -> tuple[AbstractContextManager[Any], AbstractContextManager[An
 @contextlib.contextmanager
 def widened() -> Iterator[None]:
     """`Wide`, and new tensors of floats are float64: the Trainer's sum of losses is one."""
-    before, Wide.paused = torch.get_default_dtype(), False
+    before, load, Wide.paused = torch.get_default_dtype(), torch.load, False
+
+    def read(*given: Any, **named: Any) -> Any:
+        """What a file holds, in the dtype that it has there: the steps that a fused optimizer counted are float32."""
+        Wide.paused = True
+        try:
+            return load(*given, **named)
+        finally:
+            Wide.paused = False
+
     torch.set_default_dtype(torch.float64)
+    torch.load = read
     try:
         with Wide():
             yield
     finally:
+        torch.load = load
         torch.set_default_dtype(before)
         Wide.paused = False
 
