@@ -189,7 +189,9 @@ def _wrong_with(deviation: Deviation, results: list[Result], plan: Plan) -> str:
     if not failing and kept and len(kept) == len(matched):
         if any(result.outcome == "holds" for result in kept):
             return "is stale: the contract now holds; remove it"
-        return f"is stale: its case is no longer offered ({kept[0].words}); remove it"
+        return (
+            f"is stale: its case is not offered here ({kept[0].words}); remove it, or give its `device` or `versions`"
+        )
     if failing and kept:
         told = ", ".join(f"{each.case} {'holds' if each.outcome == 'holds' else 'is not offered'}" for each in kept)
         return f"is wider than what fails: {told}; narrow its selector"

@@ -330,7 +330,7 @@ ENTRIES: dict[str, tuple[Run, Deviation, str]] = {  # a run with an entry, and w
     ),
     "is not offered": (
         recorded((A, "not offered"), (C, "holds")), declared(),
-        "is stale: its case is no longer offered (some words); remove it",
+        "is stale: its case is not offered here (some words); remove it, or give its `device` or `versions`",
     ),
     "one holds and one was not run": (recorded((A, "holds"), (B, "not run")), declared(), ""),
     "broken": (recorded((A, "broken")), declared(), ""),
