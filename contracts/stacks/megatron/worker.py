@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from contracts.spec import (
+    MOVED,
     Degrees,
     GradientReduction,
     GroupCall,
@@ -164,6 +165,8 @@ def _reply(worker: Worker, line: str) -> str:
         words = f"the process that answered {question} was {died}"
     except Exception as error:
         words = f"Megatron-Core cannot be imported: {type(error).__name__}: {error}"
+        if isinstance(error, ImportError) and worker.version not in VERSIONS:  # main wants other packages, or has moved
+            return _dumps({"protocol": PROTOCOL, "id": number, "not_offered": words, "lack": MOVED})
     return _dumps({"protocol": PROTOCOL, "id": number, "error": words})
 
 

@@ -60,9 +60,6 @@ def label(*names: str) -> str:
     return f"shimmed: {'; '.join(SHIMS[name] for name in every)}{'; on a CPU also ' if here else ''}{'; '.join(here)}"
 
 
-TRIED = ("0.3.0", "0.2.2")
-
-
 def set_device_type(device: str = "cpu") -> None:
     """Set the device type, in what has copied it too: 0.2.2 imports half of itself with its first module.
 

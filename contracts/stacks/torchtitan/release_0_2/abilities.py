@@ -5,8 +5,8 @@ from dataclasses import replace
 from contracts.stacks.kit.declining import lacks
 from contracts.stacks.torchtitan.abilities import ABILITIES
 
-NOT_TRIED = ("compile", "attention-bias", "mlp-bias", "router-bias")
-GONE = frozenset({"muon", "pp", "interleaved", "outer-rates", "layer-rates", "bias-rates", *NOT_TRIED})
+BIASES = ("attention-bias", "mlp-bias", "router-bias")
+GONE = frozenset({"muon", "pp", "interleaved", "outer-rates", "layer-rates", "bias-rates", "compile", *BIASES})
 THERE = (
     frozenset({"ep-with-etp"}), frozenset({"tied", "pp"}),
     frozenset({"experts", "tp"}), frozenset({"muon", "tp"}), frozenset({"muon", "pp"}), frozenset({"muon", "dp"}),
@@ -26,6 +26,7 @@ ABILITIES_0_2 = replace(
         lacks("bias-rates", "stack", "its arguments of experts hold for all layers"),
         lacks("dp", "stack", "its DDP takes what a reduction returns, and torch's fake backend returns nothing",
               asked=frozenset({"rehearse"})),
-        *(lacks(each, "adapter", "not tried on this version") for each in NOT_TRIED),
+        lacks("compile", "adapter", "not tried on this version"),
+        *(lacks(each, "stack", "its linear layers have no biases") for each in BIASES),
     ),
 )  # fmt: skip
