@@ -87,10 +87,23 @@ def compare(reference: Merged, other: Merged, repeats: Sequence[Merged] = ()) ->
     nothing = () if differences or why else found.nothing(steps)
     if nothing:
         why = f"no pair was compared of {', '.join(nothing)}{found.leftover()}"
+    if not (differences or why):
+        why = _broken_off(reference, other)
     return Comparison(
         differences=tuple(differences), agreed=tuple(found.agreed), incomparable=why, unseen=found.unseen,
         compared=found.counts(), nothing=nothing, paired=pairs,
     )  # fmt: skip
+
+
+def _broken_off(one: Merged, other: Merged) -> str:
+    """In words that the run of fewer steps did not come to its end; empty if both runs have as many, or it did."""
+    short = min(one, other, key=lambda each: each.steps)
+    for rank in short.trace.ranks if one.steps != other.steps else ():
+        if rank.end is None or rank.end["error"]:
+            how = "died" if rank.end is None else f"ended with {rank.end['error']}"
+            which = "reference" if short is one else "other run"
+            return f"both agree up to step {short.steps}, and then rank {rank.rank} of the {which} {how}"
+    return ""
 
 
 def _incomparable(one: Merged, other: Merged, step: int) -> str:

@@ -283,3 +283,24 @@ def test_ten_thousand_renamed_tensors_are_paired_correctly(tmp_path: Path, name:
     _, pairs = paired(runs[0], runs[1])
     assert len(pairs) == 10_000
     assert all(name.format(ours) == theirs for theirs, ours in pairs.items())
+
+
+@pytest.mark.parametrize(("end", "words"), [
+    ([], "rank 0 of the other run died"), ([{"error": "ValueError: 3", "steps": 1}], "ended with ValueError: 3"),
+])  # fmt: skip
+def test_a_run_that_breaks_off_is_not_equal_to_one_that_goes_further(
+    one: Path, tmp_path: Path, end: list[Line], words: str
+) -> None:
+    """A run that ends earlier as it was asked to is, in the steps that both have."""
+
+    def one_step(line: Line, rank: int) -> Iterable[Line]:
+        return [line | each for each in end] if line["e"] == "end" else [line] * (line.get("step", 1) < 2)
+
+    asked = _rewritten(one, tmp_path / "asked", lambda line, rank: [line | {"steps": 1}] * (line["e"] == "end")
+                       or one_step(line, rank))  # fmt: skip
+    assert invoked("diff", one, asked, code=0).output.splitlines()[-1].startswith("EQUAL")
+    broken = _rewritten(one, tmp_path / "broken", one_step)
+    for pair in ((one, broken), (broken, one)):
+        said = invoked("diff", *pair, code=3).output.splitlines()[-1]
+        assert "both agree up to step 1, and then rank 0 of the " in said
+    assert words in invoked("diff", one, broken, code=3).output
