@@ -13,13 +13,13 @@ from typing import Any
 from torch._subclasses import FakeTensor  # what DTensor and compilers try operators on, from 2.0 to 2.13
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode  # as torch's own counter uses it, from 2.4 to 2.13
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 ROOTS = frozenset({"sqrt", "sqrt_", "_foreach_sqrt", "_foreach_sqrt_", "_fused_adam_", "_fused_adamw_"})
 """What Adam asks of each element that it updates, once a step."""
 
 
-ON_CPUS = "_scaled_dot_product_flash_attention_for_cpu"
+ATTENTION = "_scaled_dot_product_"
 BATCHED = frozenset({"bmm", "baddbmm"})
 
 
@@ -61,11 +61,27 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             return out  # DTensor learns the shape of a result: nothing is computed
         packet = func._overloadpacket
         name, formula = packet.__name__, flop_registry.get(packet)
-        if formula is not None:
+        if name.startswith(ATTENTION):
+            self.work.products[name] += _of_attention(name.endswith("backward"), args)
+        elif name == "convolution_backward":
+            self.work.products[name] += _of_convolved(*args)
+        elif formula is not None:
             self.work.products[name] += int(formula(*args, **(kwargs or {}), out_val=out))
-        elif name.startswith(ON_CPUS):  # of which torch's counter knows nothing
-            count = sdpa_backward_flop_count if name.endswith("backward") else sdpa_flop_count
-            self.work.products[name] += int(count(*(each.shape for each in args[: 3 + name.endswith("backward")])))
         elif name in ROOTS:
             self.work.updated += sum(each.numel() for each in (args[0] if isinstance(args[0], list) else args[:1]))
         return out
+
+
+def _of_attention(backward: bool, args: Any) -> int:
+    """Every head of a query counts, also where several share a key: torch 2.11's counter takes no such shapes, and no
+    counter of torch knows the kernel of CPUs."""
+    *grad, query, key, value = (each.shape for each in args[: 3 + backward])
+    shapes = [*grad, query, *((*query[:2], *each[2:]) for each in (key, value))]
+    return int((sdpa_backward_flop_count if backward else sdpa_flop_count)(*shapes))
+
+
+def _of_convolved(grad: Any, inputs: Any, weight: Any, *rest: Any) -> int:
+    """A gradient costs what the output did. If each channel is convolved by itself, as before a scan, torch's counter
+    takes it with all others: in a hybrid that was more than all else."""
+    transposed, gradients = rest[4], rest[-1][:2]
+    return int(sum(gradients)) * int(conv_flop_count(inputs.shape, weight.shape, grad.shape, transposed))
