@@ -207,7 +207,7 @@ def clocked(spent: Counter[str]) -> Iterator[None]:
 
 
 def profiled(folder: Path, place: str = "cuda", steps: int = 20) -> Iterator[dict[str, Any]]:
-    """Where Python spends an observed step of the smallest size, in microseconds a step."""
+    """What Python spends in each function in an observed step of the smallest size, in microseconds a step."""
     training = Training(place, *SIZES["4 M"])
     for _ in range(5):
         training.step()

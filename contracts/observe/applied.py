@@ -56,9 +56,9 @@ class Sample:
         self.numbers = torch.cat([*found.values()]) if found else self.numbers
 
     def beside(self, parameters: Iterable[Tensor]) -> tuple[dict[int, slice], Any, int] | None:
-        """Where the numbers of each parameter lie in the result; the result, twice as many as that: what was kept, and
-        the gradients of now, as a tensor or what reads them when the device was read; and half its length. None if
-        there are none."""
+        """The slice of each parameter's numbers; the numbers that were kept and after them the gradients' of now, as a
+        tensor or a function that reads them after the device was read; and half their count. None if there are none.
+        """
         grads = {id(each): each.grad for each in parameters if id(each) in self.kept and each.grad is not None}
         in_turn = [grads[key] for key in self.kept if key in grads]
         if self.device is not None and len(grads) == len(self.kept) and _like(in_turn) == self.like:

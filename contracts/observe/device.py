@@ -264,8 +264,8 @@ class Device:
         of: Any = None, **how: int,
     ) -> None:  # fmt: skip
         """Start a kernel. Triton's own launcher looks at each argument in each call, which takes longer than the kernel
-        of a small tensor. What it has compiled for arguments `of` a kind is therefore kept, and started; it asks the
-        driver about each tensor, and about no address."""
+        of a small tensor. A kernel that it has compiled for arguments `of` a kind is therefore kept, and started; it
+        asks the driver about each tensor, and about no address."""
         key = (name, *constants.values(), of)
         compiled = self.compiled.get(key)
         if compiled is not None and torch.cuda.current_device() == self.device.index:

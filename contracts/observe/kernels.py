@@ -117,9 +117,9 @@ LINES = tl.constexpr(128)
 
 @triton.jit(do_not_specialize=["key", "batch", "inner"])  # type: ignore[untyped-decorator]
 def ordered(rows, key, order, starts, found, batch, inner, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the lines of each of 64 buckets begin in the order of a batch, and after 128 numbers that order: a line's
-    number doubled, and one more where its sign is minus. It is made of that of a single row, whose buckets a row's own
-    hash turns. A program has a bucket."""
+    """The begins of the lines of each of 64 buckets in the order of a batch, and after 128 numbers that order: a line's
+    number doubled, and one more if its sign is minus. It is made of the order of a single row, whose buckets a row's
+    own hash turns. A program has a bucket."""
     bucket, before = tl.program_id(0), 0
     for top in range(0, batch, BLOCK):
         row = top + tl.arange(0, BLOCK)

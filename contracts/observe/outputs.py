@@ -39,7 +39,7 @@ class Output:
         return isinstance(self.by, Batched) and self.by.device.has_room(self.by.size)
 
     def launch(self, output: Tensor, rows: Tensor, numbers: tuple[int, int, int], writer: Writer) -> Callable[[], None]:
-        """What writes its line when the device was read; `numbers` are of its step, call and microbatch."""
+        """A function that writes its line after the device was read; `numbers` are of its step, call and microbatch."""
         step, call, microbatch = numbers
         read = self._read(output, rows)
 

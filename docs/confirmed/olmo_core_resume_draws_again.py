@@ -1,5 +1,5 @@
 """A resumed run makes the iterator of its loader anew, which draws from torch's generator: its dropout differs from that
-of a run that went on.
+of a run that was not stopped.
 python docs/confirmed/olmo_core_resume_draws_again.py      # OLMo-core 3.0.0, a CPU
 """
 import sys
@@ -23,11 +23,11 @@ with tempfile.TemporaryDirectory() as folder:
     next(rows)
     generator, position = torch.get_rng_state(), on.state_dict()  # what a checkpoint has
     one = next(rows)["index"].tolist()
-    went_on = torch.rand(3)
+    straight = torch.rand(3)
     torch.set_rng_state(generator)  # as Trainer.load_state_dict, before `_fit_epoch` begins
     again.load_state_dict(position)
     again.reshuffle(epoch=1)
     two = next(iter(again))["index"].tolist()
     resumed = torch.rand(3)
-print(f"with rows {one} a run that went on draws {went_on.tolist()}; with rows {two} a resumed one {resumed.tolist()}")
-sys.exit(one != two or torch.equal(went_on, resumed))
+print(f"with rows {one} a run that was not stopped draws {straight.tolist()}; with rows {two} a resumed one {resumed.tolist()}")
+sys.exit(one != two or torch.equal(straight, resumed))

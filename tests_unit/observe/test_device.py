@@ -274,10 +274,10 @@ numbers = [there.keep(torch.tensor([1 << 62, -3])), there.keep(torch.tensor(2.5)
 there.read()
 assert [each().tolist() for each in numbers] == [[1 << 62, -3], [2.5]]
 for dtype, held in grads.items():
-    told = torch.tensor(few[dtype]()).view(2, 8, 8)
+    both = torch.tensor(few[dtype]()).view(2, 8, 8)
     for at, each in enumerate(held):
         want = applied.few(each).double()
-        assert told[:, at, : len(want)].tolist() == [want.tolist(), (2 * want).tolist()]
+        assert both[:, at, : len(want)].tolist() == [want.tolist(), (2 * want).tolist()]
 for a, b, name, found in known:
     given = {name or "0": a} | ({"1": b} if b is not None else {})
     rows, own, _ = recorder._rows(given, False)

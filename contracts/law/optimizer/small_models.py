@@ -87,7 +87,7 @@ def what_a_run_is_given_arrives_in_float32(stack: Training, recipe: Recipe, exec
     """In bfloat16 on several ranks, a run starts from the float32 weights that it was given, unrounded: it still holds
     them after a step at a learning rate close to 0.
 
-    If the optimizer makes its copies from weights that were cast already, a run that goes on from another one begins up
+    If the optimizer makes its copies from weights that were cast already, a run that continues another one begins up
     to 0.4 % off in every weight. Experts, which have an optimizer of their own, can be cast by themselves.
     """
     still = replace(recipe, optim=replace(recipe.optim, lr=SMALL_RATE, min_lr=SMALL_RATE, weight_decay=0.0))

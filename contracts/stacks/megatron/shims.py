@@ -112,7 +112,7 @@ class Nowhere:
 
 
 class Asked(TorchFunctionMode):
-    """What Megatron's code asks torch for, as it is given here.
+    """Answers Megatron's calls of torch as it is given here.
 
     Args:
         host: whether the CPU stands for a device: `device="cuda"` means the CPU, `.cuda()` does nothing, and a tensor's
