@@ -75,7 +75,7 @@ def widened() -> Iterator[None]:
     before, load, Wide.paused = torch.get_default_dtype(), torch.load, False
 
     def read(*given: Any, **named: Any) -> Any:
-        """The tensors of a file in the dtypes that they have there: the steps that a fused optimizer counted are float32."""
+        """The tensors of a file in the dtypes that they have there: steps counted by a fused optimizer are float32."""
         Wide.paused = True
         try:
             return load(*given, **named)
