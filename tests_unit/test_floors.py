@@ -17,7 +17,7 @@ import contracts
 from contracts.contract import LAW
 from contracts.harness import families
 from contracts.instruments.import_probe import modules_after
-from contracts.spec import conventions, errors, ladder, needs, tolerance, violations
+from contracts.spec import codec, conventions, errors, ladder, needs, tolerance, violations
 
 families.read_checks()
 
@@ -54,10 +54,11 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.half_precision",
     "contracts.instruments.dry_run", "contracts.instruments.traffic", "contracts.instruments.work",
     "contracts.observe.applied", "contracts.observe.around", "contracts.observe.consumed", "contracts.observe.cut",
-    "contracts.observe.device", "contracts.observe.diff", "contracts.observe.kernels",
+    "contracts.observe.device", "contracts.observe.diff", "contracts.observe.kernels", "contracts.observe.outputs",
     "contracts.observe.phases", "contracts.observe.placement", "contracts.observe.power",
     "contracts.observe.readers", "contracts.observe.recorder",
     "contracts.observe.routing", "contracts.observe.sketch", "contracts.observe.source",
+    "contracts.observe.walked",
     "contracts.harness.ab.answer", "contracts.harness.ab.page", "contracts.harness.ab.trial",
     "contracts.stacks.reference.training.small_script", "contracts.stacks.rewritten",
     "contracts.stacks.cuda_on_cpu",
@@ -187,10 +188,11 @@ def test_a_check_without_tensors_does_not_import_torch(tmp_path: Path) -> None:
 
 
 TELLING = (
-    conventions.chosen, errors.shown, ladder.rung_of, ladder.rungs, ladder.stepped_down, needs.features,
-    tolerance.element_bytes, tolerance.here, tolerance.within, violations.compared, violations.require_none,
+    codec.dumps, codec.loads, conventions.chosen, errors.shown, ladder.rung_of, ladder.rungs, ladder.stepped_down,
+    needs.features, tolerance.element_bytes, tolerance.here, tolerance.within, violations.compared,
+    violations.require_none,
 )  # fmt: skip
-"""What says how a thing is asked, called or reported, and computes nothing that is expected of a stack."""
+"""What says how a thing is asked, called, kept or reported, and computes nothing that is expected of a stack."""
 
 
 def _borrowed(module: types.ModuleType) -> set[str]:
@@ -205,7 +207,7 @@ def _borrowed(module: types.ModuleType) -> set[str]:
 
 
 def test_a_check_that_uses_a_computing_function_of_spec_is_found_under_any_name() -> None:
-    from contracts.spec import codec, pattern, topology
+    from contracts.spec import pattern, topology
 
     module = types.ModuleType("borrower")
     vars(module).update(mine=pattern.parse, cached=codec.hints, value=topology.Degrees, said=errors.shown)

@@ -6,7 +6,8 @@ from contracts.contract import contract
 from contracts.law._support.multi_rank_saves import STATE, state_difference
 from contracts.law._support.saved_states import FAMILIES, folder_of_both_sides
 from contracts.law.checkpoint.resume import AHEAD, DENSE, SHORT, given_batches
-from contracts.spec import Recipe, Session, Step, Training, codec
+from contracts.spec import Recipe, Session, Step, Training
+from contracts.spec.codec import dumps, loads
 
 SAVED = {"experts": (SHORT,), "heads": (AHEAD,), "dense": (DENSE,)}
 NEEDS = {"": ("checkpoint",), "heads": ("checkpoint", "prediction-heads")}
@@ -28,8 +29,8 @@ def the_head_loads_what_the_base_has_saved(stack: Training, recipe: Recipe) -> N
         if not told.exists():
             files.mkdir(exist_ok=True)
             run = stack.train(replace(session, save=str(files), save_at=frozenset({2})))
-            told.write_text(codec.dumps(run.steps[-1]), encoding="utf-8")
-        saved = codec.loads(Step, told.read_bytes())
+            told.write_text(dumps(run.steps[-1]), encoding="utf-8")
+        saved = loads(Step, told.read_bytes())
         run = stack.train(replace(session, steps=1, batches=given[2:], load=str(files), at=frozenset({0})))
     assert run.start == saved.number, f"the run resumed after step {run.start}, expected {saved.number}"
     assert run.loaded is not None, "no loaded state is reported"
