@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_iter, tree_map
 
+from contracts.stacks.megatron.shims import Nowhere  # a stream or an event of a card that computes at once
+
 aten = torch.ops.aten
 NAME = "card"  # torch's own name of the device; `cuda` is taken, also in a build for CPUs
 HERE, CUDA, HOST = f"{NAME}:0", torch.device("cuda", 0), torch.device("cpu")
@@ -143,24 +145,6 @@ class _Names(TorchFunctionMode):
         return func(*map(_named, args), **kwargs)
 
 
-class _Stream:
-    """A stream or an event of a card that computes at once."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *_, **__: self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 def _swapped(swap: Callable[..., None]) -> Callable[..., None]:
     """`torch.utils.swap_tensors`, after which a tensor has its attributes still, as where `data` is assigned."""
 
@@ -239,7 +223,7 @@ def install() -> None:
         "set_rng_state": lambda state, *_, **__: generator.set_state(state),
         "manual_seed": generator.manual_seed, "manual_seed_all": generator.manual_seed,
     }  # fmt: skip
-    says |= dict.fromkeys(("Stream", "Event", "current_stream", "default_stream", "stream"), _Stream)
+    says |= dict.fromkeys(("Stream", "Event", "current_stream", "default_stream", "stream"), Nowhere)
     says["_lazy_call"] = lambda call, **_: call()
     for name, answer in says.items():
         setattr(torch.cuda, name, answer)

@@ -36,8 +36,8 @@ def settle(backend: str, ranks: int | None) -> str:
     except ValueError as error:
         problem, _, remedy = str(error).partition(": ")
         raise refuse("dist-backend", backend, problem, remedy) from None
-    if found.words:
+    if found.words:  # ranks share devices, or stage tensors
         click.echo(found.words, err=True)
-    if found.name in ("staged", "nccl") and device.chosen() == "auto" and device.count():
-        os.environ[device.VARIABLE] = "cuda"
+        if device.chosen() == "auto" and device.count():
+            os.environ[device.VARIABLE] = "cuda"
     return found.name

@@ -10,8 +10,6 @@ from contracts.spec import Execution, Layout, grids, refuse
 from contracts.stacks.reference.launch.trainer_arguments import TrainerArguments
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""With 1 here NCCL lets ranks share a device, since 2.30; without it, and before, it refuses them."""
 PATIENCE_S = 600.0  # for ranks that load what others are still writing
 
 
@@ -29,7 +27,7 @@ def distributed_world(device: str) -> Iterator[Place]:
     torch, dist = torch_distributed()
     if device == "cuda":
         _refuse_missing_devices()
-        torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(place.local_rank)
     if place.world > 1:
         dist.init_process_group(BACKENDS[device], timeout=datetime.timedelta(seconds=PATIENCE_S))
     yield place
@@ -53,7 +51,7 @@ def _ranks_and_devices() -> tuple[int, int]:
 
 def _refuse_missing_devices() -> None:
     ranks, devices = _ranks_and_devices()
-    if devices < ranks and not (devices and os.environ.get(SHARING) == "1"):
+    if devices < ranks:
         problem = f"needs a device for each rank, and torch sees {devices} for the {ranks} of this node"
         raise refuse("--device", "cuda", problem, "start fewer ranks, or give --device cpu")
 
