@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_unit.ranks.running import needs_torch, torchrun
+from tests_unit.ranks.running import ROOT, needs_torch, torchrun
 
 pytestmark = needs_torch()
 
@@ -154,3 +154,12 @@ def test_a_hang_fails_one_test_and_shows_where_every_rank_was(tmp_path: Path, su
     with subtests.test("no connection and no group piles up"):
         assert run.outcome("test_nothing_has_piled_up") == "passed", run.words("test_nothing_has_piled_up")
         assert "1 process groups were made and never destroyed: test_hangs.py::test_leaves_groups_behind" in run.output
+
+
+def test_the_example_of_faults_charges_each_to_its_own_test(tmp_path: Path) -> None:
+    text = (ROOT / "docs/examples/faults_of_ranks/test_faults.py").read_text(encoding="utf-8")
+    run = torchrun(tmp_path, {"test_faults.py": text}, "--dist-timeout=8", ranks=2)
+    faulty = ("test_with_a_bug_on_rank_1", "test_that_leaves_a_call_in_flight", "test_that_hangs_on_rank_0")
+    sound = ("test_that_is_right", "test_after_the_bug", "test_after_the_call", "test_after_the_hang")
+    wanted = {**dict.fromkeys(faulty, "failed"), **dict.fromkeys(sound, "passed")}
+    assert {name: run.outcome(name) for name in wanted} == wanted, run.output[-3000:]
