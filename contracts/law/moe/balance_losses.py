@@ -55,6 +55,11 @@ AUX: dict[str, tuple[Any, ...]] = {
     "collapsed-sigmoids": (TWO_SIGMOIDS, [_onto((0, 7), LN3, -LN3)], None, 9 / 4),
     "collapsed-sigmoids-k-1": (ONE_SIGMOID, [_onto((5,), LN3, -LN3)], None, 18 / 7),
     "groups": (IN_A_GROUP, [_onto((0, 2), LN3, -LN3)], None, 9 / 4),  # P is over the experts of all groups
+    # Sigmoids of 4/5, 1/2 and 3/5 beside nine of 1/5 add up to 3.7. Experts 0 to 2 are the chosen group, so f is 1/2 of
+    # experts 0 and 1. Counted by score alone, f is that of experts 0 and 7.
+    "groups-in-f": (
+        IN_A_GROUP, [[[log(4), 0.0, *[-log(4)] * 5, log(1.5), *[-log(4)] * 4]] * 12], None, (7.8 / 3.7, 8.4 / 3.7)
+    ),
     # f and P are per sequence: over all six sequences together the load is even, and the loss would be 1.
     "sequences-apart": (TWO, [_onto((2 * n, 2 * n + 1), LN5)[:4] for n in range(6)], None, 3.0, 1.0),
     "one-of-three-balanced": (TWO, [_around(2, LN5), _onto((1, 2), LN5), _onto((0, 11), LN5)], None, 7 / 3, 61 / 45),

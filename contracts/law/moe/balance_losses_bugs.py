@@ -64,6 +64,17 @@ def shares_within_the_chosen_groups(probabilities, self, logits_BTE):
     return probabilities(self, _limited(self, logits_BTE))
 
 
+@broken(
+    Router, "balance_loss", "MOE-05a[groups-in-f]: the balance loss is 2.43243243, expected 2.10810811 or 2.27027027"
+)
+def counts_chosen_groups(balance_loss, self, probabilities_BTE, experts_BTK):
+    """f counts each expert of a group that is chosen, as the mask of the groups has them."""
+    if self.moe.groups is not None:
+        size = self.moe.experts // self.moe.groups[0]
+        experts_BTK = experts_BTK[..., :1] // size * size + torch.arange(size)
+    return balance_loss(self, probabilities_BTE, experts_BTK)
+
+
 @broken(Router, "balance_loss", "MOE-05a[collapsed-k-2]: the balance loss is 6, expected 3")
 def looks_at_chosen_probabilities_only(balance_loss, self, probabilities_BTE, experts_BTK):
     """P is taken from the gates: an expert that is never chosen has none, so nothing draws tokens to it."""
