@@ -5,9 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from contracts.contract import contract
+from contracts.law._support.label_weights import WINDOW
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import borrowed, own_axis
 from contracts.law._support.recipes import SMALL_MLA
+from contracts.law._support.small_models import Cell, cell
 from contracts.law._support.step_comparison import (
     clip_difference,
     gradient_differences,
@@ -16,7 +18,9 @@ from contracts.law._support.step_comparison import (
     state_differences,
 )
 from contracts.law._support.training_run import IDLE, ROWS_OF_16, batches, drawn_weights, selection_biases
+from contracts.law._support.transformer_layouts import PLAIN, G, L
 from contracts.law.parallel.layouts import MANY, figure_difference
+from contracts.law.parallel.small_models import require_one_rank
 from contracts.spec import Biased, Dsa, Execution, Mhc, Moe, Mtp, ParallelSsm, Recipe, Session, Training
 
 LAYOUTS = {
@@ -192,3 +196,99 @@ def whatever_a_step_combines(stack: Training, recipe: Recipe, execution: Executi
             or replica_differences({**many.weights, **many.optimizer, **many.buffers})
         )
         assert not words, words
+
+
+SHARED_LAYOUTS: dict[str, dict[str, Any]] = {
+    "dp2": {},
+    "fsdp2": {"fsdp": True},
+    "tp2-sp": {"tp": 2, "sp": True},
+    "borrowed-ep2": {"ep": 2},
+    "borrowed-ep2-fsdp": {"ep": 2, "fsdp": True},
+    "borrowed-tp2-sp-ep2-etp1": {"tp": 2, "sp": True, "ep": 2, "etp": 1},
+    "cp2": {"cp": 2},
+    "pp2": {"pp": 2},
+    "interleaved": {"pp": 2, "interleaved": True},
+}
+SHARED_EXPERTS = {
+    "dense": None,
+    "softmax": G.moe,
+    "sigmoid": L.moe,
+    "groups": replace(L.moe or Moe(), top_k=4, groups=(4, 2)),
+}
+SHARED_AXES = {
+    "layout": tuple(SHARED_LAYOUTS),
+    "mlp": tuple(SHARED_EXPERTS),
+    "attention": ("gqa", "qk-norm", "mla", "biased"),
+    "embeddings": ("untied", "tied"),
+    "window": ("whole", "accumulated"),
+    "passes": ("kept", "recomputed"),
+}
+"""Every two of what these name, which released stacks have, meet in a row, except expert parallel without experts.
+Stages of a pipeline take two microbatches or four."""
+
+
+def shared(row: str) -> Cell:
+    """The recipe and the execution of a row of the array of what released stacks have."""
+    level: dict[str, Any] = dict(zip(SHARED_AXES, row.split(), strict=True))
+    stages = {"pp2": 2, "interleaved": 4}.get(level["layout"], 1)
+    recipe = replace(
+        L if level["attention"] == "mla" else PLAIN, name="combined-" + level["mlp"], pattern="|".join(["AE"] * stages),
+        depth=2 * max(stages, 2), moe=SHARED_EXPERTS[level["mlp"]], qk_norm=level["attention"] == "qk-norm",
+        untied_embeddings=level["embeddings"] == "untied",
+        biases=("attention",) if level["attention"] == "biased" else (),
+    )  # fmt: skip
+    microbatches = (2 if level["window"] == "accumulated" else 1) * min(stages, 2)
+    return cell(recipe, 2, microbatches=microbatches, recomputed=level["passes"] == "recomputed",
+                **SHARED_LAYOUTS[level["layout"]])  # fmt: skip
+
+
+SHARED_ROWS = (
+    "dp2 dense qk-norm tied whole recomputed",
+    "dp2 softmax biased untied whole kept",
+    "dp2 sigmoid gqa untied whole recomputed",
+    "dp2 groups mla untied accumulated recomputed",
+    "fsdp2 dense biased untied whole kept",
+    "fsdp2 softmax qk-norm untied accumulated recomputed",
+    "fsdp2 sigmoid mla untied whole kept",
+    "fsdp2 groups gqa tied accumulated recomputed",
+    "tp2-sp dense gqa untied accumulated kept",
+    "tp2-sp softmax mla tied whole recomputed",
+    "tp2-sp sigmoid biased untied accumulated kept",
+    "tp2-sp groups qk-norm untied accumulated kept",
+    "borrowed-ep2 softmax gqa tied accumulated kept",
+    "borrowed-ep2 sigmoid qk-norm tied whole kept",
+    "borrowed-ep2 sigmoid biased untied accumulated kept",
+    "borrowed-ep2 groups mla untied accumulated recomputed",
+    "borrowed-ep2-fsdp softmax mla tied accumulated recomputed",
+    "borrowed-ep2-fsdp softmax biased untied accumulated kept",
+    "borrowed-ep2-fsdp sigmoid gqa tied accumulated kept",
+    "borrowed-ep2-fsdp groups qk-norm untied whole recomputed",
+    "borrowed-tp2-sp-ep2-etp1 softmax qk-norm tied accumulated kept",
+    "borrowed-tp2-sp-ep2-etp1 softmax biased tied whole recomputed",
+    "borrowed-tp2-sp-ep2-etp1 sigmoid gqa untied whole recomputed",
+    "borrowed-tp2-sp-ep2-etp1 groups mla untied whole kept",
+    "cp2 dense gqa untied accumulated recomputed",
+    "cp2 softmax qk-norm tied accumulated recomputed",
+    "cp2 sigmoid biased tied whole kept",
+    "cp2 groups mla tied whole kept",
+    "pp2 dense mla tied whole kept",
+    "pp2 softmax biased tied accumulated recomputed",
+    "pp2 sigmoid gqa untied whole recomputed",
+    "pp2 groups qk-norm untied whole kept",
+    "interleaved dense qk-norm untied accumulated kept",
+    "interleaved softmax gqa untied accumulated recomputed",
+    "interleaved sigmoid mla tied accumulated kept",
+    "interleaved groups biased tied whole recomputed",
+)
+SHARED = {row.replace(" ", "-"): shared(row) for row in SHARED_ROWS}
+
+
+@contract("PAR-01l", asks=("built", "train"), cases=SHARED, source="F01; TST-13",
+          conventions=WINDOW, tier="dist")  # fmt: skip
+def whatever_a_step_of_a_transformer_combines(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """With any two features of a transformer with experts, on any axis of parallelism, losses, gradients by name, the
+    norm and selection biases equal those of one rank.
+    """
+    require_one_rank(stack, recipe, execution)

@@ -20,6 +20,7 @@ def counts_heads_as_the_model_under_tensor_parallel(count, self, micro):
     Trainer,
     "move_biases",
     "PAR-01k[borrowed-ep2-sigmoid-dsa-mtp-all-accumulated-AE-adamw-kept-swiglu]: the buffer layers.1.mixer.router",
+    "PAR-01l[borrowed-ep2-sigmoid-biased-untied-accumulated-kept]: the buffer layers.1.mixer.router",
 )
 def moves_biases_by_one_microbatch(move_biases, self, seen):
     """Experts that lie on several ranks keep their counts in a buffer, which a second microbatch does not read."""
@@ -50,3 +51,31 @@ def adds_up_streams_twice_after_recomputing(reduce, self):
         for name, each in self.model.named_parameters():
             if ".streams" in name and each.grad is not None:
                 local_part(each.grad).mul_(2)
+
+
+@broken(
+    ParallelTrainer,
+    "reduce",
+    "PAR-01l[dp2-dense-qk-norm-tied-whole-recomputed]: the gradient of embedding.weight",
+)
+def adds_up_a_tied_weight_twice_after_recomputing(reduce, self):
+    """A weight that the head shares has a hook at either end, and a recomputed pass enters both."""
+    reduce(self)
+    if self.execution.recompute and not self.recipe.untied_embeddings:
+        local_part(dict(self.model.named_parameters())["embedding.weight"].grad).mul_(2)
+
+
+@broken(
+    ParallelTrainer,
+    "reduce",
+    "PAR-01l[borrowed-tp2-sp-ep2-etp1-softmax-biased-tied-whole-recomputed]: the gradient of layers.0.mixer.wo.bias",
+)
+def leaves_a_bias_at_its_part_of_the_row(reduce, self):
+    """The bias behind a matrix that TP cuts lies whole on each rank, and sees the part of the rows that is there: where
+    experts are spread too, its gradient is left out of the sum.
+    """
+    if self.execution.degrees.ep > 1 and self.execution.degrees.sp:
+        for name, each in self.model.named_parameters():
+            if name.endswith("wo.bias"):
+                local_part(each.grad).mul_(0.5)
+    reduce(self)

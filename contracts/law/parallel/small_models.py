@@ -129,7 +129,7 @@ def stages_of_a_transformer_are_one_rank(stack: Training, recipe: Recipe, execut
     """A transformer with experts, cut into pipeline stages, by themselves or with other axes, has the losses, gradients
     by name, gradient norm and selection biases of one rank.
     """
-    _require_one_rank(stack, recipe, execution)
+    require_one_rank(stack, recipe, execution)
 
 
 @contract("PAR-14", asks=("built", "train"), cases=MET, source="F01; TST-13", conventions=WINDOW,
@@ -141,13 +141,13 @@ def axes_that_meet_are_one_rank(stack: Training, recipe: Recipe, execution: Exec
     Two axes that are right by themselves and in every pair can still be wrong beside a third: a group that is made for
     two of them, a divisor that counts one twice, a collective that a second pass through a layer issues once more.
     """
-    _require_one_rank(stack, recipe, execution)
+    require_one_rank(stack, recipe, execution)
 
 
 DEEP = 8  # blocks, through which a rounding grows
 
 
-def _require_one_rank(stack: Training, recipe: Recipe, execution: Execution) -> None:
+def require_one_rank(stack: Training, recipe: Recipe, execution: Execution) -> None:
     ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "gradients", "buffers")
     deep, scans = recipe.depth >= DEEP, bool({"M", "R"} & {*recipe.pattern})
     tolerance = FLOAT32_DEEP if deep else FLOAT32_TRANSFORMER
