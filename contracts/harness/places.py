@@ -1,12 +1,11 @@
 """The places of a contract: its check, its mutants, the functions of the reference that it guards, and the commands
 that judge it."""
 
-import ast
-import functools
 import inspect
+import re
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,11 @@ def place(function: Any) -> str:
 
 
 def of_mutant(mutant: Mutant) -> str:
-    """File and line of a mutant, whether it is written as a class or as a function."""
+    """File and line of a mutant, whether it is written as a class, as a function or as a call that names it."""
     file = Path(str(sys.modules[mutant.make.__module__].__file__))
-    return f"{file.relative_to(_ROOT)}:{_lines(file)[mutant.name]}"
-
-
-@functools.cache
-def _lines(file: Path) -> Mapping[str, int]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    return {each.name: each.lineno for each in tree.body if isinstance(each, (ast.ClassDef, ast.FunctionDef))}
+    text = file.read_text(encoding="utf-8")
+    at = re.search(rf'^(?:class|def) {mutant.name}\b|"{mutant.name}"', text, re.MULTILINE)
+    return f"{file.relative_to(_ROOT)}:{text.count(chr(10), 0, at.start() if at else 0) + 1}"
 
 
 def answers(contract: Contract) -> dict[str, str]:

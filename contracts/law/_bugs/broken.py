@@ -71,6 +71,19 @@ def derived(
     return enter
 
 
+def with_attributes(
+    name: str, story: str, *kills: str, owner: type = Reference, bugs: tuple[str, ...] = (), leanest: str | None = None,
+    **attributes: Any,
+) -> type:  # fmt: skip
+    """Make a mutant of a class by other attributes, such as a convention that it does not hold: of a class of stacks as
+    it is, of any other as by `derived`."""
+    module = sys._getframe(1).f_globals["__name__"]
+    made = type(name, (owner,), {**attributes, "__doc__": story, "__module__": module})
+    if hasattr(owner, "offers"):
+        return _entered(made, made, kills, bugs, leanest)
+    return derived(*kills, bugs=bugs, leanest=leanest)(made)
+
+
 def _becomes(made: Any, change: type, owner: type) -> bool:
     """Whether a new object of `owner`, or of a class made of it at run time, is from now on one of `change`."""
     kind: Any = type(made)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law.argv._launcher_bugs import Launcher
 from contracts.spec import Launch, Reading, refuse
 from contracts.stacks.reference.stack import Reference
@@ -86,34 +86,38 @@ class TakesTheLast(Launcher):
     waived = ("a flag given twice, such as tensor-model-parallel-size",)
 
 
-@mutant(
-    of="ARGV-03b", case="query-groups-without-their-switch", says="expected a refusal about query", bugs=("PRV-27",)
+with_attributes(
+    "ReadsGroupsOnlyUnderTheSwitch",
+    "Ignores the number of query groups without its switch: full attention under a GQA recipe.",
+    "ARGV-03b[query-groups-without-their-switch]: expected a refusal about query",
+    owner=Launcher,
+    bugs=("PRV-27",),
+    waived=("num-query-groups without group-query-attention",),
 )
-class ReadsGroupsOnlyUnderTheSwitch(Launcher):
-    """Ignores the number of query groups without its switch: full attention under a GQA recipe."""
 
-    waived = ("num-query-groups without group-query-attention",)
+with_attributes(
+    "LetsThePatternWin",
+    "Takes the depth from the pattern and never compares it with --num-layers.",
+    "ARGV-03b[layers-against-the-pattern]: expected a refusal about layers",
+    owner=Launcher,
+    waived=("num-layers against the pattern",),
+)
 
+with_attributes(
+    "NeverComparesTopKWithExperts",
+    "Accepts top-k 8 of 4 experts; the first forward pass dies on every rank.",
+    "ARGV-03b[topk-above-the-experts]: the argv is accepted, expected a refusal about topk",
+    owner=Launcher,
+    waived=("topk above num-experts",),
+)
 
-@mutant(of="ARGV-03b", case="layers-against-the-pattern", says="expected a refusal about layers")
-class LetsThePatternWin(Launcher):
-    """Takes the depth from the pattern and never compares it with --num-layers."""
-
-    waived = ("num-layers against the pattern",)
-
-
-@mutant(of="ARGV-03b", case="topk-above-the-experts", says="the argv is accepted, expected a refusal about topk")
-class NeverComparesTopKWithExperts(Launcher):
-    """Accepts top-k 8 of 4 experts; the first forward pass dies on every rank."""
-
-    waived = ("topk above num-experts",)
-
-
-@mutant(of="ARGV-03b", case="experts-without-letter-e", says="the argv is accepted, expected a refusal about expert")
-class CarriesExpertsNobodyBuilds(Launcher):
-    """Accepts expert flags with a pattern that has no E: a dense model under the name of a sparse one."""
-
-    waived = ("num-experts without an E",)
+with_attributes(
+    "CarriesExpertsNobodyBuilds",
+    "Accepts expert flags with a pattern that has no E: a dense model under the name of a sparse one.",
+    "ARGV-03b[experts-without-letter-e]: the argv is accepted, expected a refusal about expert",
+    owner=Launcher,
+    waived=("num-experts without an E",),
+)
 
 
 @broken(Launcher, "read_argv", "ARGV-03b[two-precisions]: says nothing about fp16: ''")
@@ -234,18 +238,21 @@ def reads_the_first(read_back, self, argv):
     return read_back(self, tuple(kept))
 
 
-@mutant(of="ARGV-02c", case="a-flag", says="--pp 1 and then --pp 2: not the last")
-class DeclaresTheLastAndReadsTheFirst(reads_the_first):
-    """Declares that the last of a repeated flag counts, and reads the first."""
+with_attributes(
+    "DeclaresTheLastAndReadsTheFirst",
+    "Declares that the last of a repeated flag counts, and reads the first.",
+    "ARGV-02c[a-flag]: --pp 1 and then --pp 2: not the last",
+    owner=reads_the_first,
+    conventions={"repeated-flag": "last-wins"},
+)
 
-    conventions = {"repeated-flag": "last-wins"}
-
-
-@mutant(of="ARGV-03b", case="flag-given-twice", says="expected the last")
-class DeclaresTheLast(Launcher):
-    """Declares that the last of a repeated flag counts, and refuses the argv."""
-
-    conventions = {"repeated-flag": "last-wins"}
+with_attributes(
+    "DeclaresTheLast",
+    "Declares that the last of a repeated flag counts, and refuses the argv.",
+    "ARGV-03b[flag-given-twice]: expected the last",
+    owner=Launcher,
+    conventions={"repeated-flag": "last-wins"},
+)
 
 
 @mutant(of="ARGV-03b", case="flag-given-twice", says="ends as '1', expected the last")
@@ -258,16 +265,19 @@ class TakesTheFirst(TakesTheLast):
         return replace(super().read_argv(argv, env, world), values={"tensor_model_parallel_size": "1"})
 
 
-@mutant(of="ARGV-03b", case="sequence-parallel-at-tp1", says="no warning names sequence_parallel")
-class OverridesInSilence(Launcher):
-    """Declares that it warns of flags that others override, and says nothing."""
+with_attributes(
+    "OverridesInSilence",
+    "Declares that it warns of flags that others override, and says nothing.",
+    "ARGV-03b[sequence-parallel-at-tp1]: no warning names sequence_parallel",
+    owner=Launcher,
+    conventions={"overridden-flag": "warned"},
+    waived=("sequence-parallel at tp 1",),
+)
 
-    conventions = {"overridden-flag": "warned"}
-    waived = ("sequence-parallel at tp 1",)
-
-
-@mutant(of="ARGV-03b", case="layers-against-the-pattern", says="refused at validate, expected a warning about layers")
-class DeclaresAWarning(Launcher):
-    """Declares that it warns of flags that others override, and refuses them."""
-
-    conventions = {"overridden-flag": "warned"}
+with_attributes(
+    "DeclaresAWarning",
+    "Declares that it warns of flags that others override, and refuses them.",
+    "ARGV-03b[layers-against-the-pattern]: refused at validate, expected a warning about layers",
+    owner=Launcher,
+    conventions={"overridden-flag": "warned"},
+)

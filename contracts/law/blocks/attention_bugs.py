@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.spec import Mode, Recipe
 from contracts.stacks.reference.model.blocks import Attention, LatentAttention, Output, Packing, RMSNorm
 from contracts.stacks.reference.model.parts import Parts
@@ -186,9 +186,12 @@ class JointNorm(Attention):
         return x_BTHd * torch.rsqrt(mean + self.q_norm.eps) * weight_d
 
 
-@derived("BLK-03a[packed]: y differs")
-class NormsAllHeadsTogether(JointNorm):
-    """QK norm covers the whole projection: heads keep their relative lengths, and the loudest dominates."""
+with_attributes(
+    "NormsAllHeadsTogether",
+    "QK norm covers the whole projection: heads keep their relative lengths, and the loudest dominates.",
+    "BLK-03a[packed]: y differs",
+    owner=JointNorm,
+)
 
 
 class _ByLayer(Parts):

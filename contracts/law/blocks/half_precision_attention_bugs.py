@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.stacks.reference.model.blocks import Attention, Causal, RMSNorm
 from contracts.stacks.reference.model.hybrid_model import ACTIVATIONS, Model
 
@@ -24,12 +24,13 @@ class _WrittenOut(Attention):
         return scores_BHTS
 
 
-@derived(
+with_attributes(
+    "ScoresAreHalf",
+    "Scores are rounded before the softmax, which erases the differences between keys.",
     "BLK-03k[close-scores-packed]: close scores in bfloat16: y of the last three tokens differs",
     "BLK-03k[close-scores]: close scores in bfloat16: y of the last three tokens differs",
+    owner=_WrittenOut,
 )
-class ScoresAreHalf(_WrittenOut):
-    """Scores are rounded before the softmax, which erases the differences between keys."""
 
 
 @derived(

@@ -4,10 +4,9 @@ import torch
 import torch.nn.functional as F
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.mtp import IGNORED
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(Model, "cross_entropy", "BLK-06s[unequal-rows]: lm loss is")
@@ -65,11 +64,12 @@ def hands_over_bfloat16_logits(predict, self, hidden_BTD):
     return predict(self, hidden_BTD).to(self.activations)
 
 
-@mutant(of="BLK-06t", case="bf16", says="the logits are float32, expected bfloat16")
-class DeclaresLogitsOfTheActivations(Reference):
-    """Declares that logits have the dtype of the activations, and hands over float32."""
-
-    conventions = {"logits-dtype": "activations"}
+with_attributes(
+    "DeclaresLogitsOfTheActivations",
+    "Declares that logits have the dtype of the activations, and hands over float32.",
+    "BLK-06t[bf16]: the logits are float32, expected bfloat16",
+    conventions={"logits-dtype": "activations"},
+)
 
 
 @broken(Model, "share", "BLK-06v[no-depths]: total is")

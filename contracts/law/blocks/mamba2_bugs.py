@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.law._bugs import written_out
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law.blocks.mamba_scan_bugs import ChunkByChunk
 from contracts.stacks.reference.model.blocks import Packing, RMSNorm
 from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, GatedNorm, Mamba2, wide
@@ -238,9 +238,12 @@ class Halves(ChunkByChunk):
         return state_Bhpn.to(torch.bfloat16).to(state_Bhpn.dtype)
 
 
-@derived("BLK-04a[float32]: y differs: ")
-class KeepsTheStateBetweenChunksInBfloat16(Halves):
-    """The state between chunks is in bfloat16. bfloat16 activations hide it; in float32 it is 3000 times the bound."""
+with_attributes(
+    "KeepsTheStateBetweenChunksInBfloat16",
+    "The state between chunks is in bfloat16. bfloat16 activations hide it; in float32 it is 3000 times the bound.",
+    "BLK-04a[float32]: y differs: ",
+    owner=Halves,
+)
 
 
 @broken(Mamba2, "scan", "BLK-04a[plain]: the state ssm differs")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law.blocks.mamba2_bugs import Halves
 from contracts.stacks.reference.model.blocks import Mamba3
 from contracts.stacks.reference.model.blocks.mamba2 import Mamba2, wide
@@ -61,6 +61,9 @@ def steps_in_bfloat16(time_step, self, dt_BTh):
     return F.softplus(wide(dt_BTh + self.dt_bias.to(dt_BTh.dtype)))
 
 
-@derived("BLK-04g[mamba2]: the state after 50 empty tokens differs")
-class RoundsTheStateBetweenChunks(Halves):
-    """The state between chunks is in bfloat16. With zero inputs no activation rounding hides it."""
+with_attributes(
+    "RoundsTheStateBetweenChunks",
+    "The state between chunks is in bfloat16. With zero inputs no activation rounding hides it.",
+    "BLK-04g[mamba2]: the state after 50 empty tokens differs",
+    owner=Halves,
+)

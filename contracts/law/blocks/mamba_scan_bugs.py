@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law._bugs.mamba_parts import shifted, unpacked
 from contracts.stacks.reference.model.blocks import CausalConv, Mamba2, Mamba3, Output, Packing, State
 
@@ -140,25 +140,29 @@ class _WithoutPart(Mamba3):
         return super().forward(x_BTD, packing, {name: each for name, each in state.items() if name != self.part})
 
 
-@derived("BLK-04c[mamba3-inside-a-chunk]: y in two halves, cut at 20, differs")
-class PassesTheStateWithoutTheTokenBefore(_WithoutPart):
-    """k and v of the last token are not carried, so the first step after a cut lacks its previous token."""
+with_attributes(
+    "PassesTheStateWithoutTheTokenBefore",
+    "k and v of the last token are not carried, so the first step after a cut lacks its previous token.",
+    "BLK-04c[mamba3-inside-a-chunk]: y in two halves, cut at 20, differs",
+    owner=_WithoutPart,
+    part="v",
+)
 
-    part = "v"
+with_attributes(
+    "PassesTheStateWithoutItsAngle",
+    "The rotated state is carried without its angle, and new tokens rotate from 0.",
+    "BLK-04c[mamba3-inside-a-chunk]: y in two halves, cut at 20, differs",
+    owner=_WithoutPart,
+    part="angle",
+)
 
-
-@derived("BLK-04c[mamba3-inside-a-chunk]: y in two halves, cut at 20, differs")
-class PassesTheStateWithoutItsAngle(_WithoutPart):
-    """The rotated state is carried without its angle, and new tokens rotate from 0."""
-
-    part = "angle"
-
-
-@derived("BLK-04c[mamba3-after-one-token]: y in two halves, cut at 1, differs")
-class PassesEverythingButTheState(_WithoutPart):
-    """Angle, k and v are carried, and the scan state is not."""
-
-    part = "ssm"
+with_attributes(
+    "PassesEverythingButTheState",
+    "Angle, k and v are carried, and the scan state is not.",
+    "BLK-04c[mamba3-after-one-token]: y in two halves, cut at 1, differs",
+    owner=_WithoutPart,
+    part="ssm",
+)
 
 
 @broken(Mamba3, "forward", "BLK-04c[mamba3-inside-a-document]: y in two halves, cut at 19, differs")

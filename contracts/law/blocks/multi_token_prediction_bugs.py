@@ -5,13 +5,11 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.stacks.reference.model import hybrid_model
 from contracts.stacks.reference.model.blocks import Packing
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.mtp import IGNORED, MtpModule, shift_left
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(MtpModule, "forward", "BLK-06p[two-depths]: the logits of depth 1 differs")
@@ -76,12 +74,13 @@ def reads_behind_the_norms(onward, self, read_BTD, out_BTD, prediction):
     return prediction.norm(out_BTD)
 
 
-@mutant(of="BLK-06m", case="under-prediction-heads", says="the logits of depth 1 differs")
-@mutant(of="BLK-06p", case="two-depths", says="the logits of depth 1 differs")
-class DeclaresNormedStates(Reference):
-    """Declares that depths read normed states, as a published checkpoint wants it, and reads the residual stream."""
-
-    conventions = {"prediction-input": "normed"}
+with_attributes(
+    "DeclaresNormedStates",
+    "Declares that depths read normed states, as a published checkpoint wants it, and reads the residual stream.",
+    "BLK-06p[two-depths]: the logits of depth 1 differs",
+    "BLK-06m[under-prediction-heads]: the logits of depth 1 differs",
+    conventions={"prediction-input": "normed"},
+)
 
 
 @derived("BLK-06p[two-depths]: the logits of depth 2 differs", conventions={"prediction-input": "normed"})

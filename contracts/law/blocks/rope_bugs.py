@@ -2,11 +2,9 @@
 
 import torch
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law.blocks.attention_bugs import JointNorm
 from contracts.stacks.reference.model.blocks import Attention, LatentAttention, Packing
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(Attention, "rotate", "BLK-03g[theta-10000-next]: element 0 of a query and 1 of a key 1 tokens before it")
@@ -108,18 +106,20 @@ def ignores_documents(visible, self, packing):
     return torch.ones_like(visible(self, packing)).tril()
 
 
-@mutant(of="BLK-03j", case="1027-tokens-theta-10", says="y of the last three tokens differs")
-class DeclaresFloat32Angles(Reference):
-    """Declares float32 angles and has exact ones: a run beside another stack differs where nobody expects it."""
+with_attributes(
+    "DeclaresFloat32Angles",
+    "Declares float32 angles and has exact ones: a run beside another stack differs where nobody expects it.",
+    "BLK-03j[1027-tokens-theta-10]: y of the last three tokens differs",
+    conventions={"rope-angles": "float32"},
+)
 
-    conventions = {"rope-angles": "float32"}
-
-
-@mutant(of="BLK-03j", case="1027-tokens", says="y of the last three tokens differs")
-class DeclaresFloat32AnglesOfBfloat16Positions(positions_are_bfloat16):
-    """Declares float32 angles and takes them of positions in bfloat16."""
-
-    conventions = {"rope-angles": "float32"}
+with_attributes(
+    "DeclaresFloat32AnglesOfBfloat16Positions",
+    "Declares float32 angles and takes them of positions in bfloat16.",
+    "BLK-03j[1027-tokens]: y of the last three tokens differs",
+    owner=positions_are_bfloat16,
+    conventions={"rope-angles": "float32"},
+)
 
 
 @broken(Attention, "angles", "BLK-03j[4099-tokens]: y of the last three tokens differs", bugs=("ROP-04",))
@@ -142,8 +142,9 @@ def rounds_the_turns(rotate, self, x_BTHd, packing):
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-@mutant(of="BLK-03m", case="sines", says="of what sines lose in bfloat16, expected 1")
-class DeclaresRoundedTurns(Reference):
-    """Declares rounded cosines and sines and has those of float32."""
-
-    conventions = {"rope-turns": "activations"}
+with_attributes(
+    "DeclaresRoundedTurns",
+    "Declares rounded cosines and sines and has those of float32.",
+    "BLK-03m[sines]: of what sines lose in bfloat16, expected 1",
+    conventions={"rope-turns": "activations"},
+)

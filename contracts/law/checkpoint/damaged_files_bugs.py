@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.spec import Refusals, Refused, codec, refuse
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
@@ -22,14 +22,19 @@ class _Believing(ShardReader):
         return ""
 
 
-@derived("CKPT-04c[corrupt]: was flipped in one bit, and the load went through, but")
-class ReadsUnchecked(_Believing):
-    """Compares no digest: the names, lengths and shapes of a damaged file are still right."""
+with_attributes(
+    "ReadsUnchecked",
+    "Compares no digest: the names, lengths and shapes of a damaged file are still right.",
+    "CKPT-04c[corrupt]: was flipped in one bit, and the load went through, but",
+    owner=_Believing,
+)
 
-
-@derived("CKPT-04c[mixed-steps]: was taken from step 2, and the load went through, but")
-class MixesSteps(_Believing):
-    """Accepts a shard of the step before, which has the same length: half of the experts are two steps old."""
+with_attributes(
+    "MixesSteps",
+    "Accepts a shard of the step before, which has the same length: half of the experts are two steps old.",
+    "CKPT-04c[mixed-steps]: was taken from step 2, and the load went through, but",
+    owner=_Believing,
+)
 
 
 @derived("CKPT-04c[another-digit]: manifest.json of step 4 was altered in one digit, and")

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.spec import refuse
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
@@ -47,9 +47,13 @@ class _PlaceInMicrobatches(Trainer):
         self.consumed = position["passes"] * self.recipe.batch.total // self.execution.microbatches
 
 
-@derived("CKPT-01m[fewer]: samples is", "CKPT-01m[more-and-fewer]: samples is")
-class KeepsItsPlaceInMicrobatches(_PlaceInMicrobatches):
-    """The place in the data is a number of microbatches, of whatever size they are when it is loaded."""
+with_attributes(
+    "KeepsItsPlaceInMicrobatches",
+    "The place in the data is a number of microbatches, of whatever size they are when it is loaded.",
+    "CKPT-01m[fewer]: samples is",
+    "CKPT-01m[more-and-fewer]: samples is",
+    owner=_PlaceInMicrobatches,
+)
 
 
 @broken(_PlaceInMicrobatches, "load", "CKPT-01m[fewer]: number is 11, expected 3")
@@ -75,9 +79,13 @@ class CountsEpochs(Trainer):
         self.data_order.first = self.consumed // self.data_order.size
 
 
-@derived("CKPT-01f[resumed-in-the-second-and-third]: the samples are", bugs=("RSM-26", "DAT-02"))
-class CountsEpochsAnew(CountsEpochs):
-    """Resumes at the right place, but in the first epoch's order."""
+with_attributes(
+    "CountsEpochsAnew",
+    "Resumes at the right place, but in the first epoch's order.",
+    "CKPT-01f[resumed-in-the-second-and-third]: the samples are",
+    owner=CountsEpochs,
+    bugs=("RSM-26", "DAT-02"),
+)
 
 
 @broken(Trainer, "position", "CKPT-01f[resumed-after-one-step]: the samples are", bugs=("DAT-04",))
@@ -96,9 +104,12 @@ class CountsAnEpochTwice(Trainer):
             self.consumed += len(self.corpus)
 
 
-@derived("CKPT-01f[resumed-where-epochs-end]: the samples are")
-class LeavesAnEpochOut(CountsAnEpochTwice):
-    """The number of the epoch rises at the load, and once more when the loader finds its epoch at the end."""
+with_attributes(
+    "LeavesAnEpochOut",
+    "The number of the epoch rises at the load, and once more when the loader finds its epoch at the end.",
+    "CKPT-01f[resumed-where-epochs-end]: the samples are",
+    owner=CountsAnEpochTwice,
+)
 
 
 @mutant(

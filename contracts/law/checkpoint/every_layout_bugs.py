@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law.checkpoint.resharding_bugs import BySequences
 from contracts.spec import Refusals
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
@@ -41,9 +41,13 @@ def counts_steps_anew_behind_the_first_stage(load, self, state, position):
     load(self, counted, position)
 
 
-@derived("CKPT-02i[fsdp4]: step 3: samples is", bugs=("RSM-60",))
-class CountsSequencesByTheRanksOfAPipeline(BySequences):
-    """The place in the data is counted in sequences per rank, and pipeline stages count as ranks that read data."""
+with_attributes(
+    "CountsSequencesByTheRanksOfAPipeline",
+    "The place in the data is counted in sequences per rank, and pipeline stages count as ranks that read data.",
+    "CKPT-02i[fsdp4]: step 3: samples is",
+    owner=BySequences,
+    bugs=("RSM-60",),
+)
 
 
 def _as_saved(manifest: Manifest, name: str, each: Tensor) -> Tensor:

@@ -4,8 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.spec import Refused, refuse
 from contracts.spec.installation import Disks, StorageMap
 from contracts.stacks.reference.checkpoint import manifest as manifests
@@ -70,9 +69,12 @@ class _Unlinked(Reference):
         return super().checkpoint_folder(save, run, storage, replace(disks, links={}))
 
 
-@mutant(of="CKPT-07a", case="through-a-link-that-stays", says="a legal input was refused")
-class ComparesTexts(_Unlinked):
-    """Over-correction: refuses a link that leads back into the directory."""
+with_attributes(
+    "ComparesTexts",
+    "Over-correction: refuses a link that leads back into the directory.",
+    "CKPT-07a[through-a-link-that-stays]: a legal input was refused",
+    owner=_Unlinked,
+)
 
 
 @broken(Reference, "checkpoint_folder", "CKPT-07b[a-link-that-leads-away]: expected a refusal")

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.law.checkpoint.data_position_bugs import CountsAnEpochTwice, CountsEpochs
 from contracts.stacks.reference.checkpoint import rng_state
 from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
@@ -24,11 +24,14 @@ from contracts.stacks.reference.training.trainer import GENERATORS, LAYOUT
 Position = Mapping[str, int]
 
 
-@derived("CKPT-01e[fsdp2]: rng: the state", bugs=("RSM-24",))
-class SavesTheFirstGenerators(ParallelTrainer):
-    """The generators have the same name on all ranks: one rank's are saved, and all ranks resume with them."""
-
-    own_generators = f"{GENERATORS}0/"
+with_attributes(
+    "SavesTheFirstGenerators",
+    "The generators have the same name on all ranks: one rank's are saved, and all ranks resume with them.",
+    "CKPT-01e[fsdp2]: rng: the state",
+    owner=ParallelTrainer,
+    bugs=("RSM-24",),
+    own_generators=f"{GENERATORS}0/",
+)
 
 
 @broken(ParallelTrainer, "own_generators", "CKPT-01e[tp2-sp-muon]: rng: the state", bugs=("RSM-24",))
@@ -238,9 +241,13 @@ class BySequences(PipelineTrainer):
         super().load(state, {**position, "consumed": position["consumed"] * here // before})
 
 
-@derived("CKPT-02b[four-stages-to-two-to-two-twice]: samples is", bugs=("RSM-60",))
-class CountsSequencesByStages(BySequences):
-    """The place in the data is counted per rank, while a change in the number of stages changes how many ranks read."""
+with_attributes(
+    "CountsSequencesByStages",
+    "The place in the data is counted per rank, while a change in the number of stages changes how many ranks read.",
+    "CKPT-02b[four-stages-to-two-to-two-twice]: samples is",
+    owner=BySequences,
+    bugs=("RSM-60",),
+)
 
 
 @broken(PipelineTrainer, "own_generators", "CKPT-01e[pp2-tp2-sp]: rng: the state", bugs=("RSM-24",))
@@ -274,14 +281,14 @@ class _LoadsMomentsOfLayersAlone(ParallelTrainer):
                 local_part(each).zero_()
 
 
-@derived(
+with_attributes(
+    "LoadsMomentsOfLayersAlone",
+    "On ranks the optimizer's state is loaded by lists of the layers: heads, streams and a tied embedding are in none.",
     "CKPT-01e[fsdp2-tied]: after 1 loads, rank 0: step 3: losses is",
     "CKPT-01e[tp2-sp-every-kind]: the state layers.0.streams.alpha/exp_avg differs",
     "CKPT-01e[fsdp2-every-kind]: the state layers.0.streams.alpha/exp_avg differs",
+    owner=_LoadsMomentsOfLayersAlone,
 )
-class LoadsMomentsOfLayersAlone(_LoadsMomentsOfLayersAlone):
-    """On ranks the optimizer's state is loaded by lists of the layers: prediction heads, streams and an embedding that
-    is the head as well are in none."""
 
 
 def _under_layout(position: Mapping[str, int]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from contracts.instruments import graphs
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.spec import Degrees
 from contracts.stacks.reference.model.blocks import Mlp, Output, Packing, State
 from contracts.stacks.reference.model.build import build_model
@@ -97,18 +97,21 @@ class _InAnotherOrder(ParallelTrainer):
         return model
 
 
-@derived("COMP-05[tp2-recompute-compile]: tensor_parallel, compile, activation_checkpoint, expected")
-class RecomputesAroundWhatIsCompiled(_InAnotherOrder):
-    """Layers are compiled and then recomputed from outside, so the compiler cannot see what it may drop."""
+with_attributes(
+    "RecomputesAroundWhatIsCompiled",
+    "Layers are compiled and then recomputed from outside, so the compiler cannot see what it may drop.",
+    "COMP-05[tp2-recompute-compile]: tensor_parallel, compile, activation_checkpoint, expected",
+    owner=_InAnotherOrder,
+    order=(tensor_parallel, expert_parallel, compile, activation_checkpoint, fully_shard),
+)
 
-    order = (tensor_parallel, expert_parallel, compile, activation_checkpoint, fully_shard)
-
-
-@derived("COMP-05[ep2-compile-fsdp2]: expert_parallel, fully_shard, compile, expected")
-class CompilesAroundTheShards(_InAnotherOrder):
-    """FSDP2 is inside compiled code, so its hooks break every graph."""
-
-    order = (tensor_parallel, expert_parallel, activation_checkpoint, fully_shard, compile)
+with_attributes(
+    "CompilesAroundTheShards",
+    "FSDP2 is inside compiled code, so its hooks break every graph.",
+    "COMP-05[ep2-compile-fsdp2]: expert_parallel, fully_shard, compile, expected",
+    owner=_InAnotherOrder,
+    order=(tensor_parallel, expert_parallel, activation_checkpoint, fully_shard, compile),
+)
 
 
 class _CountsItsCalls(Mlp):

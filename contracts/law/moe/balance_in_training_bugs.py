@@ -1,7 +1,7 @@
 """Losses of a router that depend on the layout or on the labels of a step."""
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks import Router
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
@@ -28,11 +28,13 @@ def changes_with_the_microbatch(balance_loss, self, probabilities_BTE, experts_B
     return balance_loss(self, probabilities_BTE.flatten(0, 1)[None], experts_BTK.flatten(0, 1)[None])
 
 
-@mutant(of="MOE-05i", case="dp2", says="aux is")
-class DeclaresTheGlobalBatch(changes_with_the_microbatch):
-    """Declares the load of all ranks, and takes the load of its own microbatch."""
-
-    conventions = {"balance-over": "global-batch"}
+with_attributes(
+    "DeclaresTheGlobalBatch",
+    "Declares the load of all ranks, and takes the load of its own microbatch.",
+    "MOE-05i[dp2]: aux is",
+    owner=changes_with_the_microbatch,
+    conventions={"balance-over": "global-batch"},
+)
 
 
 @mutant(of="MOE-05j", case="balance", says="times as much where few positions have a label")

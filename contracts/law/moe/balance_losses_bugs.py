@@ -6,11 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contracts.contract import mutant
 from contracts.law._bugs import written_out
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.stacks.reference.model.blocks import MoE, Output, Packing, Router, State
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(Router, "balance_loss", "MOE-05a[balanced-k-2]: the balance loss is 2, expected 1", bugs=("AUX-09",))
@@ -94,18 +92,19 @@ def balances_the_batch(balance_loss, self, probabilities_BTE, experts_BTK):
     return balance_loss(self, probabilities_BTE.flatten(0, 1)[None], experts_BTK.flatten(0, 1)[None])
 
 
-@mutant(of="MOE-05a", case="sequences-apart", says="the balance loss is 3, expected 1")
-class DeclaresABalanceOfMicrobatches(Reference):
-    """Declares that its balance loss is over a microbatch, and balances each sequence."""
+with_attributes(
+    "DeclaresABalanceOfMicrobatches",
+    "Declares that its balance loss is over a microbatch, and balances each sequence.",
+    "MOE-05a[sequences-apart]: the balance loss is 3, expected 1",
+    conventions={"balance-over": "microbatch"},
+)
 
-    conventions = {"balance-over": "microbatch"}
-
-
-@mutant(of="MOE-05a", case="one-of-three-balanced", says="the balance loss is 2.33333333, expected 1.35555556")
-class DeclaresABalanceOfTheGlobalBatch(Reference):
-    """Declares that its balance loss is over the global batch, and balances each sequence."""
-
-    conventions = {"balance-over": "global-batch"}
+with_attributes(
+    "DeclaresABalanceOfTheGlobalBatch",
+    "Declares that its balance loss is over the global batch, and balances each sequence.",
+    "MOE-05a[one-of-three-balanced]: the balance loss is 2.33333333, expected 1.35555556",
+    conventions={"balance-over": "global-batch"},
+)
 
 
 @broken(Router, "probabilities", "MOE-05a[faint-sigmoids]: the balance loss is 5.25")

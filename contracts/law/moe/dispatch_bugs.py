@@ -2,10 +2,8 @@
 
 import torch
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.stacks.reference.model.blocks import Experts, MoE, Router
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(MoE, "combine", "MOE-02a[mixed]: expected gate x label", bugs=("DSP-06",))
@@ -134,11 +132,12 @@ def cuts_the_sorted_buffer(drop, self, experts_BTK):
     return (place_S >= room).view(experts_BTK.shape)
 
 
-@mutant(of="MOE-02a", case="mixed-bfloat16", says="expected gate x label")
-class DeclaresARoundedRouter(Reference):
-    """Declares that the router's weight is held in bfloat16, and holds it in float32."""
-
-    conventions = {"softmax-router": "bfloat16-weight"}
+with_attributes(
+    "DeclaresARoundedRouter",
+    "Declares that the router's weight is held in bfloat16, and holds it in float32.",
+    "MOE-02a[mixed-bfloat16]: expected gate x label",
+    conventions={"softmax-router": "bfloat16-weight"},
+)
 
 
 @broken(MoE, "dispatch", "MOE-02g[softmax]: in a call of 73728 assignments y differs", bugs=("DSP-17",))

@@ -5,11 +5,10 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.law._bugs import written_out
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.spec import Recipe
 from contracts.stacks.reference.model.blocks import Router
 from contracts.stacks.reference.model.parts import Parts
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(Router, "gates", "MOE-01c[softmax]: has gate", bugs=("AUX-18",))
@@ -174,11 +173,12 @@ def balances_biased_scores(forward, self, x_BTD):
     return routing._replace(losses=routing.losses | {"aux": self.balance_loss(biased, routing.experts_BTK)})
 
 
-@mutant(of="MOE-01c", case="sigmoid-faint", says="has gate")
-class DeclaresAnEpsilon(Reference):
-    """Declares 1e-20 in the sum of the chosen sigmoids and divides by the sum without it."""
-
-    conventions = {"gate-sum": "1e-20"}
+with_attributes(
+    "DeclaresAnEpsilon",
+    "Declares 1e-20 in the sum of the chosen sigmoids and divides by the sum without it.",
+    "MOE-01c[sigmoid-faint]: has gate",
+    conventions={"gate-sum": "1e-20"},
+)
 
 
 @broken(Router, "scores", "MOE-01c[sigmoid-far-from-0]: expected")

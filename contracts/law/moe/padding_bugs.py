@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.stacks.reference.model.blocks import MoE, Router
 from contracts.stacks.reference.stack import Reference
 
@@ -58,11 +57,12 @@ def gives_slots_to_padding(forward, self, x_BTD, packing, state):
     return forward(self, x_BTD, packing._replace(padding_BT=None), state)
 
 
-@mutant(of="MOE-09b", case="half-a-share", says="keeps expert")
-class DeclaresSlotsOfPadding(Reference):
-    """Declares that padding takes slots as tokens do, and gives it none."""
-
-    conventions = {"padding-slots": "as-others"}
+with_attributes(
+    "DeclaresSlotsOfPadding",
+    "Declares that padding takes slots as tokens do, and gives it none.",
+    "MOE-09b[half-a-share]: keeps expert",
+    conventions={"padding-slots": "as-others"},
+)
 
 
 @broken(

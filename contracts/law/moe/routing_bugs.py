@@ -4,10 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.stacks.reference.model.blocks import Router
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(Router, "choose", "MOE-01a[sigmoid-3-of-12-with-bias]: its best are")
@@ -141,9 +139,13 @@ class _RoundsTheWeight(Router):
         return F.linear(x_BTD.to(wide), self.weight.to(x_BTD.dtype).to(wide))
 
 
-@derived("MOE-01e[sigmoid]: their scores were rounded", bugs=("MXP-13",))
-class RoundsTheRoutersWeight(_RoundsTheWeight):
-    """The matmul is float32, but the weight was cast with the rest of the module."""
+RoundsTheRoutersWeight = with_attributes(
+    "RoundsTheRoutersWeight",
+    "The matmul is float32, but the weight was cast with the rest of the module.",
+    "MOE-01e[sigmoid]: their scores were rounded",
+    owner=_RoundsTheWeight,
+    bugs=("MXP-13",),
+)
 
 
 @broken(Router, "scores", "MOE-01e[sigmoid]: their scores were rounded", bugs=("MXP-13",))
@@ -165,25 +167,26 @@ def rounds_gates(gates, self, scores_BTE, experts_BTK):
     return gates(self, scores_BTE, experts_BTK).bfloat16().to(scores_BTE.dtype)
 
 
-@mutant(of="MOE-01e", case="softmax", says="gates under bfloat16 differs")
-class DeclaresARoundedSoftmaxRouter(Reference):
-    """Declares that the weight of its softmax router is held in bfloat16, and holds it in float32."""
+with_attributes(
+    "DeclaresARoundedSoftmaxRouter",
+    "Declares that the weight of its softmax router is held in bfloat16, and holds it in float32.",
+    "MOE-01e[softmax]: gates under bfloat16 differs",
+    conventions={"softmax-router": "bfloat16-weight"},
+)
 
-    conventions = {"softmax-router": "bfloat16-weight"}
+with_attributes(
+    "DeclaresARoundedSigmoidRouter",
+    "The same of a sigmoid router.",
+    "MOE-01e[sigmoid]: gates under bfloat16 differs",
+    conventions={"sigmoid-router": "bfloat16-weight"},
+)
 
-
-@mutant(of="MOE-01e", case="sigmoid", says="gates under bfloat16 differs")
-class DeclaresARoundedSigmoidRouter(Reference):
-    """The same of a sigmoid router."""
-
-    conventions = {"sigmoid-router": "bfloat16-weight"}
-
-
-@mutant(of="MOE-01e", case="softmax", says="gates under bfloat16 differs")
-class DeclaresARouterInTheActivationsDtype(Reference):
-    """Declares a router in the dtype of the activations and has one in float32."""
-
-    conventions = {"softmax-router": "activations"}
+with_attributes(
+    "DeclaresARouterInTheActivationsDtype",
+    "Declares a router in the dtype of the activations and has one in float32.",
+    "MOE-01e[softmax]: gates under bfloat16 differs",
+    conventions={"softmax-router": "activations"},
+)
 
 
 @derived("MOE-01e[softmax]: gates under bfloat16 differs", conventions={"softmax-router": "bfloat16-weight"})

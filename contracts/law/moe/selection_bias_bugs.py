@@ -5,11 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.stacks.reference.model.blocks import MoE
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer
 
 
@@ -68,11 +66,12 @@ def centres_each_move(update_bias, bias_E, counts_E, rate):
     bias_E.add_(moved_E - moved_E.mean())
 
 
-@mutant(of="MOE-06a", case="small", says="moved by -0.001, expected -0.00108")
-class DeclaresCentredMoves(Reference):
-    """Declares that moves are centred, and moves by the whole rate."""
-
-    conventions = {"bias-moves": "centred"}
+with_attributes(
+    "DeclaresCentredMoves",
+    "Declares that moves are centred, and moves by the whole rate.",
+    "MOE-06a[small]: moved by -0.001, expected -0.00108",
+    conventions={"bias-moves": "centred"},
+)
 
 
 @broken(MoE, "update_bias", "MOE-06a[large]: moved by -0.001, expected -0.25")
@@ -81,11 +80,12 @@ def ignores_the_rate(update_bias, bias_E, counts_E, rate):
     update_bias(bias_E, counts_E, 1e-3)
 
 
-@mutant(of="MOE-06a", case="full", says="where the mean is 4, moved by +0, expected -0.01")
-class DeclaresKeptAssignments(Reference):
-    """Declares that kept assignments move the bias, and counts dropped ones too."""
-
-    conventions = {"capacity-counts": "kept"}
+with_attributes(
+    "DeclaresKeptAssignments",
+    "Declares that kept assignments move the bias, and counts dropped ones too.",
+    "MOE-06a[full]: where the mean is 4, moved by +0, expected -0.01",
+    conventions={"capacity-counts": "kept"},
+)
 
 
 def _narrow(values: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -1,57 +1,55 @@
 """Scripts that count assignments of experts twice or on one rank, balance another load, or lose rows."""
 
-from contracts.contract import mutant
-from contracts.stacks.reference.stack import Reference
+from contracts.law._bugs.broken import with_attributes
 
+with_attributes(
+    "CountsAgainWhereItRecomputes",
+    "The experts are recomputed in the backward pass, and count again.",
+    "OBS-14[one-run]: step 1: moe.tokens_per_expert counts 256 assignments on rank 0",
+    edits={"x = x + self.moe(x)": "x = x + checkpoint(self.moe, x, use_reentrant=False)"},
+)
 
-@mutant(of="OBS-14", case="one-run", says="step 1: moe.tokens_per_expert counts 256 assignments on rank 0")
-class CountsAgainWhereItRecomputes(Reference):
-    """The experts are recomputed in the backward pass, and count again."""
+with_attributes(
+    "CountsOnOneRank",
+    "The first rank counts for all, as it logs for all.",
+    "OBS-14[one-run]: step 1: moe.tokens_per_expert counts 0 assignments on rank 1",
+    edits={"if self.training:": "if self.training and dist.get_rank() == 0:"},
+)
 
-    edits = {"x = x + self.moe(x)": "x = x + checkpoint(self.moe, x, use_reentrant=False)"}
+with_attributes(
+    "BalancesEachRankAlone",
+    "The counts of the ranks are never added up, so that each rank chooses by a bias of its own.",
+    "OBS-14[one-run]: step 1: moe.expert_bias differs on rank 1 from rank 0",
+    edits={"        dist.all_reduce(self.tokens_per_expert)\n": ""},
+)
 
+with_attributes(
+    "HelpsTheBusyExperts",
+    "The sign of the update is the wrong one: who has many assignments gets more.",
+    "OBS-14[one-run]: step 1: moe.expert_bias moves by 0.01 for expert",
+    edits={"self.expert_bias += 0.01": "self.expert_bias -= 0.01"},
+)
 
-@mutant(of="OBS-14", case="one-run", says="step 1: moe.tokens_per_expert counts 0 assignments on rank 1")
-class CountsOnOneRank(Reference):
-    """The first rank counts for all, as it logs for all."""
+with_attributes(
+    "NeverBalances",
+    "Counts, and never moves the bias.",
+    "OBS-14[one-run]: step 1: moe.expert_bias stands still; expert",
+    edits={"        net.moe.balance()\n": ""},
+)
 
-    edits = {"if self.training:": "if self.training and dist.get_rank() == 0:"}
+with_attributes(
+    "CountsEvaluations",
+    "What an evaluation routes counts for the next step.",
+    "OBS-14[one-run]: step 2: moe.tokens_per_expert begins with 64 assignments on rank 0",
+    edits={"if self.training:": "if True:"},
+)
 
-
-@mutant(of="OBS-14", case="one-run", says="step 1: moe.expert_bias differs on rank 1 from rank 0")
-class BalancesEachRankAlone(Reference):
-    """The counts of the ranks are never added up, so that each rank chooses by a bias of its own."""
-
-    edits = {"        dist.all_reduce(self.tokens_per_expert)\n": ""}
-
-
-@mutant(of="OBS-14", case="one-run", says="step 1: moe.expert_bias moves by 0.01 for expert")
-class HelpsTheBusyExperts(Reference):
-    """The sign of the update is the wrong one: who has many assignments gets more."""
-
-    edits = {"(self.tokens_per_expert.mean() - self.tokens_per_expert)":
-             "(self.tokens_per_expert - self.tokens_per_expert.mean())"}  # fmt: skip
-
-
-@mutant(of="OBS-14", case="one-run", says="step 1: moe.expert_bias stands still; expert")
-class NeverBalances(Reference):
-    """Counts, and never moves the bias."""
-
-    edits = {"        net.moe.balance()\n": ""}
-
-
-@mutant(of="OBS-14", case="one-run", says="step 2: moe.tokens_per_expert begins with 64 assignments on rank 0")
-class CountsEvaluations(Reference):
-    """What an evaluation routes counts for the next step."""
-
-    edits = {"if self.training:": "if True:"}
-
-
-@mutant(of="OBS-14", case="one-run", says="step 1: moe.router gives 32 of 32 tokens the same expert twice on rank 0")
-class ChoosesOneExpertTwice(Reference):
-    """The second choice is the first one again."""
-
-    edits = {".topk(2).indices": ".topk(1).indices.expand(-1, -1, 2)"}
+with_attributes(
+    "ChoosesOneExpertTwice",
+    "The second choice is the first one again.",
+    "OBS-14[one-run]: step 1: moe.router gives 32 of 32 tokens the same expert twice on rank 0",
+    edits={".topk(2).indices": ".topk(1).indices.expand(-1, -1, 2)"},
+)
 
 
 DISPATCH = {
@@ -85,21 +83,29 @@ LIST = DISPATCH | {
 """The same with a module for each expert."""
 
 
-@mutant(of="OBS-18", case="one-run", says="step 1: 12 of 256 assignments of moe.router reach no expert, and 0 are")
-class LosesTheLastRows(Reference):
-    """The dispatch has room for fewer rows than there are."""
+with_attributes(
+    "LosesTheLastRows",
+    "The dispatch has room for fewer rows than there are.",
+    "OBS-18[one-run]: step 1: 12 of 256 assignments of moe.router reach no expert, and 0 are",
+    edits={each: new.replace("argsort(stable=True)", "argsort(stable=True)[:-3]") for each, new in DISPATCH.items()},
+)
 
-    edits = {each: new.replace("argsort(stable=True)", "argsort(stable=True)[:-3]") for each, new in DISPATCH.items()}
-
-
-@mutant(of="OBS-18", case="one-run", says="assignments of moe.router reach no expert, and 4 are reported as dropped")
-class ReportsFewerThanItDrops(Reference):
-    """Each expert has room for so many rows, and one of those that are dropped in a pass is reported."""
-
-    edits = {each: new.replace("expert(part)", "expert(part[:6])").replace("        rows = x", """        kept = [
+with_attributes(
+    "ReportsFewerThanItDrops",
+    "Each expert has room for so many rows, and one of those that are dropped in a pass is reported.",
+    "OBS-18[one-run]: assignments of moe.router reach no expert, and 4 are reported as dropped",
+    edits={
+        each: new.replace("expert(part)", "expert(part[:6])")
+        .replace(
+            "        rows = x",
+            """        kept = [
             place for part in order.split(counts.tolist()) for place in part[:6].tolist()
         ]
         observe.dropped(1)
-        rows = x""").replace("scores.flatten()[order, None]", "scores.flatten()[kept, None]").replace(
-            "index_add(0, order // 2", "index_add(0, torch.tensor(kept) // 2")
-             for each, new in LIST.items()}  # fmt: skip
+        rows = x""",
+        )
+        .replace("scores.flatten()[order, None]", "scores.flatten()[kept, None]")
+        .replace("index_add(0, order // 2", "index_add(0, torch.tensor(kept) // 2")
+        for each, new in LIST.items()
+    },
+)

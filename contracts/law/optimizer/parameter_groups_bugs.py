@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.spec import Optim, Rule
 from contracts.stacks.reference.model.blocks import Indexer, LatentAttention
 from contracts.stacks.reference.model.hybrid_model import Model
@@ -86,15 +86,15 @@ class _MatricesAlone(Optimizer):
         return super().rule(member) if member.parameter.dim() == 2 else "adamw"
 
 
-@derived(
+with_attributes(
+    "LeavesStackedExpertsToAdam",
+    "Experts stacked in one tensor have three dims; a test for two silently leaves them to AdamW.",
     "OPT-01b[muon]: experts.w1 (14, 20, 24) is in the table under muon and moved as by adamw",
+    owner=Trainer,
     bugs=("OPT-20",),
     leanest="",
+    optimizer_class=_MatricesAlone,
 )
-class LeavesStackedExpertsToAdam(Trainer):
-    """Experts stacked in one tensor have three dims; a test for two silently leaves them to AdamW."""
-
-    optimizer_class = _MatricesAlone
 
 
 class _StackedBiasesToo(Optimizer):
@@ -102,13 +102,14 @@ class _StackedBiasesToo(Optimizer):
         return "muon" if member.role == "bias" and member.parameter.dim() == 2 else super().rule(member)
 
 
-@derived(
-    "OPT-01b[muon-biased]: experts.b1 (14, 20) is in the table under adamw and moved as by muon", leanest=""
-)  # fmt: skip
-class TakesStackedBiasesForMatrices(Trainer):
-    """The biases of all experts are one tensor of two dims, and Muon takes it for a matrix."""
-
-    optimizer_class = _StackedBiasesToo
+with_attributes(
+    "TakesStackedBiasesForMatrices",
+    "The biases of all experts are one tensor of two dims, and Muon takes it for a matrix.",
+    "OPT-01b[muon-biased]: experts.b1 (14, 20) is in the table under adamw and moved as by muon",
+    owner=Trainer,
+    leanest="",
+    optimizer_class=_StackedBiasesToo,
+)
 
 
 @broken(Optimizer, "rule", "OPT-02b[prediction-heads]: moved as by muon, expected adamw")
@@ -152,32 +153,36 @@ class _Wrapped(Trainer):
         return super().build()
 
 
-@derived("OPT-02a[recomputed]: norm layers.0.norm.weight (24,) decays by 0.3")
-class MissesNormsOfWrappedLayers(_Wrapped):
-    """What spares norms from decay looks for them by name."""
+with_attributes(
+    "MissesNormsOfWrappedLayers",
+    "What spares norms from decay looks for them by name.",
+    "OPT-02a[recomputed]: norm layers.0.norm.weight (24,) decays by 0.3",
+    owner=_Wrapped,
+    by_name=_SparesNobody,
+)
 
-    by_name = _SparesNobody
+with_attributes(
+    "LeavesWrappedLayersOut",
+    "Groups are made by the names of layers, and what is wrapped is in none of them.",
+    "OPT-01b[recomputed]: layers.0.norm.weight did not move",
+    owner=_Wrapped,
+    by_name=_OutsideLayers,
+)
 
+with_attributes(
+    "DeclaresThatNothingIsSpared",
+    "Declares that norms decay as matrices do, and spares them.",
+    "OPT-02a[tied]: norm layers.0.norm.weight decays by 0 … 0, expected 0.3",
+    conventions={"undecayed": "nothing"},
+)
 
-@derived("OPT-01b[recomputed]: layers.0.norm.weight did not move")
-class LeavesWrappedLayersOut(_Wrapped):
-    """Groups are made by the names of layers, and what is wrapped is in none of them."""
-
-    by_name = _OutsideLayers
-
-
-@mutant(of="OPT-02a", case="tied", says="norm layers.0.norm.weight decays by 0 … 0, expected 0.3")
-class DeclaresThatNothingIsSpared(Reference):
-    """Declares that norms decay as matrices do, and spares them."""
-
-    conventions = {"undecayed": "nothing"}
-
-
-@mutant(of="OPT-02a", case="adamw", says="embedding embedding.weight (61, 24) decays by 0.3")
-class DeclaresThatTheEmbeddingIsSpared(decays_norms):
-    """Declares that only the embedding does not decay, and lets it decay with all others."""
-
-    conventions = {"undecayed": "embeddings"}
+with_attributes(
+    "DeclaresThatTheEmbeddingIsSpared",
+    "Declares that only the embedding does not decay, and lets it decay with all others.",
+    "OPT-02a[adamw]: embedding embedding.weight (61, 24) decays by 0.3",
+    owner=decays_norms,
+    conventions={"undecayed": "embeddings"},
+)
 
 
 @mutant(of="OPT-02a", case="muon", says="ssm layers.2.mixer.A_log (4,) decays by 0.3", leanest="")
@@ -201,11 +206,14 @@ class _Inverted(Optimizer):
         return self.optim.weight_decay - super().decay(member)
 
 
-@derived("OPT-02a[tied]: embedding.weight decays by 0 … 0, and the table says 0.3", bugs=("OPT-04",))
-class DecaysVectorsAlone(Trainer):
-    """The two decay groups are swapped."""
-
-    optimizer_class = _Inverted
+with_attributes(
+    "DecaysVectorsAlone",
+    "The two decay groups are swapped.",
+    "OPT-02a[tied]: embedding.weight decays by 0 … 0, and the table says 0.3",
+    owner=Trainer,
+    bugs=("OPT-04",),
+    optimizer_class=_Inverted,
+)
 
 
 @broken(Optimizer, "decay", "OPT-02a[adamw]: expert layers.1.mixer.experts.w1 decays by 0 … 0, expected 0.3")
@@ -276,18 +284,20 @@ class _Stacks(Optimizer):
                 each.parameter.copy_(start[each.name] * (1 - lr * self.decay(each)) - lr * size * part)
 
 
-@derived("OPT-01b[streams-and-swiglu]: is in the table under muon and moved by another rule")
-class TurnsProjectionsAsOneMatrix(Trainer):
-    """Projections of one input lie in one tensor, and Muon takes that for a matrix."""
+TurnsProjectionsAsOneMatrix = with_attributes(
+    "TurnsProjectionsAsOneMatrix",
+    "Projections of one input lie in one tensor, and Muon takes that for a matrix.",
+    "OPT-01b[streams-and-swiglu]: is in the table under muon and moved by another rule",
+    owner=Trainer,
+    optimizer_class=_Stacks,
+)
 
-    optimizer_class = _Stacks
-
-
-@mutant(of="OPT-01b", case="streams-and-swiglu", says="is in the table under muon and moved by another rule")
-class DeclaresThatProjectionsAreStacked(Reference):
-    """Declares projections of one input as one matrix, and turns each by itself."""
-
-    conventions = {"muon-projections": "stacked"}
+with_attributes(
+    "DeclaresThatProjectionsAreStacked",
+    "Declares projections of one input as one matrix, and turns each by itself.",
+    "OPT-01b[streams-and-swiglu]: is in the table under muon and moved by another rule",
+    conventions={"muon-projections": "stacked"},
+)
 
 
 @broken(Optimizer, "groups", "OPT-01c[half-muon]: router.weight has no state of its shape after step 1")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.spec import Optim, Session, refuse
 from contracts.spec import Trained as Run
 from contracts.stacks.reference.optim.optimizer import Optimizer
@@ -13,28 +13,31 @@ from contracts.stacks.reference.optim.schedule import learning_rate
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer
 
-
-@derived("OPT-05b[cosine]: the rate of step 1 is 0, expected 0.5")
-class StartsAtZero(Trainer):
-    """The scheduler steps after the optimizer and counts from 0, so the first step moves nothing."""
-
-    rate = staticmethod(
+StartsAtZero = with_attributes(
+    "StartsAtZero",
+    "The scheduler steps after the optimizer and counts from 0, so the first step moves nothing.",
+    "OPT-05b[cosine]: the rate of step 1 is 0, expected 0.5",
+    owner=Trainer,
+    rate=staticmethod(
         lambda optim, step: learning_rate(optim, step - 1) if optim.warmup else learning_rate(optim, step)
-    )
+    ),
+)
 
+with_attributes(
+    "RunsOneStepAhead",
+    "Over-correction: the scheduler also steps once before the first step.",
+    "OPT-05b[linear]: the rate of step 1 is 1, expected 0.5",
+    owner=Trainer,
+    rate=staticmethod(lambda optim, step: learning_rate(optim, step + 1)),
+)
 
-@derived("OPT-05b[linear]: the rate of step 1 is 1, expected 0.5")
-class RunsOneStepAhead(Trainer):
-    """Over-correction: the scheduler also steps once before the first step."""
-
-    rate = staticmethod(lambda optim, step: learning_rate(optim, step + 1))
-
-
-@derived("OPT-05b[cosine]: the rate of step 3 is")
-class ForgetsTheWarmupInTheLength(Trainer):
-    """Decay is as long as the whole run and starts after the warm-up, so the rate is above min_lr at the end."""
-
-    rate = staticmethod(lambda optim, step: learning_rate(replace(optim, steps=optim.steps + optim.warmup), step))
+with_attributes(
+    "ForgetsTheWarmupInTheLength",
+    "Decay is as long as the whole run and starts after the warm-up, so the rate is above min_lr at the end.",
+    "OPT-05b[cosine]: the rate of step 3 is",
+    owner=Trainer,
+    rate=staticmethod(lambda optim, step: learning_rate(replace(optim, steps=optim.steps + optim.warmup), step)),
+)
 
 
 def _over_all(optim: Optim, step: int) -> float:
@@ -44,22 +47,27 @@ def _over_all(optim: Optim, step: int) -> float:
     return optim.lr if step <= start else optim.lr - (optim.lr - optim.min_lr) * (step - start) / optim.steps
 
 
-@derived("OPT-05b[WSD]: expected 0.6 (WSD)", bugs=("OPT-10",))
-class DividesWsdByTheWholeRun(Trainer):
-    """The progress of the last phase is divided by all steps instead of the phase's, so the rate ends high."""
+with_attributes(
+    "DividesWsdByTheWholeRun",
+    "The progress of the last phase is divided by all steps instead of the phase's, so the rate ends high.",
+    "OPT-05b[WSD]: expected 0.6 (WSD)",
+    owner=Trainer,
+    bugs=("OPT-10",),
+    rate=staticmethod(_over_all),
+)
 
-    rate = staticmethod(_over_all)
-
-
-@derived("OPT-05b[no-warm-up]: the rate of step 1 is 0.25, expected 0.75", bugs=("OPT-09",))
-class RampsTheWrongWay(Trainer):
-    """The decay uses 1 - u instead of u."""
-
-    rate = staticmethod(
+with_attributes(
+    "RampsTheWrongWay",
+    "The decay uses 1 - u instead of u.",
+    "OPT-05b[no-warm-up]: the rate of step 1 is 0.25, expected 0.75",
+    owner=Trainer,
+    bugs=("OPT-09",),
+    rate=staticmethod(
         lambda optim, step: (
             optim.min_lr + optim.lr - learning_rate(optim, step) if step > optim.warmup else learning_rate(optim, step)
         )
-    )
+    ),
+)
 
 
 def _unguarded(optim: Optim, step: int) -> float:
@@ -68,41 +76,45 @@ def _unguarded(optim: Optim, step: int) -> float:
     return optim.lr - (optim.lr - optim.min_lr) * (step - optim.warmup) / (optim.steps - optim.warmup)
 
 
-@derived("OPT-05b[warm-up-longer-than-the-run]: the rate of step 7 is 0.7666667", bugs=("OPT-11",))
-class ClimbsWhereThereIsNoDecay(Trainer):
-    """A warm-up longer than the run makes the decay's length negative: the rate continues to rise, above lr."""
+with_attributes(
+    "ClimbsWhereThereIsNoDecay",
+    "A warm-up longer than the run makes the decay's length negative: the rate continues to rise, above lr.",
+    "OPT-05b[warm-up-longer-than-the-run]: the rate of step 7 is 0.7666667",
+    owner=Trainer,
+    bugs=("OPT-11",),
+    rate=staticmethod(_unguarded),
+)
 
-    rate = staticmethod(_unguarded)
-
-
-@derived(
+with_attributes(
+    "RaisesTheWarmUpToTheFloor",
+    "The floor of the decay holds in the warm-up too: the first steps are as long as the last ones.",
     "OPT-05b[warm-up-below-the-floor]: the rate of step 1 is 0.5, expected 0.2",
     "OPT-05b[nothing-to-decay]: the rate of step 1 is 0.5, expected 0.25",
+    owner=Trainer,
+    rate=staticmethod(lambda optim, step: max(optim.min_lr, learning_rate(optim, step))),
 )
-class RaisesTheWarmUpToTheFloor(Trainer):
-    """The floor of the decay holds in the warm-up too: the first steps are as long as the last ones."""
 
-    rate = staticmethod(lambda optim, step: max(optim.min_lr, learning_rate(optim, step)))
-
-
-@derived("OPT-05b[warm-up-below-the-floor]: the rate of step 1 is 0.575, expected 0.2")
-class BeginsTheWarmUpAtTheFloor(Trainer):
-    """Over-correction: the warm-up rises from min_lr to lr and not from 0."""
-
-    rate = staticmethod(
+with_attributes(
+    "BeginsTheWarmUpAtTheFloor",
+    "Over-correction: the warm-up rises from min_lr to lr and not from 0.",
+    "OPT-05b[warm-up-below-the-floor]: the rate of step 1 is 0.575, expected 0.2",
+    owner=Trainer,
+    rate=staticmethod(
         lambda optim, step: (
             optim.min_lr + (optim.lr - optim.min_lr) * step / optim.warmup
             if step <= optim.warmup
             else learning_rate(optim, step)
         )
-    )
+    ),
+)
 
-
-@derived("OPT-05b[constant]: the rate of step 6 is 0, expected 0.8")
-class StopsAtTheEnd(Trainer):
-    """Beyond the planned steps the rate is 0, so a prolonged run learns nothing."""
-
-    rate = staticmethod(lambda optim, step: 0.0 if step > optim.steps else learning_rate(optim, step))
+with_attributes(
+    "StopsAtTheEnd",
+    "Beyond the planned steps the rate is 0, so a prolonged run learns nothing.",
+    "OPT-05b[constant]: the rate of step 6 is 0, expected 0.8",
+    owner=Trainer,
+    rate=staticmethod(lambda optim, step: 0.0 if step > optim.steps else learning_rate(optim, step)),
+)
 
 
 @broken(Trainer, "step", "OPT-05c[microbatches-3]: the rate of step 2 is", bugs=("OPT-08",))
@@ -113,11 +125,14 @@ def counts_microbatches(former, self, batch, wanted=False, samples=()):
     return former(self, batch, wanted, samples)
 
 
-@derived("OPT-05c[more-sequences]: the rate of step 1 is 1 with 1 microbatches of 2", bugs=("OPT-07",))
-class StepsTheSchedulerTwice(Trainer):
-    """The scheduler is prepared for two processes and wrapped again, so it steps twice for each optimizer step."""
-
-    rate = staticmethod(lambda optim, step: learning_rate(optim, 2 * step))
+with_attributes(
+    "StepsTheSchedulerTwice",
+    "The scheduler is prepared for two processes and wrapped again, so it steps twice for each optimizer step.",
+    "OPT-05c[more-sequences]: the rate of step 1 is 1 with 1 microbatches of 2",
+    owner=Trainer,
+    bugs=("OPT-07",),
+    rate=staticmethod(lambda optim, step: learning_rate(optim, 2 * step)),
+)
 
 
 # clipping
@@ -156,11 +171,12 @@ def counts_a_tied_gradient_twice(clip, self):
     return twice, coefficient
 
 
-@mutant(of="OPT-05b", case="cosine", says="the rate of step 1 is 0.5, expected 0 ")
-class DeclaresAFirstStepAtZero(Reference):
-    """Declares that its schedule counts from step 0, and counts from 1: a resumed or compared run is a step off."""
-
-    conventions = {"first-rate": "step-0"}
+with_attributes(
+    "DeclaresAFirstStepAtZero",
+    "Declares that its schedule counts from step 0, and counts from 1: a resumed or compared run is a step off.",
+    "OPT-05b[cosine]: the rate of step 1 is 0.5, expected 0 ",
+    conventions={"first-rate": "step-0"},
+)
 
 
 @derived("OPT-05b[no-warm-up]: the rate of step 1 is 0.75, expected 1 ", conventions={"first-rate": "step-0"})
@@ -170,18 +186,19 @@ class IsTwoStepsBehind(Trainer):
     rate = staticmethod(lambda optim, step: learning_rate(optim, max(step - 2, 1)))
 
 
-@mutant(of="OPT-05b", case="WSD", says="the rate of step 1 is 0.5, expected 0.6")
-class DeclaresAWarmUpFromTheMinimum(Reference):
-    """Declares that a warm-up begins at min_lr, and begins at 0."""
+with_attributes(
+    "DeclaresAWarmUpFromTheMinimum",
+    "Declares that a warm-up begins at min_lr, and begins at 0.",
+    "OPT-05b[WSD]: the rate of step 1 is 0.5, expected 0.6",
+    conventions={"warm-up-from": "min-lr"},
+)
 
-    conventions = {"warm-up-from": "min-lr"}
-
-
-@mutant(of="OPT-05b", case="warm-up-to-the-end", says="was accepted, expected a refusal")
-class DeclaresARefusal(Reference):
-    """Declares that a warm-up as long as the run is refused, and trains."""
-
-    conventions = {"warm-up-without-decay": "refused"}
+with_attributes(
+    "DeclaresARefusal",
+    "Declares that a warm-up as long as the run is refused, and trains.",
+    "OPT-05b[warm-up-to-the-end]: was accepted, expected a refusal",
+    conventions={"warm-up-without-decay": "refused"},
+)
 
 
 @mutant(of="OPT-05b", case="warm-up-longer-than-the-run", says="does not name it")
@@ -196,11 +213,12 @@ class RefusesWithoutTheCause(Reference):
         return super().train(session)
 
 
-@mutant(of="OPT-05c", case="more-sequences", says="expected 0.0")
-class CountsFromOneAllTheSame(Reference):
-    """Declares that its schedule counts from step 0, and counts from 1."""
-
-    conventions = {"first-rate": "step-0"}
+with_attributes(
+    "CountsFromOneAllTheSame",
+    "Declares that its schedule counts from step 0, and counts from 1.",
+    "OPT-05c[more-sequences]: expected 0.0",
+    conventions={"first-rate": "step-0"},
+)
 
 
 @derived(
@@ -240,18 +258,19 @@ def leaves_groups_at_the_default(step, self, lr):
         rule.step()
 
 
-@mutant(of="OPT-05b", case="linear", says="the rate of step 3 is 0.8, expected 1 ")
-class DeclaresARateBehind(Reference):
-    """Declares that after the warm-up each step has the rate of the step before, and has its own."""
+with_attributes(
+    "DeclaresARateBehind",
+    "Declares that after the warm-up each step has the rate of the step before, and has its own.",
+    "OPT-05b[linear]: the rate of step 3 is 0.8, expected 1 ",
+    conventions={"last-rate": "step-before"},
+)
 
-    conventions = {"last-rate": "step-before"}
-
-
-@mutant(of="OPT-05c", case="more-sequences", says="expected 1.0")
-class EndsAtTheMinimumAllTheSame(Reference):
-    """The same, whatever the microbatches."""
-
-    conventions = {"last-rate": "step-before"}
+with_attributes(
+    "EndsAtTheMinimumAllTheSame",
+    "The same, whatever the microbatches.",
+    "OPT-05c[more-sequences]: expected 1.0",
+    conventions={"last-rate": "step-before"},
+)
 
 
 @broken(Optimizer, "clip", "OPT-05d[clipped]: gradients were multiplied by another number than", bugs=("CLP-05",))

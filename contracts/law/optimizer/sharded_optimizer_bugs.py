@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import orthogonalise
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
@@ -126,9 +126,12 @@ class _GathersOldWeights(ParallelTrainer):
                 local_part(each.detach()).copy_(values[name])
 
 
-@derived("OPT-04f[fsdp2]: the second step's lm is")
-class GathersWeightsOfTheStepBefore(_GathersOldWeights):
-    """Gathered 16-bit weights stay from step to step, and only every second step gathers anew."""
+with_attributes(
+    "GathersWeightsOfTheStepBefore",
+    "Gathered 16-bit weights stay from step to step, and only every second step gathers anew.",
+    "OPT-04f[fsdp2]: the second step's lm is",
+    owner=_GathersOldWeights,
+)
 
 
 @broken(_GathersOldWeights, "_take", "OPT-04f[fsdp2-muon]: the second step's lm is")
@@ -140,8 +143,10 @@ def hands_on_the_updates_of_one_rule(take, self, values):
     take(self, {name: each for name, each in values.items() if name in muon})
 
 
-@derived("OPT-04f[borrowed-ep2-fsdp]: the second step's lm is")
-class KeepsExpertsOfTheStepBefore(_GathersOldWeights):
-    """The same only for experts, whose ranks are others."""
-
-    of = ".experts."
+with_attributes(
+    "KeepsExpertsOfTheStepBefore",
+    "The same only for experts, whose ranks are others.",
+    "OPT-04f[borrowed-ep2-fsdp]: the second step's lm is",
+    owner=_GathersOldWeights,
+    of=".experts.",
+)

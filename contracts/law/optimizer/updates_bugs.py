@@ -6,12 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.stacks.reference.model.blocks import Indexer
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonalise
-from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
@@ -171,11 +169,12 @@ class DeclaresRoundingAndLeavesOutNesterov(Muon):
         return orthogonalise(buffer.bfloat16()).to(grad.dtype)
 
 
-@mutant(of="OPT-04a", case="muon", says="products in bfloat16, as declared, by")
-class DeclaresProductsInBfloat16(Reference):
-    """Declares products in bfloat16, and rounds none."""
-
-    conventions = {"muon-products": "bfloat16"}
+with_attributes(
+    "DeclaresProductsInBfloat16",
+    "Declares products in bfloat16, and rounds none.",
+    "OPT-04a[muon]: products in bfloat16, as declared, by",
+    conventions={"muon-products": "bfloat16"},
+)
 
 
 # state and gradients that stay

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.stacks.reference.answers import training
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks import Fp8Matmul, Router
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
@@ -128,11 +126,12 @@ def biases_the_choice_in_training_alone(choose, self, scores_BTE):
     return scores_BTE.topk(self.moe.top_k, dim=-1).indices
 
 
-@mutant(of="OPT-06b", case="few-labels", says="the loss of a validation over 2 batches is")
-class DeclaresMeansOfBatches(Reference):
-    """Declares the mean of its batches' means, and weighs labels."""
-
-    conventions = {"validation-mean": "batches"}
+with_attributes(
+    "DeclaresMeansOfBatches",
+    "Declares the mean of its batches' means, and weighs labels.",
+    "OPT-06b[few-labels]: the loss of a validation over 2 batches is",
+    conventions={"validation-mean": "batches"},
+)
 
 
 @broken(
@@ -204,16 +203,20 @@ class _Draws(ParallelTrainer):
         return super().share(Batch(*(None if part is None else part[order] for part in batch)))  # type: ignore[arg-type]
 
 
-@derived("OPT-06d[dp2-of-3]: the loss of a validation over 3 sequences on 2 ranks is")
-class PadsAValidation(_Draws):
-    """As DistributedSampler does: the first sequences stand in for those that are missing, and count twice."""
+with_attributes(
+    "PadsAValidation",
+    "As DistributedSampler does: the first sequences stand in for those that are missing, and count twice.",
+    "OPT-06d[dp2-of-3]: the loss of a validation over 3 sequences on 2 ranks is",
+    owner=_Draws,
+    padded=True,
+)
 
-    padded = True
-
-
-@derived("OPT-06d[fsdp2-of-3]: the loss of a validation over 3 sequences on 2 ranks is")
-class DropsTheRestOfAValidation(_Draws):
-    """As DistributedSampler(drop_last=True) does."""
+with_attributes(
+    "DropsTheRestOfAValidation",
+    "As DistributedSampler(drop_last=True) does.",
+    "OPT-06d[fsdp2-of-3]: the loss of a validation over 3 sequences on 2 ranks is",
+    owner=_Draws,
+)
 
 
 @broken(

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.law._bugs.multi_rank import routed
 from contracts.spec import refuse
 from contracts.stacks.reference.model.blocks.common import Packing, packing
@@ -116,16 +116,21 @@ class _Scaled(ParallelTrainer):
                 parameter.grad.mul_(float(self.execution.degrees.cp) ** self.power)
 
 
-@derived("PAR-01g[cp2]: loss agrees, norm is")
-class DividesByTheDegreeOnceMore(_Scaled):
-    """Losses are divided by the labels of whole rows, and gradients are averaged over context-parallel ranks too."""
+with_attributes(
+    "DividesByTheDegreeOnceMore",
+    "Losses are divided by the labels of whole rows, and gradients are averaged over context-parallel ranks too.",
+    "PAR-01g[cp2]: loss agrees, norm is",
+    owner=_Scaled,
+    power=-1,
+)
 
-    power = -1
-
-
-@derived("PAR-01g[cp2-fsdp]: loss agrees, norm is", bugs=("DPS-08",))
-class ScalesByDataParallelAlone(_Scaled):
-    """The sum over dp · cp ranks is scaled as one over dp: every gradient is CP times too large."""
+with_attributes(
+    "ScalesByDataParallelAlone",
+    "The sum over dp · cp ranks is scaled as one over dp: every gradient is CP times too large.",
+    "PAR-01g[cp2-fsdp]: loss agrees, norm is",
+    owner=_Scaled,
+    bugs=("DPS-08",),
+)
 
 
 @mutant(of="PAR-02g", case="cp2", says="hold different values of", bugs=("PG-04",))

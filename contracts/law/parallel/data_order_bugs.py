@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.spec import Recipe
 from contracts.stacks.reference.data import IGNORED, Corpus, DataOrder, feistel_permutation
 from contracts.stacks.reference.training.trainer import Trainer
@@ -235,9 +235,12 @@ class _CachedByPath(Corpus):
         self.length, self.stream = self.read.setdefault(recipe.data.path, (self.length, self.stream))
 
 
-@derived("PAR-06l[another-text]: with text changed, sequence 0 is")
-class CachesTheTextByItsPath(_CachedByPath):
-    """Keeps what it read under the name of the file, whatever became of the file."""
+with_attributes(
+    "CachesTheTextByItsPath",
+    "Keeps what it read under the name of the file, whatever became of the file.",
+    "PAR-06l[another-text]: with text changed, sequence 0 is",
+    owner=_CachedByPath,
+)
 
 
 @broken(_CachedByPath, "window", "PAR-06l[another-length]: with length changed, sequence 1 is", bugs=("DAT-12",))
@@ -284,8 +287,10 @@ def begins_the_same_order_elsewhere(order, self, epoch, index):
     return order(self, 0, (index + 7 * epoch) % self.size)
 
 
-@mutant(of="PAR-06o", case="240-sequences", says="stand after the same one in epochs 0 and 1")
-class DeclaresABufferAndReadsInOrder(reads_in_order):
-    """A buffer of one sequence moves none."""
-
-    conventions = {"shuffle-reach": "buffer"}
+with_attributes(
+    "DeclaresABufferAndReadsInOrder",
+    "A buffer of one sequence moves none.",
+    "PAR-06o[240-sequences]: stand after the same one in epochs 0 and 1",
+    owner=reads_in_order,
+    conventions={"shuffle-reach": "buffer"},
+)

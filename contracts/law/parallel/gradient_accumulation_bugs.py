@@ -6,14 +6,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
 from contracts.instruments import numerics
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.spec import Tokens
 from contracts.stacks.reference.answers import model
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
-from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
@@ -27,11 +25,12 @@ def takes_the_mean_of_means(accumulate, self, micro, counts):
     return out._replace(sums=scaled)
 
 
-@mutant(of="PAR-05b", case="four", says="the mean over labels")
-class DeclaresAMeanOfMeans(Reference):
-    """Declares the mean of the microbatches' means, and divides by the labels of the step."""
-
-    conventions = {"window-divides-by": "microbatch-means"}
+with_attributes(
+    "DeclaresAMeanOfMeans",
+    "Declares the mean of the microbatches' means, and divides by the labels of the step.",
+    "PAR-05b[four]: the mean over labels",
+    conventions={"window-divides-by": "microbatch-means"},
+)
 
 
 @broken(Trainer, "accumulate", "PAR-05a[a-microbatch-without-a-label]: lm is nan in 5 microbatches")

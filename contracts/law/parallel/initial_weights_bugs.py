@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.spec import Recipe
 from contracts.stacks.reference.model.init import STD, Initializer
 from contracts.stacks.reference.training.trainer import Trainer
@@ -205,12 +205,13 @@ class _LoadsWhatFits(Trainer):
         super().put({name: values[name] for name in fits}, {name: into[name] for name in fits}, what)
 
 
-@derived(
+with_attributes(
+    "LoadsWhatFits",
+    "`strict=False`: what has another name or shape is left out without a word.",
     "PAR-04m[another-shape]: was accepted, expected a refusal",
     "PAR-04m[a-foreign-name]: was accepted, expected a refusal",
+    owner=_LoadsWhatFits,
 )
-class LoadsWhatFits(_LoadsWhatFits):
-    """`strict=False`: what has another name or shape is left out without a word."""
 
 
 @broken(_LoadsWhatFits, "put", "PAR-04m[one-is-missing]: was not given")

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.stacks.kit.roles import role_of
 from contracts.stacks.reference.model.blocks import Experts, GatedNorm, LatentAttention, Mamba2, MoE, Router
 from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm, local
@@ -85,9 +85,13 @@ class _KeepsItsRun(TensorParallel):
         return collectives.gather_rows(x_BTD.transpose(0, 1), length, self.group).transpose(0, 1)
 
 
-@derived("PAR-01a[tp2-sp]: the gradient of", bugs=("SP-16", "SP-20"))
-class SlicesWhereItShouldReduceScatter(_KeepsItsRun):
-    """The backward pass of an all-gather keeps this rank's slice and drops what the other ranks computed for it."""
+with_attributes(
+    "SlicesWhereItShouldReduceScatter",
+    "The backward pass of an all-gather keeps this rank's slice and drops what the other ranks computed for it.",
+    "PAR-01a[tp2-sp]: the gradient of",
+    owner=_KeepsItsRun,
+    bugs=("SP-16", "SP-20"),
+)
 
 
 class _EntersPlain(TensorParallel):
@@ -119,9 +123,13 @@ class _LossOnEveryRank(TensorParallel):
         mixer.register_forward_hook(behind)
 
 
-@derived("PAR-01a[tp2-sp]: loss agrees, norm is", bugs=("AUX-02",))
-class AddsTheBalanceLossOnEveryRank(_LossOnEveryRank):
-    """Every rank has the whole auxiliary loss, and the gradients of all ranks are summed: TP times too much."""
+with_attributes(
+    "AddsTheBalanceLossOnEveryRank",
+    "Every rank has the whole auxiliary loss, and the gradients of all ranks are summed: TP times too much.",
+    "PAR-01a[tp2-sp]: loss agrees, norm is",
+    owner=_LossOnEveryRank,
+    bugs=("AUX-02",),
+)
 
 
 @broken(_LossOnEveryRank, "surround", "PAR-01a[tp2-sp]: loss agrees, norm is")
@@ -181,25 +189,31 @@ class _CopiesApart(TensorParallel):
                 module.summed = False
 
 
-@derived("PAR-01a[tp2-one-group]: the gradient of layers.0.mixer.wk.weight differs", bugs=("ROP-17",))
-class LeavesReplicatedKeyValueGradients(_CopiesApart):
-    """KV heads are fewer than ranks and replicated; each rank keeps only the gradient from its own queries."""
+with_attributes(
+    "LeavesReplicatedKeyValueGradients",
+    "KV heads are fewer than ranks and replicated; each rank keeps only the gradient from its own queries.",
+    "PAR-01a[tp2-one-group]: the gradient of layers.0.mixer.wk.weight differs",
+    owner=_CopiesApart,
+    bugs=("ROP-17",),
+    names=("wk", "wv"),
+)
 
-    names = ("wk", "wv")
+with_attributes(
+    "LeavesReplicatedGroupGradients",
+    "All ranks hold B and C of the SSM groups, which are fewer than the ranks, and their gradients are not summed.",
+    "PAR-01a[tp2-one-group]: the gradient of layers.2.mixer.wb.weight differs",
+    owner=_CopiesApart,
+    bugs=("SSM-13",),
+    names=("wb", "wc"),
+)
 
-
-@derived("PAR-01a[tp2-one-group]: the gradient of layers.2.mixer.wb.weight differs", bugs=("SSM-13",))
-class LeavesReplicatedGroupGradients(_CopiesApart):
-    """All ranks hold B and C of the SSM groups, which are fewer than the ranks, and their gradients are not summed."""
-
-    names = ("wb", "wc")
-
-
-@derived("PAR-01a[tp2-sp-latent]: the gradient of layers.0.mixer.")
-class LeavesGradientsOfSharedLatents(_CopiesApart):
-    """The norms before latent attention's heads are copies with different heads on each rank, and are not summed."""
-
-    names = ("q_norm", "kv_norm")
+with_attributes(
+    "LeavesGradientsOfSharedLatents",
+    "The norms before latent attention's heads are copies with different heads on each rank, and are not summed.",
+    "PAR-01a[tp2-sp-latent]: the gradient of layers.0.mixer.",
+    owner=_CopiesApart,
+    names=("q_norm", "kv_norm"),
+)
 
 
 @broken(
@@ -215,11 +229,13 @@ def sums_gradients_of_latents_twice(former, self, mixer):
         mixer.get_submodule(name).weight.register_hook(lambda grad: grad * self.size)
 
 
-@derived("PAR-01a[tp2]: the gradient of layers.0.mixer.")
-class LeavesGradientsOfQueryAndKeyNorms(_CopiesApart):
-    """One QK norm serves the heads of every rank; its gradient comes only from the heads of this rank."""
-
-    names = ("q_norm", "k_norm")
+with_attributes(
+    "LeavesGradientsOfQueryAndKeyNorms",
+    "One QK norm serves the heads of every rank; its gradient comes only from the heads of this rank.",
+    "PAR-01a[tp2]: the gradient of layers.0.mixer.",
+    owner=_CopiesApart,
+    names=("q_norm", "k_norm"),
+)
 
 
 @broken(TensorParallel, "mixer", "PAR-01a[tp4-few-groups]: on one rank", bugs=("DSP-13",))
@@ -477,9 +493,13 @@ class _ReducesEarly(ParallelTrainer):
         pass
 
 
-@derived("PAR-05d[dp2]: the gradient of", bugs=("DPS-14",))
-class AddsTheLastMicrobatchBehindTheReduction(_ReducesEarly):
-    """The reduction runs at the boundary, and the last microbatch's gradient is added after it, unreduced."""
+with_attributes(
+    "AddsTheLastMicrobatchBehindTheReduction",
+    "The reduction runs at the boundary, and the last microbatch's gradient is added after it, unreduced.",
+    "PAR-05d[dp2]: the gradient of",
+    owner=_ReducesEarly,
+    bugs=("DPS-14",),
+)
 
 
 @broken(_ReducesEarly, "accumulate", "PAR-05d[dp2]: the gradient of", bugs=("FSD-05",))

@@ -2,13 +2,11 @@
 
 import torch
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model import hybrid_model
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer
 
 
@@ -52,11 +50,12 @@ def divides_by_no_label(accumulate, self, micro, counts):
     return out._replace(sums={**out.sums, "lm": out.sums["lm"] / own * counts["lm"]})
 
 
-@mutant(of="PAR-05i", case="a-microbatch-of-padding", says="lm is")
-class DeclaresMeansOfPaddedMicrobatches(Reference):
-    """Declares the mean of the microbatches' means, and divides by the labels of the step."""
-
-    conventions = {"window-divides-by": "microbatch-means"}
+with_attributes(
+    "DeclaresMeansOfPaddedMicrobatches",
+    "Declares the mean of the microbatches' means, and divides by the labels of the step.",
+    "PAR-05i[a-microbatch-of-padding]: lm is",
+    conventions={"window-divides-by": "microbatch-means"},
+)
 
 
 @broken(ParallelTrainer, "accumulate", "PAR-05j[dense-dp4]: lm is", "PAR-05j[dp2]: lm is")

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer, StagedOptimizer, every_rank
 from contracts.stacks.reference.training.trainer import Batch
@@ -110,9 +110,12 @@ class _Apart(PipelineTrainer):
         return False
 
 
-@derived("PAR-11[tied]: embedding.weight is not the same on ranks 0 and [1] after step 1")
-class LeavesCopiesApart(_Apart):
-    """Each stage updates its copy of the tied embedding with only its part of the gradient."""
+with_attributes(
+    "LeavesCopiesApart",
+    "Each stage updates its copy of the tied embedding with only its part of the gradient.",
+    "PAR-11[tied]: embedding.weight is not the same on ranks 0 and [1] after step 1",
+    owner=_Apart,
+)
 
 
 @broken(_Apart, "joins", "PAR-11[shared-with-prediction-heads]: embedding.weight is not the same", bugs=("PG-11",))

@@ -5,8 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law._bugs.dead import EveryRankDoesAll
 from contracts.stacks.reference.model.blocks import Mamba2
 from contracts.stacks.reference.model.blocks.common import local
@@ -33,9 +32,12 @@ def takes_the_scale_out_of_reduced_gradients_alone(unscale, self):
         unscale(self)
 
 
-@mutant(of="PAR-10", case="dp2", says="of 2 reduces nothing")
-class ReducesNothingInHalf(EveryRankDoesAll):
-    """Every rank computes the whole step: no gradient is reduced, in whatever dtype."""
+with_attributes(
+    "ReducesNothingInHalf",
+    "Every rank computes the whole step: no gradient is reduced, in whatever dtype.",
+    "PAR-10[dp2]: of 2 reduces nothing",
+    owner=EveryRankDoesAll,
+)
 
 
 @broken(ParallelTrainer, "reduce", "PAR-10[fsdp2]: times that in float32", bugs=("DPS-42",))

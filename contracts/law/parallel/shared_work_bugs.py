@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law._bugs.dead import EveryRankDoesAll
 from contracts.spec import Session, Trained
 from contracts.stacks.reference.model.blocks import Causal
@@ -11,16 +11,18 @@ from contracts.stacks.reference.parallel import parallel_trainer, parallelize
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.stack import Reference
 
-
-@mutant(of="PAR-16", case="dp2", says="rank 0 of 2 computes 100% of what one rank by itself does")
-@mutant(of="PAR-16", case="fsdp2", says="rank 0 of 2 computes 100% of what one rank by itself does")
-@mutant(of="PAR-16", case="cp2", says="rank 0 of 2 computes 100% of what one rank by itself does")
-@mutant(of="PAR-16", case="cp2-hybrid", says="rank 0 of 2 computes 100% of what one rank by itself does")
-@mutant(of="PAR-16", case="ep2", says="rank 0 of 2 computes 100% of what one rank by itself does")
-@mutant(of="PAR-16", case="interleaved", says="rank 0 of 2 computes 100% of what one rank by itself does")
-@mutant(of="PAR-16", case="pp2-beside-dp2", says="rank 0 of 4 computes 100% of what one rank by itself does")
-class EveryRankComputesTheWholeStep(EveryRankDoesAll):
-    """Degrees are read, printed and never used."""
+with_attributes(
+    "EveryRankComputesTheWholeStep",
+    "Degrees are read, printed and never used.",
+    "PAR-16[pp2-beside-dp2]: rank 0 of 4 computes 100% of what one rank by itself does",
+    "PAR-16[interleaved]: rank 0 of 2 computes 100% of what one rank by itself does",
+    "PAR-16[ep2]: rank 0 of 2 computes 100% of what one rank by itself does",
+    "PAR-16[cp2-hybrid]: rank 0 of 2 computes 100% of what one rank by itself does",
+    "PAR-16[cp2]: rank 0 of 2 computes 100% of what one rank by itself does",
+    "PAR-16[fsdp2]: rank 0 of 2 computes 100% of what one rank by itself does",
+    "PAR-16[dp2]: rank 0 of 2 computes 100% of what one rank by itself does",
+    owner=EveryRankDoesAll,
+)
 
 
 @broken(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks import Packing
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
@@ -61,16 +61,21 @@ class _Pads(Trainer):
         )  # fmt: skip
 
 
-@derived("PAR-05f[shortest-first]: aux is", bugs=("AUX-08",))
-class RoutesPaddingAsTokens(_Pads):
-    """Padding has no labels and adds nothing to the main loss, but the router sees it and its losses count it."""
+with_attributes(
+    "RoutesPaddingAsTokens",
+    "Padding has no labels and adds nothing to the main loss, but the router sees it and its losses count it.",
+    "PAR-05f[shortest-first]: aux is",
+    owner=_Pads,
+    bugs=("AUX-08",),
+)
 
-
-@derived("PAR-05f[two]: labels count in the window")
-class LearnsToPredictPadding(_Pads):
-    """Labels are padded with the padding token, which is a token of the vocabulary."""
-
-    labels = 0
+with_attributes(
+    "LearnsToPredictPadding",
+    "Labels are padded with the padding token, which is a token of the vocabulary.",
+    "PAR-05f[two]: labels count in the window",
+    owner=_Pads,
+    labels=0,
+)
 
 
 @broken(Trainer, "step_over", "PAR-05f[longest-first]: labels count in the window")
@@ -172,9 +177,12 @@ class _LongestBuffer(BatchedStage):
         return long[:rows, :length]
 
 
-@derived("PAR-05g[pp2]: lm is")
-class ReceivesIntoTheLongestBuffer(_LongestBuffer):
-    """One receive buffer, as long as the longest microbatch: shorter rows do not lie where they are read."""
+with_attributes(
+    "ReceivesIntoTheLongestBuffer",
+    "One receive buffer, as long as the longest microbatch: shorter rows do not lie where they are read.",
+    "PAR-05g[pp2]: lm is",
+    owner=_LongestBuffer,
+)
 
 
 @derived("PAR-05g[pp4]: loss agrees")

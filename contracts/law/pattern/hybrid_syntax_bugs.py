@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.spec import Dsa, HybridPattern, LayerNumbers, Translation, refuse
 from contracts.stacks.reference.stack import Reference
 
@@ -195,11 +195,13 @@ def drops_empty_stages(read_pattern, self, text):
     return read_pattern(self, text.replace("||", "|"))
 
 
-@mutant(of="PAT-10b", case="empty", says="is refused, expected a model without layers")
-class RefusesTheEmptyPattern(Reads):
-    """Declares that an empty pattern is a model without layers, and refuses it."""
-
-    conventions = {"empty-pattern": "no-layers"}
+with_attributes(
+    "RefusesTheEmptyPattern",
+    "Declares that an empty pattern is a model without layers, and refuses it.",
+    "PAT-10b[empty]: is refused, expected a model without layers",
+    owner=Reads,
+    conventions={"empty-pattern": "no-layers"},
+)
 
 
 @mutant(of="PAT-10b", case="empty", says="expected no layers")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.spec import Computed, Mode, Recipe
 from contracts.stacks.reference.model.blocks import Experts, Fp8Conversion, Fp8Matmul, Mamba2, RMSNorm, Router
 from contracts.stacks.reference.model.hybrid_model import Model
@@ -86,11 +86,13 @@ def leaves_the_experts_out(applied, self, mixer):
     return mixer
 
 
-@derived("PREC-01a[latent-and-ahead]: layers.0.mixer.wo.weight computes in bfloat16, expected fp8")
-class LeavesOutputProjectionsOut(Fp8Conversion):
-    """A list of names to leave out matches more than the head: `wo` is on it for "word output"."""
-
-    kept_out = Fp8Conversion.kept_out | {"wo"}
+with_attributes(
+    "LeavesOutputProjectionsOut",
+    'A list of names to leave out matches more than the head: `wo` is on it for "word output".',
+    "PREC-01a[latent-and-ahead]: layers.0.mixer.wo.weight computes in bfloat16, expected fp8",
+    owner=Fp8Conversion,
+    kept_out=Fp8Conversion.kept_out | {"wo"},
+)
 
 
 class PlansFromTheRecipe(Reference):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.placements import local_part
@@ -97,12 +97,13 @@ class _AsksItsOwnRows(ParallelTrainer):
         return super().follow(1.0 if self.here else math.inf)
 
 
-@derived(
+with_attributes(
+    "AsksItsOwnRows",
+    "Looks for infinities before gradients are reduced: the ranks without one take the step.",
     "PREC-05f[fsdp2]: a step that overflowed on one rank moved something: the weight",
     "PREC-05f[dp2]: a step that overflowed on one rank moved something: the weight",
+    owner=_AsksItsOwnRows,
 )
-class AsksItsOwnRows(_AsksItsOwnRows):
-    """Looks for infinities before gradients are reduced: the ranks without one take the step."""
 
 
 @broken(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.spec import Degrees, Lane, Launch, Layout, Optim, Recipe, Refused, refuse
 from contracts.stacks.reference.stack import Reference
 
@@ -105,9 +105,12 @@ class RefusesFirst(Reference):
             raise Refused(refused.refusals[:1]) from None
 
 
-@mutant(of="REC-02c", case="tensor-expert-sequence", says="the refusal leaves out ep or moe.experts, seq_length")
-class StopsAtTheFirstAxis(RefusesFirst):
-    """Each refusal names one fault, so each fault costs a start: tp, then ep, then the sequence."""
+with_attributes(
+    "StopsAtTheFirstAxis",
+    "Each refusal names one fault, so each fault costs a start: tp, then ep, then the sequence.",
+    "REC-02c[tensor-expert-sequence]: the refusal leaves out ep or moe.experts, seq_length",
+    owner=RefusesFirst,
+)
 
 
 @broken(Reference, "divide", "REC-02c[pipeline-batch]: the refusal leaves out batch.total")

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.spec import Arrays, Execution, Mamba, Mode, Optim, Pass, Recipe, Session, Tokens, Trained
 from contracts.stacks.reference.model.blocks import Attention
 from contracts.stacks.reference.model.hybrid_model import Model
@@ -68,18 +67,22 @@ class Ignores(Reference):
         return replace(recipe, **self.fixed)  # type: ignore[arg-type]  # a table of fields
 
 
-@mutant(of="REC-07a", case="rope_theta", says="rope_theta 50 gives the same", bugs=("ROP-21",))
-class IgnoresTheta(Ignores):
-    """rope theta is set on the configuration after the rotary tables were computed."""
+with_attributes(
+    "IgnoresTheta",
+    "rope theta is set on the configuration after the rotary tables were computed.",
+    "REC-07a[rope_theta]: rope_theta 50 gives the same",
+    owner=Ignores,
+    bugs=("ROP-21",),
+    fixed={"rope_theta": 10_000},
+)
 
-    fixed: ClassVar[dict[str, object]] = {"rope_theta": 10_000}
-
-
-@mutant(of="REC-07a", case="norm_eps", says="norm_eps 0.1 gives the same")
-class IgnoresNormEps(Ignores):
-    """Norms use a hard-coded epsilon."""
-
-    fixed: ClassVar[dict[str, object]] = {"norm_eps": 1e-5}
+with_attributes(
+    "IgnoresNormEps",
+    "Norms use a hard-coded epsilon.",
+    "REC-07a[norm_eps]: norm_eps 0.1 gives the same",
+    owner=Ignores,
+    fixed={"norm_eps": 1e-5},
+)
 
 
 @broken(Ignores, "narrowed", "REC-07a[mamba.groups]: mamba.groups 4 gives the same")
@@ -110,18 +113,21 @@ class FixedSteps(Reference):
         return super().train(replace(session, recipe=replace(session.recipe, optim=optim)))
 
 
-@mutant(of="REC-07b", case="optim.beta2", says="optim.beta2 0.9 gives the same weights")
-class IgnoresBeta2(FixedSteps):
-    """AdamW is created with the framework's default betas."""
+with_attributes(
+    "IgnoresBeta2",
+    "AdamW is created with the framework's default betas.",
+    "REC-07b[optim.beta2]: optim.beta2 0.9 gives the same weights",
+    owner=FixedSteps,
+    fixed={"beta1": 0.9, "beta2": 0.999},
+)
 
-    fixed: ClassVar[dict[str, object]] = {"beta1": 0.9, "beta2": 0.999}
-
-
-@mutant(of="REC-07b", case="optim.schedule", says="optim.schedule 'linear' gives the same weights")
-class KnowsOneSchedule(FixedSteps):
-    """Every schedule is a cosine."""
-
-    fixed: ClassVar[dict[str, object]] = {"schedule": "cosine"}
+with_attributes(
+    "KnowsOneSchedule",
+    "Every schedule is a cosine.",
+    "REC-07b[optim.schedule]: optim.schedule 'linear' gives the same weights",
+    owner=FixedSteps,
+    fixed={"schedule": "cosine"},
+)
 
 
 @broken(Reference, "train", "REC-07b[seed]: seed 7 gives the same weights")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.spec import Degrees, GroupCall, Layout
 from contracts.stacks.reference.stack import Reference
 
@@ -66,11 +66,12 @@ def reuses_by_size(group_calls, self, degrees, world, layout, rank):
     )
 
 
-@mutant(of="TOPO-07", case="own-axis-pp2-tp2-on-4", says="which are two purposes")
-class DeclaresAGroupForEachPurpose(Reference):
-    """Declares one group for each purpose, and shares: collectives that should overlap wait for each other."""
-
-    conventions = {"communicators": "purpose"}
+with_attributes(
+    "DeclaresAGroupForEachPurpose",
+    "Declares one group for each purpose, and shares: collectives that should overlap wait for each other.",
+    "TOPO-07[own-axis-pp2-tp2-on-4]: which are two purposes",
+    conventions={"communicators": "purpose"},
+)
 
 
 @mutant(of="TOPO-07", case="borrowed-pp3-cp2-tp2-ep4", says="is created twice for")

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.spec import Degrees, Group, Layout, Mesh, Topology
 from contracts.stacks.reference.stack import Reference
 
@@ -71,19 +70,22 @@ class _Zipped(Reference):
         return replace(answer, groups={**answer.groups, **{axis: mesh.groups(axis) for axis in self.order}})
 
 
-@mutant(of="TOPO-05b", case="own-axis-pp3-tp2", says="the pp group of rank 0 is [0, 1, 2], expected [0, 4, 8]",
-        bugs=("PG-01",))  # fmt: skip
-class ZipsPipelineInnermost(_Zipped):
-    """Builds the mesh in the order dp, tp, pp: sizes are right, every neighbour is wrong."""
+with_attributes(
+    "ZipsPipelineInnermost",
+    "Builds the mesh in the order dp, tp, pp: sizes are right, every neighbour is wrong.",
+    "TOPO-05b[own-axis-pp3-tp2]: the pp group of rank 0 is [0, 1, 2], expected [0, 4, 8]",
+    owner=_Zipped,
+    bugs=("PG-01",),
+    order=("dp", "tp", "pp"),
+)
 
-    order = ("dp", "tp", "pp")
-
-
-@mutant(of="TOPO-05b", case="own-axis-pp3-tp2", says="the dp group of rank 0 is [0, 1], expected [0, 2]")
-class PutsTensorOutsideData(_Zipped):
-    """Over-correction: PP is moved outermost and TP along with it, so that dp varies fastest."""
-
-    order = ("pp", "tp", "dp")
+with_attributes(
+    "PutsTensorOutsideData",
+    "Over-correction: PP is moved outermost and TP along with it, so that dp varies fastest.",
+    "TOPO-05b[own-axis-pp3-tp2]: the dp group of rank 0 is [0, 1], expected [0, 2]",
+    owner=_Zipped,
+    order=("pp", "tp", "dp"),
+)
 
 
 @broken(
@@ -140,12 +142,14 @@ def deals_experts_round_robin(topology, self, degrees, world, layout):
     return _with(answer, "ep", *(tuple(range(first, world, groups)) for first in range(groups)))
 
 
-@mutant(of="TOPO-08", case="own-axis-pp4-tp8", says="tp group [0, 4, 8, 12, 16, 20, 24, 28] spans nodes [0, 1, 2, 3]",
-        bugs=("PG-01",))  # fmt: skip
-class SpansNodes(_Zipped):
-    """Builds the mesh in the order dp, tp, pp: with pp 4 a TP group of eight lies on four nodes."""
-
-    order = ("dp", "tp", "pp")
+with_attributes(
+    "SpansNodes",
+    "Builds the mesh in the order dp, tp, pp: with pp 4 a TP group of eight lies on four nodes.",
+    "TOPO-08[own-axis-pp4-tp8]: tp group [0, 4, 8, 12, 16, 20, 24, 28] spans nodes [0, 1, 2, 3]",
+    owner=_Zipped,
+    bugs=("PG-01",),
+    order=("dp", "tp", "pp"),
+)
 
 
 @broken(Reference, "topology", "TOPO-08[borrowed-pp3-tp2-etp8]: etp group")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.spec import Degrees, GroupCall, Layout, Mesh
 from contracts.stacks.reference.stack import Reference
 
@@ -83,11 +83,12 @@ def caps_the_group(gradient_reduction, self, degrees, world, layout, rank, kind)
     return replace(right, ranks=right.ranks[-256:])
 
 
-@mutant(of="TOPO-11c", case="own-axis-4096", says="calls create a group for several purposes")
-class DeclaresGroupsForEachPurposeAtSize(Reference):
-    """Declares one group for each purpose, and shares."""
-
-    conventions = {"communicators": "purpose"}
+with_attributes(
+    "DeclaresGroupsForEachPurposeAtSize",
+    "Declares one group for each purpose, and shares.",
+    "TOPO-11c[own-axis-4096]: calls create a group for several purposes",
+    conventions={"communicators": "purpose"},
+)
 
 
 @mutant(of="TOPO-11c", case="own-axis-4096", says="calls create a group that an earlier call created")

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.spec import refuse
 from contracts.stacks.reference.stack import Reference
 
@@ -166,8 +165,9 @@ def leaves_ranks_without_experts(divide, self, recipe, degrees, world, layout):
     return divide(self, replace(recipe, moe=moe), degrees, world, layout)
 
 
-@mutant(of="TOPO-01b", case="pp2-tp3-ep5-on-8", says="names 2 of 6 and 10, expected one")
-class DeclaresTheFirstRefusal(Reference):
-    """Declares that it names the first misfit, and names both."""
-
-    conventions = {"misfits": "first"}
+with_attributes(
+    "DeclaresTheFirstRefusal",
+    "Declares that it names the first misfit, and names both.",
+    "TOPO-01b[pp2-tp3-ep5-on-8]: names 2 of 6 and 10, expected one",
+    conventions={"misfits": "first"},
+)

@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law._bugs.multi_rank import GathersFirst
 from contracts.stacks.kit.roles import role_of
 from contracts.stacks.reference.parallel import collectives
@@ -27,9 +27,12 @@ def averages_over_ranks_with_the_same_data(reduce, self):
             parameter.grad.div_(self.execution.world)
 
 
-@derived("TOPO-04d[borrowed-tp2-sp-ep2-etp1]: move the residual stream")
-class HooksSequenceParallelOntoExperts(GathersFirst):
-    """With EP active, expert layers also have the hook that gathers the sequence: the bring-up's first hang."""
+with_attributes(
+    "HooksSequenceParallelOntoExperts",
+    "With EP active, expert layers also have the hook that gathers the sequence: the bring-up's first hang.",
+    "TOPO-04d[borrowed-tp2-sp-ep2-etp1]: move the residual stream",
+    owner=GathersFirst,
+)
 
 
 @broken(

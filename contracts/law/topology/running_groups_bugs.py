@@ -5,12 +5,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.spec import Mesh, group_calls
 from contracts.stacks.reference.parallel.mesh import ProcessMesh
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(
@@ -128,16 +126,21 @@ class _AlwaysMakes(ProcessMesh):
         self._made.clear()
 
 
-@derived("TOPO-07d[borrowed-cp2-ep2-on-4]: rank 0 holds 2 groups of [0, 2]", bugs=("PG-09",))
-class MakesAPipelineGroupBesideDp(_AlwaysMakes):
-    """Makes a group for each axis, although the group of another axis has the same members."""
+with_attributes(
+    "MakesAPipelineGroupBesideDp",
+    "Makes a group for each axis, although the group of another axis has the same members.",
+    "TOPO-07d[borrowed-cp2-ep2-on-4]: rank 0 holds 2 groups of [0, 2]",
+    owner=_AlwaysMakes,
+    bugs=("PG-09",),
+)
 
-
-@derived("TOPO-07d[borrowed-tp2-ep4-etp1-on-4]: rank 0 holds 2 groups of [0, 1, 2, 3]")
-class MakesTheWorldAgain(_AlwaysMakes):
-    """EP covers the whole world and gets a communicator of its own beside the world's."""
-
-    axis = "ep"
+with_attributes(
+    "MakesTheWorldAgain",
+    "EP covers the whole world and gets a communicator of its own beside the world's.",
+    "TOPO-07d[borrowed-tp2-ep4-etp1-on-4]: rank 0 holds 2 groups of [0, 1, 2, 3]",
+    owner=_AlwaysMakes,
+    axis="ep",
+)
 
 
 @broken(ProcessMesh, "close", "TOPO-07e[own-axis-pp2-tp2-on-4]: is left with 2 groups of closed meshes: [0, 2], [0, 1]")
@@ -161,11 +164,12 @@ def closes_the_world_too(close, self):
     self._dist.destroy_process_group()
 
 
-@mutant(of="TOPO-07d", case="borrowed-cp2-ep2-on-4", says="of which each has its own")
-class DeclaresAGroupForEachAxis(Reference):
-    """Declares one group for each purpose and holds one for all axes of the same members."""
-
-    conventions = {"communicators": "purpose"}
+with_attributes(
+    "DeclaresAGroupForEachAxis",
+    "Declares one group for each purpose and holds one for all axes of the same members.",
+    "TOPO-07d[borrowed-cp2-ep2-on-4]: of which each has its own",
+    conventions={"communicators": "purpose"},
+)
 
 
 @derived(

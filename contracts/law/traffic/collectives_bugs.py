@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.law._bugs.dead import EveryRankDoesAll
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import orthogonalise
@@ -173,11 +172,14 @@ class ReducesEachMicrobatch(ParallelTrainer):
         pass
 
 
-@mutant(of="TRAF-03", case="fsdp2", says="no collective was seen")
-@mutant(of="TRAF-05", case="dp2", says="0 bytes are reduced, expected at least")
-@mutant(of="TRAF-05", case="fsdp2", says="0 bytes are reduced, expected at least")
-class SendsNothingAtAll(EveryRankDoesAll):
-    """Every rank computes the whole step: nothing empty is sent, and nothing too often."""
+with_attributes(
+    "SendsNothingAtAll",
+    "Every rank computes the whole step: nothing empty is sent, and nothing too often.",
+    "TRAF-05[fsdp2]: 0 bytes are reduced, expected at least",
+    "TRAF-05[dp2]: 0 bytes are reduced, expected at least",
+    "TRAF-03[fsdp2]: no collective was seen",
+    owner=EveryRankDoesAll,
+)
 
 
 @broken(ShardedOptimizer, "norm", "TRAF-05[fsdp2]: bytes are gathered, expected at most")

@@ -1,15 +1,12 @@
 """Stacks whose steps have the right numbers, or nearly, and send too much or the wrong things."""
 
-from collections.abc import Mapping
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.law._bugs.multi_rank import GathersFirst
 from contracts.stacks.kit.roles import layer_of
 from contracts.stacks.reference.model.blocks import Linear, RMSNorm
@@ -18,7 +15,6 @@ from contracts.stacks.reference.parallel.collectives import all_gather, all_redu
 from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
-from contracts.stacks.reference.stack import Reference
 
 
 # weights
@@ -81,13 +77,12 @@ def gathers_the_stream_in_float32(enter, self, x_BTD):
     return all_gather(x_BTD.float(), 1, self.group).to(x_BTD.dtype)
 
 
-@mutant(of="TRAF-04c", case="tp2-sp-dp4", says="times the residual stream goes into all_gather over TP, expected")
-class KeepsWhatItSaysItGathersAgain(Reference):
-    """Declared to keep its own run of an input and to gather the whole once more, it keeps the whole: memory that a
-    plan has counted as free.
-    """
-
-    conventions: Mapping[str, str] = {"gathered-input": "again"}
+with_attributes(
+    "KeepsWhatItSaysItGathersAgain",
+    "Declares that it keeps its own run of an input and gathers the whole again, and keeps the whole.",
+    "TRAF-04c[tp2-sp-dp4]: times the residual stream goes into all_gather over TP, expected",
+    conventions={"gathered-input": "again"},
+)
 
 
 @broken(TensorParallel, "leave", "TRAF-04c[borrowed-tp2-sp-ep4-fsdp4]: times the residual stream goes into")
@@ -96,9 +91,12 @@ def all_reduces_and_keeps_its_run(leave, self, y_BTD):
     return all_reduce(y_BTD, self.group).chunk(self.size, dim=1)[self.rank]
 
 
-@derived("TRAF-04c[tp2-sp-ep2-fsdp2]: times the residual stream goes into all_gather over TP")
-class GathersTheStreamForExperts(GathersFirst):
-    """Routers get the whole sequence although their layers send only their own rows."""
+with_attributes(
+    "GathersTheStreamForExperts",
+    "Routers get the whole sequence although their layers send only their own rows.",
+    "TRAF-04c[tp2-sp-ep2-fsdp2]: times the residual stream goes into all_gather over TP",
+    owner=GathersFirst,
+)
 
 
 @broken(

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.pipeline import Pipeline
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
@@ -32,19 +32,21 @@ class _Reporting(PipelineTrainer):
     said: Tensor
 
 
-@derived(
+with_attributes(
+    "SendsALossThatNobodyTakes",
+    "The last step's loss is sent for a log that is already closed.",
     "TRAF-02a[interleaved]: messages to rank 0, which receives",
     "TRAF-02a[transformer-1f1b]: messages to rank 0, which receives",
+    owner=_Reporting,
 )
-class SendsALossThatNobodyTakes(_Reporting):
-    """The last step's loss is sent for a log that is already closed."""
 
-
-@derived("TRAF-02a[four-stages]: from rank 3 to rank 0 is 1 float64, received as")
-class SendsALossBeforeTheCopies(_Reporting):
-    """A loss is sent where the first stage waits for the gradient of a copy; gloo tells them apart by a tag."""
-
-    last_step = 0
+with_attributes(
+    "SendsALossBeforeTheCopies",
+    "A loss is sent where the first stage waits for the gradient of a copy; gloo tells them apart by a tag.",
+    "TRAF-02a[four-stages]: from rank 3 to rank 0 is 1 float64, received as",
+    owner=_Reporting,
+    last_step=0,
+)
 
 
 @broken(PipelineTrainer, "add", "TRAF-02b[tied]: ranks wait for each other: rank 0 at a send of")

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.spec import Refused
 from contracts.spec.manifest import Manifest, RunEvent, State
 from contracts.stacks.reference.stack import Reference
@@ -40,9 +39,12 @@ class _SetsTheState(Reference):
         return replace(manifest, state=state, completed_at=event.at, artifacts=event.artifacts, error=event.error)
 
 
-@mutant(of="MANI-01a", case="error-to-ok", says="was accepted, expected a refusal")
-class LateResultWins(_SetsTheState):
-    """A result that lands after the timeout overwrites the error: the state is assigned, not advanced."""
+with_attributes(
+    "LateResultWins",
+    "A result that lands after the timeout overwrites the error: the state is assigned, not advanced.",
+    "MANI-01a[error-to-ok]: was accepted, expected a refusal",
+    owner=_SetsTheState,
+)
 
 
 @broken(Reference, "advance", "MANI-01a[detached-to-ok]: was accepted, expected a refusal")

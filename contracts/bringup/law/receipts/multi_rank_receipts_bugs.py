@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from contracts.instruments.ranks import torch_distributed
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.run_facts import RankReporter
 
@@ -67,16 +67,20 @@ class _CountsByTwo(RankReporter):
         return replace(done, tokens=int(done.tokens * self.factor)), seconds
 
 
-@derived("RCPT-01a[the-first-of-tp2]: the labels of steps 2 and 3 are")
-class CountsTokensByTheWorld(_CountsByTwo):
-    """Multiplies a rank's tokens by the world, which doubles them where two ranks compute the same rows."""
+with_attributes(
+    "CountsTokensByTheWorld",
+    "Multiplies a rank's tokens by the world, which doubles them where two ranks compute the same rows.",
+    "RCPT-01a[the-first-of-tp2]: the labels of steps 2 and 3 are",
+    owner=_CountsByTwo,
+)
 
-
-@derived("RCPT-01a[the-second-of-dp2]: the labels of steps 2 and 3 are")
-class CountsTheTokensOfItsRows(_CountsByTwo):
-    """Counts only the tokens of this rank's rows as those of the step."""
-
-    factor = 0.5
+with_attributes(
+    "CountsTheTokensOfItsRows",
+    "Counts only the tokens of this rank's rows as those of the step.",
+    "RCPT-01a[the-second-of-dp2]: the labels of steps 2 and 3 are",
+    owner=_CountsByTwo,
+    factor=0.5,
+)
 
 
 def _first(row: Any) -> dict[str, Any]:
@@ -92,11 +96,13 @@ def names_the_kernel_of_the_first(gather, self, own):
     return replace(told, backends=tuple(replace(row, **_first(row)) for row in told.backends))
 
 
-@derived("RCPT-01a[the-second-of-dp2]: @lab is of box-")
-class LeavesOneFile(RankReporter):
-    """Every rank writes its receipt under one name, and only the last one remains."""
-
-    mark = ""
+with_attributes(
+    "LeavesOneFile",
+    "Every rank writes its receipt under one name, and only the last one remains.",
+    "RCPT-01a[the-second-of-dp2]: @lab is of box-",
+    owner=RankReporter,
+    mark="",
+)
 
 
 @broken(Reference, "run_receipts", "RCPT-01a[the-first-of-tp2]: rank 1 left")
