@@ -81,7 +81,7 @@ test: $(READY) lint  ## the project's own tests, after lint; those of several ra
 	$(BIN)/torchrun --standalone --nproc-per-node $(RANKS) --max-restarts 3 \
 	  -m pytest -q -m "dist and not slow" tests_dist
 	$(BIN)/pytest -m "unit or slow or megatron or titan or transformers or kernels or registry or torchrun" -n 2 --dist worksteal \
-	  --junitxml=reports/test.xml  # `python -m benchmarks.times --dearest` reads it
+	  --durations=20
 
 lint: $(READY)  ## ruff, its formatter, mypy --strict
 	@$(BIN)/ruff check

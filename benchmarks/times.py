@@ -3,13 +3,12 @@
     python -m benchmarks.times                          # all rows, more than an hour of a quiet machine
     python -m benchmarks.times --only gate,collection   # some of them
     python -m benchmarks.times --at 2ac6190 --at HEAD   # two commits in turn: before and after, on one machine
-    python -m benchmarks.times --dearest reports/test.xml   # only what the last `make test` spent on which files
 
 Each commit is cloned afresh into a scratch folder with environments of its own. Environments that `clone` does not make
 are made before the rows after it, also Megatron-Core's where it can be; a row asked without `clone` also compiles what
 it imports. A row is the time to the first byte, to the first line that shows a result or how far it is, and to the end.
-A command that a commit does not have says so by its exit code, 2; one that misses its target is marked. Behind `test`
-stand the twenty dearest test files. Prints Markdown; `--out DIR` also keeps what the commands said.
+A command that a commit does not have says so by its exit code, 2; one that misses its target is marked. Prints
+Markdown; `--out DIR` also keeps what the commands said.
 """
 
 import argparse
@@ -23,11 +22,8 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
-JUNIT = "reports/test.xml"
-"""What `make test` leaves of its tests of one process."""
 OUTSIDE = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
 """What a command does not inherit. Without bytecode each start compiles the suite anew; `make` drops it too."""
 PROGRESS = re.compile(r"\b\d+ of \d+\b|\d+%|PASSED|\bkilled\b")
@@ -76,11 +72,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", default=",".join(ROWS), metavar="ROW,…", help=f"of {', '.join(ROWS)}")
     parser.add_argument("--at", action="append", metavar="COMMIT", help="default: HEAD")
     parser.add_argument("--out", type=Path, metavar="DIR")
-    parser.add_argument("--dearest", type=Path, metavar="JUNIT", help="the dearest files of that run, and no row")
     asked = parser.parse_args(argv)
-    if asked.dearest is not None:
-        print("\n".join(dearest(asked.dearest)))  # noqa: T201
-        return 0
     wanted = asked.only.split(",")
     if unknown := [name for name in wanted if name not in ROWS]:
         parser.error(f"--only knows no {', '.join(unknown)}; the rows are {', '.join(ROWS)}")
@@ -94,8 +86,6 @@ def main(argv: list[str]) -> int:
                 late = _late(ROWS[name], found) if found.code in (0, 3) else ""
                 missed += bool(late)
                 print(_line(commit, name, command, found, late), flush=True)  # noqa: T201
-                if name == "test" and (clone / JUNIT).exists():
-                    print("\n".join(["", *dearest(clone / JUNIT), ""]), flush=True)  # noqa: T201
                 if asked.out is not None:
                     asked.out.mkdir(parents=True, exist_ok=True)
                     (asked.out / f"{commit.replace('/', '_')}-{name.replace(' ', '-')}.log").write_text(found.said)
@@ -147,21 +137,6 @@ def timed(command: str, clone: Path) -> Timed:
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
     wall = time.monotonic() - began
     return Timed(code=code, wall=wall, cpu=cpu, first=first or wall, result=result, said="".join(said))
-
-
-def dearest(junit: Path, files: int = 20) -> list[str]:
-    """The files whose tests took longest, setup and teardown included, and the sum of all, as a table.
-
-    Seconds by the clock of each worker: a fixture that several tests share counts for the test that needed it first.
-    """
-    spent: dict[str, list[float]] = {}
-    for case in ElementTree.parse(junit).iter("testcase"):
-        module = re.sub(r"\.Test\w*$", "", case.get("classname", ""))
-        spent.setdefault(f"{module.replace('.', '/')}.py", []).append(float(case.get("time", 0)))
-    ordered = sorted(spent.items(), key=lambda each: -sum(each[1]))
-    told = [f"| {file} | {len(each)} | {sum(each):.1f} |" for file, each in ordered[:files]]
-    total = [second for each in spent.values() for second in each]
-    return ["| file | tests | s |", "|---|---|---|", *told, f"| all {len(spent)} | {len(total)} | {sum(total):.1f} |"]
 
 
 def _late(row: Row, found: Timed) -> str:
