@@ -1,4 +1,4 @@
-"""The layers that decide a step's time, beside what a user would take instead, in one run on one device.
+"""The token-choice layer, beside what a user would take instead, in one run on one device.
 
     python -m benchmarks --device cuda --out reports/gpu
     python -m benchmarks --device cpu --small
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import moe, scan
+from benchmarks import moe
 from benchmarks._measure import HEADER, Row, ceiling, line
 from contracts.instruments.atomic_write import write_whole
 
@@ -29,7 +29,6 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="sizes that a CPU does in a minute; no figures to quote")
-    parser.add_argument("--only", choices=("moe", "scan"))
     parser.add_argument("--out", type=Path, metavar="DIR")
     asked = parser.parse_args(argv)
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
@@ -41,16 +40,13 @@ def main(argv: list[str]) -> int:
     top = ceiling(asked.device, asked.small)
     told.say(f"one bfloat16 product {top.flops / 1e12:.3g} TFLOP/s, one copy {top.bytes / 1e9:.3g} GB/s")
     tables: dict[str, list[Row]] = {}
-    for name, subject in (("moe", moe), ("scan", scan)):
-        for title, row in subject.measured(asked.device, asked.small) if asked.only in (None, name) else ():
-            rows = tables.setdefault(f"{name}: {title}", [])
-            rows.append(row)
-            if len(rows) == 1:
-                told.say(HEADER.format(title=f"{name}: {title}"))
-            told.say(line(row, rows[0].seconds, top))
-            told.keep(
-                {"facts": facts, "ceiling": asdict(top), "tables": {t: [*map(asdict, r)] for t, r in tables.items()}}
-            )
+    for title, row in moe.measured(asked.device, asked.small):
+        rows = tables.setdefault(title, [])
+        rows.append(row)
+        if len(rows) == 1:
+            told.say(HEADER.format(title=title))
+        told.say(line(row, rows[0].seconds, top))
+        told.keep({"facts": facts, "ceiling": asdict(top), "tables": {t: [*map(asdict, r)] for t, r in tables.items()}})
     return 0
 
 

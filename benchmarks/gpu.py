@@ -41,7 +41,7 @@ APART = {
     "scans": "BLK-08a",
 }  # fmt: skip
 """Contracts that take long and have a process of their own: part → what it judges."""
-PACKAGES = {"scans": "mamba_ssm", "scan": "mamba_ssm", "modules": "transformer_engine"}
+PACKAGES = {"scans": "mamba_ssm", "modules": "transformer_engine"}
 """Parts that are about a package, which is not installed everywhere."""
 MUTANTS = "tests_unit/gate/test_every_contract_can_fail.py"
 GRACE_S = 10.0
@@ -74,11 +74,15 @@ class Ended:
 
 def groups(out: Path, device: str) -> list[list[Part]]:
     """The parts in their order; those of a group run beside each other."""
-    small = ("--small",) if device == "cpu" else ()
-
-    def figures(only: str, limit_s: float) -> Part:
-        words = ("-m", "benchmarks", "--device", device, "--only", only, "--out", str(out / only), *small)
-        return Part(name=only, words=words, limit_s=limit_s)
+    layer = (
+        "-m",
+        "benchmarks",
+        "--device",
+        device,
+        "--out",
+        str(out / "moe"),
+        *(["--small"] if device == "cpu" else []),
+    )
 
     def law(name: str, profile: str, limit_s: float) -> Part:
         words = ("-m", "contracts.harness.cli", "check", "--with", "none", "--profile", profile)
@@ -90,14 +94,13 @@ def groups(out: Path, device: str) -> list[list[Part]]:
 
     tuned = "BLK-08a"
     return [
-        [figures("moe", 150)],
+        [Part(name="moe", words=layer, limit_s=150)],
         [Part(name="observe", words=("-m", *_observed(device)), limit_s=90)],
         [Part(name="receipt", words=("-m", "benchmarks.receipt", "--device", device, "--out", str(out)), limit_s=60)],
         [law(name, APART[name], 300) for name in ("cold", "lengths", "compiled")]
         + [law("rest", _rest(), 200), mutants("mutants", f"not {tuned} and {_without(APART['modules'])}", 300)],
         [law("modules", APART["modules"], 120), mutants("of-modules", APART["modules"].replace(",", " or "), 120)],
         [law("scans", APART["scans"], 300), mutants("of-scans", tuned, 300)],
-        [figures("scan", 200)],
     ]
 
 

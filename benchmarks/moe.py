@@ -51,8 +51,7 @@ def _tables(recipe: Recipe) -> Iterator[tuple[str, Recipe, dict[str, Make]]]:
     """Which layers are compared with each other: peers are gated, and Qwen3-MoE has no shared expert."""
     gated = replace(recipe, activation="swiglu")
     yield "relu²", recipe, {"reference": _reference}
-    peers = {"Hugging Face Qwen2-MoE": _hugging_face, "torchtitan MoE": _torchtitan}
-    yield "swiglu", gated, {"reference": _reference, **peers}
+    yield "swiglu", gated, {"reference": _reference, "Hugging Face Qwen2-MoE": _hugging_face}
     lone = replace(gated, moe=replace(_moe(gated), shared_hidden=0))
     yield "swiglu, no shared expert", lone, {"reference": _reference, "Hugging Face Qwen3-MoE": _hugging_face}
 
@@ -201,19 +200,3 @@ def _hugging_face(recipe: Recipe, x_BTD: Tensor) -> _Called:
         return y
 
     return _Called(layer, call)
-
-
-def _torchtitan(recipe: Recipe, x_BTD: Tensor) -> _Called:
-    """torchtitan's MoE with a shared expert of one more inner width, rounded up to whole experts as it has it."""
-    from torchtitan.models.moe import MoE, MoEArgs
-
-    moe = _moe(recipe)
-    arguments = MoEArgs(
-        num_experts=moe.experts, num_shared_experts=-(-moe.shared_hidden // moe.expert_hidden), top_k=moe.top_k,
-        score_func="softmax", use_grouped_mm=True,
-    )  # fmt: skip
-    with torch.device(x_BTD.device):
-        layer = MoE(arguments, dim=recipe.hidden, hidden_dim=moe.expert_hidden)
-    layer.init_weights(0.02, x_BTD.device)
-    layer = layer.to(torch.bfloat16)
-    return _Called(layer, layer)

@@ -58,16 +58,6 @@ def test_next():
     stamp("went on")
     assert summed(RANK) == SIZE * (SIZE - 1) // 2
 """
-FORTY = """
-@pytest.mark.parametrize("n", range(80))
-def test_divergence_and_sum(n):
-    if n % 2 == 0:
-        if RANK == n // 2 % SIZE:
-            raise ValueError("diverged")
-        summed(1)
-    else:
-        assert summed(RANK + n) == SIZE * (SIZE - 1) // 2 + SIZE * n
-"""
 TEN = """
 @pytest.mark.parametrize("n", range(10))
 def test_sum(n): assert summed(RANK + n) == SIZE * (SIZE - 1) // 2 + SIZE * n
@@ -201,15 +191,6 @@ def cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def forty(base: Path, ranks: int) -> list[Figure]:
-    seconds = run(base / "forty", FORTY, ranks, "--dist-max-aborts=99", "--dist-grace=0.2")
-    right = passed(base / "forty")
-    note = f"in {seconds:.0f} s, --dist-grace=0.2"
-    return [
-        Figure(what="divergences in a row with a right sum after each", value=right, unit="of 40", aim="40", note=note)
-    ]
-
-
 def side_by_side(base: Path, ranks: int) -> list[Figure]:
     ours = run(base / "ours", TEN, ranks)
     loop = float(json.loads((base / "ours" / "loop.json").read_text()))
@@ -247,8 +228,7 @@ def taking_turns(base: Path, ranks: int) -> list[Figure]:
 
 
 PARTS: dict[str, Callable[[Path, int], list[Figure]]] = {
-    "overhead": overhead, "recovery": recovery, "forty": forty, "side-by-side": side_by_side,
-    "crowd": taking_turns,
+    "overhead": overhead, "recovery": recovery, "side-by-side": side_by_side, "crowd": taking_turns,
 }  # fmt: skip
 
 
