@@ -154,10 +154,11 @@ def measured(name: str, folder: Path, pairs: int) -> dict[str, Any]:
     plain_peak = peak(lambda: [training.step(), training.step()])
     first: list[list[float]] = []
     more = peak(lambda: first.append(observed("first"))) - plain_peak
-    plain, seen = [training.step()], []
+    plain, several = [training.step()], []
     for pair in range(pairs):
-        seen.append(statistics.median(observed(str(pair))[1:]))
+        several.append(observed(str(pair)))
         plain += [training.step(), training.step()]
+    seen = [statistics.median(took[1:]) for took in several]
     ratio = statistics.median(seen) / statistics.median(plain) - 1
     plain_calls, _ = given(training.step)
     with training.observed(folder / "given", 4):
@@ -171,6 +172,7 @@ def measured(name: str, folder: Path, pairs: int) -> dict[str, Any]:
         "observed_ms": round(1e3 * statistics.median(seen), 2), "more_pct": round(100 * ratio, 1),
         "least_plain_ms": round(1e3 * min(plain), 2), "least_observed_ms": round(1e3 * min(seen), 2),
         "first_observed_ms": round(1e3 * first[0][0], 1),
+        "observed_ms_by_step": [round(1e3 * statistics.median(each), 2) for each in zip(*several, strict=True)],
         "more_memory_MiB": round(more / 2**20, 1), "more_memory_pct_of_weights": round(100 * more / (4 * count), 1),
         "own": {each: calls[each] - plain_calls[each] for each in calls}, "waits": stops, "kernels_us": own,
         "most_us": dict((spent - Counter(own)).most_common(6)),
