@@ -49,7 +49,8 @@ def cell(recipe: Recipe, execution: Execution) -> Cell:
 
 
 def batches(steps: int, recipe: Recipe = STAGED) -> tuple[Tokens, ...]:
-    return training_run.batches(steps, "stages", STAGED.vocab, ROWS_OF_16, recipe=recipe)
+    rows = ROWS_OF_16 * (recipe.batch.total // 4)
+    return training_run.batches(steps, "stages", STAGED.vocab, rows, recipe=recipe)
 
 
 def one_rank_and_many(

@@ -49,6 +49,10 @@ LATENT = replace(SPREAD, name="context-mla", mla=SMALL_MLA.mla)
 SPARSE = replace(LATENT, name="context-dsa", dsa=Dsa(a_ranks=(0,), index_heads=5, index_head_dim=8, top_k=5))
 
 
+WIDE = replace(SPARSE, name="context-dsa-wide", dsa=Dsa(a_ranks=(0,), index_heads=5, index_head_dim=8, top_k=11))
+"""A query chooses more keys than a rank of two has tokens of a row."""
+
+
 AHEAD = replace(SPREAD, name="context-mtp", norm_eps=1e-2, mtp=Mtp(depth=2, loss_weight=0.4))
 
 
@@ -91,6 +95,7 @@ CELLS: dict[str, Cell] = {
     "cp2-custom-mixers": cell(SPREAD, borrowed(2, cp=2), "author_dp"),
     "cp2-latent": cell(LATENT, borrowed(2, cp=2)),
     "cp2-sparse": cell(SPARSE, borrowed(2, cp=2), "author_dp"),
+    "cp2-sparse-more-keys": cell(WIDE, borrowed(2, cp=2)),
     "cp2-prediction": cell(AHEAD, borrowed(2, cp=2)),
     "cp2-streams": cell(STREAMS, borrowed(2, cp=2)),
     "cp2-side-by-side": cell(PARALLEL, borrowed(2, cp=2)),

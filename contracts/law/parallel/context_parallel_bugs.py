@@ -11,6 +11,7 @@ from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.law._bugs.multi_rank import routed
 from contracts.spec import refuse
+from contracts.stacks.reference.model.blocks import Indexer
 from contracts.stacks.reference.model.blocks.common import Packing, packing
 from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE
 from contracts.stacks.reference.parallel import collectives
@@ -83,6 +84,16 @@ def looks_back_into_another_document(past, self, u_BTx, tokens, packing):
     """The convolution gets the last tokens of the rank before, even if they belong to another document."""
     one, row = torch.zeros_like(packing.documents_BT), torch.zeros_like(packing.whole_row)
     return past(self, u_BTx, tokens, packing._replace(documents_BT=one, row_BS=row))
+
+
+@broken(Indexer, "select", "PAR-01g[cp2-sparse-more-keys]: lm is")
+def chooses_no_more_keys_than_it_has_tokens(select, self, scores_BTS, visible_BTS):
+    """The number of keys that a query chooses is held against the tokens of its rank, not against those of the row."""
+    chosen, self.top_k = self.top_k, min(self.top_k, scores_BTS.shape[1])
+    try:
+        return select(self, scores_BTS, visible_BTS)
+    finally:
+        self.top_k = chosen
 
 
 # gradients that come back

@@ -13,6 +13,7 @@ from contracts.law._support.answers import refusal_of
 from contracts.law._support.late import torch
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import SPREAD, borrowed, own_axis
+from contracts.law._support.recipes import SMALL_MLA
 from contracts.law._support.training_run import LETTERS, batch, drawn_weights, table
 from contracts.spec import (
     FLOAT32_STEPS,
@@ -136,6 +137,7 @@ def _process_restored() -> Iterator[None]:
         torch.set_grad_enabled(mode)
 
 
+LATENT = replace(SPREAD, name="spread-mla", mla=SMALL_MLA.mla)
 SPREAD_SHIFTED = replace(SPREAD, name="spread-shifted", moe=replace(SPREAD.moe or Moe(), z_loss=0.0))
 _ON_RANKS: tuple[tuple[str, Recipe, Relation, Execution], ...] = (
     ("shifted-logits-tp2", SPREAD_SHIFTED, "all logits shifted alike", own_axis(2, tp=2)),
@@ -148,6 +150,10 @@ _ON_RANKS: tuple[tuple[str, Recipe, Relation, Execution], ...] = (
     ("numbers-of-documents-tp2-sp", SPREAD, "documents by other numbers", own_axis(2, tp=2, sp=True)),
     ("order-of-weights-fsdp2", SPREAD, "weights in another order", own_axis(2, fsdp=True)),
     ("observed-ep2", SPREAD, "every step observed", own_axis(2, ep=2)),
+    ("one-document-a-row-cp2", SPREAD, "one document a row written out", borrowed(2, cp=2)),
+    ("one-document-a-row-cp2-latent", LATENT, "one document a row written out", borrowed(2, cp=2)),
+    ("one-document-a-row-tp2-sp", SPREAD, "one document a row written out", own_axis(2, tp=2, sp=True)),
+    ("one-document-a-row-pp2", SPREAD, "one document a row written out", replace(own_axis(2, pp=2), microbatches=2)),
 )
 ON_RANKS = {
     name: (replace(recipe, depth=4 if execution.degrees.pp > 1 else 5), relation, execution, execution.world)
@@ -160,11 +166,12 @@ def what_says_the_same_gives_the_same_on_ranks(
     stack: Training, recipe: Recipe, relation: Relation, execution: Execution, world: int
 ) -> None:
     """On several ranks a step has the same losses and gradients if weights are given in another order, documents are
-    numbered otherwise, every step is observed, fresh memory holds NaN instead of zeros, or all logits of a token are
-    shifted by one number.
+    numbered otherwise, a row of one document has document numbers, every step is observed, fresh memory holds NaN
+    instead of zeros, or all logits of a token are shifted by one number.
 
-    Ranks allocate what they receive into, and pad what does not divide; a softmax over ranks takes its largest logit
-    from all of them. What is never written, or subtracted twice, is right while memory is zero and logits are small.
+    A row of one document may take a kernel of its own, which knows nothing of other ranks' tokens. Ranks allocate what
+    they receive into, and pad what does not divide; a softmax over ranks takes its largest logit from all of them. What
+    is never written, or subtracted twice, is right while memory is zero and logits are small.
     """
     execution = in_a_layout_of(stack, execution)
     words = _unlike(stack, recipe, relation, multi_rank_run.batches(2), replace(execution, precision="float64"))

@@ -16,6 +16,7 @@ from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import tensor_parallel
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.pipeline import Stage
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer
 
@@ -46,12 +47,33 @@ def reads_documents_as_a_mask(forward, self, tokens_BT, labels_BT, documents_BT=
     return forward(self, tokens_BT, labels_BT, mask_BT)
 
 
-@broken(Model, "forward", "PAR-13[one-document-a-row]: one document a row written out: lm is 0")
+@broken(
+    Model, "forward", "PAR-13[one-document-a-row]: one document a row written out: lm is 0",
+    "PAR-13a[one-document-a-row-tp2-sp]: one document a row written out: lm is 0",
+)  # fmt: skip
 def takes_the_first_document_for_padding(forward, self, tokens_BT, labels_BT, documents_BT=None):
     """Document 0 is padding by the convention of another library, so nothing of it is learnt."""
     if documents_BT is not None:
         labels_BT = labels_BT.masked_fill(documents_BT == 0, IGNORED)
     return forward(self, tokens_BT, labels_BT, documents_BT)
+
+
+@broken(Stage, "forward", "PAR-13a[one-document-a-row-pp2]: one document a row written out: lm is 0")
+def takes_the_first_document_of_a_stage_for_padding(forward, self, x, tokens_BT, labels_BT, documents_BT=None):
+    """The same in the pass of a pipeline stage."""
+    if documents_BT is not None:
+        labels_BT = labels_BT.masked_fill(documents_BT == 0, IGNORED)
+    return forward(self, x, tokens_BT, labels_BT, documents_BT)
+
+
+@broken(
+    ContextParallel, "packing", "PAR-13a[one-document-a-row-cp2]: one document a row written out: lm is",
+    "PAR-13a[one-document-a-row-cp2-latent]: one document a row written out: lm is",
+)  # fmt: skip
+def masks_its_run_by_the_corner(packing, self, whole):
+    """Without documents the fused causal kernel is called, and its mask takes the first token of a rank for
+    the first of its row: a query sees no key of the ranks before, or sees the wrong ones."""
+    return packing(self, whole)._replace(boundless=whole.boundless)
 
 
 @derived("PAR-13[observed]: every step observed: ")

@@ -157,6 +157,7 @@ LAYOUTS: dict[str, Cell] = {
     "tp2-sp-ep2-etp1": cell(SWIGLU, own_axis(4, tp=2, ep=2, etp=1, sp=True)),
     "tp2-ep2-etp1": cell(BIASED, own_axis(4, tp=2, ep=2, etp=1)),
     "tp2-sp-fsdp2": cell(MANY, own_axis(4, tp=2, sp=True, fsdp=True)),
+    "tp2-sp-etp1-fsdp2": cell(MANY, own_axis(4, tp=2, etp=1, sp=True, fsdp=True)),
     "tp2-sp-fsdp2-latent": cell(LATENT, own_axis(4, tp=2, sp=True, fsdp=True)),
     "borrowed-ep2-idle": cell(BIASED, borrowed(2, ep=2)),
     "borrowed-ep2-top-1": cell(TOP_1, borrowed(2, ep=2)),

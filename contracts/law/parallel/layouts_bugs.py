@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from contracts.stacks.reference.model.blocks import Experts, GatedNorm, LatentAt
 from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm, local
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import orthogonalise
-from contracts.stacks.reference.parallel import collectives, parallel_trainer
+from contracts.stacks.reference.parallel import collectives, mesh, parallel_trainer
 from contracts.stacks.reference.parallel.collectives import all_gather, sum_over_ranks
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
@@ -374,6 +375,16 @@ def averages_experts_over_their_copies(factor, self, name):
     return 1 / len(self.mesh.place("edp")) if role_of(name) == "expert" else 1.0
 
 
+@broken(ParallelTrainer, "build", "PAR-01a[tp2-sp-etp1-fsdp2]: experts.w1 differs")
+def shards_experts_over_data_parallel_alone(build, self):
+    """Experts that tensor-parallel ranks hold whole are sharded, and reduced, over data-parallel ranks only: what the
+    tensor-parallel ranks found for their own tokens is never summed.
+    """
+    with mock.patch.object(mesh, "EXPERT_SHARD", ("shard",)):
+        return build(self)
+
+
+@mutant(of="PAR-01a", case="tp2-sp-etp1-fsdp2", says="experts.w1 differs", bugs=("DPS-05",))
 @broken(ParallelTrainer, "reduce", "PAR-01a[tp2-sp-etp1]: experts.w1 differs", bugs=("DPS-05",))
 def reduces_experts_twice(reduce, self):
     """Gradients of experts are reduced over their own mesh, and again with all other gradients."""

@@ -38,9 +38,12 @@ SPARSE = replace(
     dsa=Dsa(a_ranks=(1,), index_heads=5, index_head_dim=8, top_k=5),
 )  # fmt: skip
 """The second attention layer of the model is sparse, and the first of the second stage."""
+EIGHT = replace(STAGED.batch, total=8)
+"""More sequences than are in flight at once between two stages, in either schedule."""
 FLOWS: dict[str, Cell] = {
     "two-stages": cell(HALVES, IN_TWO),
     "no-more-microbatches-than-stages": cell(HALVES, replace(IN_TWO, microbatches=2)),
+    "eight-microbatches": cell(replace(HALVES, batch=EIGHT), replace(IN_TWO, microbatches=8)),
     "cut-evenly": cell(replace(STAGED, depth=6), IN_TWO),
     "streams": cell(replace(HALVES, pattern="AE|MA", depth=4, mhc=Mhc(streams=3)), IN_TWO),  # A reads them on both
     "sparse": cell(SPARSE, IN_TWO),
@@ -49,6 +52,7 @@ FLOWS: dict[str, Cell] = {
     "tied": cell(TIED, IN_TWO),
     "recomputed": cell(HALVES, replace(IN_TWO, recompute=True)),
     "interleaved": cell(QUARTERS, INTERLEAVED),
+    "interleaved-eight-microbatches": cell(replace(QUARTERS, batch=EIGHT), replace(INTERLEAVED, microbatches=8)),
     "interleaved-cut-evenly": cell(replace(STAGED, depth=8), replace(INTERLEAVED, microbatches=2)),
     "three-stages": cell(replace(STAGED, depth=6), replace(IN_TWO, world=3, degrees=Degrees(pp=3))),
     "four-stages": cell(QUARTERS, IN_FOUR),
@@ -68,7 +72,7 @@ def a_step_in_stages_is_that_of_one_rank(stack: Training, recipe: Recipe, execut
     The loss falls with each of these bugs: a mean over microbatch means, an auxiliary loss that only the last stage
     adds, a microbatch that meets the labels of another, a layer that is run as its number within the stage says.
     """
-    for one, many in one_rank_and_many(stack, recipe, execution, batches(1), "gradients"):
+    for one, many in one_rank_and_many(stack, recipe, execution, batches(1, recipe), "gradients"):
         words = label_difference(one, many) or loss_difference(one, many, bound=LOSS)
         words = words or gradient_differences(one, many)
         assert not words, words

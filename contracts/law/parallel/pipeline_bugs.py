@@ -129,6 +129,14 @@ def takes_documents_of_the_next_microbatch(other, self, window):
     return window._replace(documents_BT=window.documents_BT.roll(-1, 0))
 
 
+@broken(
+    _Mixing, "other", "PAR-08a[eight-microbatches]: lm is", "PAR-08a[interleaved-eight-microbatches]: lm is"
+)  # fmt: skip
+def keeps_labels_of_four_microbatches(other, self, window):
+    """Labels wait in four places, taken in turn: from the fifth microbatch on, later stages find those of the first."""
+    return window._replace(labels_BT=window.labels_BT[torch.arange(len(window.labels_BT)) % 4])
+
+
 @broken(_Mixing, "other", "PAR-08a[four-stages]: lm is")
 def sends_no_documents(other, self, window):
     """Only the first stage gets document bounds; the others see one document per row."""
