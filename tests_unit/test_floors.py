@@ -65,7 +65,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.kit.adapter", "contracts.stacks.kit.checkpoints", "contracts.stacks.kit.delta_rule",
     "contracts.stacks.kit.links",
     "contracts.stacks.kit.runs", "contracts.stacks.kit.worlds",
-    "contracts.stacks.megatron.block_base", "contracts.stacks.megatron.blocks",
+    "contracts.stacks.megatron.block_base", "contracts.stacks.megatron.blends", "contracts.stacks.megatron.blocks",
     "contracts.stacks.megatron.built_model", "contracts.stacks.megatron.checkpoint",
     "contracts.stacks.megatron.distributed_optimizer",
     "contracts.stacks.megatron.fsdp", "contracts.stacks.megatron.muon",

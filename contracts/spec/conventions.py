@@ -150,6 +150,11 @@ CONVENTIONS: Mapping[str, Convention] = {
         ("epoch", "anywhere in its epoch", "PyTorch: RandomSampler, DistributedSampler; Megatron-Core: GPTDataset"),
         ("buffer", "as far as a buffer that is filled in order", "datasets: IterableDataset.shuffle; tf.data: shuffle"),
     ),
+    "blend-order": _convention(
+        "how the dataset of a blend's next row is chosen",
+        ("apportioned", "the one that has the least of its weight", "Megatron-Core: build_blending_indices; Fast-LLM"),
+        ("drawn", "at random, by its weight", "torchtitan: InterleavedDataset; datasets: interleave_datasets"),
+    ),
     "validation-mean": _convention(
         "over what the loss of a validation is a mean",
         (

@@ -4,7 +4,7 @@ This file has the questions about patterns, names, recipes, the launch and the m
 
 - the node: `machine`, `installation`; receipts: `receipt`; the life of a run: `lifecycle`;
 - memory and kernels: `capacity`, `kernel_selection`, `devices`;
-- numbers: `blocks`, `delta_rule`, `training`, `checkpointing`, `compiling`;
+- numbers: `blocks`, `delta_rule`, `training`, `blending`, `checkpointing`, `compiling`;
 - ranks: `world` (inside a running world), `messages` and `traffic` (what ranks send each other);
 - a training script: `observing`.
 
@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from contracts.spec.blending import Blending
 from contracts.spec.blocks import Blocks
 from contracts.spec.capacity import Capacity
 from contracts.spec.checkpointing import Checkpointing
@@ -184,7 +185,9 @@ class Question:
     of_numbers: bool = False
 
 
-NUMERIC = (Blocks, DeltaRule, Training, Checkpointing, Compiling, Seams, Devices, Messaging, Rehearsing, Observing)
+NUMERIC = (
+    Blocks, DeltaRule, Training, Blending, Checkpointing, Compiling, Seams, Devices, Messaging, Rehearsing, Observing,
+)  # fmt: skip
 """The protocols whose answers are tensors, or are observed of tensors; the answering side needs torch."""
 PROTOCOLS = (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, World)
 """Every protocol with questions to a stack."""

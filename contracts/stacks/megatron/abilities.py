@@ -124,7 +124,7 @@ def of_version(version: str, *, distributed_optimizer: bool = False, muon: bool 
     others = [lacks(feature, "stack", NOT_SHARDED) for feature in sorted(_FSDP)]
     elsewhere = without(
         "topology group_calls gradient_reduction live_mesh reduced read_argv read_pattern block_weights run_block "
-        "run_delta_rule run_model "
+        "run_delta_rule run_model rows_of "
         "trace write_checkpoint write_on_ranks latest_checkpoint load_checkpoint", "stack", ELSEWHERE,
     )  # fmt: skip
     return replace(found, has=found.has - _FSDP, lacks=(*others, elsewhere, *found.lacks))

@@ -31,11 +31,13 @@ from contracts.spec import (
     Written,
 )
 from contracts.spec import pattern as patterns
+from contracts.spec.blending import Blend, Split
 from contracts.spec.delta_rule import DeltaCall, DeltaRun
 from contracts.spec.messages import Messages
 from contracts.stacks.kit import dry_runs
 from contracts.stacks.kit.messages import watched
 from contracts.stacks.megatron import (
+    blends,
     blocks,
     checkpoint_store,
     fsdp,
@@ -84,7 +86,7 @@ class NumericAnswers:
             self.labels = {**self.labels, **told}
         if importlib.util.find_spec("megatron.training") is not None:
             stored = dict.fromkeys(STORE, shims.LABEL + checkpoint_store.LABEL)
-            self.labels = {**self.labels, **stored}
+            self.labels = {**self.labels, **stored, "rows_of": blends.LABEL}
             self.offers = frozenset(self.labels)
 
     def live_mesh(self, degrees: Degrees, world: int, layout: Layout, contribution: int) -> LiveMesh:
@@ -124,6 +126,11 @@ class NumericAnswers:
             _only_borrowed(session.execution.layout)
         _mixers(session.recipe, session.execution.mode)
         return training.train(session, distributed=self._distributed)
+
+    def rows_of(
+        self, blend: Blend, split: Split, batch: int, rank: int, dp: int, consumed: int
+    ) -> tuple[tuple[int, ...], ...]:
+        return blends.rows_of(blend, split, batch, rank, dp, consumed)
 
     def messages(self, session: Session) -> Messages:
         return watched(self.train, session)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.instruments import numerics
 from contracts.spec import Built, Mode, Recipe, Refusals, Session, Step, Tokens, Trained, refuse
+from contracts.spec.blending import Blend, Split
 from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a run is asked for, not when the stack is introduced
@@ -53,6 +54,13 @@ class TrainingAnswers(BuiltOfParts):
             labels=numerics.array(labels_BT),
             documents=numerics.array(documents_BT),
         )
+
+    def rows_of(
+        self, blend: Blend, split: Split, batch: int, rank: int, dp: int, consumed: int
+    ) -> tuple[tuple[int, ...], ...]:
+        from contracts.stacks.reference import blends
+
+        return blends.rows_of(blend, split, batch, rank, dp, consumed)
 
 
 def _refuse_uncounted(session: Session) -> None:
