@@ -89,6 +89,7 @@ ABILITIES = Abilities(
         without("probe_compiler", "stack", "it does not try the compiler before it is used"),
         without("messages", "stack", "its pipelines do not train"),
         without("sample", "stack", "it has no data of its own: a caller hands its Trainer a data set"),
+        without("rows_of", "stack", "its Trainer is given data sets as they are, and splits and blends none"),
         without("budget", "stack", "accelerate estimates a whole model of the hub by its size, and no rank's parts"),
         without("reduced", "stack", "its layers sum by hooks over torch's collectives"),
         without("devices", "device", "accelerate takes cpu on every rank: a CPU is one device"),
