@@ -1,4 +1,4 @@
-"""The M blocks of the reference over drawn shapes, against their oracles."""
+"""The M and R blocks of the reference over drawn shapes, against their oracles."""
 
 import math
 import re
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import contracts.stacks.reference
 from contracts.instruments import fixtures
 from contracts.instruments.oracles import mamba as oracle
+from contracts.instruments.oracles import recurrent
 from contracts.law._support import scan_calls
 from contracts.law._support.recipes import SMALL
 from contracts.law._support.scan_calls import ScanCase
@@ -24,19 +25,19 @@ from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
 SETTINGS = settings(max_examples=12)
-ORACLES = {"mamba2": oracle.mamba2, "mamba3": oracle.mamba3}
+ORACLES = {"mamba2": oracle.mamba2, "mamba3": oracle.mamba3, "m2rnn": recurrent.m2rnn}
 
 
 @st.composite
 def case(draw: st.DrawFn, block: str) -> ScanCase:
-    """Groups from 1 to the number of heads, sequences from one token up, documents of any length, chunks of any.
+    """Groups from 1 to the number of heads, sequences from one token up, documents of any length, chunks of any. The
+    states of R are of any size.
 
     A state is given: without one a single token turns nothing, and its gradient by the angle is nothing but rounding.
     """
     groups, share = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    mamba = Mamba(
-        heads=groups * share, head_dim=draw(st.integers(1, 5)), state=4 * draw(st.integers(1, 3)), groups=groups
-    )
+    state = draw(st.integers(1, 5) if block == "m2rnn" else st.sampled_from((4, 8, 12)))
+    mamba = Mamba(heads=groups * share, head_dim=draw(st.integers(1, 5)), state=state, groups=groups)
     length = draw(st.integers(1, 9))
     cuts = [
         sorted(draw(st.sets(st.integers(1, length), max_size=3)) | {length}) for _ in range(draw(st.integers(1, 2)))
@@ -46,10 +47,10 @@ def case(draw: st.DrawFn, block: str) -> ScanCase:
     return ScanCase(block=block, recipe=recipe, lengths=lengths, state=True, chunk=draw(st.integers(1, 10)))
 
 
-@pytest.mark.parametrize("block", ["mamba2", "mamba3"])
+@pytest.mark.parametrize("block", ORACLES)
 @given(data=st.data())
 @SETTINGS
-def test_mamba_equals_its_recurrence_in_every_shape(block: str, data: st.DataObject) -> None:
+def test_a_recurrent_block_equals_its_recurrence_in_every_shape(block: str, data: st.DataObject) -> None:
     scan_calls.equals_its_definition(Reference(), data.draw(case(block)), ORACLES[block])
 
 
