@@ -2,7 +2,7 @@
 
     python -m benchmarks.times                          # all rows, more than an hour of a quiet machine
     python -m benchmarks.times --only gate,collection   # some of them
-    python -m benchmarks.times --at 2ac6190 --at HEAD   # two commits in turn: before and after, on one machine
+    python -m benchmarks.times --at 87d0567 --at HEAD   # two commits in turn: before and after, on one machine
 
 Each commit is cloned afresh into a scratch folder with environments of its own. Environments that `clone` does not make
 are made before the rows after it, also Megatron-Core's where it can be; a row asked without `clone` also compiles what
@@ -31,24 +31,20 @@ PROGRESS = re.compile(r"\b\d+ of \d+\b|\d+%|PASSED|\bkilled\b")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A command of the clone, what is wanted of it in seconds, and the older commands that did the same."""
+    """A command of the clone, and what is wanted of it in seconds."""
 
     command: str
     at_most: float | None = None
     first: float | None = None
     cpu: float | None = None
-    formerly: tuple[str, ...] = ()
 
 
 ROWS: Mapping[str, Row] = {
-    "clone": Row(command="make gate", formerly=("make gate STACK=reference",)),
-    "gate": Row(command="make gate", at_most=180, first=10, formerly=("make gate STACK=reference",)),
+    "clone": Row(command="make gate"),
+    "gate": Row(command="make gate", at_most=180, first=10),
     "mutants": Row(command="{suite} selftest --jobs 2 --report reports/selftest", at_most=240),
-    "full gate": Row(command="make gate-all STACK=reference", at_most=420, formerly=("make gate STACK=reference",)),
-    "collection": Row(
-        command="pytest -n 0 -q --collect-only -m unit -k PAT-01 tests_unit", cpu=4,
-        formerly=("pytest -q --collect-only -m unit -k PAT-01 tests_unit",),
-    ),
+    "full gate": Row(command="make gate-all STACK=reference", at_most=420),
+    "collection": Row(command="pytest -n 0 -q --collect-only -m unit -k PAT-01 tests_unit", cpu=4),
     "whole collection": Row(command="pytest -q --collect-only --snapshot-warn-unused", cpu=4),
     "test": Row(command="make test", at_most=1080),
 }  # fmt: skip
@@ -103,14 +99,13 @@ def _clone(folder: Path, commit: str) -> Path:
 def _rows(clone: Path, wanted: list[str]) -> Iterator[tuple[str, str, Timed]]:
     """The rows in order. The environment of a commit is made by `clone`, or by `make` before the first other row."""
     scripts = tomllib.loads((clone / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-    formerly = "gate-all:" not in (clone / "Makefile").read_text(encoding="utf-8")
     ready = False
     for name in wanted:
         row = ROWS[name]
         if name != "clone" and not ready:
             subprocess.run(["make", ".venv/.ready", "megatron-if-possible"], cwd=clone, stdout=sys.stderr, check=True)
             ready = True
-        command = (row.formerly[0] if formerly and row.formerly else row.command).format(suite=next(iter(scripts)))
+        command = row.command.format(suite=next(iter(scripts)))
         yield name, command, timed(command, clone)
 
 
