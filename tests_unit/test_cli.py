@@ -191,11 +191,6 @@ GONE = replace(  # conformant by its deviation, of a stack that exists nowhere
 )
 
 
-def _vouched(text: str) -> str:
-    """An edited record whose footer was made to fit."""
-    return record.sealed_anew(text)
-
-
 def _text(run: Run) -> str:
     return record.write(run, today().replace(year=2026, month=6, day=15))
 
@@ -210,7 +205,7 @@ def runs(folder: Path) -> dict[str, Done]:
     canned = _text(CANNED)
     files = {
         "d.toml": "", "none.toml": "", "broken.toml": "[[deviation\n", "empty/.keep": "", "canned.jsonl": canned,
-        "gone.jsonl": _text(GONE), "soon.jsonl": _vouched(canned.replace("2026-12-31", "soon")),
+        "gone.jsonl": _text(GONE), "soon.jsonl": record.sealed_anew(canned.replace("2026-12-31", "soon")),
         "cut.jsonl": "".join(canned.splitlines(keepends=True)[:-1]),
         "unfinished/run.jsonl.part": "".join(canned.splitlines(keepends=True)[:4]) + '{"result":{"id":"TOPO',
         "planless/run.jsonl.part": canned.splitlines(keepends=True)[0],

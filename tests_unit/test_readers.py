@@ -151,10 +151,6 @@ def _argv(text: str) -> object:
     return FlagTable().read_argv(words, {}, 8)
 
 
-def _read_back(text: str) -> object:
-    return Reference().read_back(tuple(text.split()))
-
-
 _RUN = recorded((A, "violated"), (B, "holds"), deviations=(declared("pp2-tp2"),))
 _RECORD = record.write(_RUN, datetime.date.fromisoformat(TODAY))
 _PART = "".join(_RECORD.splitlines(keepends=True)[:-1])
@@ -246,7 +242,7 @@ def _readers(folder: Path) -> Mapping[str, Reader]:
         "manifest": Reader(read=manifest.loads, example=codec.dumps(DETACHED), json=True),
         "argv": Reader(read=_argv, example=_ARGV, errors=(Refused, NotOffered)),
         "read-back": Reader(
-            read=_read_back,
+            read=lambda text: Reference().read_back(tuple(text.split())),
             example="--recipe tiny-nam56r --mode author_dp --tp 2 --sp --set seed=4",
             errors=(Refused, NotOffered),
         ),

@@ -156,17 +156,13 @@ def account(folder: rank_environment.Folder, attempt: int, size: int) -> Account
         stack = diagnostics.crash(folder.stacks(rank, attempt))
         if stack:
             crashes.append(f"rank {rank}, as the interpreter left it:\n{stack}")
-    ranked = sorted(views.values(), key=lambda view: (_weight(str(view["reason"])), str(view["when"])))
+    ranked = sorted(views.values(), key=lambda view: (str(view["reason"]).startswith("signal "), str(view["when"])))
     first = ranked[0] if ranked else {"reason": "every rank died without a word", "rank": -1}
     doing = "\n".join([diagnostics.shown(views) if views else "", *crashes])
     reason, rank = str(first["reason"]), int(str(first["rank"]))
     if odd := diagnostics.odd_one(views):
         rank, reason = odd.rank, f"{odd.words}; {reason}"
     return Account(reason=reason, rank=rank, doing=doing)
-
-
-def _weight(reason: str) -> int:
-    return 1 if reason.startswith("signal ") else 0
 
 
 class Signals:

@@ -20,7 +20,7 @@ from contracts.instruments import provenance
 from contracts.instruments.oracles import optimizers as oracle
 from contracts.instruments.ranks import Place
 from contracts.law._support.recipes import SMALL
-from contracts.spec import FLOAT64, Data, Execution, Lane, Mode, Optim, Recipe, Refused, Session, Trained
+from contracts.spec import FLOAT64, Data, Execution, Lane, Mode, Optim, Refused, Session, Trained
 from contracts.spec.presets import PRESETS
 from contracts.spec.receipt import Backend
 from contracts.stacks.reference import train
@@ -96,13 +96,9 @@ SHORT = ("--recipe", "tiny-nam52", "--set", "dtype=fp32", "--set", "depth=3", "-
          "--set", "batch.total=4")  # fmt: skip
 
 
-def _recipe(*words: str) -> Recipe:
-    return train.read((*SHORT, *words), {}).asked.recipe
-
-
 @pytest.mark.slow
 def test_the_command_resumes_in_another_process_and_leaves_a_receipt(tmp_path: Path) -> None:
-    whole = Trainer(_recipe(), Execution(microbatches=2))
+    whole = Trainer(train.read(SHORT, {}).asked.recipe, Execution(microbatches=2))
     losses = []
     for number in range(1, 5):
         losses.append(whole.next().losses["lm"])

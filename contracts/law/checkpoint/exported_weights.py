@@ -158,7 +158,7 @@ def expert_k_stands_at_place_k(stack: Checkpointing, order: tuple[int, ...], wra
     single = {f"{head}.experts.{k}.{w}": saved_states.constant((3, 2), k + at) for k in order for w, at in _WEIGHTS}
     rest = {
         "layers.1.mixer.router.bias": saved_states.constant((12,), 0.5),
-        "layers.1.mixer.shared.w1.weight": _filled(7),
+        "layers.1.mixer.shared.w1.weight": saved_states.constant((3, 2), 7),
     }
     got = stack.rename_weights(single | rest, "stacked")
     want: Arrays = rest | {f"layers.1.mixer.experts.{w}": _rows(at) for w, at in _WEIGHTS}
@@ -170,10 +170,6 @@ def expert_k_stands_at_place_k(stack: Checkpointing, order: tuple[int, ...], wra
 
 
 _WEIGHTS = (("w1", 0), ("w2", 100))
-
-
-def _filled(value: float) -> Array:
-    return saved_states.constant((3, 2), value)
 
 
 def _rows(at: int) -> Array:

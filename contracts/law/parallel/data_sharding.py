@@ -32,7 +32,7 @@ def labels_at_the_edges_of_a_run_count(stack: Training, recipe: Recipe, executio
     and no loss curve shows it.
     """
     ((alone, many),) = one_rank_and_many(stack, recipe, execution, (_edges(execution.degrees.tp),), "gradients")
-    assert many.tokens == alone.tokens == _counted(execution.degrees.tp), f"{many.tokens} labels count"
+    assert many.tokens == alone.tokens == 4 * 2 * len(_cuts(execution.degrees.tp)), f"{many.tokens} labels count"
     words = loss_difference(alone, many, "lm", "mtp") or gradient_differences(alone, many)
     assert not words, words
 
@@ -49,10 +49,6 @@ def _edges(cuts: int) -> Tokens:
 
 def _cuts(ranks: int) -> list[int]:
     return [16 // ranks * index for index in range(1, ranks)]
-
-
-def _counted(ranks: int) -> int:
-    return 4 * 2 * len(_cuts(ranks))
 
 
 READ: dict[str, tuple[Execution, int]] = {

@@ -52,7 +52,8 @@ LOUD = DENSE.vocab - 1
 SOURCE = "arXiv 1710.03740, section 3.2; torch: GradScaler; Megatron-Core: DynamicGradScaler"
 
 
-def _weights(stack: Training, recipe: Recipe) -> Arrays:
+def loud_weights(stack: Training, recipe: Recipe) -> Arrays:
+    """Drawn weights, and the embedding of one token so large that float16 overflows."""
     held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
     for row in stack.built(recipe, "nemo_native").parameters:
         if row.role == "embedding":
@@ -81,7 +82,7 @@ def a_step_that_overflows_moves_nothing(stack: Training, recipe: Recipe) -> None
     correction, and a router that moves its bias by it balances a batch that nobody learned from. The step overflows by
     an embedding; a stack whose residual stream is wider than float16 is not asked.
     """
-    weights = _weights(stack, recipe)
+    weights = loud_weights(stack, recipe)
     first, later = _batch(recipe, "finite 1"), _batch(recipe, "finite 2")
     loud = _batch(recipe, "loud", loud=True)
     before, *skipped, last = _steps(stack, recipe, first, loud, loud, later, weights=weights)
@@ -191,7 +192,7 @@ def a_step_that_overflows_on_one_rank_moves_nothing_on_any(
     One row of the batch overflows, in two steps, and one rank has it. A rank that asks its own gradients before they
     are reduced takes the step, and what the others sent it is infinite. A scale may fall after the second such step.
     """
-    weights = _weights(stack, recipe)
+    weights = loud_weights(stack, recipe)
     names = ("finite 1", "loud", "loud", "finite 2")
     given = [_batch(recipe, name, loud=name == "loud", rows=ROWS_OF_16) for name in names]
     asked = Session(
@@ -292,7 +293,7 @@ def a_resumed_run_has_the_lossscale_of(stack: Training, recipe: Recipe, names: t
     A scale that begins anew overflows a dozen steps in a row, each of which is left out. So do the first steps of a
     run, by design: one that is saved among them has no moments yet, and its checkpoint is complete without.
     """
-    weights = _weights(stack, recipe)
+    weights = loud_weights(stack, recipe)
     given = tuple(_batch(recipe, name, loud=name == "loud") for name in names)
     last = len(given) - 1
     asked = Session(
@@ -325,7 +326,7 @@ def ranks_that_resume_have_the_lossscale_of(
     A load that makes the state of an optimizer by a step of its own moves the scale that it has set. If one rank
     begins with another scale than the rest, their gradients are added up by different measures.
     """
-    weights = _weights(stack, recipe)
+    weights = loud_weights(stack, recipe)
     given = tuple(_batch(recipe, name, loud=name == "loud", rows=ROWS_OF_16) for name in names)
     last = len(given) - 1
     asked = Session(

@@ -14,8 +14,8 @@ from contracts.law._support.late import torch
 from contracts.law._support.saved_states import folder
 from contracts.law._support.small_models import DENSE, Cell, cell, session
 from contracts.law._support.training_run import batch, large_expert_weights
-from contracts.law.precision.loss_scale import DENSE_HALF, LOUD, SOURCE, STEADY, scale_of
-from contracts.spec import EXACT, Arrays, Batch, Data, Execution, NotOffered, Recipe, Session, Step, Tokens, Training
+from contracts.law.precision.loss_scale import DENSE_HALF, LOUD, SOURCE, STEADY, loud_weights, scale_of
+from contracts.spec import EXACT, Batch, Data, Execution, NotOffered, Recipe, Session, Step, Tokens, Training
 
 QUIET = replace(DENSE_HALF, name="quiet-half", pattern="E", depth=1, hidden=8, ffn_hidden=8, heads=2, kv_groups=1,
                 vocab=17, optim=replace(STEADY, lr=1e-5, min_lr=1e-5, steps=4000))  # fmt: skip
@@ -112,14 +112,6 @@ def _text(recipe: Recipe) -> bytes:
     return bytes(20 if each == 10 else each for each in drawn)  # no blank line: all is one document
 
 
-def _weights(stack: Training, recipe: Recipe) -> Arrays:
-    held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
-    for row in stack.built(recipe, "nemo_native").parameters:
-        if row.role == "embedding":
-            held[row.name][LOUD] = 1e5
-    return numerics.arrays(held)
-
-
 @contract("PREC-05n", asks=("built", "train"), cases={"dense": (OWN,)}, source=f"{SOURCE}; F05 F07")
 def the_data_continues_after_a_step_that_overflows(stack: Training, recipe: Recipe) -> None:
     """After a step that overflows, the next step takes the next sequences, so that each occurs once an epoch. A run
@@ -132,7 +124,7 @@ def the_data_continues_after_a_step_that_overflows(stack: Training, recipe: Reci
         path = at / "tokens"
         path.write_bytes(_text(recipe))
         asked = Session(
-            recipe=replace(recipe, data=Data(path=str(path))), steps=2 * EPOCH, weights=_weights(stack, recipe),
+            recipe=replace(recipe, data=Data(path=str(path))), steps=2 * EPOCH, weights=loud_weights(stack, recipe),
             execution=Execution(precision="declared"),
         )  # fmt: skip
         whole = stack.train(asked).steps

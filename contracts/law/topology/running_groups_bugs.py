@@ -119,12 +119,6 @@ class _AlwaysMakes(ProcessMesh):
             if len(members) > 1:
                 self._made[(*members, -1 - number)] = self.create(members, f"{self.axis} again")
 
-    def close(self) -> None:
-        for members, group in self._made.items():
-            if self.rank in members:
-                self._dist.destroy_process_group(group)
-        self._made.clear()
-
 
 with_attributes(
     "MakesAPipelineGroupBesideDp",

@@ -16,10 +16,6 @@ _ITERATION = "emerging_optimizers.orthogonalized_optimizers.muon_utils"
 LABEL = "; in float64 the iteration of emerging_optimizers, which asserts float32, has float64 for one name in its code"
 
 
-def is_installed() -> bool:
-    return importlib.util.find_spec("emerging_optimizers") is not None
-
-
 def options(*, layer_wise: bool, gathers_ahead: bool) -> dict[str, Any]:
     """The options of the law's Muon, as far as this version has them: up to March 2026 it has coefficients of its own.
 
@@ -30,7 +26,7 @@ def options(*, layer_wise: bool, gathers_ahead: bool) -> dict[str, Any]:
     Raises:
         NotOffered: if the package is not installed.
     """
-    if not is_installed():
+    if importlib.util.find_spec("emerging_optimizers") is None:
         raise NotOffered(f"Megatron-Core: {NO_MUON}")
     wanted = {
         "momentum": 0.95, "nesterov": True, "use_nesterov": True, "num_ns_steps": 5, "coefficient_type": "simple",

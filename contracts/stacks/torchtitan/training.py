@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from contracts.instruments import numerics, traffic
+from contracts.instruments.graphs import compiled_count
 from contracts.instruments.ranks import gathered
 from contracts.spec import (
     Arrays,
@@ -267,7 +268,7 @@ def train(session: Session, kind: type[Run] = Run) -> Trained:
     drawn = not session.weights and session.load is None
     if cut and drawn and "weights" in session.observe:
         raise NotOffered(f"{kind.who}: {DRAWS}", "device")
-    before = _graphs()
+    before = compiled_count()
     with _running(session, "train", kind) as run:
         try:
             found = runs.trained(run)
@@ -275,7 +276,7 @@ def train(session: Session, kind: type[Run] = Run) -> Trained:
             if not str(error).startswith("Loss is not finite"):
                 raise
             raise refuse("batches", len(session.batches), f"torchtitan: {error}", "give finite numbers") from error
-    if session.execution.compile != "none" and session.batches and _graphs() == before:
+    if session.execution.compile != "none" and session.batches and compiled_count() == before:
         raise RuntimeError("blocks were to be compiled, and no graph was made")
     return found
 
@@ -317,10 +318,3 @@ def messages(session: Session) -> Messages:
     declined(session.recipe, session.execution, "train", Run.who, ABILITIES)
     importlib.import_module("torchtitan.trainer")  # under the watch this would take minutes
     return watched(train, session)
-
-
-def _graphs() -> int:
-    """Number of graphs compiled in this process, from a counter that torch 2.0 to 2.13 has."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])

@@ -12,7 +12,7 @@ def compare(base: Receipt, candidate: Receipt) -> Comparison:
     """What may be said of two runs: their class first, their figures only inside one."""
     parts: tuple[tuple[Part, Reader], ...] = (
         ("host lineage", _host),
-        ("preset family", _family),
+        ("preset family", lambda receipt: receipt.lane.family or None),
         ("launch regime", _regime),
     )
     apart = [each for part, said in parts if (each := _difference(part, said(base), said(candidate)))]
@@ -44,10 +44,6 @@ def _host(receipt: Receipt) -> str | None:
         return hosts.identify(host) if host else None
     except ValueError:  # a class of machines, such as "h200"
         return None
-
-
-def _family(receipt: Receipt) -> str | None:
-    return receipt.lane.family or None
 
 
 def _regime(receipt: Receipt) -> str | None:
