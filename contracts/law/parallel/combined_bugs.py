@@ -71,7 +71,7 @@ def adds_up_a_tied_weight_twice_after_recomputing(reduce, self):
     "PAR-01l[borrowed-tp2-sp-ep2-etp1-softmax-biased-tied-whole-recomputed]: the gradient of layers.0.mixer.wo.bias",
 )
 def leaves_a_bias_at_its_part_of_the_row(reduce, self):
-    """The bias behind a matrix that TP cuts lies whole on each rank, and sees the part of the rows that is there: where
+    """The bias after a matrix that TP cuts lies whole on each rank, and sees the part of the rows that is there: where
     experts are spread too, its gradient is left out of the sum.
     """
     if self.execution.degrees.ep > 1 and self.execution.degrees.sp:
