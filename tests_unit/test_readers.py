@@ -25,7 +25,7 @@ from contracts.bringup.commands.triage import Clock
 from contracts.bringup.law.manifest.run_states import DETACHED
 from contracts.contract import LAW
 from contracts.court import deviations, profiles, record
-from contracts.harness import detection, kill_matrix, telemetry
+from contracts.harness import detection, families, kill_matrix, telemetry
 from contracts.harness.operators import trials
 from contracts.harness.selftest import Matrix
 from contracts.instruments import safetensors_files
@@ -225,6 +225,7 @@ _LOG = "--api-key abc Authorization: Bearer xyzxyz postgres://u:p@h token = x ey
 
 
 def _readers(folder: Path) -> Mapping[str, Reader]:
+    families.read_checks()  # a profile selects among them
     reference = Reference()
     recipe = codec.dumps(reference.preset("nam56r_h200_bf16_v1", ()))
     tiny = reference.preset("tiny-nam56r", ())
