@@ -6,7 +6,7 @@ from dataclasses import replace
 from contracts.contract import contract, untested
 from contracts.instruments import numerics, oracles
 from contracts.law._support.fp8_calls import DENSE, FP8, call_of, with_scaling
-from contracts.law._support.late import torch
+from contracts.law._support.late import Tensor, torch
 from contracts.law._support.recipes import E_LAYER
 from contracts.spec import (
     EXACT,
@@ -16,6 +16,7 @@ from contracts.spec import (
     Blocks,
     Execution,
     Mamba,
+    Moe,
     Observed,
     Recipe,
     Session,
@@ -72,8 +73,10 @@ SHORT = replace(
     with_scaling(FP8, "delayed"), pattern="AER", depth=3, seq_length=8, batch=Batch(micro=2, total=4), vocab=61,
     mamba=Mamba(heads=4, head_dim=8, state=8, groups=2),
 )  # fmt: skip
+FEW = replace(SHORT, batch=Batch(micro=1, total=1), moe=replace(SHORT.moe or Moe(), top_k=1))
+"""A step has eight tokens, of one expert each, and twelve experts."""
 MOVED = {"whole": (SHORT, Execution()), "cut": (SHORT, Execution(microbatches=2)),
-         "recomputed": (SHORT, Execution(recompute=True))}  # fmt: skip
+         "recomputed": (SHORT, Execution(recompute=True)), "more-experts-than-tokens": (FEW, Execution())}  # fmt: skip
 LARGEST = ((448.0,), (448.0,), (57344.0,))
 
 
@@ -83,6 +86,7 @@ def a_ring_moves_once_a_step(stack: Training, recipe: Recipe, execution: Executi
     history.
 
     Scale times the largest amax is the largest number of the format: 448 for inputs and weights, 57344 for gradients.
+    If the history is zero, as for an expert without tokens, the scale stays.
     """
     steps = stack.train(Session(recipe=recipe, steps=3, execution=execution, observe=frozenset({"buffers"}))).steps
     names = [name for name in steps[0].buffers if name.endswith("amax_history")]
@@ -92,11 +96,19 @@ def a_ring_moves_once_a_step(stack: Training, recipe: Recipe, execution: Executi
             words = _moved(before, step, name)
             assert not words, f"after step {step.number} {words}"
             ring = numerics.tensor(step.buffers[name]).double()
-            scale = numerics.tensor(step.buffers[name.removesuffix("amax_history") + "scale"]).double()
+            scale = _scale(step, name)
             met = ring.amax(0)
             want = (torch.tensor(LARGEST, dtype=torch.float64) / met)[met > 0]
-            words = numerics.difference(f"scale of {name.split('.fp8')[0]}", scale[met > 0], want, FLOAT32)
+            of = f"scale of {name.removesuffix('.amax_history').replace('.fp8', '')}"
+            words = numerics.difference(of, scale[met > 0], want, FLOAT32)
             assert not words, f"after step {step.number} {words}"
+            was = torch.ones_like(scale) if before is None else _scale(before, name)
+            words = numerics.difference(f"{of}, where the history is zero,", scale[met == 0], was[met == 0], EXACT)
+            assert not words, f"after step {step.number} {words}"
+
+
+def _scale(step: Step, history: str) -> Tensor:
+    return numerics.tensor(step.buffers[history.removesuffix("amax_history") + "scale"]).double()
 
 
 def _moved(before: Step | None, step: Step, name: str) -> str:

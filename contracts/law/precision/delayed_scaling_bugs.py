@@ -84,6 +84,24 @@ def never_updates_its_scales(advance, self):
     """Nobody calls the update, so scales stay 1."""
 
 
+@broken(Fp8Matmul, "advance", "PREC-01h[more-experts-than-tokens]: where the history is zero, differs")
+def scales_by_an_amax_of_nothing(advance, self):
+    """A maximum of 0 is replaced by a small number. When an expert without tokens gets some, all are clamped, and
+    the output is nearly zero (TransformerEngine #825 keeps such modules out of the update)."""
+    advance(self)
+    idle = self.amax_history.amax(0) == 0
+    self.scale[idle] = 448.0 / 1e-12
+
+
+@broken(Fp8Matmul, "advance", "PREC-01h[more-experts-than-tokens]: differs")
+def keeps_the_scale_of_a_step_without_tokens(advance, self):
+    """Over-correction: an expert without tokens keeps all three scales, that of its weights too."""
+    before = self.scale.clone()
+    advance(self)
+    idle = self.amax_history[1].amin(0) == 0
+    self.scale[:, idle] = before[:, idle]
+
+
 @broken(Trainer, "load", "PREC-04a[after-2-of-4]: resumed after step 2, at step 4: buffers")
 def begins_its_rings_anew(load, self, state, position):
     """FP8 state is extra state: the loader skips it with a warning, and amax histories start empty."""

@@ -7,7 +7,7 @@ from contracts.instruments import fixtures, numerics
 from contracts.law._support.fp8_calls import DENSE, FP8, LATENT, call_of, with_scaling
 from contracts.law._support.late import Tensor
 from contracts.law._support.recipes import A_LAYER, E_LAYER, M_LAYER, R_LAYER
-from contracts.spec import EXACT, Array, Blocks, Execution, Mode, Recipe, Seams, Tokens, Training
+from contracts.spec import EXACT, Array, Blocks, Execution, Mode, ParallelSsm, Recipe, Seams, Tokens, Training
 
 MATRICES = {  # letter → the weights of its mixer that are in FP8; `mla` stands for A with latent attention
     "A": ("wq", "wk", "wv", "wo"),
@@ -67,6 +67,7 @@ BLOCKS: dict[str, tuple[Recipe, int, Mode]] = {
     "mamba2": (FP8, M_LAYER, "nemo_native"),
     "mamba3": (FP8, M_LAYER, "author_dp"),
     "recurrent": (FP8, R_LAYER, "nemo_native"),
+    "beside-a-scan": (replace(FP8, parallel_ssm=ParallelSsm()), A_LAYER, "nemo_native"),
 }
 LOW, HIGH = -2, 2
 """Around 72, 80 … 112 the numbers of e4m3 are 8 apart: it rounds values this far below and above to the same number."""
