@@ -181,3 +181,11 @@ def test_olmo_core_violates_only_what_is_declared(tmp_path: Path) -> None:
     done = rankproof(*asked, "--deviations", "deviations.toml", "--report", str(tmp_path), cwd=EXAMPLES / "olmo_core")
     assert "CONFORMANT: OLMo-core 3.0.0" in done.stdout, done.stdout
     assert "38 deviates" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("nemo_automodel") is None, reason="see docs/examples/nemo_automodel")
+def test_nemo_automodel_violates_only_what_is_declared(tmp_path: Path) -> None:
+    asked = ("check", "--stack", "nemo_lane:Stack", "--profile", "BLK,MOE,OPT", "--deviations", "deviations.toml")
+    done = rankproof(*asked, "--report", str(tmp_path), cwd=EXAMPLES / "nemo_automodel")
+    assert "CONFORMANT: NeMo AutoModel 0.7.0" in done.stdout, done.stdout

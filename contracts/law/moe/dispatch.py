@@ -41,7 +41,9 @@ def every_token_comes_back_to_its_place(stack: Blocks, moe: Moe, routes: Routes,
     choice = chosen(stack, "softmax-router") if dtype == "bfloat16" else "float32"
     shares = gates_of(moe, rounded=choice != "float32")
     y = expert_calls.rows(stack.run_block(routed_call(moe, routes, dtype)).y)
-    slack = 1e-6 if dtype != "bfloat16" else 2.0**-8 if choice == "float32" else 2.0**-7  # rounded gates, rounded y
+    slack = (
+        2.0**-18 if dtype != "bfloat16" else 2.0**-8 if choice == "float32" else 2.0**-7
+    )  # logits of 22 in float32; rounded gates, rounded y
     for b, row in enumerate(routes):
         for t, experts in enumerate(row):
             label = 1 + b * len(row) + t

@@ -40,6 +40,7 @@ OF_A_MODEL = frozenset({"unpaired", "tied", "recompute", "bf16", "fp16"})
 """What a recipe says of a whole model; a single block is asked in the dtypes of its weights and its input."""
 
 ROUTED = ("experts", "gates", "counts", "dropped", "selected")
+LOSSES = ("aux", "z")
 
 
 class Steps(Run):
@@ -107,7 +108,8 @@ class Adapter(ABC):
         """Only the block: its norm and its mixer or MLP, without the residual connection.
 
         With it, if the stack says so, what was routed: `experts` and `gates` of each token, `counts` of each expert,
-        as `BlockRun.seen` has them; one row a token will do. Entries that the stack leaves out are not asked of it.
+        as `BlockRun.seen` has them; one row a token will do. Entries that the stack leaves out are not asked of it. And
+        `aux` and `z`, the router's losses before their weight.
         """
 
     @abstractmethod
@@ -147,14 +149,17 @@ class Adapter(ABC):
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
             returned = self.branch(module, letter, x_BTD, documents_BT)
         y_BTD, said = returned if isinstance(returned, tuple) else (returned, {})
-        seen = numerics.arrays(_by_token(said, x_BTD.shape[:2]))
+        losses = numerics.arrays({name: said[name].detach() for name in LOSSES if name in said})
+        routed = {name: each for name, each in said.items() if name not in LOSSES}
+        seen = numerics.arrays(_by_token(routed, x_BTD.shape[:2]))
         if call.dy is None:
-            return BlockRun(y=numerics.array(y_BTD), seen=seen, strided=strided)
+            return BlockRun(y=numerics.array(y_BTD), losses=losses, seen=seen, strided=strided)
         names = {link.theirs for link in links}
         leaves = {name: each for name, each in module.named_parameters() if name in names} | {"x": x_BTD}
         found = gradients_of(y_BTD, numerics.tensor(call.dy, strided=call.strided), leaves)
         told = {"x": found.pop("x"), **to_canonical(found, links)}
-        return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(told), seen=seen, strided=strided)
+        return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(told), losses=losses, seen=seen,
+                        strided=strided)  # fmt: skip
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         session = Session(recipe=recipe, steps=0, execution=Execution(mode=mode))
@@ -230,6 +235,8 @@ class Adapter(ABC):
 def _by_token(said: Mapping[str, Tensor], rows: torch.Size) -> dict[str, Tensor]:
     """What a block said of its routing, with a row and a column for each token."""
     if unknown := said.keys() - ROUTED:
-        raise ValueError(f"a branch says {', '.join(sorted(unknown))}; of its routing it can say {', '.join(ROUTED)}")
+        raise ValueError(
+            f"a branch says {', '.join(sorted(unknown))}; of its routing it can say {', '.join((*ROUTED, *LOSSES))}"
+        )
     flat = {name for name, each in said.items() if name != "counts" and each.dim() == 2}
     return {name: each.detach().reshape(*rows, -1) if name in flat else each for name, each in said.items()}
