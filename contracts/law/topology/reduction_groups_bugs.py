@@ -1,11 +1,14 @@
 """Stacks that reduce or gather over the wrong ranks, and sums that leave out what other ranks gave."""
 
+from unittest import mock
+
 import torch.distributed as dist
 
 from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law._bugs.multi_rank import GathersFirst
 from contracts.stacks.kit.roles import role_of
-from contracts.stacks.reference.parallel import collectives
+from contracts.stacks.reference.parallel import collectives, parallel_trainer
+from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
@@ -33,6 +36,20 @@ with_attributes(
     "TOPO-04d[borrowed-tp2-sp-ep2-etp1]: move the residual stream",
     owner=GathersFirst,
 )
+
+
+class _ByExpertParallelAlone(TrainingMesh):
+    @property
+    def lane(self) -> bool:
+        return self.degrees.ep_active
+
+
+@broken(ParallelTrainer, "build", "TOPO-04d[tp2-sp-etp1]: move the residual stream")
+def shards_experts_like_mixers_without_ep(build, self):
+    """The degree of expert tensor parallelism is read only where EP is active: otherwise experts are sharded like other
+    mixers, over tokens that are gathered first."""
+    with mock.patch.object(parallel_trainer, "TrainingMesh", _ByExpertParallelAlone):
+        return build(self)
 
 
 @broken(
