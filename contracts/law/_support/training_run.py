@@ -137,7 +137,9 @@ def seed_generators(seed: int) -> None:
     random.gauss(0, 1)  # gauss makes two numbers at once and keeps the second, which is part of the state
     torch.manual_seed(seed)
     if importlib.util.find_spec("numpy"):
-        importlib.import_module("numpy.random").seed(seed)
+        numbers = importlib.import_module("numpy.random")
+        numbers.seed(seed)
+        numbers.standard_normal()  # likewise
 
 
 def table(stack: Training, recipe: Recipe, mode: Mode = "nemo_native") -> tuple[Parameter, ...]:

@@ -251,13 +251,18 @@ def a_trainer_refuses_a_flag_that_it_does_not_know(stack: Stack, more: tuple[str
     assert flag in words, f"the refusal does not name {flag}: {words}"
 
 
-TWICE = {"a-flag": ("--pp", ""), "an-override": ("--set", "seed=")}
+TWICE = {
+    "a-flag": ("--pp", "", " "),
+    "a-flag-with-an-equals-sign": ("--pp", "", "="),
+    "an-override": ("--set", "seed=", " "),
+    "an-override-with-an-equals-sign": ("--set", "seed=", "="),
+}
 
 
 @contract("ARGV-02c", asks=("launch", "read_back"), cases=TWICE, source="ARG-07; F15", conventions=("repeated-flag",))
-def a_trainer_reads_no_word_twice(stack: Stack, flag: str, begins: str) -> None:
-    """If an argv repeats a flag at its end with another number, the stack's own trainer refuses it and names the flag,
-    or uses the last number if the stack declares that.
+def a_trainer_reads_no_word_twice(stack: Stack, flag: str, begins: str, joint: str) -> None:
+    """If an argv repeats a flag at its end with another number, as `--flag 2` or `--flag=2`, the stack's own trainer
+    refuses it and names the flag, or uses the last number if the stack declares that.
 
     A launch script appends what a user gave to what it knows. Whoever reads the first of the two trains as if nothing
     had been given.
@@ -269,13 +274,13 @@ def a_trainer_reads_no_word_twice(stack: Stack, flag: str, begins: str) -> None:
         raise NotOffered(f"{launch.launcher} has no {flag} {begins}", "case")
     before = argv[at]
     after = f"{before[:-1]}{int(before[-1]) + 1}"
-    again = (*argv, flag, after)
+    again = (*argv, *f"{flag}{joint}{after}".split())
     if chosen(stack, "repeated-flag") == "last-wins":
         once = stack.read_back((*argv[:at], after, *argv[at + 1 :]))
-        assert stack.read_back(again) == once, f"{flag} {before} and then {flag} {after}: not the last"
+        assert stack.read_back(again) == once, f"{flag} {before} and then {flag}{joint}{after}: not the last"
         return
     words = str(refusal_of(stack.read_back, again))
-    assert flag in words, f"{flag} {before} and then {flag} {after}: the refusal does not name {flag}: {words}"
+    assert flag in words, f"{flag} {before} and then {flag}{joint}{after}: the refusal does not name {flag}: {words}"
 
 
 QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron requires it under TP before it checks anything else

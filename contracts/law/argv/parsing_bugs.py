@@ -1,6 +1,7 @@
 """Launches with flags that their launcher does not have, launchers that accept what they will not run, and trainers
 that lose half of what they receive."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
@@ -236,6 +237,17 @@ def reads_the_first(read_back, self, argv):
         seen |= {said} if word.startswith("--") else set()
         kept.append(word)
     return read_back(self, tuple(kept))
+
+
+@broken(
+    Reference,
+    "read_back",
+    "ARGV-02c[a-flag-with-an-equals-sign]: was accepted, expected a refusal",
+    "ARGV-02c[an-override-with-an-equals-sign]: was accepted, expected a refusal",
+)
+def counts_flags_as_they_are_written(read_back, self, argv):
+    """Takes --pp and --pp=2 for two flags, and leaves out the second."""
+    return read_back(self, tuple(word for word in argv if not re.match(r"--(pp|set)=", word)))
 
 
 with_attributes(

@@ -118,19 +118,23 @@ def a_save_in_the_background_is_of_its_call(stack: Checkpointing, *steps: int) -
         assert latest == steps[-1], f"the latest is {latest}, expected {steps[-1]}"
 
 
-AGAIN: dict[str, tuple[int, ...]] = {"the-next-save": (), "behind-another": (4,)}
+AGAIN: dict[str, tuple[tuple[int, ...], ...]] = {  # saves between the two of one step, and after them
+    "the-next-save": ((), ()), "behind-another": ((4,), ()), "before-another": ((), (4,)),
+}  # fmt: skip
 
 
 @contract("CKPT-03h", asks=("write_in_background", "load_checkpoint"), cases=AGAIN, source=FAMILIES)
-def a_save_in_the_background_fails_aloud(stack: Checkpointing, *between: int) -> None:
-    """After two asynchronous saves of one step, a load returns the second, or the load that waits for it reports why it
-    does not.
+def a_save_in_the_background_fails_aloud(
+    stack: Checkpointing, between: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    """After two asynchronous saves of one step, with or without others between and after them, a load of that step
+    returns the second, or the load that waits for all of them reports why it does not.
 
     Nobody looks at a thread that has ended. A save that failed there is missed when the run is to be resumed.
     """
     last = replace(state(7), step=2)
     with folder() as at:
-        overtaken = stack.write_in_background(str(at), (state(2), *map(state, between), last))
+        overtaken = stack.write_in_background(str(at), (state(2), *map(state, between), last, *map(state, after)))
         if overtaken.loaded.refused:
             return
         loaded = stack.load_checkpoint(str(at), 2, target(last))

@@ -162,6 +162,15 @@ def loses_what_failed(wait, self):
         each.exception()
 
 
+@broken(Checkpoints, "wait", "CKPT-03h[before-another]: the second save of step 2 failed without a word")
+def hears_of_the_last_alone(wait, self):
+    """Waits for all saves, and asks only the last how it ended."""
+    for each in self.pending[:-1]:
+        each.exception()
+    self.pending = self.pending[-1:]
+    wait(self)
+
+
 @broken(Checkpoints, "load", "CKPT-03c[several-saves]: a load right after the", bugs=("RSM-07",))
 def does_not_wait(load, self, target, *, recipe="", step=None):
     """Loads what is on disk while the save that it should load is still being written."""

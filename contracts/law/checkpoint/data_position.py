@@ -240,23 +240,36 @@ class Saving(Devices, Checkpointing, Protocol):
     """A command that saves, and what it has saved."""
 
 
-KEPT = {"every-third": (3, 7, (7, 6, 3)), "longer-than-the-run": (5, 2, (2,)), "ends-on-one": (2, 4, (4, 2))}
+KEPT = {  # the interval, the steps after which the starts stop, the checkpoints that they leave
+    "every-third": (3, (7,), (7, 6, 3)),
+    "longer-than-the-run": (5, (2,), (2,)),
+    "ends-on-one": (2, (4,), (4, 2)),
+    "started-again": (3, (2, 7), (7, 6, 3, 2)),
+    "no-step": (1, (0,), ()),
+}
 
 
 @contract("CKPT-01l", asks=("started", "latest_checkpoint"), cases=KEPT, source=FAMILIES, slow=True)
-def the_command_saves_as_often_as_it_is_told(stack: Saving, interval: int, steps: int, saved: tuple[int, ...]) -> None:
+def the_command_saves_as_often_as_it_is_told(
+    stack: Saving, interval: int, stops: tuple[int, ...], saved: tuple[int, ...]
+) -> None:
     """The training command leaves a checkpoint of every `checkpoint.interval`-th step and of its last, and of no other.
+    Steps are counted over the whole run, also after a restart; a start for 0 steps takes none.
 
     The run that nothing interrupts shows none of it. One that saves only at its end has lost everything when it dies
-    before, and one that forgets the last step takes it again.
+    before, and one that forgets the last step takes it again. One that counts from its restart saves other steps each
+    time.
     """
     with folder() as at:
         text = at / "text.bin"
         text.write_bytes(bytes(3 * k % 59 for k in range(40 * TINY.seq_length)))
-        kept = Checkpoint(save=str(at / "run"), interval=interval)
-        ended = stack.started(replace(TINY, data=Data(path=str(text)), checkpoint=kept), {}, steps)
-        words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
-        assert (ended.steps, ended.exit_code) == (steps, 0), f"it took {words}, expected {steps}"
+        kept, start = Checkpoint(save=str(at / "run"), interval=interval), 0
+        for steps in stops:
+            recipe = replace(TINY, data=Data(path=str(text)), checkpoint=kept)
+            ended = stack.started(recipe, _ALONE if start else {}, steps)
+            words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
+            assert (ended.steps, ended.exit_code) == (steps - start, 0), f"it took {words}, expected {steps - start}"
+            kept, start = replace(kept, load=kept.save), steps
         where = _latest_in(stack, at / "run")
         found: list[int] = []
         while where is not None and (latest := stack.latest_checkpoint(str(where))) is not None:
@@ -265,7 +278,8 @@ def the_command_saves_as_often_as_it_is_told(stack: Saving, interval: int, steps
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             assert latest != stack.latest_checkpoint(str(where)), f"step {latest} is in no entry of {where} by its name"
     assert tuple(found) == saved, (
-        f"a run of {steps} steps that saves every {interval} left checkpoints of steps {found}, expected {list(saved)}"
+        f"a run that stops after {list(stops)} steps and saves every {interval} left checkpoints of steps {found}, "
+        f"expected {list(saved)}"
     )
 
 

@@ -191,6 +191,27 @@ def saves_at_the_end_alone(started, self, recipe, environment, steps):
     return started(self, replace(recipe, checkpoint=seldom), environment, steps)
 
 
+@broken(Reference, "started", "CKPT-01l[started-again]: left checkpoints of steps [7, 5, 2], expected [7, 6, 3, 2]")
+def counts_saves_from_the_restart(started, self, recipe, environment, steps):
+    """Saves every interval-th step of those that this process took."""
+    kept = recipe.checkpoint
+    if kept.load is None:
+        return started(self, recipe, environment, steps)
+    at = Path(kept.load, "checkpoints")
+    begun = max(int(each.name.removeprefix("step-")) for each in at.iterdir())
+    ended = started(self, replace(recipe, checkpoint=replace(kept, interval=1)), environment, steps)
+    for step in range(begun + 1, steps):
+        if (step - begun) % kept.interval:
+            shutil.rmtree(at / f"step-{step:08d}")
+    return ended
+
+
+@broken(Reference, "started", "CKPT-01l[no-step]: it took 50 steps")
+def takes0_for_none(started, self, recipe, environment, steps):
+    """Tests the number for truth, so 0 is as if it was not given."""
+    return started(self, recipe, environment, steps or recipe.optim.steps)
+
+
 @broken(Reference, "started", "CKPT-01l[ends-on-one]: left checkpoints of steps [4, 3, 2, 1], expected [4, 2]")
 def saves_behind_every_step(started, self, recipe, environment, steps):
     """Over-correction: every step is saved, and the volume is full before the run is over."""

@@ -45,6 +45,7 @@ JUNK = {
     "husks-of-later-steps": ("husks",),
     "whole-copies-of-another-name": ("renamed",),
     "later-steps-that-were-cut-off": ("cut",),
+    "later-steps-that-grew": ("grown",),
 }
 
 
@@ -53,20 +54,23 @@ def what_only_looks_like_a_checkpoint_is_none(stack: Checkpointing, junk: str) -
     """Beside copies, backups, empty folders and folders with later names, the latest checkpoint is the newest complete
     one, and it loads.
 
-    A file that was cut off makes a checkpoint incomplete. Calling `int()` on whatever digits a name holds crashes on
+    A file that was cut off makes a checkpoint incomplete. One that grew need not, but whoever refuses to load it does
+    not call it the latest. Calling `int()` on whatever digits a name holds crashes on
     one folder, and takes a copy of step 4 that is named 7 for the newest.
     """
     with folder() as at:
-        for step in (2, 4, 7) if junk == "cut" else (2, 4):
+        later = junk in ("cut", "grown")
+        for step in (2, 4, 7) if later else (2, 4):
             saved_states.write(stack, at, state(step, LITTLE), ONE_FILE)
         for path in list(at.iterdir()):
-            if ("7" if junk == "cut" else "4") in path.name:
+            if ("7" if later else "4") in path.name:
                 _clutter(path, junk)
         made = ", ".join(sorted(path.name for path in at.iterdir()))
         found = stack.latest_checkpoint(str(at))
-        assert found == 4, f"the latest is {found}, expected 4, among {made}"
-        words = load_failure(stack, at, state(4, LITTLE), None)
-        assert not words, f"step 4 is the latest among {made}, and {words}"
+        want = 7 if junk == "grown" and found == 7 else 4
+        assert found == want, f"the latest is {found}, expected {want}, among {made}"
+        words = load_failure(stack, at, state(want, LITTLE), None)
+        assert not words, f"step {want} is the latest among {made}, and {words}"
 
 
 def _clutter(path: Path, junk: str) -> None:
@@ -79,10 +83,10 @@ def _clutter(path: Path, junk: str) -> None:
         path.with_name(path.name.replace("4", "\N{ARABIC-INDIC DIGIT SEVEN}")).mkdir()
     elif junk == "renamed":
         _copied(path, path.with_name(path.name.replace("4", "7")))
-    elif junk == "cut":
+    elif junk in ("cut", "grown"):
         files = [each for each in (path.rglob("*") if path.is_dir() else (path,)) if each.is_file()]
         largest = max(files, key=lambda each: (each.suffix != ".json", each.stat().st_size))  # numbers, not names
-        os.truncate(largest, largest.stat().st_size // 2)
+        os.truncate(largest, largest.stat().st_size * (1 if junk == "cut" else 4) // 2)
     else:
         path.with_name(path.name.replace("4", "9")).mkdir()
         half = path.with_name(path.name.replace("4", "8"))

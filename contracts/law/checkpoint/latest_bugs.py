@@ -64,6 +64,19 @@ def counts_no_bytes(is_complete, self, step, path):
         return False
 
 
+@broken(Checkpoints, "is_complete", "CKPT-06b[later-steps-that-grew]: step 7 is the latest among")
+def counts_bytes_that_are_there(is_complete, self, step, path):
+    """Asks whether a file is long enough: the start finds the checkpoint, and the load refuses it each time."""
+    try:
+        manifest = manifests.read(path)
+    except Refused:
+        return False
+    held = {name: path / name for name in manifest.files}
+    return manifest.step == step and all(
+        each.is_file() and each.stat().st_size >= manifest.files[name].bytes for name, each in held.items()
+    )
+
+
 class _Unlinked(Reference):
     def checkpoint_folder(self, save: str | None, run: str, storage: StorageMap, disks: Disks) -> str:
         return super().checkpoint_folder(save, run, storage, replace(disks, links={}))

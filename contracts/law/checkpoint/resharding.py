@@ -51,7 +51,7 @@ from contracts.law._support.multi_rank_saves import (
 )
 from contracts.law._support.saved_states import FAMILIES, shared_folder
 from contracts.law.checkpoint.resume import EVERY_KIND, EVERYTHING
-from contracts.spec import FLOAT64_SCAN, Data, Dsa, Execution, Recipe, Session, Step, Training
+from contracts.spec import EXACT, FLOAT64_SCAN, Arrays, Data, Dsa, Execution, Recipe, Session, Step, Training
 
 KINDS = replace(EVERY_KIND, name="every-kind-of-ranks", seq_length=18)
 """What is trained of any block, of prediction heads and of streams; two ranks can share its rows' tokens."""
@@ -186,10 +186,10 @@ def another_layout_loads_every_number_by_its_name(
             assert not words, f"saved on {layout_name(saves)}, loaded on {layout_name(layout)}, {words}"
 
 
-def _saved(stack: Training, recipe: Recipe, execution: Execution, folder: str) -> Step:
-    """The second step of a run that saves after it."""
-    session = Session(recipe=recipe, steps=2, execution=execution, observe=STATE, at=frozenset({2}), save=folder,
-                      save_at=frozenset({2}))  # fmt: skip
+def _saved(stack: Training, recipe: Recipe, execution: Execution, folder: str, steps: int = 2) -> Step:
+    """The last step of a run that saves after it."""
+    session = Session(recipe=recipe, steps=steps, execution=execution, observe=EVERYTHING, at=frozenset({steps}),
+                      save=folder, save_at=frozenset({steps}))  # fmt: skip
     return stack.train(session).steps[-1]
 
 
@@ -287,6 +287,7 @@ def ranks_that_resume_in_later_epochs_read_on(
             (load, *_) = gathered(kept)
 
 
+DROPPING = replace(SPREAD, name="spread-dropping", dropout=0.2)
 GROWN = {"one-to-two": (ONE, FSDP2, 2), "tp-to-dp": (TP2_SP, FSDP2, 2)}
 
 
@@ -295,23 +296,34 @@ def ranks_that_load_from_others_draw_their_own_numbers(
     stack: Training, saves: Execution, loads: Execution, world: int
 ) -> None:
     """Data-parallel ranks that load another layout's checkpoint do not draw the same random numbers as each other,
-    whatever they drew before the load.
+    whatever they drew before the load, nor those that they draw after a load from another step.
 
     Generators are saved by rank. When they are restored by rank number, or by rank number modulo the old world size,
-    two of the new ranks get the same state and drop the same units of every sequence.
+    two of the new ranks get the same state and drop the same units of every sequence. When they begin anew as at the
+    first step, each load drops what the steps before it dropped.
     """
+    drawn: list[Arrays] = []
+    before: dict[str, str] = {}
     with shared_folder() as at:
-        _generators(SPREAD.seed)
-        folder = save_folder(at, saves).as_posix()
-        _saved(stack, SPREAD, saves, folder)
-        (source, *_) = gathered(folder)
-        _generators(SPREAD.seed)
-        session = Session(recipe=SPREAD, steps=0, execution=loads, observe=EVERYTHING, at=frozenset({0}), load=source)
-        loaded = stack.train(session).loaded
-        assert loaded is not None, "no loaded state is reported"
-        for name in sorted(loaded.rng):
-            states = gathered(loaded.rng[name].fingerprint)
-            assert len(set(states)) == world, f"{world} ranks have {len(set(states))} states of the generator {name}"
+        for steps in (1, 2):
+            _generators(SPREAD.seed)
+            folder = save_folder(at / str(steps), saves).as_posix()
+            drawn.append(_saved(stack, DROPPING, saves, folder, steps).rng)
+            (source, *_) = gathered(folder)
+            _generators(SPREAD.seed)
+            session = Session(recipe=DROPPING, steps=0, execution=loads, observe=EVERYTHING, at=frozenset({0}),
+                              load=source)  # fmt: skip
+            loaded = stack.train(session).loaded
+            assert loaded is not None, "no loaded state is reported"
+            now = {name: each.fingerprint for name, each in loaded.rng.items()}
+            for name in sorted(now):
+                states = gathered(now[name])
+                words = f"{world} ranks have {len(set(states))} states of the generator {name}"
+                assert len(set(states)) == world, words
+            draws = bool(numerics.differences("the generator", drawn[0], drawn[-1], EXACT))
+            words = f"after loads of steps 1 and 2 rank {here().rank} draws the same numbers from {', '.join(now)}"
+            assert not draws or now != before, words
+            before = now
 
 
 OWN = {"to-one-rank": (FSDP2, ONE, 2), "to-context-parallel": (FSDP2, CP2_FSDP, 2)}

@@ -217,6 +217,18 @@ def takes_the_generators_of_others(resume, self, folder):
     rng_state.seed_rank_stream(self.recipe.seed, self.number, str(lender))
 
 
+@broken(
+    ParallelTrainer,
+    "resume",
+    "CKPT-02c[one-to-two]: draws the same numbers from",
+    "CKPT-02c[tp-to-dp]: draws the same numbers from",
+)
+def begins_generators_as_at_the_first_step(resume, self, folder):
+    """After a change of layout each rank is seeded as in a run that begins, whatever step it is."""
+    resume(self, folder)
+    rng_state.seed_rank_stream(self.recipe.seed, 0, self.stream())
+
+
 @broken(ParallelTrainer, "resume", "CKPT-02c[tp-to-dp]: 2 ranks have 1 states of the generator torch")
 def seeds_all_alike(resume, self, folder):
     """Over-correction: after a change of layout, every rank is seeded with the run's seed."""

@@ -66,16 +66,17 @@ def to_keep_nothing_is_refused(stack: Checkpointing, keep: int) -> None:
     assert retired.ending == "refused", f"keep {keep} was {retired.ending}, expected a refusal"
 
 
-HUSKS = {  # where the writers died, and the step that is saved behind them
-    "first-boundary": (1, 12), "in-the-middle": (3, 12), "late": (5, 12), "saved-again": (3, 10),
+HUSKS = {  # where the writers died, the step that is saved behind them, and how many are kept
+    "first-boundary": (1, 12, 2), "in-the-middle": (3, 12, 2), "late": (5, 12, 2), "saved-again": (3, 10, 2),
+    "nothing-else-to-remove": (3, 12, 3),
 }  # fmt: skip
 
 
 @contract("CKPT-05c", asks=("write_checkpoint", "retire_checkpoints", "latest_checkpoint", "load_checkpoint"),
           cases=HUSKS, source=FAMILIES)  # fmt: skip
-def what_is_incomplete_counts_for_nothing(stack: Checkpointing, dies_after: int, behind: int) -> None:
+def what_is_incomplete_counts_for_nothing(stack: Checkpointing, dies_after: int, behind: int, keep: int) -> None:
     """An incomplete checkpoint, whose writer died, is not counted among those to keep and is never the latest, and
-    retention removes its files.
+    retention removes its files, whether or not a checkpoint is to go.
 
     A stack that counts folders keeps three incomplete ones and removes the one that works. Incomplete folders that
     nobody removes fill the volume.
@@ -91,10 +92,10 @@ def what_is_incomplete_counts_for_nothing(stack: Checkpointing, dies_after: int,
         words = load_failure(stack, at, state(4, LITTLE), None)
         assert not words, f"the writers of 6, 8 and 10 died, and step 4 is not whole: {words}"
         whole = len(saved_states.write(stack, at, state(behind, LITTLE), ONE_FILE))
-        stack.retire_checkpoints(str(at), 2, frozenset({2, 4, behind}), None)
+        stack.retire_checkpoints(str(at), keep, frozenset({2, 4, behind}), None)
         left = sorted(str(path.relative_to(at)) for path in saved_states.files(at))
-    many = 2 * whole
-    assert len(left) == many, f"two checkpoints of {whole} files are kept, and these files are left: {', '.join(left)}"
+    said = f"{keep} checkpoints of {whole} files are kept, and these files are left: {', '.join(left)}"
+    assert len(left) == keep * whole, said
 
 
 @contract("CKPT-05d", asks=("write_checkpoint", "retire_checkpoints", "latest_checkpoint", "load_checkpoint"),

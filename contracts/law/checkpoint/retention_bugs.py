@@ -80,6 +80,12 @@ def leaves_husks(clear, self):
     """Removes old checkpoints but never incomplete ones."""
 
 
+@broken(Checkpoints, "retire", "CKPT-05c[nothing-else-to-remove]: files are kept, and these files are left")
+def ends_where_nothing_is_old(retire, self, keep, durable=None):
+    """Returns early if no checkpoint is to go, and never comes to what dead writers left."""
+    return retire(self, keep, durable) if self.removable(keep, durable) else ()
+
+
 @derived("CKPT-05c[saved-again]: files are kept, and these files are left")
 class LeavesTheNewestHusks(Checkpoints):
     """The remains of the newest step are taken for one that is being written, though it has been saved again."""

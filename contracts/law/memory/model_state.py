@@ -221,27 +221,33 @@ def recomputing_every_block_keeps_its_input(stack: Capacity, micro: int, low: fl
     within(bytes_of(stage, "activations"), low, high, f"bytes of activations of {micro} recomputed sequences")
 
 
-PIPELINED = {  # microbatches of a step → the first of 4 stages' share of the activations without a pipeline
-    "as-many-as-stages": (4, 0.95, 4.2),
-    "more-than-stages": (16, 0.95, 4.2 * 4),  # a schedule that keeps all 16 is legal, and costs four times as much
-    "two-for-four-stages": (2, 0.45, 0.6),
+CUT = replace(LONG, pattern="|".join(["AMEAMEAMEAMEA"] * 4))
+PIPELINED = {  # pp, microbatches of a step → the first stage's share of the activations without a pipeline
+    "as-many-as-stages": (LONG, 4, 4, 0.95, 4.2),
+    "more-than-stages": (LONG, 4, 16, 0.95, 4.2 * 4),  # a schedule that keeps all 16 costs four times as much
+    "two-for-four-stages": (LONG, 4, 2, 0.45, 0.6),
+    "two-chunks-a-stage": (CUT, 2, 2, 0.95, 1.05),  # both chunks of both microbatches
 }
 
 
 @contract("MEM-02g", asks="budget", cases=PIPELINED, source="bringup F20")
-def a_first_stage_holds_the_passes_in_flight(stack: Capacity, microbatches: int, low: float, high: float) -> None:
+def a_first_stage_holds_the_passes_in_flight(
+    stack: Capacity, long: Recipe, pp: int, microbatches: int, low: float, high: float
+) -> None:
     """The first of pp pipeline stages holds the activations of 1 / pp of the layers for up to pp microbatches, so a
-    pipeline saves no activations there unless the step has fewer microbatches than stages.
+    pipeline saves no activations there unless the step has fewer microbatches than stages. A stage of several chunks
+    holds them of each chunk.
 
     Dividing activations by pp is the usual mistake. It shows on the first stage only, and only once the pipeline is
     full.
     """
     layout = any_layout(stack)
-    recipe = replace(LONG, batch=Batch(micro=1, total=microbatches))
-    whole = only_stage(stack.budget(recipe, Spread(degrees=Degrees(), world=1, layout=layout), ROOMY))
-    staged = stack.budget(recipe, Spread(degrees=Degrees(pp=4), world=4, layout=layout), ROOMY)
+    batch = Batch(micro=1, total=microbatches)
+    alone = Spread(degrees=Degrees(), world=1, layout=layout)
+    whole = only_stage(stack.budget(replace(LONG, batch=batch), alone, ROOMY))
+    staged = stack.budget(replace(long, batch=batch), replace(alone, degrees=Degrees(pp=pp), world=pp), ROOMY)
     ratio = bytes_of(staged.stages[0], "activations") / bytes_of(whole, "activations")
-    what = f"activations of stage 0 of 4 with {microbatches} micro batches, as a part of those without a pipeline,"
+    what = f"activations of stage 0 of {pp} with {microbatches} micro batches, as a part of those without a pipeline,"
     within(round(ratio, 3), low, high, what)
 
 

@@ -188,6 +188,16 @@ def fills_the_pipeline_always(budget, self, recipe, spread, card):
     return budget(self, replace(recipe, batch=batch), spread, card)
 
 
+@broken(Reference, "budget", "MEM-02g[two-chunks-a-stage]: activations of stage 0 of 2 with 2 micro batches")
+def counts_microbatches_for_chunks(budget, self, recipe, spread, card):
+    """Holds as many passes of a chunk as the step has microbatches, though each passes through every chunk."""
+
+    def of_one_chunk(line):
+        return replace(line, bytes=line.bytes // 2) if line.part == "activations" and "|" in recipe.pattern else line
+
+    return _of_lines(budget(self, recipe, spread, card), of_one_chunk)
+
+
 @broken(Reference, "budget", "MEM-02h[ep4-brings-its-own]: bytes of routing buffers")
 def shares_one_batch_everywhere(budget, self, recipe, spread, card):
     """Divides the buffers by ep in the borrowed layout, where each rank of the EP group brings its own tokens."""

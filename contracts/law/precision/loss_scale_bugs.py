@@ -203,6 +203,16 @@ def makes_its_state_by_a_step(load, self, state, position):
         self.optimizer.step(self.rate(self.recipe.optim, self.number + 1))
 
 
+@broken(ParallelTrainer, "resume", "PREC-05i[fsdp2-to-tp2]: the loss scale is 65536 resumed, 16384 without")
+def keeps_the_scale_with_the_generators(resume, self, folder):
+    """The scale lies with the state of each rank, and on another layout it begins anew as that does."""
+    scale = self.scale
+    resume(self, folder)
+    kept = self.kept(folder).opened().position
+    if any(kept.get(f"layout.{name}", size) != size for name, size in self.layout().items()):
+        self.scale = scale
+
+
 @broken(ParallelTrainer, "load", "PREC-05i[tp2]: resumed, 16384 without")
 def scales_the_first_rank_alone(load, self, state, position):
     """The scale is a file that the first rank reads: the others begin anew."""

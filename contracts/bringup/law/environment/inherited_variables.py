@@ -80,6 +80,22 @@ MASKS = {
 }
 
 
+WHOLE = ",".join(map(str, range(8)))
+HARMLESS = {"one-node": with_inherited(FSDP2, CUDA_VISIBLE_DEVICES=WHOLE),
+            "two-nodes": with_inherited(TWO_NODES, CUDA_VISIBLE_DEVICES=WHOLE)}  # fmt: skip
+
+
+@contract("ENV-06c", asks="launch", cases=HARMLESS, source="playbook")
+def a_mask_that_hides_nothing_is_no_reason_to_refuse(stack: Stack, lane: Lane) -> None:
+    """A launch is not refused when the shell exports a CUDA_VISIBLE_DEVICES with each GPU of a node under its own
+    number, however many nodes there are.
+
+    The variable is about one node. Whoever compares it with the GPUs of the run refuses every launch of several nodes.
+    """
+    value = rank_environment(stack.launch(NAM56R, lane), lane).get("CUDA_VISIBLE_DEVICES", WHOLE)
+    assert value == WHOLE, f"CUDA_VISIBLE_DEVICES reaches the ranks as {value!r}, exported as {WHOLE!r}"
+
+
 @contract("ENV-06b", asks="launch", cases=MASKS, source="playbook")
 def an_inherited_mask_does_not_survive(stack: Stack, visible: str) -> None:
     """An exported CUDA_VISIBLE_DEVICES that hides or renumbers GPUs of an eight-GPU lane is refused or removed."""

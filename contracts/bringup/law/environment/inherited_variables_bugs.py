@@ -53,6 +53,22 @@ def counts_the_entries(launch, self, recipe, lane):
     return launch(self, recipe, _blind_to(lane, "CUDA_VISIBLE_DEVICES") if len(entries) == lane.gpus else lane)
 
 
+@broken(Reference, "launch", "ENV-06c[two-nodes]: a legal input was refused")
+def compares_the_mask_with_the_world(launch, self, recipe, lane):
+    """Wants as many devices in CUDA_VISIBLE_DEVICES as the run has ranks on all nodes."""
+    shown = lane.inherited.get("CUDA_VISIBLE_DEVICES", "").count(",") + 1
+    if "CUDA_VISIBLE_DEVICES" in lane.inherited and shown < lane.world:
+        raise refuse("CUDA_VISIBLE_DEVICES", shown, f"is less than the world ({lane.world})", "unset it")
+    return launch(self, recipe, lane)
+
+
+@broken(Reference, "launch", "ENV-06c[one-node]: reaches the ranks as ''")
+def clears_every_mask(former, self, recipe, lane):
+    """Sets an inherited mask to nothing: no rank finds a device."""
+    launch = former(self, recipe, lane)
+    return replace(launch, env={**launch.env, "CUDA_VISIBLE_DEVICES": ""})
+
+
 @broken(Reference, "launch", "ENV-07[drawn-1]: reaches the ranks and is recorded as None", bugs=("PRV-01",))
 def records_nccl_only(former, self, recipe, lane):
     """The receipt records NCCL's variables and omits those of torch and the allocator."""

@@ -14,8 +14,8 @@ F16 = "F16: a figure needs its witness"
 F17 = "F17: metric identities"
 
 
-def _from_step(first: int, **changes: Any) -> tuple[ReportedStep, ...]:
-    return tuple(replace(step, **changes) if step.number >= first else step for step in STEPS)
+def _from_step(first: int, last: int = 3, **changes: Any) -> tuple[ReportedStep, ...]:
+    return tuple(replace(step, **changes) if first <= step.number <= last else step for step in STEPS)
 
 
 # The run of the shared literals: four steps, of which the second and third are the window.
@@ -29,6 +29,9 @@ UNWITNESSED: dict[str, tuple[tuple[ReportedStep, ...]]] = {
     "gradients-not-measured": (_from_step(0, grad_norm=None),),
     "losses-not-measured": (_from_step(0, loss=None),),
     "skipped-steps": (_from_step(1, skipped=True),),
+    "skipped-in-the-window-alone": (_from_step(2, 2, skipped=True, grad_norm="Infinity"),),
+    "nan-in-the-window-alone": (_from_step(2, 2, loss="NaN"),),
+    "nan-gradient-in-the-window-alone": (_from_step(1, 1, grad_norm="NaN"),),
     "no-time": (_from_step(0, seconds=0.0),),
     "time-not-measured": (_from_step(1, seconds="NaN"),),
 }

@@ -47,6 +47,30 @@ def counts_skipped_steps(receipt, self, facts):
     return receipt(self, replace(facts, steps=tuple(replace(step, skipped=False) for step in facts.steps)))
 
 
+def _only(facts, numbers, **changes):
+    """The run with some of its steps changed."""
+    return replace(facts, steps=tuple(replace(s, **changes) if s.number in numbers else s for s in facts.steps))
+
+
+@broken(Reference, "receipt", "RCPT-04[skipped-in-the-window-alone]: tokens/s are reported for steps")
+def asks_the_first_step_of_the_window(receipt, self, facts):
+    """Looks at the step with which the window begins: a later one that was skipped is counted, and its norm passed."""
+    return receipt(self, _only(facts, {2}, skipped=False, grad_norm=1.0))
+
+
+@broken(
+    Reference,
+    "receipt",
+    "RCPT-04[nan-in-the-window-alone]: tokens/s are reported for steps",
+    "RCPT-04[nan-gradient-in-the-window-alone]: tokens/s are reported for steps",
+)
+def asks_the_last_step(receipt, self, facts):
+    """Takes the last loss and the last gradient norm for those of the run."""
+    last = facts.steps[-1] if facts.steps else None
+    wrong = {} if last is None else {"loss": last.loss, "grad_norm": last.grad_norm}
+    return receipt(self, _only(facts, {0, 1, 2}, **wrong))
+
+
 @broken(Reference, "receipt", "RCPT-04[no-time]: tokens/s are reported for steps")
 def divides_by_a_little(receipt, self, facts):
     """A window that took no time is divided by a nanosecond, so that nothing is divided by 0."""

@@ -9,6 +9,10 @@ from contracts.spec.installation import Disks, Installation, StorageMap
 
 HIDDEN = replace(HOST, mountinfo=f"{HOST.mountinfo}90 28 0:77 / /mnt rw - tmpfs tmpfs rw\n")
 """A later mount on /mnt: the volumes below it are still in the table but can no longer be reached."""
+COVERED = replace(HOST, mountinfo=f"{HOST.mountinfo}91 40 0:78 / /mnt/data rw - tmpfs tmpfs rw\n")
+COVERING = replace(HOST, mountinfo=HOST.mountinfo.replace(DATA, f"39 28 0:78 / /mnt/data rw - tmpfs tmpfs rw\n{DATA}"
+                                                          .replace("40 28", "40 39")))  # fmt: skip
+"""Two mounts on one point: the later one, whose parent is the earlier, is what a path reaches."""
 
 Place = tuple[StorageMap, Disks, str, tuple[str, ...]]
 """Storage map, disks, the wrong field ("" when none is), words that the finding must hold."""
@@ -26,6 +30,8 @@ PLACES: dict[str, Place] = {
     ),
     "volume-not-mounted": (WELL, UNMOUNTED, "durable", ("/mnt/data/checkpoints",)),
     "volume-hidden": (WELL, HIDDEN, "durable", ("/mnt/data/checkpoints",)),
+    "volume-covered-by-memory": (WELL, COVERED, "durable", ("/mnt/data/checkpoints", "tmpfs")),
+    "memory-covered-by-a-volume": (WELL, COVERING, "", ()),
     "one-directory-for-two": (
         replace(WELL, scratch=WELL.durable), HOST, "durable or scratch", ("durable", "scratch", WELL.durable),
     ),

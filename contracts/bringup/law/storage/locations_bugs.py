@@ -59,6 +59,22 @@ def takes_the_longest_point(check_storage, self, storage, disks):
 @broken(
     Reference,
     "check_storage",
+    "STOR-01[volume-covered-by-memory]: nothing was found, expected a finding on durable",
+    "STOR-01[memory-covered-by-a-volume]: found where all is well: STOR-01 durable",
+)
+def takes_the_first_mount_of_a_point(check_storage, self, storage, disks):
+    """Looks a mount point up once: a disk that was mounted over it afterwards is not seen, nor memory."""
+    seen, lines = set(), []
+    for line in disks.mountinfo.splitlines():
+        point = line.split()[4]
+        lines += [] if point in seen else [line]
+        seen.add(point)
+    return check_storage(self, storage, replace(disks, mountinfo="\n".join(lines)))
+
+
+@broken(
+    Reference,
+    "check_storage",
     "STOR-01[one-directory-for-two]: nothing was found, expected a finding on durable or scratch",
     bugs=("PRV-17",),
 )
