@@ -366,9 +366,9 @@ def _parses(change: Change) -> bool:
 def _walked(node: ast.AST, above: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
     if isinstance(node, _SILENT) or (isinstance(node, ast.Call) and (_name(node) in _WORDS or _refuses(node))):
         return
-    head = node.iter if isinstance(node, ast.For) else node.test if isinstance(node, ast.If) else None
-    if head is not None and "cuda" in ast.unparse(head):
-        return
+    for name in ("iter", "test", "elt"):
+        if isinstance(part := getattr(node, name, None), ast.expr) and "cuda" in ast.unparse(part):
+            return
     yield node, above
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "bases"):
