@@ -230,11 +230,16 @@ def the_losses_are_float32_under_bfloat16(
     """Under bfloat16 activations, the balance loss and the z loss are computed in float32 from float32 scores.
 
     Activations, router weights and logits here are exact in bfloat16, so the losses must be those of float64 within
-    float32, also where the router's product is in bfloat16. A sigmoid or a softmax in bfloat16 is off by a thousandth,
-    and ties between experts appear that are none.
+    float32, also where the router's product is in bfloat16; drawn ones show that it is. A sigmoid or a softmax in
+    bfloat16 is off by a thousandth, and ties between experts appear that are none.
     """
     got = _loss(stack, loss, moe, logits, None, "bfloat16", router)
     assert abs(got - want) <= 2e-6 * want, f"under bfloat16 the {loss} loss is {got:.9g}, expected {want:.9g}"
+    if router is not None:
+        call = expert_calls.drawn_call(expert_calls.with_moe(moe), 1, 5, "bfloat16")
+        wide, half = (float(numerics.tensor(stack.run_block(each).losses[loss])) for each in
+                      (call, replace(call, router=router)))  # fmt: skip
+        assert wide != half, f"with a router's product in {router} and in float32 the {loss} loss is {half:.9g}"
 
 
 def _loss(

@@ -251,6 +251,17 @@ def balances_in_the_dtype_of_logits(probabilities, self, logits_BTE):
     return scores_BTE if self.product is None else scores_BTE.to(self.product).to(scores_BTE.dtype)
 
 
+@broken(
+    Router,
+    "logits",
+    "MOE-05h[softmax-of-half-logits]: with a router's product in bfloat16 and in float32 the aux loss is",
+)
+def multiplies_in_float32_whatever_is_asked(logits, self, x_BTD):
+    """The dtype of the router's product is read and not used."""
+    self.product = None
+    return logits(self, x_BTD)
+
+
 @broken(Router, "z_loss", "MOE-05h[z]: under bfloat16 the z loss is", bugs=("AUX-17",))
 def takes_z_of_half_logits(z_loss, self, logits_BTE):
     """The balance loss is float32 again; the z loss still takes the logarithm in the activations' dtype."""

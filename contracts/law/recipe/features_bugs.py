@@ -94,6 +94,15 @@ def loses_the_coefficient(launch, self, recipe, lane):
     return launch(self, recipe, lane)
 
 
+@broken(Reference, "launch", "REC-07[megatron]: pattern AEMRAEMEAEMR and AEMMAEMEAEMR give the same launch")
+def keeps_r_to_itself(launch, self, recipe, lane):
+    """The layers of R are told to who asks and not to the process, which builds another mixer there."""
+    told = launch(self, recipe, lane)
+    return replace(
+        launch(self, replace(recipe, pattern=recipe.pattern.replace("R", "M")), lane), recurrent=told.recurrent
+    )
+
+
 @broken(Reference, "launch", "REC-07[fsdp2]: changing seq_length changes no launch", bugs=("ARG-13",))
 def keeps_the_sequence_of_its_preset(launch, self, recipe, lane):
     """The data loader keeps the sequence length of the preset and ignores later changes of the recipe."""
