@@ -23,7 +23,8 @@ sums:
   if that is 0), shifts the history by one row and clears row 0. Histories begin at 0, scales at 1.
 - Each expert is a matrix of its own, quantised with its own tokens.
 - Router, norms, embeddings, head, convolutions, biases, the parameters of recurrences (A_log, D, dt_bias, W) and the
-  maps of hyper-connections are never FP8. The stack decides everything else, and declares it in `precision_plan`.
+  maps of hyper-connections are never FP8. The stack decides everything else, and declares it in `precision_plan`;
+  a scan beside attention is as one in a layer of its own.
 """
 
 from __future__ import annotations

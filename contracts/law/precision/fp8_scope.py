@@ -18,12 +18,15 @@ MATRICES = {  # letter → the weights of its mixer that are in FP8; `mla` stand
     "R": ("wg", "wv", "wq", "wk", "wo"),
 }
 OUTSIDE = frozenset({"norm", "router", "ssm", "conv", "bias", "embedding", "head", "mixing"})
+BESIDE = replace(FP8, name="small-fp8-beside-a-scan", parallel_ssm=ParallelSsm())
+"""A scan beside attention, and one in a layer of its own."""
 PLANS: dict[str, tuple[Recipe, Mode]] = {
     "native": (FP8, "nemo_native"),
     "author": (with_scaling(FP8, "mxfp8", "e4m3"), "author_dp"),
     "dense-delayed": (with_scaling(DENSE, "delayed"), "nemo_native"),
     "latent-and-ahead": (LATENT, "author_dp"),
     "off": (replace(FP8, fp8=None), "nemo_native"),
+    "beside-a-scan": (BESIDE, "nemo_native"),
 }
 
 
@@ -36,7 +39,7 @@ def what_is_in_fp8_is_declared(stack: _Offers, recipe: Recipe, mode: Mode) -> No
     """The plan declares projections, MLPs and experts as FP8. Router, norms, embeddings, head, convolutions, biases and
     recurrence parameters are not in FP8, and nothing is when the recipe does not ask for FP8.
 
-    The plan names every parameter of the model once.
+    The plan names every parameter of the model once. A scan beside attention has the plan of one in a layer of its own.
     """
     plan = {row.name: row.compute for row in stack.precision_plan(recipe, mode)}
     roles = {row.name: row.role for row in stack.built(recipe, mode).parameters}
@@ -47,6 +50,10 @@ def what_is_in_fp8_is_declared(stack: _Offers, recipe: Recipe, mode: Mode) -> No
     for name, role in roles.items():
         out = recipe.fp8 is None or role in OUTSIDE or name.endswith("mixer.W")
         assert not (out and plan[name] == "fp8"), f"{name} ({role}) computes in fp8"
+    inner = {name.partition(".mixer.")[2]: compute for name, compute in plan.items()}
+    for name, compute in inner.items():
+        alone = inner.get(name.removeprefix("ssm."), compute)
+        assert compute == alone, f"{name} beside attention computes in {compute}, in a layer of its own in {alone}"
 
 
 def _inside(recipe: Recipe) -> set[str]:
@@ -54,7 +61,10 @@ def _inside(recipe: Recipe) -> set[str]:
     found = set()
     for number, letter in enumerate(letters):
         kind = "mla" if letter == "A" and recipe.mla else "dense" if letter == "E" and recipe.moe is None else letter
-        found |= {f"layers.{number}.mixer.{name}.weight" for name in MATRICES[kind]}
+        beside = letter == "A" and recipe.parallel_ssm is not None
+        branch = "attention." if beside else ""
+        found |= {f"layers.{number}.mixer.{branch}{name}.weight" for name in MATRICES[kind]}
+        found |= {f"layers.{number}.mixer.ssm.{name}.weight" for name in MATRICES["M"] if beside}
         if kind == "E":
             found |= {f"layers.{number}.mixer.experts.{name}" for name in ("w1", "w2")}
     return found
@@ -67,7 +77,7 @@ BLOCKS: dict[str, tuple[Recipe, int, Mode]] = {
     "mamba2": (FP8, M_LAYER, "nemo_native"),
     "mamba3": (FP8, M_LAYER, "author_dp"),
     "recurrent": (FP8, R_LAYER, "nemo_native"),
-    "beside-a-scan": (replace(FP8, parallel_ssm=ParallelSsm()), A_LAYER, "nemo_native"),
+    "beside-a-scan": (BESIDE, A_LAYER, "nemo_native"),
 }
 LOW, HIGH = -2, 2
 """Around 72, 80 … 112 the numbers of e4m3 are 8 apart: it rounds values this far below and above to the same number."""

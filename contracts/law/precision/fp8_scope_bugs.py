@@ -135,6 +135,12 @@ def plans_without_the_dense_mlp(precision_plan, self, recipe, mode):
     return tuple(row for row in precision_plan(self, recipe, mode) if not row.name.endswith("mixer.w1.weight"))
 
 
+@broken(Fp8Conversion, "takes", "PREC-01a[beside-a-scan]: ssm.wdt.weight beside attention computes in fp8, in a layer")
+def looks_names_up_with_their_branch(takes, self, name, mixer):
+    """The list of names to leave out has `wdt`, and a scan beside attention calls it `ssm.wdt`."""
+    return name.startswith("ssm.") or takes(self, name, mixer)
+
+
 class _TimeStepsToo(Fp8Conversion):
     kept_out: frozenset[str] = frozenset()
 
