@@ -19,7 +19,7 @@ from torchtitan.protocols import train_spec
 from torchtitan.train import Trainer
 
 from contracts.instruments import numerics
-from contracts.spec import Recipe, Session
+from contracts.spec import Recipe, Session, decline
 from contracts.stacks.torchtitan.configuration import is_half, validation_of
 from contracts.stacks.torchtitan.model import config_of
 from contracts.stacks.torchtitan.recorded_step import (
@@ -121,6 +121,14 @@ def _configuration(session: Session, folder: str) -> Any:
     """The session as its `JobConfig`."""
     recipe, execution = session.recipe, session.execution
     optim, degrees = recipe.optim, execution.degrees
+    decline("torchtitan", {"stack": {
+        "its DeepSeek-V3 takes the ranks of experts out of those that shard": (
+            recipe.mla and degrees.ep > 1 and not execution.fsdp
+        ),
+        "a weight that is tied lies in two groups of its FSDP, which torch refuses": (
+            execution.fsdp and not recipe.untied_embeddings
+        ),
+    }})  # fmt: skip
     total = len(numerics.tensor(session.batches[0].tokens)) if session.batches else recipe.batch.total
     dp = execution.world // degrees.tp
     config: Any = JobConfig()
