@@ -188,4 +188,5 @@ def test_olmo_core_violates_only_what_is_declared(tmp_path: Path) -> None:
 def test_nemo_automodel_violates_only_what_is_declared(tmp_path: Path) -> None:
     asked = ("check", "--stack", "nemo_lane:Stack", "--profile", "BLK,MOE,OPT", "--deviations", "deviations.toml")
     done = rankproof(*asked, "--report", str(tmp_path), cwd=EXAMPLES / "nemo_automodel")
-    assert "CONFORMANT: NeMo AutoModel 0.7.0" in done.stdout, done.stdout
+    assert "deviates" in done.stdout, done.stdout
+    assert not [word for word in (" violated", " broken", "faults of the run") if word in done.stdout.splitlines()[-1]]
