@@ -287,7 +287,7 @@ def _foretold(run: Run, declined: list[Result]) -> bool:
     if abilities is None:
         return False
     ruled_out = {choice.item for choice in run.plan.choices}
-    lacks = tuple(map(str, abilities.lacks))
+    lacks = tuple(each.reason for each in abilities.lacks)
     others = [each for each in declined if str(each.item) not in ruled_out and not each.words.endswith(lacks)]
     return len(others) < len(declined) and all(each.lack == "case" for each in others)
 

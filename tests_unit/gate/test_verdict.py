@@ -507,6 +507,9 @@ CLAIMS: dict[str, tuple[Run, list[str]]] = {
     "a version that was never tried": (able(TWO, claims=False), []),
     "abilities without a word of it": (able(TWO), [claims(2)]),
     "each for a declared lack": (saying(able(TWO, LEFT), LACKED, LACKED), []),
+    "each for the reason of a declared lack": (
+        saying(able(TWO, LEFT), *2 * [f"mine 1.0: {LEFT.reason}"]), [],
+    ),
     "one for a declared lack": (saying(able(TWO, LEFT), LACKED, "mine: it is Monday"), [claims(2)]),
     "one for a declared lack, one for its shape": (
         of_kind("case", saying(able(TWO, LEFT), LACKED, "mine: one rank")), [],
