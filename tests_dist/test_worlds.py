@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from contracts.instruments.ranks import gathered, held_groups, here, torch_distributed
+from contracts.stacks.kit import worlds
 
 
 def _total(value: int) -> int:
@@ -45,3 +46,20 @@ def test_a_group_is_listed_on_its_members_only() -> None:
     if here().rank < 2:
         dist.destroy_process_group(group)
     assert held_groups() == (everybody,)
+
+
+@pytest.mark.dist
+def test_a_world_of_one_leaves_the_running_world_as_it_was() -> None:
+    torch, dist = torch_distributed()
+    before, alone = held_groups(), torch.ones(1)
+    if here().rank != 1:  # a rank may need it that others do without
+        with worlds.of_one():
+            assert (dist.get_world_size(), dist.get_rank()) == (1, 0)
+            dist.all_reduce(alone, group=dist.new_group([0]))
+            dist.all_reduce(alone)
+    assert int(alone.item()) == 1
+    assert held_groups() == before
+    assert _total(2 ** here().rank) == 2 ** here().world - 1
+    group = dist.new_group(range(here().world))
+    dist.barrier(group)
+    dist.destroy_process_group(group)

@@ -120,15 +120,25 @@ def pretended(world: int, rank: int) -> Iterator[None]:
 
 @contextmanager
 def of_one(device: str = "cpu") -> Iterator[None]:
-    """A world in which this process is rank 0 of 1, for what asks for ranks. Tensors of another device are staged."""
+    """A world in which this process is rank 0 of 1, for what asks for ranks; a world that runs goes on after it.
+    Tensors of another device than a CPU are staged.
+    """
+    of_torch = dist.distributed_c10d._world  # names of groups are counted there, alike on all ranks
+    kept, count = set(_groups()), of_torch.group_count
     store = dist.HashStore()  # type: ignore[attr-defined]  # public, and left out of the stubs
-    with excepthook_kept():
-        words = "gloo" if device == "cpu" else staged_group.backend(device)
-        dist.init_process_group(words, store=store, rank=0, world_size=1)
-        try:
-            yield
-        finally:
-            dist.destroy_process_group()
+    try:
+        with excepthook_kept(), by_itself():
+            words = "gloo" if device == "cpu" else staged_group.backend(device)
+            dist.init_process_group(words, store=store, rank=0, world_size=1)
+            try:
+                yield
+            finally:
+                if not kept:  # torch counts its groups anew
+                    dist.destroy_process_group()
+    finally:
+        if kept:
+            close_groups(kept)
+            of_torch.group_count = count
 
 
 @contextmanager
