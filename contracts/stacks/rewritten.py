@@ -189,6 +189,7 @@ def drawn(seed: int) -> Reference:
     order = draw.choice([*ORDERS, *[""] * len(ORDERS)])
     bases = (Rewritten,) if not order else (getattr(reordered, order), Rewritten)
     offers = frozenset(each for each in sorted(Reference.offers) if draw.random() < 0.9)
+    offers -= {"seams"} if "experts one after the other" in chosen else set()  # the table states a grouped product
     layouts = frozenset(draw.choice((("own-axis",), ("borrowed",), ("own-axis", "borrowed"))))
     name = " · ".join(filter(None, [f"drawn {seed}", *chosen, order.lower()]))
     body = {"rewrites": chosen, "name": name, "offers": offers, "layouts": layouts, "__module__": __name__}
