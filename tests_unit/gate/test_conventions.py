@@ -22,6 +22,7 @@ from contracts.law.optimizer.parameter_groups_bugs import TurnsProjectionsAsOneM
 from contracts.law.optimizer.schedule_bugs import StartsAtZero
 from contracts.law.optimizer.updates_bugs import orthogonalizes_in_bfloat16
 from contracts.law.optimizer.validation_bugs import takes_the_mean_of_batches
+from contracts.law.parallel.blends_bugs import draws_and_does_not_say_so
 from contracts.law.parallel.gradient_accumulation_bugs import takes_the_mean_of_means
 from contracts.law.topology.group_creation_bugs import one_call_for_each_axis
 from contracts.law.topology.mesh_sizes_bugs import stops_at_the_first_refusal
@@ -92,6 +93,7 @@ KEPT = {
     "OPT-01b[streams-and-swiglu]": (TurnsProjectionsAsOneMatrix, {"muon-projections": "stacked"}),
     "OPT-06b[few-labels]": (takes_the_mean_of_batches, {"validation-mean": "batches"}),
     "PAR-05b[four]": (takes_the_mean_of_means, {"window-divides-by": "microbatch-means"}),
+    "PAR-20e[eight]": (draws_and_does_not_say_so, {"blend-order": "drawn"}),
     "OPT-05b[cosine]": (StartsAtZero, {"first-rate": "step-0"}),
     "OPT-05c[more-sequences]": (StartsAtZero, {"first-rate": "step-0"}),
     "TOPO-07[borrowed-pp2-tp2-ep6-etp1]": (one_call_for_each_axis, {"communicators": "purpose"}),

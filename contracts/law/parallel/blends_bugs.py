@@ -4,7 +4,7 @@ import random
 import re
 from dataclasses import replace
 
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
 from contracts.stacks.reference import blends
 from contracts.stacks.reference.data import DataOrder, feistel_permutation
 
@@ -82,6 +82,15 @@ def shuffles_by_the_length_of_training(order, blend, part):
 def reads_one_dataset_after_another(sources, weights, rows):
     """The counts come right with the last row."""
     return sorted(sources(weights, rows))
+
+
+with_attributes(
+    "DeclaresADrawAndReadsInOrder",
+    "The counts come right with the last row, and the datasets are said to be drawn.",
+    "PAR-20e[3-to-1]: rows 0 are of dataset 1, by its weight",
+    owner=reads_one_dataset_after_another,
+    conventions={"blend-order": "drawn"},
+)
 
 
 @broken(blends, "sources", "PAR-20e[eight]: of the first ")
