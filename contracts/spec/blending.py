@@ -3,11 +3,13 @@
 Tokens are numbered from 1 over all documents of all datasets, so that a row says of what it was made.
 
 - Each split has a part of the documents of each dataset. A document is whole and belongs to one split only; of n
-  documents a split of weight w has n · w / (sum of the weights), to within one. A weight of 0 gets nothing.
+  documents a split of weight w has n · w / (sum of the weights), to within one, or two if there are three splits. A
+  weight of 0 gets nothing.
 - A row is `length` tokens of documents of one dataset and one split, packed without gaps. An epoch of a dataset has
   each token at most once, and leaves out at most one row of them. The next epoch follows.
 - Of the first n rows of a blend, each dataset has n · weight / (sum of the weights), to within one row, or two if there
-  are more than two datasets; or its rows are drawn at random with these chances (convention `blend-order`).
+  are more than two datasets; or the dataset of each row is drawn at random with these chances (convention
+  `blend-order`).
 - The order of rows is a function of the blend and the split: the batch, the ranks and a resume do not change it.
 """
 
@@ -30,8 +32,8 @@ class Blend:
         split: the weights of training, validation and test, as an option has them: `969,30,1`. Numbers that are left
             out at the end are 0.
         weights: one a dataset; empty means by the number of its rows in an epoch.
-        rows: how many rows the run takes of training, validation and test; empty means one epoch of each. It is not
-            empty if there are weights.
+        rows: how many rows the run takes of training, validation and test; empty means one epoch of each
+            dataset, which a stack that only draws declines if there are several. It is not empty if there are weights.
         length: tokens in a row.
     """
 
@@ -52,7 +54,7 @@ class Blending(Party, Protocol):
         """The rows that data-parallel rank `rank` of `dp` reads of a split, in order, as numbers of tokens.
 
         The run begins after `consumed` rows and takes `batch` rows a step, the ranks together. Rows at the end that do
-        not fill a step are left out. A split of weight 0 has no row. Raises `Refused` for a split that is no three
-        weights, and for a split with a weight and rows that gets no document.
+        not fill a step are left out. A split of weight 0 has no row. Raises `Refused` for a split that is not one
+        to three weights of at least 0 with one above, and if a split with a weight and rows gets no document.
         """
         ...

@@ -152,8 +152,12 @@ CONVENTIONS: Mapping[str, Convention] = {
     ),
     "blend-order": _convention(
         "how the dataset of a blend's next row is chosen",
-        ("apportioned", "the one that has the least of its weight", "Megatron-Core: build_blending_indices; Fast-LLM"),
-        ("drawn", "at random, by its weight", "torchtitan: InterleavedDataset; datasets: interleave_datasets"),
+        ("apportioned", "the one that is furthest below its part", "Megatron-Core: build_blending_indices; Fast-LLM"),
+        (
+            "drawn",
+            "at random, with its weight as the chance",
+            "torchtitan: InterleavedDataset; datasets: interleave_datasets",
+        ),
     ),
     "validation-mean": _convention(
         "over what the loss of a validation is a mean",

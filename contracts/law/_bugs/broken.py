@@ -75,8 +75,12 @@ def with_attributes(
     name: str, story: str, *kills: str, owner: type = Reference, bugs: tuple[str, ...] = (), leanest: str | None = None,
     **attributes: Any,
 ) -> type:  # fmt: skip
-    """Make a mutant of a class by other attributes, such as a convention that it does not hold: of a class of stacks as
-    it is, of any other as by `derived`."""
+    """Make a mutant that differs from `owner` in class attributes only, such as a convention that it declares and does
+    not follow.
+
+    `name` and `story` are the name and the docstring of its class, `attributes` what differs. A stack, or a mutant of
+    one, is subclassed as it is; any other class is replaced as by `derived`.
+    """
     module = sys._getframe(1).f_globals["__name__"]
     made = type(name, (owner,), {**attributes, "__doc__": story, "__module__": module})
     if hasattr(owner, "offers"):
