@@ -254,7 +254,7 @@ def the_command_saves_as_often_as_it_is_told(
     stack: Saving, interval: int, stops: tuple[int, ...], saved: tuple[int, ...]
 ) -> None:
     """The training command leaves a checkpoint of every `checkpoint.interval`-th step and of its last, and of no other.
-    Steps are counted over the whole run, also after a restart; a start for 0 steps takes none.
+    Steps are counted over the whole run, also after a restart; a start for 0 steps leaves no checkpoint.
 
     The run that nothing interrupts shows none of it. One that saves only at its end has lost everything when it dies
     before, and one that forgets the last step takes it again. One that counts from its restart saves other steps each

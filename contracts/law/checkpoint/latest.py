@@ -54,9 +54,9 @@ def what_only_looks_like_a_checkpoint_is_none(stack: Checkpointing, junk: str) -
     """Beside copies, backups, empty folders and folders with later names, the latest checkpoint is the newest complete
     one, and it loads.
 
-    A file that was cut off makes a checkpoint incomplete. One that grew need not, but whoever refuses to load it does
-    not call it the latest. Calling `int()` on whatever digits a name holds crashes on
-    one folder, and takes a copy of step 4 that is named 7 for the newest.
+    A file that was cut off makes a checkpoint incomplete. One that grew need not, but the latest checkpoint can be
+    loaded. Calling `int()` on whatever digits a name holds crashes on one folder, and takes a copy of step 4 that is
+    named 7 for the newest.
     """
     with folder() as at:
         later = junk in ("cut", "grown")

@@ -296,7 +296,7 @@ def ranks_that_load_from_others_draw_their_own_numbers(
     stack: Training, saves: Execution, loads: Execution, world: int
 ) -> None:
     """Data-parallel ranks that load another layout's checkpoint do not draw the same random numbers as each other,
-    whatever they drew before the load, nor those that they draw after a load from another step.
+    whatever they drew before the load. After loads of two steps of a run a rank does not draw the same numbers.
 
     Generators are saved by rank. When they are restored by rank number, or by rank number modulo the old world size,
     two of the new ranks get the same state and drop the same units of every sequence. When they begin anew as at the

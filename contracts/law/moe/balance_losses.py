@@ -230,8 +230,9 @@ def the_losses_are_float32_under_bfloat16(
     """Under bfloat16 activations, the balance loss and the z loss are computed in float32 from float32 scores.
 
     Activations, router weights and logits here are exact in bfloat16, so the losses must be those of float64 within
-    float32, also where the router's product is in bfloat16; drawn ones show that it is. A sigmoid or a softmax in
-    bfloat16 is off by a thousandth, and ties between experts appear that are none.
+    float32, also where the router's product is in bfloat16. With drawn ones the loss shows whether that product is in
+    bfloat16 or in float32. A sigmoid or a softmax in bfloat16 is off by a thousandth, and ties between experts appear
+    that are none.
     """
     got = _loss(stack, loss, moe, logits, None, "bfloat16", router)
     assert abs(got - want) <= 2e-6 * want, f"under bfloat16 the {loss} loss is {got:.9g}, expected {want:.9g}"

@@ -41,9 +41,8 @@ def every_token_comes_back_to_its_place(stack: Blocks, moe: Moe, routes: Routes,
     choice = chosen(stack, "softmax-router") if dtype == "bfloat16" else "float32"
     shares = gates_of(moe, rounded=choice != "float32")
     y = expert_calls.rows(stack.run_block(routed_call(moe, routes, dtype)).y)
-    slack = (
-        2.0**-18 if dtype != "bfloat16" else 2.0**-8 if choice == "float32" else 2.0**-7
-    )  # logits of 22 in float32; rounded gates, rounded y
+    # Logits of 22 are rounded to float32; under bfloat16 y is rounded, and the gates may be.
+    slack = 2.0**-18 if dtype != "bfloat16" else 2.0**-8 if choice == "float32" else 2.0**-7
     for b, row in enumerate(routes):
         for t, experts in enumerate(row):
             label = 1 + b * len(row) + t

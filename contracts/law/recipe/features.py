@@ -253,5 +253,5 @@ def _matters(stack: Stack, field: str, first: dict[str, object], value: object, 
 
 
 def _started(launch: Launch) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The parts of a launch that reach the run; the layers that it names beside them stay with who asked."""
+    """The parts of a launch that reach the run. Its other fields, such as `recurrent`, are for the caller."""
     return launch.command, dict(launch.env)

@@ -119,8 +119,8 @@ def routers_read_the_local_shard(stack: Training, execution: Execution, world: i
     and only the routed rows travel.
 
     The check compares depths: three expert layers gather and scatter the residual stream no more often than one does.
-    Without EP, tensor-parallel ranks that hold whole experts apply them to their own tokens, and no row travels. A
-    stack that shards those experts all the same has the right numbers.
+    Without EP, tensor-parallel ranks that hold whole experts apply them to their own tokens, and no row travels. The
+    numbers do not show a stack that shards those experts all the same.
     """
     execution = in_a_layout_of(stack, execution)
     found = []

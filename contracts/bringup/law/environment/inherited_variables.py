@@ -87,8 +87,8 @@ HARMLESS = {"one-node": with_inherited(FSDP2, CUDA_VISIBLE_DEVICES=WHOLE),
 
 @contract("ENV-06c", asks="launch", cases=HARMLESS, source="playbook")
 def a_mask_that_hides_nothing_is_no_reason_to_refuse(stack: Stack, lane: Lane) -> None:
-    """A launch is not refused when the shell exports a CUDA_VISIBLE_DEVICES with each GPU of a node under its own
-    number, however many nodes there are.
+    """A launch is not refused when the shell exports a CUDA_VISIBLE_DEVICES that lists all GPUs of a node in order,
+    however many nodes there are.
 
     The variable is about one node. Whoever compares it with the GPUs of the run refuses every launch of several nodes.
     """
