@@ -4,8 +4,10 @@ Every comparison answers in words: first what the loss and the gradient norm by 
 differs, where and by how much. The answer is empty where the steps agree.
 """
 
+import math
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from contracts.instruments import numerics
@@ -18,6 +20,8 @@ from contracts.spec import (
     Arrays,
     Execution,
     Layout,
+    NotOffered,
+    Refused,
     Session,
     Step,
     Tolerance,
@@ -43,15 +47,75 @@ def on_one_rank(stack: Training, session: Session) -> Trained:
     return trained
 
 
+@dataclass(frozen=True, kw_only=True)
+class Placed(Step):
+    """A step on several ranks whose loss differs, and `first`: from which layer on, in words."""
+
+    first: str
+
+
 def on_one_rank_and_many(
     stack: Training, session: Session, *, layout: Layout = "own-axis", microbatches: int = 1
 ) -> list[tuple[Step, Step]]:
-    """For each step of a session, the step on one rank and the step on all ranks."""
+    """For each step of a session, the step on one rank and the step on all ranks.
+
+    If the loss of the first step differs, all ranks also ask for the models of its first layers alone, until theirs
+    does: the loss of a whole model does not say where a pass goes wrong.
+    """
+    pairs = _pairs(stack, session, layout, microbatches)
+    if any(gathered(_forward_differs(session, *pairs[0]))):
+        one, many = pairs[0]
+        first = "" if "|" in session.recipe.pattern else _first_layer(stack, session, layout, microbatches)
+        pairs[0] = one, Placed(**vars(many), first=first)
+    return pairs
+
+
+def _pairs(stack: Training, session: Session, layout: Layout, microbatches: int) -> list[tuple[Step, Step]]:
     asked = session.execution
     cuts = max(microbatches, like_on_one_rank(stack, asked))
     single = Execution(mode=asked.mode, precision=asked.precision, layout=layout, microbatches=cuts)
     one = on_one_rank(stack, replace(session, execution=single))
     return list(zip(one.steps, stack.train(session).steps, strict=True))
+
+
+def _forward_differs(session: Session, one: Step, many: Step) -> bool:
+    """Whether the loss of a step from given weights differs by more than rounding in float64 or float32 explains."""
+    bound = {"float64": 1e-9, "float32": 1e-5}.get(session.execution.precision, math.inf)
+    got, want = many.losses["lm"], one.losses["lm"]
+    return bool(session.weights) and not abs(got - want) <= bound * abs(want)
+
+
+def _first_layer(stack: Training, session: Session, layout: Layout, microbatches: int) -> str:
+    """The first layer with which the loss differs, in words; empty if no model of fewer layers can be asked."""
+    recipe, agreed = session.recipe, 0
+    for depth in range(1, recipe.depth):
+        shallow = replace(
+            session, recipe=replace(recipe, depth=depth), steps=1, batches=session.batches[:1],
+            windows=session.windows[:1], observe=frozenset(), at=frozenset(),
+            weights=_of_layers(session.weights, depth), buffers=_of_layers(session.buffers, depth),
+        )  # fmt: skip
+        try:
+            pairs = _pairs(stack, shallow, layout, microbatches)
+        except (NotOffered, Refused):  # experts on several ranks and none in these layers, say
+            continue
+        if any(gathered(_forward_differs(session, *pairs[0]))):
+            break
+        agreed = depth
+    else:
+        depth = recipe.depth
+        if not agreed:
+            return ""
+    letters = recipe.pattern * depth
+    layers = [f"{layer} ({letters[layer]})" for layer in range(agreed, depth)]
+    return (
+        f", first with layer {' or '.join(layers)}" if agreed else f", already with layer {' and '.join(layers)} alone"
+    )
+
+
+def _of_layers(arrays: Arrays, depth: int) -> Arrays:
+    """The tensors of the first layers, and those of none."""
+    layers = {name: re.match(r"layers\.(\d+)\.", name) for name in arrays}
+    return {name: each for name, each in arrays.items() if not (at := layers[name]) or int(at[1]) < depth}
 
 
 def loss_and_norm(one: Step, many: Step, *, about: str = "") -> str:
@@ -89,7 +153,7 @@ def loss_difference(one: Step, many: Step, *names: str, bound: float | None = No
     found = {name: many.losses.get(name, float("nan")) for name in names or one.losses}
     allowed = within(1e-11) if bound is None else bound
     words = _first_off({name: (got, one.losses[name]) for name, got in found.items()}, allowed, 1.0)
-    return _differs(one, many, words, about="loss")
+    return _differs(one, many, words and words + getattr(many, "first", ""), about="loss")
 
 
 def clip_difference(one: Step, many: Step, *names: Literal["grad_norm", "clip_coef"], bound: float = 1e-11) -> str:
