@@ -207,7 +207,7 @@ def counts_saves_from_the_restart(started, self, recipe, environment, steps):
 
 
 @broken(Reference, "started", "CKPT-01l[no-step]: it took 50 steps")
-def takes0_for_none(started, self, recipe, environment, steps):
+def takes_0_for_none(started, self, recipe, environment, steps):
     """Tests the number for truth, so 0 is as if it was not given."""
     return started(self, recipe, environment, steps or recipe.optim.steps)
 
