@@ -42,7 +42,6 @@ LACKS: tuple[tuple[Lack, str, str], ...] = (
     ("device", "its Muon is the package dion, which is on no index", "muon"),
     ("stack", "a layer of Ling that is recomputed raises (nemo_automodel_ling_is_not_recomputed.py)", "recompute"),
     ("stack", "Ling's embedding and output projection are two tensors", "tied"),
-    ("adapter", "a run of one rank among several needs a process group of its own", "dp fsdp replicas ep borrowed"),
     ("adapter", "not asked yet", "mla prediction-heads windows refrozen tp sp tp-without-sp uneven-kv uneven-vocab cp "
      "pp interleaved compile compiled-blocks author-dp"),
 )  # fmt: skip
@@ -61,6 +60,7 @@ WITHOUT: tuple[tuple[Lack, str, str], ...] = (
 
 class Stack(Adapter):
     name, version = "NeMo AutoModel", version("nemo-automodel")
+    layouts = frozenset({"borrowed"})
     labels = dict.fromkeys(("built", "initial", "run_model", "train"),
                            "its setup asks CUDA for a device: a CPU stands in its place")
     conventions = MappingProxyType({
@@ -74,7 +74,7 @@ class Stack(Adapter):
             "selection-bias", "group-limited", "shared-expert", "route-scale", "balance-loss", "expert-bias",
             "router-bias", "attention-bias", "float32", "adamw", "cosine", "linear", "constant", "WSD",
             "microbatches", "uneven-microbatches", "validation", "changing-batches", "own-data", "frozen",
-            "outer-rates", "layer-rates", "checkpoint",
+            "outer-rates", "layer-rates", "checkpoint", "dp", "fsdp", "replicas", "ep", "borrowed",
         )),
         lacks=(*(lacks(each.replace("+", " "), kind, reason) for kind, reason, all_ in LACKS for each in all_.split()),
                *(without(questions, kind, reason) for kind, reason, questions in WITHOUT)),

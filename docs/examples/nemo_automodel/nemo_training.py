@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -38,6 +39,7 @@ warnings.simplefilter("ignore")  # and the packages that are missing: Transforme
 
 from nemo_automodel._transformers import infrastructure
 from nemo_automodel.components.config.loader import ConfigNode
+from nemo_automodel.components.distributed.config import DDPConfig
 from nemo_automodel.components.models.common import BackendConfig
 from nemo_automodel.components.models.ling_v2.config import BailingMoeV2Config
 from nemo_automodel.components.models.ling_v2.model import BailingMoeV2ForCausalLM
@@ -200,6 +202,9 @@ class Training(Steps):
 
     def close(self) -> None:
         self.opened.close()
+        if self.session.execution.world > 1:
+            dist.barrier()
+            worlds.close_groups()
 
 
 @contextlib.contextmanager
@@ -208,9 +213,9 @@ def without_a_card(session: Session) -> Iterator[None]:
 
     def built(cfg: Any, peft: Any, seed: int, distributed_setup: Any, cfg_freeze: Any, **_: Any) -> nn.Module:
         """`build_model`, whose two branches have "cuda" in them."""
-        mesh = distributed_setup.mesh_context
+        mesh, on_meta = distributed_setup.mesh_context, not isinstance(distributed_setup.strategy_config, DDPConfig)
         with train_ft.ScopedRNG(seed=seed, ranked=True), patch("torch.cuda.current_device", lambda: 0):
-            with infrastructure.init_empty_weights():
+            with infrastructure.init_empty_weights() if on_meta else contextlib.nullcontext():
                 model = model_of(session.recipe)
             wrapper, pipeline, parallelize, _qat = infrastructure.instantiate_infrastructure(
                 distributed_config=distributed_setup.strategy_config, device=torch.device("cpu"), mesh=mesh,
@@ -219,7 +224,7 @@ def without_a_card(session: Session) -> Iterator[None]:
                 activation_checkpointing=distributed_setup.activation_checkpointing,
             )  # fmt: skip
             model = infrastructure.apply_model_infrastructure(
-                model, is_meta_device=True, device=torch.device("cpu"), mesh=mesh, model_wrapper=wrapper,
+                model, is_meta_device=on_meta, device=torch.device("cpu"), mesh=mesh, model_wrapper=wrapper,
                 autopipeline=pipeline, parallelize_fn=parallelize,
                 freeze_config=cfg_freeze.to_dict() if cfg_freeze else None,
             )  # fmt: skip
