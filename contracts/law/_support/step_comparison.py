@@ -59,8 +59,8 @@ def on_one_rank_and_many(
 ) -> list[tuple[Step, Step]]:
     """For each step of a session, the step on one rank and the step on all ranks.
 
-    If the loss of the first step differs, all ranks also ask for the models of its first layers alone, until theirs
-    does: the loss of a whole model does not say where a pass goes wrong.
+    If the loss of the first step differs, all ranks also ask for models of only its first layers, until theirs does.
+    The loss of a whole model does not say where a pass goes wrong.
     """
     pairs = _pairs(stack, session, layout, microbatches)
     if any(gathered(_forward_differs(session, *pairs[0]))):
@@ -108,7 +108,7 @@ def _first_layer(stack: Training, session: Session, layout: Layout, microbatches
     letters = recipe.pattern * depth
     layers = [f"{layer} ({letters[layer]})" for layer in range(agreed, depth)]
     return (
-        f", first with layer {' or '.join(layers)}" if agreed else f", already with layer {' and '.join(layers)} alone"
+        f", first with layer {' or '.join(layers)}" if agreed else f", already with only layer {' and '.join(layers)}"
     )
 
 

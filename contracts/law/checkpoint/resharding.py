@@ -51,7 +51,7 @@ from contracts.law._support.multi_rank_saves import (
 )
 from contracts.law._support.saved_states import FAMILIES, shared_folder
 from contracts.law.checkpoint.resume import EVERY_KIND, EVERYTHING
-from contracts.spec import EXACT, FLOAT64_SCAN, Arrays, Data, Dsa, Execution, Recipe, Session, Step, Training
+from contracts.spec import EXACT, FLOAT64_SCAN, Arrays, Data, Dsa, Execution, Observed, Recipe, Session, Step, Training
 
 KINDS = replace(EVERY_KIND, name="every-kind-of-ranks", seq_length=18)
 """What is trained of any block, of prediction heads and of streams; two ranks can share its rows' tokens."""
@@ -186,9 +186,16 @@ def another_layout_loads_every_number_by_its_name(
             assert not words, f"saved on {layout_name(saves)}, loaded on {layout_name(layout)}, {words}"
 
 
-def _saved(stack: Training, recipe: Recipe, execution: Execution, folder: str, steps: int = 2) -> Step:
+def _saved(
+    stack: Training,
+    recipe: Recipe,
+    execution: Execution,
+    folder: str,
+    steps: int = 2,
+    observe: frozenset[Observed] = STATE,
+) -> Step:
     """The last step of a run that saves after it."""
-    session = Session(recipe=recipe, steps=steps, execution=execution, observe=EVERYTHING, at=frozenset({steps}),
+    session = Session(recipe=recipe, steps=steps, execution=execution, observe=observe, at=frozenset({steps}),
                       save=folder, save_at=frozenset({steps}))  # fmt: skip
     return stack.train(session).steps[-1]
 
@@ -308,7 +315,7 @@ def ranks_that_load_from_others_draw_their_own_numbers(
         for steps in (1, 2):
             _generators(SPREAD.seed)
             folder = save_folder(at / str(steps), saves).as_posix()
-            drawn.append(_saved(stack, DROPPING, saves, folder, steps).rng)
+            drawn.append(_saved(stack, DROPPING, saves, folder, steps, EVERYTHING).rng)
             (source, *_) = gathered(folder)
             _generators(SPREAD.seed)
             session = Session(recipe=DROPPING, steps=0, execution=loads, observe=EVERYTHING, at=frozenset({0}),
