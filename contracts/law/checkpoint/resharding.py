@@ -51,7 +51,20 @@ from contracts.law._support.multi_rank_saves import (
 )
 from contracts.law._support.saved_states import FAMILIES, shared_folder
 from contracts.law.checkpoint.resume import EVERY_KIND, EVERYTHING
-from contracts.spec import EXACT, FLOAT64_SCAN, Arrays, Data, Dsa, Execution, Observed, Recipe, Session, Step, Training
+from contracts.spec import (
+    EXACT,
+    FLOAT64_SCAN,
+    Arrays,
+    Data,
+    Dsa,
+    Execution,
+    NotOffered,
+    Observed,
+    Recipe,
+    Session,
+    Step,
+    Training,
+)
 
 KINDS = replace(EVERY_KIND, name="every-kind-of-ranks", seq_length=18)
 """What is trained of any block, of prediction heads and of streams; two ranks can share its rows' tokens."""
@@ -323,6 +336,8 @@ def ranks_that_load_from_others_draw_their_own_numbers(
             loaded = stack.train(session).loaded
             assert loaded is not None, "no loaded state is reported"
             now = {name: each.fingerprint for name, each in loaded.rng.items()}
+            if not now:
+                raise NotOffered("it does not tell the states of generators", "adapter")
             for name in sorted(now):
                 states = gathered(now[name])
                 words = f"{world} ranks have {len(set(states))} states of the generator {name}"
