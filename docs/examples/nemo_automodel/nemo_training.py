@@ -128,9 +128,9 @@ class Training(Steps):
         pieces = self.session.execution.microbatches
         given = {"input_ids": numerics.tensor(batch.tokens), "labels": numerics.tensor(batch.labels)}
         rows = len(given["labels"])
-        if rows % self.ranks or len(torch.arange(rows // self.ranks).chunk(pieces)) != pieces:
+        if rows % self.ranks or rows // self.ranks < pieces:
             raise NotOffered(f"NeMo AutoModel: {rows} sequences are not cut so", "stack")
-        own = {name: each.chunk(self.ranks)[self.rank].chunk(pieces) for name, each in given.items()}
+        own = {name: each.chunk(self.ranks)[self.rank].tensor_split(pieces) for name, each in given.items()}
         return [dict(zip(own, each, strict=True)) for each in zip(*own.values(), strict=True)]
 
     def taken(self, batches: list[dict[str, Tensor]], number: int, limit: float) -> dict[str, Any]:
@@ -285,15 +285,17 @@ def config_of(session: Session, folder: str) -> dict[str, Any]:
     recipe, execution, optim = session.recipe, session.execution, session.recipe.optim
     degrees = execution.degrees
     sharers = execution.world // (degrees.tp * degrees.cp * degrees.pp)
+    rows = recipe.batch.total if session.steps and not session.batches else sharers  # its loader gives the batches
+    strategy = "fsdp2" if execution.fsdp or execution.world == 1 else "ddp"
     return {
         "seed": recipe.seed, "model": {"name": recipe.name},
         "dist_env": {"backend": "gloo"},
         "distributed": {
-            "strategy": "fsdp2" if execution.fsdp or execution.world == 1 else "ddp",
+            "strategy": strategy,
             "tp_size": degrees.tp, "cp_size": degrees.cp, "pp_size": degrees.pp, "ep_size": degrees.ep,
             "dp_replicate_size": execution.replicas,
             "activation_checkpointing": execution.recompute or recipe.recompute != "none",
-            **({"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)} if execution.fsdp else {}),
+            **({"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)} if strategy == "fsdp2" else {}),
         },
         "loss_fn": {"_target_": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy"},
         "clip_grad_norm": {"max_norm": optim.clip or math.inf},
@@ -305,8 +307,8 @@ def config_of(session: Session, folder: str) -> dict[str, Any]:
             "wsd_decay_steps": max(1, optim.steps // 5), "lr_wsd_decay_style": "linear",
         },
         "step_scheduler": {
-            "global_batch_size": recipe.batch.total, "max_steps": 10**6, "num_epochs": 1000, "preemption_signal": None,
-            "local_batch_size": max(1, recipe.batch.total // sharers // execution.microbatches),
+            "global_batch_size": rows, "max_steps": 10**6, "num_epochs": 1000, "preemption_signal": None,
+            "local_batch_size": max(1, rows // sharers // execution.microbatches),
         },
         "checkpoint": {
             "enabled": bool(session.save or session.load), "checkpoint_dir": session.load or folder,
