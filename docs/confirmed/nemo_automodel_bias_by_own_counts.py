@@ -1,81 +1,40 @@
 """Without expert parallelism the selection bias of a router is moved by each rank's own counts under FSDP2, so ranks route
 by different biases; under DDP it is never moved, since the recipe looks for `update_moe_gate_bias` on the wrapper.
-python docs/confirmed/nemo_automodel_bias_by_own_counts.py      # NeMo AutoModel 0.7.0, two ranks on a CPU
+torchrun --standalone --nproc-per-node 2 docs/confirmed/nemo_automodel_bias_by_own_counts.py  # NeMo AutoModel 0.7.0, a CPU
 """
 
 import sys
-import tempfile
 
 import torch
 import torch.distributed as dist
-from nemo_automodel._transformers import infrastructure
+from nemo_automodel._transformers.infrastructure import apply_model_infrastructure, instantiate_infrastructure
 from nemo_automodel.components.distributed.config import FSDP2Config
 from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
 from nemo_automodel.components.models.common import BackendConfig
 from nemo_automodel.components.models.ling_v2.config import BailingMoeV2Config
 from nemo_automodel.components.models.ling_v2.model import BailingMoeV2ForCausalLM
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.nn.parallel import DistributedDataParallel
 
-
-def model():
-    backend = BackendConfig(
-        attn="sdpa",
-        linear="torch",
-        rms_norm="torch",
-        experts="torch",
-        dispatcher="torch",
-        enable_hf_state_dict_adapter=False,
-    )
-    config = BailingMoeV2Config(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        first_k_dense_replace=0,
-        num_experts=8,
-        num_experts_per_tok=2,
-        n_group=0,
-        topk_group=0,
-        moe_intermediate_size=8,
-        num_shared_experts=0,
-        pad_token_id=None,
-        dtype="float32",
-    )
-    made = BailingMoeV2ForCausalLM(config, backend=backend, moe_overrides={"gate_bias_update_factor": 1e-3})
-    torch.manual_seed(1)
-    made.initialize_weights(torch.device("cpu"), torch.float32)
-    return made
-
-
-def work(rank, meeting):
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    policy = FSDP2Config(mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
-    mesh = MeshContext.build(policy, ParallelismSizes(), world_size=2)
-    wrapper, _, parallelize, _ = infrastructure.instantiate_infrastructure(distributed_config=policy, mesh=mesh)
-    cut = infrastructure.apply_model_infrastructure(
-        model(),
-        is_meta_device=False,
-        device=torch.device("cpu"),
-        mesh=mesh,
-        model_wrapper=wrapper,
-        parallelize_fn=parallelize,
-    )
-    cut(torch.arange(16)[None] + 16 * rank)  # other tokens on the other rank
-    cut.update_moe_gate_bias()
-    found = [None, None]
-    dist.all_gather_object(found, cut.model.layers["0"].mlp.gate.e_score_correction_bias.tolist())
-    updates = hasattr(DistributedDataParallel(model()), "update_moe_gate_bias")
-    if rank == 0:
-        print(f"FSDP2: rank 0 has {found[0]}\n       rank 1 has {found[1]}\nDDP: has update_moe_gate_bias: {updates}")
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.exit(not (found[0] != found[1] and not updates))
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(work, (f"{folder}/meeting",), nprocs=2)
+dist.init_process_group("gloo")
+backend = BackendConfig(attn="sdpa", linear="torch", rms_norm="torch", experts="torch", dispatcher="torch",
+                        enable_hf_state_dict_adapter=False)  # fmt: skip
+config = BailingMoeV2Config(
+    vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, head_dim=8,
+    num_key_value_heads=2, first_k_dense_replace=0, num_experts=8, num_experts_per_tok=2, n_group=0, topk_group=0,
+    moe_intermediate_size=8, num_shared_experts=0, pad_token_id=None, dtype="float32",
+)  # fmt: skip
+model = BailingMoeV2ForCausalLM(config, backend=backend, moe_overrides={"gate_bias_update_factor": 1e-3})
+torch.manual_seed(1)
+model.initialize_weights(torch.device("cpu"), torch.float32)
+updates = hasattr(torch.nn.parallel.DistributedDataParallel(model), "update_moe_gate_bias")
+policy = FSDP2Config(mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
+mesh = MeshContext.build(policy, ParallelismSizes(), world_size=2)
+wrapper, _, cut, _ = instantiate_infrastructure(distributed_config=policy, mesh=mesh)
+told = {"mesh": mesh, "model_wrapper": wrapper, "parallelize_fn": cut, "device": torch.device("cpu")}
+model = apply_model_infrastructure(model, is_meta_device=False, **told)
+model(torch.arange(16)[None] + 16 * dist.get_rank())  # other tokens on the other rank
+model.update_moe_gate_bias()
+found = [None, None]
+dist.all_gather_object(found, model.model.layers["0"].mlp.gate.e_score_correction_bias.tolist())
+print(f"FSDP2: the ranks have {found}; DDP has update_moe_gate_bias: {updates}")
+sys.exit(found[0] == found[1] or updates)

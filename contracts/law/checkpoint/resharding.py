@@ -337,7 +337,7 @@ def ranks_that_load_from_others_draw_their_own_numbers(
             assert loaded is not None, "no loaded state is reported"
             now = {name: each.fingerprint for name, each in loaded.rng.items()}
             if not now:
-                raise NotOffered("it does not tell the states of generators", "adapter")
+                raise NotOffered("it does not report the states of its generators", "adapter")
             for name in sorted(now):
                 states = gathered(now[name])
                 words = f"{world} ranks have {len(set(states))} states of the generator {name}"
