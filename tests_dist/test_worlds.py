@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from contracts.instruments.ranks import gathered, held_groups, here, torch_distributed
-from contracts.stacks.kit import worlds
 
 
 def _total(value: int) -> int:
@@ -50,6 +49,8 @@ def test_a_group_is_listed_on_its_members_only() -> None:
 
 @pytest.mark.dist
 def test_a_world_of_one_leaves_the_running_world_as_it_was() -> None:
+    from contracts.stacks.kit import worlds
+
     torch, dist = torch_distributed()
     before, alone = held_groups(), torch.ones(1)
     if here().rank != 1:  # a rank may need it that others do without

@@ -77,7 +77,6 @@ BLOCKS: dict[str, tuple[Recipe, int, Mode]] = {
     "mamba2": (FP8, M_LAYER, "nemo_native"),
     "mamba3": (FP8, M_LAYER, "author_dp"),
     "recurrent": (FP8, R_LAYER, "nemo_native"),
-    "beside-a-scan": (BESIDE, A_LAYER, "nemo_native"),
 }
 LOW, HIGH = -2, 2
 """Around 72, 80 … 112 the numbers of e4m3 are 8 apart: it rounds values this far below and above to the same number."""

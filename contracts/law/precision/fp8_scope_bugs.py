@@ -146,7 +146,6 @@ class _TimeStepsToo(Fp8Conversion):
 
 
 @mutant(of="PREC-01b", case="mamba2", says="mixer.wdt.weight is declared bfloat16, and a change below FP8's resolution")
-@mutant(of="PREC-01b", case="beside-a-scan", says="mixer.ssm.wdt.weight is declared bfloat16, and a change below FP8's")
 class TakesTimeStepsAlongUnsaid(Reference):
     """The time-step projection runs in FP8 and is declared as bfloat16."""
 
