@@ -63,7 +63,7 @@ def on_one_rank_and_many(
     The loss of a whole model does not say where a pass goes wrong.
     """
     pairs = _pairs(stack, session, layout, microbatches)
-    if any(gathered(_forward_differs(session, *pairs[0]))):
+    if pairs and any(gathered(_forward_differs(session, *pairs[0]))):
         one, many = pairs[0]
         first = "" if "|" in session.recipe.pattern else _first_layer(stack, session, layout, microbatches)
         pairs[0] = one, Placed(**vars(many), first=first)
@@ -81,7 +81,7 @@ def _pairs(stack: Training, session: Session, layout: Layout, microbatches: int)
 def _forward_differs(session: Session, one: Step, many: Step) -> bool:
     """Whether the loss of a step from given weights differs by more than rounding in float64 or float32 explains."""
     bound = {"float64": 1e-9, "float32": 1e-5}.get(session.execution.precision, math.inf)
-    got, want = many.losses["lm"], one.losses["lm"]
+    got, want = (step.losses.get("lm", math.nan) for step in (many, one))
     return bool(session.weights) and not abs(got - want) <= bound * abs(want)
 
 
