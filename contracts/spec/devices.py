@@ -55,6 +55,23 @@ class Started:
     words: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """What a training command is given beside its recipe.
+
+    Args:
+        save: folder of its checkpoints, whatever `recipe.checkpoint.save` says.
+        resume: whether it continues after the latest checkpoint of the folder that it saves to, whatever
+            `recipe.checkpoint.load` says. If that folder has none, it starts as without.
+        keep, durable: as in `Session`.
+    """
+
+    save: str | None = None
+    resume: bool = False
+    keep: int | None = None
+    durable: str | None = None
+
+
 class Devices(Party, Protocol):
     """The memory of one device, and a process that trains on it."""
 
@@ -66,10 +83,10 @@ class Devices(Party, Protocol):
         """Start a rank's process in a launch's environment, let it allocate on a device, and report its allocator."""
         ...
 
-    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int, options: StartOptions) -> Started:
         """Start the stack's own training command on a recipe, as one process, to stop after step `steps` of the run.
 
         The process has the variables of this one, less those that a launcher gives its ranks, and then `environment`.
-        It saves and loads where `recipe.checkpoint` says.
+        It saves and loads where `recipe.checkpoint` says, if `options` do not say otherwise.
         """
         ...

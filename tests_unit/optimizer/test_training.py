@@ -2,9 +2,9 @@
 
 import json
 import os
-import shutil
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,18 @@ from contracts.instruments import provenance
 from contracts.instruments.oracles import optimizers as oracle
 from contracts.instruments.ranks import Place
 from contracts.law._support.recipes import SMALL
-from contracts.spec import FLOAT64, Data, Execution, Lane, Mode, Optim, Refused, Session, Trained
+from contracts.spec import FLOAT64, Data, Execution, Lane, Mode, Optim, Recipe, Refused, Reread, Session, Trained
+from contracts.spec.devices import Started, StartOptions
 from contracts.spec.presets import PRESETS
 from contracts.spec.receipt import Backend
 from contracts.stacks.reference import train
-from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.answers.devices import arguments
 from contracts.stacks.reference.data import Corpus
+from contracts.stacks.reference.launch import trainer_arguments
 from contracts.stacks.reference.launch.launch import launch
 from contracts.stacks.reference.optim.optimizer import Member, Optimizer, orthogonalise
 from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.training import settings
 from contracts.stacks.reference.training.run_facts import RankReporter, merge_backends
 from contracts.stacks.reference.training.trainer import Trainer
 from tests_unit._parties.running import ran
@@ -183,33 +186,32 @@ def test_differing_backends_are_named_by_rank() -> None:
     assert (said[0].requested, said[0].reason) == ("torch-grouped", "sm_70")
 
 
-def test_retention_keeps_the_newest_and_those_without_a_durable_copy(tmp_path: Path) -> None:
-    folder, copies = tmp_path / "run" / "checkpoints", tmp_path / "elsewhere"
-    each = ("--set", "checkpoint.interval=1", "--save", str(tmp_path / "run"), "--resume")
-    _trains(*each, "--keep", "2", "--steps", "4")
-    assert Checkpoints(folder).steps() == (3, 4)
-    shutil.copytree(folder, copies)
-    min((copies / "step-00000004").iterdir()).unlink()  # the newest is still under way
-    elsewhere = (*each, "--keep", "1", "--durable", str(copies))
-    _trains(*elsewhere, "--steps", "6")
-    assert Checkpoints(folder).steps() == (3, 4, 5, 6), "step 3 is the newest that has arrived, and nothing is older"
-    shutil.rmtree(copies)
-    shutil.copytree(folder, copies)
-    _trains(*elsewhere, "--steps", "7")
-    assert Checkpoints(folder).steps() == (6, 7), "step 6 has arrived"
+class _Noting(Reference):
+    """Starts nothing, and notes what the command would be given."""
+
+    def __init__(self) -> None:
+        self.words: set[str] = set()
+
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int, options: StartOptions) -> Started:
+        self.words |= {*arguments(recipe, steps, options)}
+        return Started(exit_code=0, steps=steps, words="")
+
+    def read_back(self, argv: tuple[str, ...]) -> Reread:
+        self.words |= {*argv}
+        return super().read_back(argv)
 
 
-def test_a_fine_tuning_run_resumes_from_its_own_checkpoints(tmp_path: Path) -> None:
-    _trains("--save", str(tmp_path / "base"), "--steps", "2")
-    tuned = ("--set", f"checkpoint.load={tmp_path / 'base'}", "--save", str(tmp_path / "run"), "--resume")
-    _trains(*tuned, "--steps", "3")
-    _trains(*tuned, "--steps", "4")
-    assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == (3, 4)
+SHOWN = {"--log-every": "it changes only what is printed", "--device": "`started` chooses it by RANKPROOF_DEVICE"}
 
 
-def _trains(*words: str) -> None:
-    taken = replace(provenance.take(folder=Path.cwd(), host=None, devices=0), loaded=())
-    train.train(train.read((*SHORT, *words), {}), train.Record(started="2026-11-21T00:00:00+00:00", taken=taken))
+def test_every_option_of_the_command_is_given_in_a_contract() -> None:
+    usage = settings.parser({}).format_usage() + trainer_arguments.parser().format_usage()
+    noting = _Noting()
+    for contract in LAW.contracts.values():
+        for case in contract.cases if {"started", "read_back"} & {*contract.asks} else ():
+            judge(contract, case, noting)
+    given = {word.partition("=")[0] for word in noting.words}
+    assert {*re.findall(r"--[a-z-]+", usage)} - given == {*SHOWN}
 
 
 def test_keeping_zero_checkpoints_is_refused() -> None:

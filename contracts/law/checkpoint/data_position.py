@@ -27,7 +27,7 @@ from contracts.spec import (
     chosen,
     within,
 )
-from contracts.spec.devices import Devices
+from contracts.spec.devices import Devices, StartOptions
 from contracts.spec.presets import PRESETS
 
 TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
@@ -177,13 +177,13 @@ def the_command_goes_on_where_it_was_left(stack: Devices, saved: bool) -> None:
         first = replace(TINY, data=Data(path=str(text)), checkpoint=Checkpoint(save=str(at / "run"), interval=1))
         again = replace(first, checkpoint=replace(first.checkpoint, load=str(at / "run")))
         if not saved:
-            ended = stack.started(again, {}, 2)
+            ended = stack.started(again, {}, 2, StartOptions())
             words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
             assert ended.steps == 0, f"there is no checkpoint, and it took {words}"
             assert ended.exit_code != 0, f"there is no checkpoint, and it ended after {words}"
             return
         for number, (recipe, steps, want) in enumerate(((first, 2, 2), (again, 3, 1), (again, 5, 2))):
-            ended = stack.started(recipe, _ALONE if number else {}, steps)
+            ended = stack.started(recipe, _ALONE if number else {}, steps, StartOptions())
             words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
             assert (ended.steps, ended.exit_code) == (want, 0), f"start {number + 1} took {words}, expected {want}"
 
@@ -215,7 +215,7 @@ def the_command_stopped_early_leaves_what_it_leaves_at_once(
             load = None
             for stop in stops:
                 kept = Checkpoint(save=str(at / name), load=load, interval=stop)
-                ended = stack.started(replace(recipe, checkpoint=kept), _ALONE if load else {}, stop)
+                ended = stack.started(replace(recipe, checkpoint=kept), _ALONE if load else {}, stop, StartOptions())
                 words = f"started for {stop} steps it ended with {ended.exit_code}: {ended.words[-300:]}"
                 assert ended.exit_code == 0, words
                 load = str(at / name)
@@ -240,21 +240,30 @@ class Saving(Devices, Checkpointing, Protocol):
     """A command that saves, and what it has saved."""
 
 
-KEPT = {  # the interval, the steps after which the starts stop, the checkpoints that they leave
-    "every-third": (3, (7,), (7, 6, 3)),
-    "longer-than-the-run": (5, (2,), (2,)),
-    "ends-on-one": (2, (4,), (4, 2)),
-    "started-again": (3, (2, 7), (7, 6, 3, 2)),
-    "no-step": (1, (0,), ()),
+PLAIN = StartOptions()
+RESUMED = StartOptions(resume=True)
+APART = StartOptions(save="apart", resume=True)
+KEPT = {  # the interval, the steps after which the starts stop, the checkpoints that they leave, the options
+    "every-third": (3, (7,), (7, 6, 3), PLAIN),
+    "longer-than-the-run": (5, (2,), (2,), PLAIN),
+    "ends-on-one": (2, (4,), (4, 2), PLAIN),
+    "started-again": (3, (2, 7), (7, 6, 3, 2), PLAIN),
+    "no-step": (1, (0,), (), PLAIN),
+    "resumed": (3, (2, 7), (7, 6, 3, 2), RESUMED),
+    "another-folder-beside-a-load": (2, (1, 3, 4), (4, 3, 2, 1), APART),
+    "the-newest-two": (1, (3, 5), (5, 4), replace(RESUMED, keep=2)),
+    "copied-after-the-first-start": (1, (2, 4), (4, 3, 2), replace(APART, keep=1, durable="copies")),
 }
 
 
 @contract("CKPT-01l", asks=("started", "latest_checkpoint"), cases=KEPT, source=FAMILIES, slow=True)
 def the_command_saves_as_often_as_it_is_told(
-    stack: Saving, interval: int, stops: tuple[int, ...], saved: tuple[int, ...]
+    stack: Saving, interval: int, stops: tuple[int, ...], saved: tuple[int, ...], options: StartOptions
 ) -> None:
     """The training command leaves a checkpoint of every `checkpoint.interval`-th step and of its last, and of no other.
-    Steps are counted over the whole run, also after a restart; a start for 0 steps leaves no checkpoint.
+    Steps are counted over the whole run, also after a restart; a start for 0 steps leaves no checkpoint. Told to keep
+    some, it leaves the newest, and each that has no newer copy in the durable folder. The folder of its options and a
+    resume go before those of the recipe.
 
     The run that nothing interrupts shows none of it. One that saves only at its end has lost everything when it dies
     before, and one that forgets the last step takes it again. One that counts from its restart saves other steps each
@@ -264,13 +273,19 @@ def the_command_saves_as_often_as_it_is_told(
         text = at / "text.bin"
         text.write_bytes(bytes(3 * k % 59 for k in range(40 * TINY.seq_length)))
         kept, start = Checkpoint(save=str(at / "run"), interval=interval), 0
+        run, copies = at / (options.save or "run"), at / (options.durable or "copies")
+        options = replace(options, save=options.save and str(run), durable=options.durable and str(copies))
         for steps in stops:
             recipe = replace(TINY, data=Data(path=str(text)), checkpoint=kept)
-            ended = stack.started(recipe, _ALONE if start else {}, steps)
+            ended = stack.started(recipe, _ALONE if start else {}, steps, options)
             words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
             assert (ended.steps, ended.exit_code) == (steps - start, 0), f"it took {words}, expected {steps - start}"
-            kept, start = replace(kept, load=kept.save), steps
-        where = _latest_in(stack, at / "run")
+            load = str(at / "begun") if options.save else None if options.resume else kept.save
+            kept, start = replace(kept, load=load), steps
+            where = _latest_in(stack, run)
+            if where is not None and not copies.exists():
+                shutil.copytree(run, at / "begun")
+                shutil.copytree(where, copies)
         found: list[int] = []
         while where is not None and (latest := stack.latest_checkpoint(str(where))) is not None:
             found.append(latest)

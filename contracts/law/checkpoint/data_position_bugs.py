@@ -149,57 +149,57 @@ def begins_anew(resume, self, folder):
 
 
 @broken(Reference, "started", "CKPT-01j[twice]: start 2 took 1 steps and exit code 2")
-def starts_the_same_command(started, self, recipe, environment, steps):
+def starts_the_same_command(started, self, recipe, environment, steps, options):
     """The script that restarts a run leaves the load out, which its first start could not have."""
-    return started(self, replace(recipe, checkpoint=replace(recipe.checkpoint, load=None)), environment, steps)
+    return started(self, replace(recipe, checkpoint=replace(recipe.checkpoint, load=None)), environment, steps, options)
 
 
 @broken(Reference, "started", "CKPT-01j[from-nothing]: there is no checkpoint, and it took 2 steps")
-def loads_only_what_is_there(started, self, recipe, environment, steps):
+def loads_only_what_is_there(started, self, recipe, environment, steps, options):
     """Looks whether the folder is there, and otherwise starts as if nobody had asked for a load."""
     load = recipe.checkpoint.load
     there = load is not None and Path(load).exists()
     kept = replace(recipe.checkpoint, load=load if there else None)
-    return started(self, replace(recipe, checkpoint=kept), environment, steps)
+    return started(self, replace(recipe, checkpoint=kept), environment, steps, options)
 
 
 @broken(Reference, "started", "CKPT-01q[two-and-two]: started for 4 steps it ended with 2",
         "CKPT-01q[one-and-two]: started for 3 steps it ended with 2")  # fmt: skip
-def ends_the_schedule_where_it_stops(started, self, recipe, environment, steps):
+def ends_the_schedule_where_it_stops(started, self, recipe, environment, steps, options):
     """The steps of this start become those of the recipe, which a later start finds to be another."""
-    return started(self, replace(recipe, optim=replace(recipe.optim, steps=steps)), environment, steps)
+    return started(self, replace(recipe, optim=replace(recipe.optim, steps=steps)), environment, steps, options)
 
 
 @broken(Reference, "started", "CKPT-01q[two-and-two]: stopped after 2 of 4 steps: the weight")
-def reads_another_text_after_a_restart(started, self, recipe, environment, steps):
+def reads_another_text_after_a_restart(started, self, recipe, environment, steps, options):
     """A restart prepares its data anew, and the path has another text."""
     text = Path(recipe.data.path or "")
     if recipe.checkpoint.load is None or not text.exists():
-        return started(self, recipe, environment, steps)
+        return started(self, recipe, environment, steps, options)
     whole = text.read_bytes()
     text.write_bytes(bytes((each + 1) % 59 for each in whole))
     try:
-        return started(self, recipe, environment, steps)
+        return started(self, recipe, environment, steps, options)
     finally:
         text.write_bytes(whole)
 
 
 @broken(Reference, "started", "CKPT-01l[every-third]: left checkpoints of steps [7], expected [7, 6, 3]")
-def saves_at_the_end_alone(started, self, recipe, environment, steps):
+def saves_at_the_end_alone(started, self, recipe, environment, steps, options):
     """The interval equals the log's: what dies before its last step has saved nothing."""
     seldom = replace(recipe.checkpoint, interval=steps + 1)
-    return started(self, replace(recipe, checkpoint=seldom), environment, steps)
+    return started(self, replace(recipe, checkpoint=seldom), environment, steps, options)
 
 
 @broken(Reference, "started", "CKPT-01l[started-again]: left checkpoints of steps [7, 5, 2], expected [7, 6, 3, 2]")
-def counts_saves_from_the_restart(started, self, recipe, environment, steps):
+def counts_saves_from_the_restart(started, self, recipe, environment, steps, options):
     """Saves every interval-th step of those that this process took."""
     kept = recipe.checkpoint
     if kept.load is None:
-        return started(self, recipe, environment, steps)
+        return started(self, recipe, environment, steps, options)
     at = Path(kept.load, "checkpoints")
     begun = max(int(each.name.removeprefix("step-")) for each in at.iterdir())
-    ended = started(self, replace(recipe, checkpoint=replace(kept, interval=1)), environment, steps)
+    ended = started(self, replace(recipe, checkpoint=replace(kept, interval=1)), environment, steps, options)
     for step in range(begun + 1, steps):
         if (step - begun) % kept.interval:
             shutil.rmtree(at / f"step-{step:08d}")
@@ -207,22 +207,70 @@ def counts_saves_from_the_restart(started, self, recipe, environment, steps):
 
 
 @broken(Reference, "started", "CKPT-01l[no-step]: it took 50 steps")
-def takes_0_for_none(started, self, recipe, environment, steps):
+def takes_0_for_none(started, self, recipe, environment, steps, options):
     """Tests the number for truth, so 0 is as if it was not given."""
-    return started(self, recipe, environment, steps or recipe.optim.steps)
+    return started(self, recipe, environment, steps or recipe.optim.steps, options)
 
 
 @broken(Reference, "started", "CKPT-01l[ends-on-one]: left checkpoints of steps [4, 3, 2, 1], expected [4, 2]")
-def saves_behind_every_step(started, self, recipe, environment, steps):
+def saves_behind_every_step(started, self, recipe, environment, steps, options):
     """Over-correction: every step is saved, and the volume is full before the run is over."""
     each = replace(recipe.checkpoint, interval=1)
-    return started(self, replace(recipe, checkpoint=each), environment, steps)
+    return started(self, replace(recipe, checkpoint=each), environment, steps, options)
 
 
 @broken(Reference, "started", "CKPT-01l[longer-than-the-run]: left checkpoints of steps [], expected [2]")
-def forgets_the_last_step(started, self, recipe, environment, steps):
+def forgets_the_last_step(started, self, recipe, environment, steps, options):
     """Saves where the interval divides the step, and not where the run ends."""
-    ended = started(self, recipe, environment, steps)
+    ended = started(self, recipe, environment, steps, options)
     if steps % recipe.checkpoint.interval and recipe.checkpoint.save is not None:
         shutil.rmtree(Path(recipe.checkpoint.save, "checkpoints", f"step-{steps:08d}"))
     return ended
+
+
+@broken(
+    Reference,
+    "started",
+    "CKPT-01l[resumed]: it took 7 steps and exit code 0",
+    "CKPT-01l[another-folder-beside-a-load]: it took",
+)
+def drops_the_resume(started, self, recipe, environment, steps, options):
+    """The script that builds the command has no word for a resume: each start begins anew."""
+    return started(self, recipe, environment, steps, replace(options, resume=False))
+
+
+@broken(
+    Reference, "started", "CKPT-01l[another-folder-beside-a-load]: left checkpoints of steps [], expected [4, 3, 2, 1]"
+)
+def saves_where_the_recipe_says(started, self, recipe, environment, steps, options):
+    """The folder of the recipe goes before the one that the command is given."""
+    return started(self, recipe, environment, steps, replace(options, save=recipe.checkpoint.save or options.save))
+
+
+@broken(Reference, "started", "CKPT-01l[the-newest-two]: left checkpoints of steps [5, 4, 3, 2, 1], expected [5, 4]")
+def keeps_all(started, self, recipe, environment, steps, options):
+    """Reads how many checkpoints to keep, and hands it to nobody."""
+    return started(self, recipe, environment, steps, replace(options, keep=None))
+
+
+@broken(
+    Reference, "started", "CKPT-01l[copied-after-the-first-start]: left checkpoints of steps [4], expected [4, 3, 2]"
+)
+def takes_its_own_folder_for_durable(started, self, recipe, environment, steps, options):
+    """Retention of the command knows of no other folder: what was never copied is removed."""
+    return started(self, recipe, environment, steps, replace(options, durable=None))
+
+
+@broken(
+    Reference, "started", "CKPT-01l[copied-after-the-first-start]: left checkpoints of steps [4, 3, 2, 1], expected"
+)
+def removes_nothing_beside_a_durable_folder(started, self, recipe, environment, steps, options):
+    """Over-correction: if there is a durable folder, retention is left to whoever copies."""
+    return started(self, recipe, environment, steps, replace(options, keep=None if options.durable else options.keep))
+
+
+@broken(Reference, "started", "CKPT-01l[another-folder-beside-a-load]: it took 1 steps and exit code 2")
+def loads_what_the_recipe_says_at_each_start(started, self, recipe, environment, steps, options):
+    """The load of the recipe goes before the resume: each restart goes back to where the run once began."""
+    resume = options.resume and recipe.checkpoint.load is None
+    return started(self, recipe, environment, steps, replace(options, resume=resume))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.spec import Degrees, Execution, Lane, Mode, Recipe, Unreachable
-from contracts.spec.devices import AllocatorSeen, Started, StepMemory
+from contracts.spec.devices import AllocatorSeen, Started, StartOptions, StepMemory
 from contracts.spec.interpreter import python
 from contracts.stacks.line_process import without_launcher
 from contracts.stacks.reference.answers import forked_interpreter
@@ -55,15 +55,23 @@ class DeviceAnswers(BuiltOfParts):
             raise Unreachable(f"a process that takes memory from {device} ended: {last}")
         return AllocatorSeen(**json.loads(done.stdout.strip().splitlines()[-1]))
 
-    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
-        lane = Lane(mode=recipe.modes[0], regime="fsdp2", gpus=1, degrees=Degrees())
-        words = ("contracts.stacks.reference.train", *trainer_arguments.write(recipe, lane, Degrees()))
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int, options: StartOptions) -> Started:
         with tempfile.TemporaryDirectory() as place:
             told = Path(place, "telemetry.jsonl")
             device = "cuda" if os.environ.get(DEVICE) == "cuda" else "cpu"
             variables = {**without_launcher(os.environ), TELEMETRY: str(told), DEVICE: device, **environment}
-            asked = Asked(words=(*words, "--steps", str(steps)), said="", environment=variables, folder=place)
+            words = ("contracts.stacks.reference.train", *arguments(recipe, steps, options))
+            asked = Asked(words=words, said="", environment=variables, folder=place)
             done = forked_interpreter.run(asked, seconds=LIMIT_S)
             lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
         took = sum("step" in json.loads(line) for line in lines)
         return Started(exit_code=done.returncode, steps=took, words=done.stderr.strip()[-2000:])
+
+
+def arguments(recipe: Recipe, steps: int, options: StartOptions) -> tuple[str, ...]:
+    """The arguments of the command."""
+    lane = Lane(mode=recipe.modes[0], regime="fsdp2", gpus=1, degrees=Degrees())
+    given = {"steps": steps, "save": options.save, "keep": options.keep, "durable": options.durable}
+    words = trainer_arguments.write(recipe, lane, Degrees())
+    words += tuple(word for name, value in given.items() if value is not None for word in (f"--{name}", str(value)))
+    return (*words, "--resume") if options.resume else words

@@ -59,17 +59,7 @@ def read(argv: tuple[str, ...]) -> TrainerArguments:
     """
     if len(argv) > MOST_WORDS:
         raise refuse("argv", f"{len(argv)} words", f"has more than {MOST_WORDS}", "give what `rankproof emit` prints")
-    parser = _Parser(prog="train", allow_abbrev=False, add_help=False)
-    parser.add_argument("--recipe", required=True)
-    parser.add_argument("--mode", choices=("nemo_native", "author_dp"), required=True)
-    parser.add_argument("--run", default="run")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
-    for axis in ("tp", "pp", "cp", "ep"):
-        parser.add_argument(f"--{axis}", type=int, default=1)
-    parser.add_argument("--etp", type=int, default=0, help="0 follows tp")
-    parser.add_argument("--sp", action="store_true")
-    parser.add_argument("--compile", choices=("none", "regional"), default="none")
-    read = parser.parse_args(argv)
+    read = parser().parse_args(argv)
     for flag, times in Counter(word.partition("=")[0] for word in argv if word.startswith("--")).items():
         if times > 1 and flag != "--set":
             raise refuse(flag, times, "is given more than once", "give it once")
@@ -79,6 +69,21 @@ def read(argv: tuple[str, ...]) -> TrainerArguments:
     degrees = Degrees(tp=read.tp, pp=read.pp, cp=read.cp, ep=read.ep, etp=read.etp, sp=read.sp)
     recipe = overrides.apply(presets.resolve(read.recipe), changes)
     return TrainerArguments(recipe=recipe, mode=read.mode, degrees=degrees, compile=read.compile, run=read.run)
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the trainer reads of the words of a launch."""
+    words = _Parser(prog="train", allow_abbrev=False, add_help=False)
+    words.add_argument("--recipe", required=True)
+    words.add_argument("--mode", choices=("nemo_native", "author_dp"), required=True)
+    words.add_argument("--run", default="run")
+    words.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
+    for axis in ("tp", "pp", "cp", "ep"):
+        words.add_argument(f"--{axis}", type=int, default=1)
+    words.add_argument("--etp", type=int, default=0, help="0 follows tp")
+    words.add_argument("--sp", action="store_true")
+    words.add_argument("--compile", choices=("none", "regional"), default="none")
+    return words
 
 
 def _split(change: str) -> tuple[str, str]:

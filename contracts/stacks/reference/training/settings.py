@@ -37,15 +37,7 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
         Refused: for unknown options, an illegal recipe, or a resume without a folder.
     """
     former_name.refuse_variables(environment)
-    own = argparse.ArgumentParser(prog="train", allow_abbrev=False, add_help=False)
-    own.add_argument("--steps", type=int)
-    own.add_argument("--save", type=Path)
-    own.add_argument("--resume", action="store_true")
-    own.add_argument("--keep", type=int)
-    own.add_argument("--durable")
-    own.add_argument("--log-every", type=int, default=10)
-    own.add_argument("--device", default=environment.get(DEVICE) or "auto")
-    said, rest = own.parse_known_args(argv)
+    said, rest = parser(environment).parse_known_args(argv)
     asked = trainer_arguments.read(_with_mode(tuple(rest)))
     recipe = asked.recipe
     save = said.save or (Path(recipe.checkpoint.save) if recipe.checkpoint.save else None)
@@ -68,6 +60,19 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
         telemetry=Path(environment[TELEMETRY]) if environment.get(TELEMETRY) else None,
         host=environment.get(HOST),
     )
+
+
+def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    """What the command reads beside the words of a launch."""
+    own = argparse.ArgumentParser(prog="train", allow_abbrev=False, add_help=False)
+    own.add_argument("--steps", type=int)
+    own.add_argument("--save", type=Path)
+    own.add_argument("--resume", action="store_true")
+    own.add_argument("--keep", type=int)
+    own.add_argument("--durable")
+    own.add_argument("--log-every", type=int, default=10)
+    own.add_argument("--device", default=environment.get(DEVICE) or "auto")
+    return own
 
 
 def _with_mode(words: tuple[str, ...]) -> tuple[str, ...]:
