@@ -57,7 +57,7 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """What a training command is given beside its recipe.
+    """Options of a training command beside its recipe.
 
     Args:
         save: folder of its checkpoints, whatever `recipe.checkpoint.save` says.

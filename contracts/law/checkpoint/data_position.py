@@ -261,9 +261,9 @@ def the_command_saves_as_often_as_it_is_told(
     stack: Saving, interval: int, stops: tuple[int, ...], saved: tuple[int, ...], options: StartOptions
 ) -> None:
     """The training command leaves a checkpoint of every `checkpoint.interval`-th step and of its last, and of no other.
-    Steps are counted over the whole run, also after a restart; a start for 0 steps leaves no checkpoint. Told to keep
-    some, it leaves the newest, and each that has no newer copy in the durable folder. The folder of its options and a
-    resume go before those of the recipe.
+    Steps are counted over the whole run, also after a restart; a start for 0 steps leaves no checkpoint. If it is
+    to keep some, it leaves the newest, and each that has no newer copy in the durable folder. The folder of its
+    options and a resume go before those of the recipe.
 
     The run that nothing interrupts shows none of it. One that saves only at its end has lost everything when it dies
     before, and one that forgets the last step takes it again. One that counts from its restart saves other steps each

@@ -72,7 +72,7 @@ def read(argv: tuple[str, ...]) -> TrainerArguments:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the trainer reads of the words of a launch."""
+    """The options that a launch writes."""
     words = _Parser(prog="train", allow_abbrev=False, add_help=False)
     words.add_argument("--recipe", required=True)
     words.add_argument("--mode", choices=("nemo_native", "author_dp"), required=True)

@@ -63,7 +63,7 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
 
 
 def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    """What the command reads beside the words of a launch."""
+    """The options of the command beside the words of a launch."""
     own = argparse.ArgumentParser(prog="train", allow_abbrev=False, add_help=False)
     own.add_argument("--steps", type=int)
     own.add_argument("--save", type=Path)
