@@ -4,6 +4,7 @@ and at NAM56R's true size on a GPU.
 4 sequences of 4096 tokens, hidden 3584, 16 experts of 896, top-4, a shared expert of 1024.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
@@ -12,17 +13,18 @@ from contracts.contract import contract
 from contracts.instruments import half_precision, numerics
 from contracts.law._support.device_calls import WIDE, BlockCase, call_of, rerouted, routings
 from contracts.law._support.recipes import A_LAYER, E_LAYER, SMALL_MLA
+from contracts.law.compile.eager_equivalence import CAPPED, apart, experts_of
 from contracts.spec import (
     EXACT,
     HALF_GRADIENT,
     HALF_OUTPUT,
     Array,
     Backend,
+    BlockCall,
     BlockRun,
     Blocks,
     Compiling,
     Execution,
-    Moe,
 )
 from contracts.spec.presets import PRESETS
 
@@ -54,7 +56,7 @@ def compiled_experts_are_as_near_as_eager_ones(stack: Stack, asked: BlockCase, b
     Bitwise equality is not required: a compiler rounds where it fuses. A fixed tolerance would hide a combine that
     averages.
     """
-    exact, eager, compiled = _three_runs(stack, asked, backend)
+    exact, eager, compiled = _three_runs(stack, asked, lambda call: stack.run_compiled((call,), backend).runs[0])
     routed = numerics.difference("experts", compiled.seen["counts"], exact.seen["counts"], EXACT)
     assert not routed, routed
     words = _excess_error(exact, eager, compiled)
@@ -76,7 +78,7 @@ def compiled_attention_is_as_near_at_far_positions(stack: Stack, asked: BlockCas
 
     A compiler that drops the way to float32 and back computes angles in bfloat16, in which tokens 513 and 512 are one.
     """
-    exact, eager, compiled = _three_runs(stack, asked, backend)
+    exact, eager, compiled = _three_runs(stack, asked, lambda call: stack.run_compiled((call,), backend).runs[0])
     words = _excess_error(exact, eager, compiled)
     assert not words, words
 
@@ -99,7 +101,7 @@ def ten_distributions_are_one_compilation(stack: Stack, asked: BlockCase, backen
     Routing changes at every step of a run. A count that became a constant costs a compilation at every step, then a
     silent fallback to eager.
     """
-    spreads = [*routings(_moe(asked), 64)]
+    spreads = [*routings(experts_of(asked.recipe), 64)]
     first = call_of(stack, replace(asked, spread=spreads[0]))
     found = stack.run_compiled((first, *(rerouted(first, each) for each in spreads[1:])), backend)
     assert found.graphs[0].graphs, "nothing was compiled"
@@ -115,26 +117,49 @@ def ten_distributions_are_one_compilation(stack: Stack, asked: BlockCase, backen
         assert not bad, f"{spread}: {', '.join(bad)} is not finite"
 
 
-FROM_COLD = {"bfloat16": (replace(HOST, device="cuda", lengths=((40,), (40,))),)}
+# A loop over experts is written out in the graph, so the recipe with a capacity has few.
+FEW = replace(CAPPED, moe=replace(experts_of(CAPPED), experts=3, top_k=2))
+COLD = {"bfloat16": (HOST,), "float32-capacity": (replace(HOST, recipe=FEW, dtype="float32"),)}
+COLD_ON_CUDA = {"bfloat16": (replace(HOST, device="cuda"),)}
 
 
-@contract("COMP-02g", asks=("compile_cold", "block_weights"), cases=FROM_COLD, source="bringup", tier="gpu")
-def the_token_choice_layer_compiles_from_cold_on_cuda(stack: Stack, asked: BlockCase) -> None:
-    """On CUDA too, the token-choice layer compiles under inductor in a fresh interpreter and gives the eager output:
-    index_add does not have both a fallback and a decomposition there.
+@contract(
+    "COMP-02b",
+    asks=("compile_cold", "run_block", "block_weights"),
+    cases=COLD,
+    source="bringup",
+    slow=True,
+    float32=False,
+)
+@contract(
+    "COMP-02g", asks=("compile_cold", "run_block", "block_weights"), cases=COLD_ON_CUDA, source="bringup", tier="gpu"
+)  # fmt: skip
+def the_token_choice_layer_compiles_from_cold(stack: Stack, asked: BlockCase) -> None:
+    """The real token-choice layer compiles under inductor, forward and backward, in a fresh interpreter, on a CPU and
+    on CUDA. Its output and gradients are as near as those of the eager layer.
 
-    Decompositions are chosen by device: what a CPU lowers says nothing about a GPU.
+    "Both a fallback and a decomp for same op: aten.index_add.default" depends on what the process compiled before: a
+    layer that is tested late in a suite passes, and fails on the first step of a run. Decompositions are chosen by
+    device: what a CPU lowers says nothing about a GPU.
     """
-    outcome = stack.compile_cold(call_of(stack, asked), "inductor")
+    exact, eager, cold = _three_runs(stack, asked, lambda call: _from_cold(stack, call))
+    words = _excess_error(exact, eager, cold) if asked.dtype == "bfloat16" else apart("compiled", cold, eager)
+    assert not words, words
+
+
+def _from_cold(stack: Compiling, call: BlockCall) -> BlockRun:
+    outcome = stack.compile_cold(call, "inductor")
     assert outcome.worked, f"the layer does not compile from cold: {outcome.words}"
-    assert outcome.apart <= HALF_OUTPUT.cap, f"compiled output is {outcome.apart:.1e} from eager"
+    assert outcome.run is not None, "the layer compiled from cold, and nothing says what it gave"
+    return outcome.run
 
 
-def _three_runs(stack: Stack, asked: BlockCase, backend: Backend) -> tuple[BlockRun, BlockRun, BlockRun]:
+def _three_runs(
+    stack: Blocks, asked: BlockCase, compiled: Callable[[BlockCall], BlockRun]
+) -> tuple[BlockRun, BlockRun, BlockRun]:
     """A block in float64, in its dtype, and compiled in its dtype."""
     call = call_of(stack, asked)
-    (compiled,) = stack.run_compiled((call,), backend).runs
-    return stack.run_block(call_of(stack, replace(asked, dtype="float64"))), stack.run_block(call), compiled
+    return stack.run_block(call_of(stack, replace(asked, dtype="float64"))), stack.run_block(call), compiled(call)
 
 
 def _excess_error(exact: BlockRun, eager: BlockRun, compiled: BlockRun) -> str:
@@ -145,11 +170,6 @@ def _excess_error(exact: BlockRun, eager: BlockRun, compiled: BlockRun) -> str:
     if not words:
         words = policy.named_excess_error("compiled gradient of", compiled.gradients, wants, controls, HALF_GRADIENT)
     return words
-
-
-def _moe(asked: BlockCase) -> Moe:
-    assert asked.recipe.moe is not None
-    return asked.recipe.moe
 
 
 def _finite(value: Array) -> bool:

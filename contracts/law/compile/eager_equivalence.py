@@ -45,13 +45,13 @@ CAPPED = replace(
 )  # fmt: skip
 
 
-def _experts(recipe: Recipe) -> Moe:
+def experts_of(recipe: Recipe) -> Moe:
     assert recipe.moe is not None
     return recipe.moe
 
 
 # A loop over experts is written out in the graph, and compiled once more for each other length: few say as much.
-ROUTED = replace(SMALL, moe=replace(_experts(SMALL), experts=4, top_k=2))
+ROUTED = replace(SMALL, moe=replace(experts_of(SMALL), experts=4, top_k=2))
 
 _GATED = Moe(experts=4, top_k=2, expert_hidden=24, shared_hidden=48, score="sigmoid", selection_bias=True, aux_loss=0.0)
 GATED = replace(DENSE, name="gated", moe=_GATED)
@@ -84,7 +84,7 @@ def a_compiled_block_is_the_eager_one(stack: Stack, recipe: Recipe, layer: int) 
     calls = (_call(stack, recipe, layer, 7), _call(stack, recipe, layer, 11))
     compiled = stack.run_compiled(calls, "aot_eager")
     for call, run in zip(calls, compiled.runs, strict=True):
-        words = _apart(f"compiled at length {call.x.shape[1]}:", run, stack.run_block(call))
+        words = apart(f"compiled at length {call.x.shape[1]}:", run, stack.run_block(call))
         assert not words, words
 
 
@@ -203,26 +203,6 @@ def lengths_are_compiled_twice_at_most(stack: Stack, recipe: Recipe, layer: int)
     assert late == 0, f"{late} graphs were compiled for a third and fourth length"
 
 
-# Widths of multiples of 8 take the grouped kernel in bfloat16; a loop over experts is written out, so it has few.
-GROUPED = replace(SMALL, moe=replace(_experts(SMALL), expert_hidden=24, shared_hidden=32))
-FEW = replace(SMALL, moe=replace(_experts(CAPPED), experts=3, top_k=2))
-COLD: dict[str, tuple[Recipe, Element]] = {"bfloat16": (GROUPED, "bfloat16"), "float32-capacity": (FEW, "float32")}
-
-
-@contract("COMP-02b", asks=("compile_cold", "block_weights"), cases=COLD, source="bringup", slow=True, float32=False)
-def the_token_choice_layer_compiles_from_cold(stack: Stack, recipe: Recipe, dtype: Element) -> None:
-    """The real token-choice layer compiles under inductor, forward and backward, in a fresh interpreter, and gives the
-    eager output.
-
-    "Both a fallback and a decomp for same op: aten.index_add.default" depends on what the process compiled before: a
-    layer that is tested late in a suite passes, and fails on the first step of a run.
-    """
-    outcome = stack.compile_cold(_call(stack, recipe, E_LAYER, 7, dtype=dtype), "inductor")
-    assert outcome.worked, f"the layer does not compile from cold: {outcome.words}"
-    bound = BFLOAT16.bound if dtype == "bfloat16" else FLOAT32_SCAN.bound
-    assert outcome.apart <= bound, f"compiled output is {outcome.apart:.1e} from eager, at most {bound:.0e}"
-
-
 PROBES: dict[str, tuple[Operation, Element]] = {
     "index_add": ("index_add", "bfloat16"),
     "index_select-backward": ("index_select", "bfloat16"),
@@ -269,7 +249,8 @@ def _only_declared(stack: Stack, recipe: Recipe, execution: Execution, graphs: G
         assert each.count <= most, f"{each.count} breaks at {site}, declared are at most {most}"
 
 
-def _apart(what: str, got: BlockRun, want: BlockRun) -> str:
+def apart(what: str, got: BlockRun, want: BlockRun) -> str:
+    """How two runs of a block differ in float32, in words; empty when they agree."""
     words = numerics.difference(f"{what} y", got.y, want.y, FLOAT32_SCAN)
     words = words or numerics.gradient_differences(f"{what} gradient of", got.gradients, want.gradients, FLOAT32_SCAN)
     words = words or numerics.differences(f"{what} loss", got.losses, want.losses, FLOAT32_SCAN)

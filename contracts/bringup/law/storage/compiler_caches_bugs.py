@@ -22,4 +22,4 @@ def tells_the_first_rank_alone(compile_under, self, call, environment, folder):
 @broken(Reference, "compile_under", "STOR-03c[two-ranks]: and nothing is in the scratch folder of nam56r-0417")
 def runs_what_it_called_compiled(compile_under, self, call, environment, folder):
     """Falls back to the eager block silently, and so writes no files."""
-    return Outcome(worked=True, words="", apart=0.0)
+    return Outcome(worked=True, words="")

@@ -5,10 +5,8 @@ Arguments: module and name of the stack, backend. Prints an `Outcome` as one lin
 
 import importlib
 import sys
-from dataclasses import replace
 from typing import cast
 
-from contracts.instruments import numerics
 from contracts.spec import Backend, BlockCall, Outcome, codec
 from contracts.stacks.reference.answers import blocks as branch
 from contracts.stacks.reference.model.compile import compiled
@@ -18,14 +16,12 @@ from contracts.stacks.reference.model.parts import Parts
 def compile_outcome(parts: Parts, call: BlockCall, backend: Backend) -> Outcome:
     """Compile and run the block forward and backward; the compiler's own words where it fails."""
     held = branch.build_block(call, parts)
-    eager = branch.run_call(held, lambda *given: branch.forward_block(held, *given), replace(call, dy=None), parts)
     try:
         made = compiled(held, lambda *given: branch.forward_block(held, *given), backend)
         run = branch.run_call(held, made, call, parts)
     except Exception as error:  # whatever the compiler raises is the answer
         return Outcome(worked=False, words=" ".join(f"{type(error).__name__}: {error}".split())[:500])
-    got, want = numerics.tensor(run.y).double(), numerics.tensor(eager.y).double()
-    return Outcome(worked=True, words="", apart=float((got - want).norm() / want.norm()))
+    return Outcome(worked=True, words="", run=run)
 
 
 if __name__ == "__main__":
