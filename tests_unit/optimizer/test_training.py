@@ -214,6 +214,11 @@ def test_every_option_of_the_command_is_given_in_a_contract() -> None:
     assert {*re.findall(r"--[a-z-]+", usage)} - given == {*SHOWN}
 
 
+@pytest.mark.parametrize(("words", "mode"), [(("--mode=author_dp",), "author_dp"), ((), "nemo_native")])
+def test_the_mode_is_the_recipes_first_unless_it_is_given(words: tuple[str, ...], mode: str) -> None:
+    assert settings.read(("--recipe=nam56r_h200_bf16_v1", *words), {}).asked.mode == mode
+
+
 def test_keeping_zero_checkpoints_is_refused() -> None:
     with pytest.raises(Refused, match="--keep = 0: must be at least 1"):
         train.read((*SHORT, "--keep", "0"), {})

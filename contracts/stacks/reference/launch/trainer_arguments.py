@@ -67,15 +67,16 @@ def read(argv: tuple[str, ...]) -> TrainerArguments:
     if len(changes) != len(read.set):
         raise refuse("--set", read.set, "sets a field twice", "give each field once")
     degrees = Degrees(tp=read.tp, pp=read.pp, cp=read.cp, ep=read.ep, etp=read.etp, sp=read.sp)
-    recipe = overrides.apply(presets.resolve(read.recipe), changes)
-    return TrainerArguments(recipe=recipe, mode=read.mode, degrees=degrees, compile=read.compile, run=read.run)
+    base = presets.resolve(read.recipe)
+    recipe, mode = overrides.apply(base, changes), read.mode or base.modes[0]
+    return TrainerArguments(recipe=recipe, mode=mode, degrees=degrees, compile=read.compile, run=read.run)
 
 
 def parser() -> argparse.ArgumentParser:
     """The options that a launch writes."""
     words = _Parser(prog="train", allow_abbrev=False, add_help=False)
     words.add_argument("--recipe", required=True)
-    words.add_argument("--mode", choices=("nemo_native", "author_dp"), required=True)
+    words.add_argument("--mode", choices=("nemo_native", "author_dp"), help="by default the recipe's first")
     words.add_argument("--run", default="run")
     words.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     for axis in ("tp", "pp", "cp", "ep"):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from contracts.spec import former_name, presets, refuse
+from contracts.spec import former_name, refuse
 from contracts.stacks.reference.launch import trainer_arguments
 from contracts.stacks.reference.launch.trainer_arguments import TrainerArguments
 
@@ -38,7 +38,7 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
     """
     former_name.refuse_variables(environment)
     said, rest = parser(environment).parse_known_args(argv)
-    asked = trainer_arguments.read(_with_mode(tuple(rest)))
+    asked = trainer_arguments.read(tuple(rest))
     recipe = asked.recipe
     save = said.save or (Path(recipe.checkpoint.save) if recipe.checkpoint.save else None)
     if said.resume and save is None and recipe.checkpoint.load is None:
@@ -73,10 +73,3 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     own.add_argument("--log-every", type=int, default=10)
     own.add_argument("--device", default=environment.get(DEVICE) or "auto")
     return own
-
-
-def _with_mode(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Add `--mode` where it is missing: the recipe's first mode."""
-    if "--mode" in words or "--recipe" not in words[:-1]:
-        return words
-    return (*words, "--mode", presets.resolve(words[words.index("--recipe") + 1]).modes[0])
