@@ -76,8 +76,8 @@ class CompiledPasses:
 class Outcome:
     """How a compilation in a fresh interpreter ended.
 
-    `words` is the compiler's error, empty when it worked. `run` is what the compiled block gave. `apart` is of a probe
-    of the compiler alone: the relative L2 distance of compiled from eager.
+    `words` is the compiler's error, empty when it worked. `run` is what the compiled block gave. `apart` is only of a
+    probe of the compiler: the relative L2 distance of compiled from eager.
     """
 
     worked: bool

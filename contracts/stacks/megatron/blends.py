@@ -69,4 +69,5 @@ def _built(blend: Blend, folder: str) -> Any:
         rows = blend.rows or [None] * len(get_args(Split))
         return builder.BlendedMegatronDatasetBuilder(Ending, rows, lambda: True, config).build()
     except (AssertionError, ValueError) as error:
-        raise refuse("split", blend.split, f"is refused: {error or 'an assertion'}", "write it as 969,30,1") from error
+        words = str(error) or "an assertion without words"
+        raise refuse("GPTDatasetConfig", repr(error), words, "see its words") from error
