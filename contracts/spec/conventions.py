@@ -279,6 +279,15 @@ CONVENTIONS: Mapping[str, Convention] = {
             "arXiv 2205.05198, section 4.2.2; Megatron-Core: LinearWithGradAccumulationAndAsyncCommunication",
         ),
     ),
+    "gathered-weights": _convention(
+        "under FSDP, how a rank holds the weights of a layer between its forward and its backward pass",
+        ("again", "as a shard, and the whole is gathered again", "torch: fully_shard, reshard_after_forward=True"),
+        (
+            "kept",
+            "whole, as gathered for the forward pass",
+            "torchtitan: fsdp_reshard_after_forward = never; Megatron-LM: --torch-fsdp2-no-reshard-after-forward",
+        ),
+    ),
     "communicators": _convention(
         "when two axes have the same ranks",
         (

@@ -167,6 +167,12 @@ def parameters(recipe: Recipe, lane: Lane) -> tuple[int, int, int]:
     return alike, cut // len(lane.tp), experts // (len(lane.ep) * _etp(lane))
 
 
+def of_ends(recipe: Recipe, lane: Lane) -> int:
+    """Those of them that are outside the layers."""
+    alike, cut, _ = COUNTED[rung_of(recipe)].ends
+    return alike + cut // len(lane.tp)
+
+
 def letters(recipe: Recipe) -> str:
     return "".join(recipe.pattern[layer % len(recipe.pattern)] for layer in range(recipe.depth))
 

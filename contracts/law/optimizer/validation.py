@@ -185,13 +185,14 @@ def the_loss_of_a_validation_is_the_mean_over_its_labels(
 RANKS: dict[str, Cell] = {
     **cells_named("dp2", "fsdp2", "hsdp-2x2", "dense-dp2", "tp2-sp-grouped", "borrowed-ep2-fsdp"),
     "cp2": cell(LATENT_EXPERTS, 2, cp=2),
+    "dense-fsdp2-one-row-each": cell(cells_named("dense-dp2")["dense-dp2"][0], 2, fsdp=True, microbatches=2),
 }
 
 
 @contract(
     "OPT-06c", asks=("built", "train"), cases=RANKS,
-    needs={"": ("validation", "experts"), "dense-dp2": ("validation",)}, tier="dist",
-    source="torchtitan: Validator; transformers: Trainer.evaluation_loop",
+    needs={"": ("validation", "experts"), "dense-dp2": ("validation",), "dense-fsdp2-one-row-each": ("validation",)},
+    tier="dist", source="torchtitan: Validator; transformers: Trainer.evaluation_loop",
 )  # fmt: skip
 def the_loss_of_a_validation_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
@@ -201,9 +202,12 @@ def the_loss_of_a_validation_is_that_of_one_rank(
     A mean over ranks or over batches over-weights labels that stand where few do. A loss that is summed over ranks that
     share a row counts it twice. A rank that reports the loss of its own rows reports another one than its peers, and
     stops, saves or lowers its rate by itself. A forward pass without gradients may leave reductions or reshards off.
+    A validation may have fewer rows than a step has microbatches.
     """
     asked = session(stack, recipe, execution, 4, "gradients", "weights", "optimizer", "buffers")
     first, second, *others = asked.batches
+    if execution.microbatches > 1:  # fewer rows than a rank's step has microbatches
+        others = [_rows(each, world) for each in others]
     plain = replace(asked, steps=2, batches=(first, second), at=frozenset({2}))
     asked = replace(plain, validation=(others[0], _with_few_labels(others[1])), validate_at=frozenset({1}))
     alone = replace(asked, execution=Execution(precision="float32", layout=asked.execution.layout))

@@ -102,7 +102,10 @@ def the_loss_scale_waits_anew_behind_an_overflow(stack: Training, recipe: Recipe
 
 SEQUENCES, PER_STEP = 6, 2
 EPOCH = SEQUENCES // PER_STEP
-OWN = replace(DENSE_HALF, name="own-half", batch=Batch(micro=1, total=PER_STEP))
+OWN = replace(
+    DENSE_HALF, name="own-half", batch=Batch(micro=1, total=PER_STEP),
+    optim=replace(DENSE_HALF.optim, schedule="linear", min_lr=0.0, steps=3 * EPOCH),
+)  # fmt: skip
 
 
 def _text(recipe: Recipe) -> bytes:
@@ -115,7 +118,7 @@ def _text(recipe: Recipe) -> bytes:
 @contract("PREC-05n", asks=("built", "train"), cases={"dense": (OWN,)}, source=f"{SOURCE}; F05 F07")
 def the_data_continues_after_a_step_that_overflows(stack: Training, recipe: Recipe) -> None:
     """After a step that overflows, the next step takes the next sequences, so that each occurs once an epoch. A run
-    that is resumed after it continues where the uninterrupted run does, with its loss scale.
+    that is resumed after it continues where the uninterrupted run does, with its loss scale and its rate.
 
     A step that is repeated overflows again on the same data, and one that counts only in one place moves the data
     against the steps.
@@ -138,7 +141,11 @@ def the_data_continues_after_a_step_that_overflows(stack: Training, recipe: Reci
         rest = replace(asked, steps=2 * EPOCH - lost[0], weights={}, load=saves.save)
         resumed = stack.train(rest).steps
     for got, want in zip(resumed, whole[lost[0] :], strict=True):
-        for what, one, other in (("sequences", got.samples, want.samples), ("scale", scale_of(got), scale_of(want))):
+        for what, one, other in (
+            ("sequences", got.samples, want.samples),
+            ("scale", scale_of(got), scale_of(want)),
+            ("rate", got.lr, want.lr),
+        ):
             words = f"resumed after step {lost[0]}, which overflowed, step {got.number} has the {what} {one}"
             assert one == other, f"{words}, and {other} without"
 

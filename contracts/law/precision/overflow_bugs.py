@@ -3,7 +3,9 @@ part."""
 
 import math
 
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.broken import broken, with_attributes
+from contracts.spec import Optim
+from contracts.stacks.reference.optim.schedule import learning_rate
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.placements import local_part
 from contracts.stacks.reference.training.trainer import Trainer
@@ -50,6 +52,26 @@ def skips_the_data_after_a_lost_step(next, self, wanted=False):
     if not math.isfinite(done.grad_norm):
         self.consumed += self.consumed - before
     return done
+
+
+class _RateOfStepsTaken(Trainer):
+    left_out = 0
+
+    def follow(self, norm: float) -> bool:
+        taken = super().follow(norm)
+        self.left_out += not taken
+        return taken
+
+    def rate(self, optim: Optim, step: int) -> float:
+        return learning_rate(optim, step - self.left_out)
+
+
+with_attributes(
+    "ForgetsHowManyStepsItLeftOut",
+    "The schedule waits where a step overflows, and no checkpoint says how often it has waited.",
+    "PREC-05n[dense]: has the rate",
+    owner=_RateOfStepsTaken,
+)
 
 
 @broken(Trainer, "position", "PREC-05n[dense]: resumed after step")

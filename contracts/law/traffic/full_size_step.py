@@ -26,6 +26,7 @@ from contracts.law._support.full_size import (
     elements,
     elements_per_group,
     letters,
+    of_ends,
     on_rungs,
     parameters,
     ring_bytes,
@@ -41,15 +42,20 @@ IN_SEQUENCE = {name: LANES[name] for name in ("tp2-sp-ep2-fsdp2", "borrowed-tp2-
 ALL = LANES | BESIDE_TP | BESIDE_EP
 
 
-@contract("TRAF-04a", asks="rehearse", cases=on_rungs(SHARDED), needs=(), source="hub; playbook: FSDP2; F02")
+@contract("TRAF-04a", asks="rehearse", cases=on_rungs(SHARDED), needs=(), source="hub; playbook: FSDP2; F02",
+          conventions=("gathered-weights",))  # fmt: skip
 def sharded_weights_are_gathered_twice_at_most(stack: Stack, recipe: Recipe, lane: Lane) -> None:
     """A rank puts its shard of each parameter into one all-gather before the forward pass and at most one before the
-    backward pass, layer by layer, in a dtype no wider than the parameter's.
+    backward pass, layer by layer, in a dtype no wider than the parameter's. Weights of layers are gathered for the
+    backward pass too, unless the stack declares that it keeps them.
 
     With a further gather, with float64, or with one collective per tensor, a step has the right numbers and takes twice
-    the time.
+    the time. If layers stay gathered after the forward pass, a rank holds all weights at once: as much memory as
+    without shards, of which the budget knows nothing.
     """
-    _weights(dry_run_step(stack, recipe, lane), recipe, lane)
+    found = dry_run_step(stack, recipe, lane)
+    _weights(found, recipe, lane)
+    _gathered_again(found, recipe, lane, chosen(stack, "gathered-weights") == "again")
 
 
 @contract("TRAF-04b", asks="rehearse", cases=on_rungs(ALL), needs=(), source="hub; F01 F02")
@@ -227,6 +233,20 @@ def _weights(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
     most = 2 * (2 * recipe.depth + 3)  # each layer, its experts, embedding and head; forward and backward
     words = f"{len(gathers)} all-gathers bring the weights of {recipe.depth} layers, at most {most}"
     assert len(gathers) <= most, words
+
+
+def _gathered_again(found: Rehearsal, recipe: Recipe, lane: Lane, again: bool) -> None:
+    """Whether the weights of layers are gathered twice; if not, all are gathered once."""
+    gathers, ends = sorted_by_purpose(found, recipe, lane).get("weights", []), of_ends(recipe, lane)
+    for members, want in _by_group(recipe, lane).items():
+        outside = (ends if members == lane.shard else 0) / len(members)
+        layers = want / len(members) - outside
+        got = sum(elements(each) for each in gathers if found.groups[each.group] == members)
+        words = f"{got} elements are put into all-gathers over {list(members)}, where a rank has {layers:.0f} of layers"
+        if again:
+            assert got - outside > 1.9 * layers, f"{words}: they are not gathered again for the backward pass"
+        else:
+            assert got - outside < 1.1 * layers, f"{words}: they are not kept until the backward pass"
 
 
 def _gradients(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:

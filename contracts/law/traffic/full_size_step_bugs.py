@@ -15,6 +15,7 @@ from contracts.stacks.reference.parallel.collectives import all_gather, all_redu
 from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
+from contracts.stacks.reference.stack import Reference
 
 
 # weights
@@ -43,6 +44,22 @@ def gathers_one_tensor_at_a_time(fsdp_units, model):
 @broken(fsdp, "shard", "TRAF-04a[hsdp-2x8]: not all is gathered", bugs=("PG-04",))
 def never_shards(shard, *args):
     """FSDP is asked for and wraps nothing, because one of its degrees was read as 1."""
+
+
+@broken(fsdp, "fully_shard", "TRAF-04a[fsdp8]: they are not gathered again", "TRAF-04a[hsdp-2x8]: not gathered again",
+        "TRAF-04a[borrowed-ep4-fsdp8]: they are not gathered again for the backward pass")  # fmt: skip
+def keeps_gathered_weights(fully_shard, *args, **named):
+    """Layers stay gathered after the forward pass: every rank holds the whole model before the backward pass."""
+    return fully_shard(*args, **named, reshard_after_forward=False)
+
+
+with_attributes(
+    "DeclaresThatItKeepsWeights",
+    "Declares that it keeps gathered weights until the backward pass, and gathers them again.",
+    "TRAF-04a[fsdp8]: they are not kept until the backward pass",
+    owner=Reference,
+    conventions={"gathered-weights": "kept"},
+)
 
 
 # gradients
