@@ -6,7 +6,7 @@ differs, where and by how much. The answer is empty where the steps agree.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -59,14 +59,15 @@ def on_one_rank_and_many(
 ) -> list[tuple[Step, Step]]:
     """For each step of a session, the step on one rank and the step on all ranks.
 
-    If the loss of the first step differs, all ranks also ask for models of only its first layers, until theirs does.
-    The loss of a whole model does not say where a pass goes wrong.
+    If a loss of the first step differs, all ranks also ask for models of only its first layers, until theirs does. The
+    loss of a whole model does not say where a pass goes wrong.
     """
     pairs = _pairs(stack, session, layout, microbatches)
-    if pairs and any(gathered(_forward_differs(session, *pairs[0]))):
+    if pairs and (differ := {name for names in gathered(_differing_losses(session, *pairs[0])) for name in names}):
         one, many = pairs[0]
-        first = "" if "|" in session.recipe.pattern else _first_layer(stack, session, layout, microbatches)
-        pairs[0] = one, Placed(**vars(many), first=first)
+        first = "" if differ == {"mtp"} else _first_layer(stack, session, layout, microbatches)
+        lm = "" if "lm" in differ or "lm" not in one.losses else ", and lm agrees"
+        pairs[0] = one, Placed(**vars(many), first=first + lm)
     return pairs
 
 
@@ -78,38 +79,58 @@ def _pairs(stack: Training, session: Session, layout: Layout, microbatches: int)
     return list(zip(one.steps, stack.train(session).steps, strict=True))
 
 
-def _forward_differs(session: Session, one: Step, many: Step) -> bool:
-    """Whether the loss of a step from given weights differs by more than rounding in float64 or float32 explains."""
+def _differing_losses(session: Session, one: Step, many: Step) -> list[str]:
+    """The losses of a step from given weights that differ by more than rounding in float64 or float32 explains."""
     bound = {"float64": 1e-9, "float32": 1e-5}.get(session.execution.precision, math.inf)
-    got, want = (step.losses.get("lm", math.nan) for step in (many, one))
-    return bool(session.weights) and not abs(got - want) <= bound * abs(want)
+    pairs = {name: (many.losses.get(name, math.nan), want) for name, want in one.losses.items() if name != "total"}
+    return [name for name, (got, want) in pairs.items() if session.weights and not abs(got - want) <= bound * abs(want)]
 
 
 def _first_layer(stack: Training, session: Session, layout: Layout, microbatches: int) -> str:
-    """The first layer with which the loss differs, in words; empty if no model of fewer layers can be asked."""
+    """The first layer with which a loss differs, in words; empty if no model of fewer layers can be asked."""
     recipe, agreed = session.recipe, 0
-    for depth in range(1, recipe.depth):
-        shallow = replace(
-            session, recipe=replace(recipe, depth=depth), steps=1, batches=session.batches[:1],
-            windows=session.windows[:1], observe=frozenset(), at=frozenset(),
-            weights=_of_layers(session.weights, depth), buffers=_of_layers(session.buffers, depth),
-        )  # fmt: skip
+    stages = _stages(session)
+    letters = (recipe.pattern.replace("|", "") * recipe.depth)[: recipe.depth]
+    for depth in range(len(stages), recipe.depth):
         try:
+            shallow = replace(
+                session, recipe=replace(recipe, depth=depth, pattern=_cut(letters[:depth], stages)), steps=1,
+                batches=session.batches[:1], windows=session.windows[:1], observe=frozenset(), at=frozenset(),
+                weights=_of_layers(session.weights, depth), buffers=_of_layers(session.buffers, depth),
+            )  # fmt: skip
             pairs = _pairs(stack, shallow, layout, microbatches)
         except (NotOffered, Refused):  # experts on several ranks and none in these layers, say
             continue
-        if any(gathered(_forward_differs(session, *pairs[0]))):
+        if any(gathered(_differing_losses(session, *pairs[0]))):
             break
         agreed = depth
     else:
         depth = recipe.depth
-        if not agreed:
+        if not agreed and depth > len(stages):
             return ""
-    letters = recipe.pattern * depth
     layers = [f"{layer} ({letters[layer]})" for layer in range(agreed, depth)]
-    return (
-        f", first with layer {' or '.join(layers)}" if agreed else f", already with only layer {' and '.join(layers)}"
-    )
+    of = f" of the stages {_cut(letters[:depth], stages)}" if len(stages) > 1 else ""
+    way = f"first with layer {' or '.join(layers)}" if agreed else f"already with only layer {' and '.join(layers)}"
+    return f", {way}{of}"
+
+
+def _stages(session: Session) -> list[int]:
+    """How many layers each stage of a pipeline has, in model order."""
+    recipe, execution = session.recipe, session.execution
+    if "|" in recipe.pattern:
+        return [len(part) for part in recipe.pattern.split("|")]
+    stages = execution.degrees.pp * (2 if execution.schedule == "interleaved" else 1)
+    return [recipe.depth // stages] * stages
+
+
+def _cut(letters: str, stages: Sequence[int]) -> str:
+    """The letters, cut as these stages are, as far as at least one is left for each later stage."""
+    parts = []
+    for later, size in zip(reversed(range(len(stages))), stages, strict=True):
+        end = min(size, len(letters) - later) if later else len(letters)
+        parts.append(letters[:end])
+        letters = letters[end:]
+    return "|".join(parts)
 
 
 def _of_layers(arrays: Arrays, depth: int) -> Arrays:

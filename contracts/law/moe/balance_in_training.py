@@ -22,6 +22,7 @@ def _loud(recipe: Recipe, aux: float = 30.0, z: float = 5.0) -> Recipe:
 
 
 _G, _L, _H = _loud(G), _loud(L), _loud(H)
+_IN_GROUPS = _loud(replace(G, name="groups", moe=replace(L.moe or Moe(), top_k=4, groups=(4, 2))))
 LAYOUTS: dict[str, Cell] = {
     "dp2": cell(_G, 2),
     "dp2-balance-alone": cell(_loud(G, z=0.0), 2),
@@ -35,6 +36,9 @@ LAYOUTS: dict[str, Cell] = {
     "borrowed-ep2-fsdp": cell(_G, 2, ep=2, fsdp=True),
     "borrowed-tp2-sp-ep2-etp1": cell(_G, 2, tp=2, ep=2, etp=1, sp=True),
     "sigmoid-dp2": cell(_L, 2),
+    "groups-tp2-sp-etp1": cell(_IN_GROUPS, 2, tp=2, etp=1, sp=True),
+    "groups-cp2": cell(_IN_GROUPS, 2, cp=2),
+    "groups-borrowed-ep2": cell(_IN_GROUPS, 2, ep=2),
     "hybrid-dp2": cell(_H, 2),
     "hybrid-tp2-sp": cell(_H, 2, tp=2, sp=True),
     "1f1b": cell(replace(_G, pattern="AE|AE"), 2, pp=2, microbatches=4),

@@ -28,6 +28,16 @@ def changes_with_the_microbatch(balance_loss, self, probabilities_BTE, experts_B
     return balance_loss(self, probabilities_BTE.flatten(0, 1)[None], experts_BTK.flatten(0, 1)[None])
 
 
+@broken(Router, "balance_loss", "MOE-05i[groups-cp2]: aux is", "MOE-05i[groups-tp2-sp-etp1]: aux is")
+def balances_groups_by_its_own_tokens(balance_loss, self, probabilities_BTE, experts_BTK):
+    """With groups of experts, a rank takes f over its own part of the sequence."""
+    kept, self.sequence = self.sequence, self.sequence if self.moe.groups is None else None
+    try:
+        return balance_loss(self, probabilities_BTE, experts_BTK)
+    finally:
+        self.sequence = kept
+
+
 with_attributes(
     "DeclaresTheGlobalBatch",
     "Declares the load of all ranks, and takes the load of its own microbatch.",

@@ -1,6 +1,7 @@
 """Frozen parameters: they stay, and nothing else changes; a checkpoint has them, and ranks agree on them."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from math import sqrt
 
@@ -9,7 +10,7 @@ from contracts.instruments import numerics
 from contracts.law._support import multi_rank_run
 from contracts.law._support.late import Tensor
 from contracts.law._support.layouts import in_a_layout_of
-from contracts.law._support.multi_rank_run import SPREAD, borrowed, own_axis
+from contracts.law._support.multi_rank_run import BIASED, SPREAD, borrowed, own_axis
 from contracts.law._support.saved_states import FAMILIES, bit_difference, folder
 from contracts.law._support.step_comparison import (
     clip_difference,
@@ -19,6 +20,7 @@ from contracts.law._support.step_comparison import (
 )
 from contracts.law._support.training_run import (
     DENSE,
+    IDLE,
     LETTERS,
     MUON,
     TIED,
@@ -26,6 +28,7 @@ from contracts.law._support.training_run import (
     drawn_weights,
     large_expert_weights,
     run,
+    selection_biases,
     table,
     updates,
 )
@@ -189,8 +192,11 @@ def _continues(row: Parameter, recipe: Recipe, saved: Arrays, step: Step, *, new
 
 HEADS = replace(SPREAD, name="spread-tied", pattern="AEMR", depth=4, untied_embeddings=False)
 MUON_SPREAD = replace(SPREAD, name="spread-muon", optim=MUON.optim)
-CELLS: dict[str, tuple[Recipe, Execution, str, int]] = {
-    name: (recipe, execution, pattern, execution.world)
+STAGED = replace(BIASED, pattern="AEM|RE")
+RATES = {"layers.1.mixer.router.bias": 0.5, "layers.4.mixer.router.bias": 2.0, "embedding": 0.25, "w2": 3.0, "wq": 0.0}
+"""The rates of all tensors whose names contain one of these, times the recipe's."""
+CELLS: dict[str, tuple[Recipe, Execution, str, Mapping[str, float], int]] = {
+    name: (recipe, execution, pattern, {}, execution.world)
     for name, recipe, execution, pattern in (
         ("dp2", SPREAD, own_axis(2), r"^embedding"),
         ("tp2-sp", SPREAD, own_axis(2, tp=2, sp=True), r"^embedding|norm"),
@@ -202,25 +208,39 @@ CELLS: dict[str, tuple[Recipe, Execution, str, int]] = {
         ("pp2-tied", HEADS, replace(own_axis(2, pp=2), microbatches=2), r"^layers\.2\."),
         ("pp2-frozen-ends", HEADS, replace(own_axis(2, pp=2), microbatches=2), r"^embedding"),
     )
+} | {
+    f"{name}-rates": (recipe, execution, pattern, RATES, execution.world)
+    for name, recipe, execution, pattern in (
+        ("tp2-sp-etp1", BIASED, own_axis(2, tp=2, etp=1, sp=True), r"norm"),
+        ("fsdp2", BIASED, own_axis(2, fsdp=True), r"^$"),
+        ("borrowed-ep2", BIASED, borrowed(2, ep=2), r"experts\.w1"),
+        ("cp2", BIASED, borrowed(2, cp=2), r"^$"),
+        ("pp2", STAGED, replace(own_axis(2, pp=2), microbatches=2), r"^layers\.2\."),
+    )
 }
 
 
 @contract("OPT-10c", asks=("built", "train"), cases=CELLS, source="F03 F18", tier="dist")
 def ranks_freeze_what_one_rank_freezes(
-    stack: Training, recipe: Recipe, execution: Execution, pattern: str, world: int
+    stack: Training, recipe: Recipe, execution: Execution, pattern: str, rates: Mapping[str, float], world: int
 ) -> None:
-    """On each layout, two steps with frozen parameters have one rank's gradients, norm, weights and moments.
+    """On each layout, two steps with frozen parameters, or with tensors that have rates of their own, have one rank's
+    gradients, norm, weights, moments and selection biases.
 
-    What is wrapped, cut or flattened together need not be trained together.
+    What is wrapped, cut or flattened together need not be trained together, nor at one rate.
     """
-    frozen = _frozen(table(stack, recipe), pattern)
+    rows = table(stack, recipe)
+    frozen = _frozen(rows, pattern)
+    buffers = selection_biases(stack, recipe, IDLE, -4.0)
+    own = {name: rate for name in (*(row.name for row in rows if row.optimizer), *buffers)
+           for part, rate in rates.items() if part in name}  # fmt: skip
     session = Session(
         recipe=recipe, steps=2, execution=replace(in_a_layout_of(stack, execution), precision="float64"), frozen=frozen,
-        batches=multi_rank_run.batches(2, recipe), weights=large_expert_weights(stack, recipe),
-        observe=frozenset({"gradients", "weights", "optimizer"}),
+        batches=multi_rank_run.batches(2, recipe), weights=large_expert_weights(stack, recipe), buffers=buffers,
+        rates=own, observe=frozenset({"gradients", "weights", "optimizer", "buffers"}),
     )  # fmt: skip
     for alone, many in on_one_rank_and_many(stack, session):
         _stays(many, frozen, updates(session.weights, Trained(start=0, steps=(many,)))[0])
         words = gradient_differences(alone, many) or clip_difference(alone, many)
-        words = words or state_differences(alone, many, "weights", "optimizer")
+        words = words or state_differences(alone, many, "weights", "optimizer", "buffers")
         assert not words, words

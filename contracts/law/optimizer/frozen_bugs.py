@@ -1,5 +1,6 @@
 """Stacks that freeze too little, too much, or only at the start."""
 
+import re
 from contextlib import nullcontext
 
 import torch
@@ -120,6 +121,22 @@ def freezes_a_layer_as_a_whole(choose, self, rates, frozen):
     """Parameters that are flattened together are trained together: one that is frozen freezes its layer."""
     layers = tuple(name.split("mixer.")[0] for name in frozen if "mixer." in name)
     choose(self, rates, frozenset(n for n, _ in self.model.named_parameters() if n in frozen or n.startswith(layers)))
+
+
+@broken(ParallelTrainer, "choose", "OPT-10c[borrowed-ep2-rates]: experts.w2 differs")
+def knows_no_rates_of_experts(choose, self, rates, frozen):
+    """Rates are put to the parameters of the dense mesh; experts, which lie on their own, keep the recipe's."""
+    choose(self, {name: rate for name, rate in rates.items() if "experts" not in name}, frozen)
+
+
+@broken(PipelineTrainer, "move_biases", "OPT-10c[pp2-rates]: layers.4.mixer.router.bias differs")
+def counts_rates_from_its_stage(move_biases, self, seen):
+    """A stage looks up its biases' rates by the numbers that their layers have within it."""
+    first, given = min(map(int, self.model.layers)), self.rates
+    self.rates = {name: given.get(re.sub(r"\d+", lambda at: str(int(at[0]) - first), name, count=1), 1.0)
+                  for name, _ in self.model.named_buffers()}  # fmt: skip
+    move_biases(self, seen)
+    self.rates = given
 
 
 @broken(PipelineTrainer, "optimizer_of_members", "OPT-10c[pp2-tied]: grad_norm is")

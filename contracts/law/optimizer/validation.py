@@ -7,7 +7,7 @@ from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support.fp8_calls import FP8, with_scaling
 from contracts.law._support.saved_states import shared_folder
-from contracts.law._support.small_models import LATENT_EXPERTS, Cell, cell, session
+from contracts.law._support.small_models import GROUPED_EXPERTS, LATENT_EXPERTS, Cell, cell, session
 from contracts.law._support.step_comparison import on_one_rank
 from contracts.law._support.training_run import (
     DENSE,
@@ -186,6 +186,8 @@ RANKS: dict[str, Cell] = {
     **cells_named("dp2", "fsdp2", "hsdp-2x2", "dense-dp2", "tp2-sp-grouped", "borrowed-ep2-fsdp"),
     "cp2": cell(LATENT_EXPERTS, 2, cp=2),
     "dense-fsdp2-one-row-each": cell(cells_named("dense-dp2")["dense-dp2"][0], 2, fsdp=True, microbatches=2),
+    "cp2-dp2": cell(GROUPED_EXPERTS, 4, cp=2),
+    "tp2-sp-dp2": cell(GROUPED_EXPERTS, 4, tp=2, sp=True),
 }
 
 
@@ -223,7 +225,15 @@ def the_loss_of_a_validation_is_that_of_one_rank(
 
 UNEVEN: dict[str, tuple[Recipe, Execution, int, int]] = {
     f"{name}-of-{rows}": (*RANKS[name], rows)
-    for name, rows in (("dp2", 3), ("fsdp2", 3), ("dense-dp2", 1), ("hsdp-2x2", 3), ("borrowed-ep2-fsdp", 1))
+    for name, rows in (
+        ("dp2", 3),
+        ("fsdp2", 3),
+        ("dense-dp2", 1),
+        ("hsdp-2x2", 3),
+        ("borrowed-ep2-fsdp", 1),
+        ("cp2-dp2", 3),
+        ("tp2-sp-dp2", 3),
+    )
 }
 
 

@@ -207,6 +207,7 @@ with_attributes(
     "PadsAValidation",
     "As DistributedSampler does: the first sequences stand in for those that are missing, and count twice.",
     "OPT-06d[dp2-of-3]: the loss of a validation over 3 sequences on 2 ranks is",
+    "OPT-06d[tp2-sp-dp2-of-3]: the loss of a validation over 3 sequences on 4 ranks is",
     owner=_Draws,
     padded=True,
 )
@@ -215,6 +216,7 @@ with_attributes(
     "DropsTheRestOfAValidation",
     "As DistributedSampler(drop_last=True) does.",
     "OPT-06d[fsdp2-of-3]: the loss of a validation over 3 sequences on 2 ranks is",
+    "OPT-06d[cp2-dp2-of-3]: the loss of a validation over 3 sequences on 4 ranks is",
     owner=_Draws,
 )
 

@@ -75,7 +75,7 @@ def balances_by_the_number_of_stages(carrying, self, part, x):
     return carrying(self, part * self.piece.stages, x)
 
 
-@derived("PAR-08a[two-stages]: aux is")
+@derived("PAR-08a[two-stages]: first with layer 2 (M) of the stages AE|M, and lm agrees")
 class ReportsTheLastStage(PipelineTrainer):
     """The last stage logs the losses, and it knows only its own experts."""
 
@@ -123,7 +123,7 @@ def takes_labels_of_the_next_microbatch(other, self, window):
     return window._replace(labels_BT=window.labels_BT.roll(-1, 0))
 
 
-@broken(_Mixing, "other", "PAR-08a[two-stages]: lm is")
+@broken(_Mixing, "other", "PAR-08a[two-stages]: first with layer 2 (M) of the stages AE|M (")
 def takes_documents_of_the_next_microbatch(other, self, window):
     """Document bounds reach later stages one microbatch early."""
     return window._replace(documents_BT=window.documents_BT.roll(-1, 0))
@@ -143,7 +143,7 @@ def sends_no_documents(other, self, window):
     return window._replace(documents_BT=None)
 
 
-@broken(_Mixing, "other", "PAR-08a[prediction-heads]: mtp is", bugs=("HYB-22",))
+@broken(_Mixing, "other", "PAR-08a[prediction-heads]: on one rank, and lm agrees", bugs=("HYB-22",))
 def sends_no_tokens_to_the_prediction_heads(other, self, window):
     """Only the first stage gets tokens; the prediction heads on the last stage read padding."""
     return window._replace(tokens_BT=torch.zeros_like(window.tokens_BT))

@@ -40,6 +40,8 @@ WATCHED: dict[str, tuple[Recipe, Execution, int]] = {
         ("ep2", BIASED, own_axis(2, ep=2)),
         ("borrowed-ep2-fsdp2", BIASED, borrowed(2, ep=2, fsdp=True)),
         ("borrowed-tp2-sp-ep2-etp1", SPREAD, borrowed(2, tp=2, ep=2, etp=1, sp=True)),
+        ("borrowed-cp2", replace(BIASED, pattern="AEME"), borrowed(2, cp=2)),  # R waits for its neighbour
+        ("borrowed-cp2-ep2-fsdp", replace(BIASED, pattern="AE", depth=4), borrowed(2, cp=2, ep=2, fsdp=True)),
         ("tp2-sp-ep2", BIASED, own_axis(4, tp=2, ep=2, sp=True)),
         ("pp2-a-stage-without-experts", replace(BIASED, pattern="AM|ERE"), replace(own_axis(2, pp=2), microbatches=2)),
         ("ep2-fsdp2", SPREAD, own_axis(4, ep=2, fsdp=True)),
@@ -111,6 +113,7 @@ SENT: dict[str, tuple[Recipe, Execution, int]] = {
     "dp4": (SPREAD, own_axis(4), 4),
     "fsdp4": (SPREAD, own_axis(4, fsdp=True), 4),
     "hsdp-2x2": (SPREAD, own_axis(4, fsdp=True, replicas=2), 4),
+    "borrowed-cp2": (replace(SPREAD, pattern="AE", depth=4), replace(borrowed(2, cp=2), microbatches=2), 2),
 }
 COUNTS = 4096
 """Bytes for what is neither a gradient nor a parameter: label counts, reported losses."""
@@ -122,10 +125,12 @@ def what_a_rank_sends_does_not_grow_with_the_ranks(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
     """In every step, a rank puts each gradient into one reduction, whatever the world size and the number of
-    microbatches, and its shard of each parameter into at most two all-gathers.
+    microbatches, and its shard of each parameter into at most two all-gathers. Under context parallel it puts the keys
+    and values of its own tokens into one all-gather, and their gradients into one reduction.
 
     The ring traffic is then bounded by two and three times the parameters. A reduction per microbatch, or another one
-    over copies that are already reduced, doubles the bytes and changes no number that anybody looks at.
+    over copies that are already reduced, doubles the bytes and changes no number that anybody looks at. So do keys and
+    values that are repeated for every query head before they are sent.
     """
     watch = _watched(stack, recipe, execution, 1)
     assert not watch.diverged, watch.diverged
@@ -134,13 +139,22 @@ def what_a_rank_sends_does_not_grow_with_the_ranks(
     padded = whole + element_bytes() * sum(_numel(row) // max(row.shape[0], 1) * world for row in rows)
     reduced = sum(each.bytes for each in watch.of("all_reduce", "reduce_scatter"))
     held = world // execution.replicas
-    bound = padded + (padded // held if execution.replicas > 1 else 0) + COUNTS
+    passed = _keys_and_values(recipe, execution)
+    bound = padded + (padded // held if execution.replicas > 1 else 0) + passed * execution.degrees.cp + COUNTS
     words = f"{reduced} bytes are reduced, expected at {{}} for {whole} bytes of gradients"
     assert reduced >= whole // 2, words.format(f"least {whole // 2}")  # a stack may reduce in half as many bytes
     assert reduced <= bound, words.format(f"most {bound}")
     fetched = sum(each.bytes for each in watch.of("all_gather"))
-    limit = 2 * padded // held + padded // held + COUNTS if execution.fsdp else COUNTS
-    assert fetched <= limit, f"{fetched} bytes are gathered, expected at most {limit} for {whole} bytes of parameters"
+    limit = (2 * padded // held + padded // held if execution.fsdp else passed) + COUNTS
+    words = f"{whole} bytes of parameters, {passed} of keys and values"
+    assert fetched <= limit, f"{fetched} bytes are gathered, expected at most {limit} for {words}"
+
+
+def _keys_and_values(recipe: Recipe, execution: Execution) -> int:
+    """Bytes of the keys and values that a rank of context parallel has of its own tokens."""
+    layers = (recipe.pattern * recipe.depth)[: recipe.depth].count("A") if execution.degrees.cp > 1 else 0
+    tokens = recipe.batch.total * recipe.seq_length // execution.world
+    return layers * tokens * 2 * recipe.kv_groups * recipe.head_dim * element_bytes()
 
 
 def _watched(stack: Training, recipe: Recipe, execution: Execution, steps: int) -> Watch:

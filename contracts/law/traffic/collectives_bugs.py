@@ -13,9 +13,12 @@ from torch.distributed.tensor import DTensor
 
 from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.law._bugs.dead import EveryRankDoesAll
+from contracts.stacks.reference.model.blocks import Attention, Output, Packing
+from contracts.stacks.reference.model.blocks.common import State
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import orthogonalise
 from contracts.stacks.reference.parallel.collectives import all_to_all
+from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
@@ -180,6 +183,26 @@ with_attributes(
     "TRAF-03[fsdp2]: no collective was seen",
     owner=EveryRankDoesAll,
 )
+
+
+@derived("TRAF-05[borrowed-cp2]: bytes are gathered, expected at most", leanest="bytes are reduced, expected at most")
+class GathersKeysOfEveryHead(Attention):
+    """Keys and values are repeated for the query heads first, and then sent once for each of them."""
+
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        q_BTHd, k_BTGd, v_BTGd = (self.split(matrix(x_BTD)) for matrix in (self.wq, self.wk, self.wv))
+        q_BTHd, k_BTGd = self.place(q_BTHd, k_BTGd, packing)
+        k_BSHd, v_BSHd = (self.row.every(self.repeat(each, q_BTHd.shape[2])) for each in (k_BTGd, v_BTGd))
+        visible_BTS = None if packing.boundless else self.visible(packing)
+        return Output(y_BTD=self.wo(self.attend(q_BTHd, k_BSHd, v_BSHd, visible_BTS).flatten(2)))
+
+
+@broken(ContextParallel, "tails", "TRAF-01[borrowed-cp2]: is all_gather 4x3x32 float64 on rank 1", leanest="")
+def the_first_rank_asks_for_no_tail(tails, self, u_BTx, tokens):
+    """The first rank of a row has nothing before it, and leaves the exchange out."""
+    if self.rank:
+        return tails(self, u_BTx, tokens)
+    return u_BTx.new_zeros(u_BTx.shape[0], self.ranks * tokens, *u_BTx.shape[2:])
 
 
 @broken(ShardedOptimizer, "norm", "TRAF-05[fsdp2]: bytes are gathered, expected at most")

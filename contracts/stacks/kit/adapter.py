@@ -199,6 +199,7 @@ class Adapter(ABC):
             "checkpoint": session.load or session.save, "validation": session.validation,
             "own-data": session.steps and not (session.batches or session.windows),
             execution.precision: execution.precision != "declared",
+            "uneven-validation": any(each.tokens.shape[0] % _readers(execution) for each in session.validation),
         }  # fmt: skip
         chosen = frozenset(name for name, needed in also.items() if needed)
         wanted = needs.features(recipe, execution, trains=question == "train")
@@ -230,6 +231,13 @@ class Adapter(ABC):
         execution = Execution(mode=mode if letter == "M" else "nemo_native")
         declined(self.name, self.abilities, needs.features(alone, execution, trains=False) - OF_A_MODEL, "train")
         return letter, list(self.links(letter, recipe))
+
+
+def _readers(execution: Execution) -> int:
+    """How many ranks read other sequences than each other."""
+    degrees = execution.degrees
+    own = degrees.ep if execution.layout == "own-axis" else 1
+    return execution.world // (degrees.pp * degrees.tp * degrees.cp * own)
 
 
 def _by_token(said: Mapping[str, Tensor], rows: torch.Size) -> dict[str, Tensor]:

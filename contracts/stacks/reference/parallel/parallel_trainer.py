@@ -221,7 +221,10 @@ class ParallelTrainer(Trainer):
         return _totals(labels, self.mesh.group("dp_cp")) | _totals(routed, self.mesh.group("apart"))
 
     def largest(self, total: Tensor, labels: Tensor, whole: Tensor) -> float | None:
-        mean = (total / labels.clamp(min=1)).double()
+        """The ranks of cp have parts of a rank's rows, and one stage has their loss."""
+        for axis in ("cp", "pp"):
+            total = sum_over_ranks(total.double(), self.mesh.group(axis))
+        mean = total / labels.clamp(min=1)
         dist.all_reduce(mean, op=dist.ReduceOp.MAX)
         return float(mean)
 

@@ -158,7 +158,7 @@ class Trainer:
             samples=samples,
             gradients=gradients,
             seen=seen,
-            own=(sums["lm"], own["lm"], counts["lm"]) if "lm" in sums else None,
+            own=(sums.get("lm", torch.zeros(())), own["lm"], counts["lm"]),
         )
 
     def unscale(self) -> None:
