@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from contracts.contract import contract
+from contracts.law._support.answers import names_field
 from contracts.law._support.launches import (
     AUTHOR,
     AUTHOR_PP4,
@@ -321,6 +322,23 @@ def degrees_against_the_mode_are_refused(stack: Stack, recipe: Recipe, lane: Lan
     """A stack refuses degrees that contradict the mode, and a mode that the recipe does not have. It names the mode."""
     refused = refusal_of_launch(stack, recipe, lane, f"{lane.mode} with {lane.degrees or recipe.modes}")
     assert lane.mode in str(refused), f"the refusal does not name the mode {lane.mode}: {refused}"
+
+
+ACROSS = {
+    name: (NAM56R, replace(lane, gpus=1, nodes=8, rendezvous=TWO_NODES.rendezvous))
+    for name, lane in {"megatron": NATIVE, "fsdp2": replace(FSDP2, degrees=None)}.items()
+}
+
+
+@contract("ARGV-05b", asks="launch", cases=ACROSS, source="hub: TP stays inside a node")
+def tensor_parallel_over_nodes_is_refused(stack: Stack, recipe: Recipe, lane: Lane) -> None:
+    """A stack refuses a tensor-parallel degree above the GPUs of a node, however many nodes there are, and names it.
+
+    TP sends the activations of each layer several times. Over the network between nodes a step takes many times as
+    long, with the right numbers.
+    """
+    refused = refusal_of_launch(stack, recipe, lane, f"tp 2 on nodes of {lane.gpus} GPU")
+    assert names_field(refused, ("tp", "degrees.tp")), f"the refusal does not name tp: {refused}"
 
 
 AWKWARD = (

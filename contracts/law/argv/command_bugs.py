@@ -271,3 +271,10 @@ def binds_the_stages_to_the_switch(on, self, launch):
 def knows_one_node(on, self, launch):
     """The switch is decided by the GPUs of a node over the degrees, and written on one node only."""
     return "--standalone" in launch.command
+
+
+@broken(Reference, "launch", "ARGV-05b[megatron]: was accepted", "ARGV-05b[fsdp2]: was accepted, expected a refusal")
+def counts_the_gpus_of_all_nodes(launch, self, recipe, lane):
+    """Asks whether the ranks of the run are as many as TP wants, whatever node they are on."""
+    spread = replace(launch(self, recipe, replace(lane, nodes=1, gpus=lane.world)), torchrun=())
+    return replace(spread, torchrun=("torchrun", f"--nnodes={lane.nodes}", f"--nproc_per_node={lane.gpus}"))

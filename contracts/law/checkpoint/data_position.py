@@ -122,6 +122,7 @@ CHANGED: dict[str, tuple[Recipe, Recipe]] = {
     "rate": (SHORT, replace(SHORT, optim=replace(SHORT.optim, lr=2e-2))),
     "batch": (SHORT, replace(SHORT, batch=Batch(micro=1, total=4))),
     "balance": (SHORT, replace(SHORT, moe=replace(SHORT.moe or Moe(), aux_loss=0.2))),
+    "tokenizer": (SHORT, replace(SHORT, data=Data(tokenizer="Another"))),
 }
 
 

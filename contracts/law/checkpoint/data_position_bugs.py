@@ -9,11 +9,12 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived, with_attributes
-from contracts.spec import refuse
+from contracts.spec import Data, refuse
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.data import DataOrder
 from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.training import trainer
 from contracts.stacks.reference.training.trainer import Trainer
 
 Position = Mapping[str, int]
@@ -133,6 +134,12 @@ def asks_no_recipe(load, self, target, *, recipe="", step=None):
     if latest is not None:
         recipe = manifests.read(self.folder / self.name_of(latest)).recipe
     return load(self, target, recipe=recipe, step=step)
+
+
+@broken(trainer, "recipe_digest", "CKPT-01c[tokenizer]: continued after step 1")
+def takes_data_for_no_part_of_a_recipe(recipe_digest, recipe):
+    """The digest leaves the data out beside the checkpoints: a run continues with the tokens of another tokenizer."""
+    return recipe_digest(replace(recipe, data=Data()))
 
 
 @broken(Trainer, "resume", "CKPT-01c[top-k]: a legal input was refused")

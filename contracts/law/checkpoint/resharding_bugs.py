@@ -229,6 +229,12 @@ def begins_generators_as_at_the_first_step(resume, self, folder):
     rng_state.seed_rank_stream(self.recipe.seed, 0, self.stream())
 
 
+@broken(ParallelTrainer, "layout", "CKPT-02c[tp-without-sp-to-dp]: 2 ranks have 1 states of the generator")
+def knows_a_layout_by_its_ranks(layout, self):
+    """As many ranks as before are taken for the same layout: data-parallel ranks get the equal generators of TP."""
+    return {"world": layout(self)["world"]}
+
+
 @broken(ParallelTrainer, "resume", "CKPT-02c[tp-to-dp]: 2 ranks have 1 states of the generator torch")
 def seeds_all_alike(resume, self, folder):
     """Over-correction: after a change of layout, every rank is seeded with the run's seed."""

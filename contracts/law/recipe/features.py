@@ -153,6 +153,12 @@ FURTHER: dict[str, object] = {  # field → a third value, where the alternative
     "data.path": "/data/other", "checkpoint.save": "/ckpt/other", "checkpoint.load": "/ckpt/older",
 }  # fmt: skip
 
+ALONE = replace(
+    GROUPED, moe=Moe(shared_hidden=0, aux_loss=0.0), fp8=None, checkpoint=Checkpoint(),
+    optim=Optim(min_lr=0.0, warmup=0, weight_decay=0.0, clip=0.0),
+)  # fmt: skip
+"""Whatever a field of it switches on is on by itself."""
+
 BY_THE_MODE = {"degrees.tp", "degrees.sp"}
 """The mode decides TP and SP; NAME-05 judges that it does."""
 
@@ -164,6 +170,7 @@ _NEEDS: dict[str, dict[str, object]] = {  # what else must change for a value to
     "biases": {"mla": None, "dsa": None, "moe.shared_hidden": 0},
     "mla": {"dsa": None},
     "moe.drop_policy": {"moe.capacity_factor": 1.25},
+    "checkpoint.interval": {"checkpoint.save": "/ckpt/run"},
     "degrees.etp": {"degrees.ep": 2, "degrees.etp": 1},
     "degrees.cp": {"mamba.groups": 4},
 }
@@ -174,7 +181,7 @@ REGIMES: dict[str, tuple[Regime]] = {"megatron": ("megatron",), "fsdp2": ("fsdp2
 @contract("REC-07", asks="launch", cases=REGIMES, source="F15")
 def every_field_matters(stack: Stack, regime: Regime) -> None:
     """Changing any field of a recipe changes the launch in at least one lane of every regime, unless the field is
-    declared inert. So does changing one nonzero value of a field to another.
+    declared inert. So does changing one nonzero value of a field to another, and a value beside which all else is off.
 
     53 recipes of one framework set a flag that nothing read; the pipelines they describe never ran.
     """
@@ -183,9 +190,12 @@ def every_field_matters(stack: Stack, regime: Regime) -> None:
     silent = [field for field, value in ALTERNATIVES.items() if not _matters(stack, field, {}, value, regime)]
     assert not silent, f"changing {', '.join(silent)} changes no launch in the {regime} regime"
     for field, value in FURTHER.items():
-        first = ALTERNATIVES[field] or _default(field)
+        first = ALTERNATIVES[field] or _of(EVERYTHING, field)
         told = _matters(stack, field, {field: first}, value, regime)
         assert told, f"{field} {first} and {value} give the same launch in the {regime} regime"
+    for field, value in (ALTERNATIVES | FURTHER).items():
+        told = _of(ALONE, field) in (None, value) or _matters(stack, field, {}, value, regime, (ALONE,))
+        assert told, f"{field} {value} where all else is off gives the launch without it in the {regime} regime"
 
 
 def _launched_both(stack: Stack, without: Recipe, feature: dict[str, object], mode: Mode) -> tuple[Launch, Launch]:
@@ -221,15 +231,23 @@ def _with(recipe: Recipe, changes: dict[str, object]) -> Recipe:
     return replace(recipe, **parts)
 
 
-def _default(field: str) -> object:
+def _of(recipe: Recipe, field: str) -> object:
+    """The value of a field; None if its feature is off."""
     part, _, inner = field.partition(".")
-    return getattr(getattr(EVERYTHING, part), inner)
+    return getattr(getattr(recipe, part), inner, None) if inner else getattr(recipe, part)
 
 
-def _matters(stack: Stack, field: str, first: dict[str, object], value: object, regime: Regime) -> bool:
+def _matters(
+    stack: Stack,
+    field: str,
+    first: dict[str, object],
+    value: object,
+    regime: Regime,
+    recipes: tuple[Recipe, ...] = (EVERYTHING, GROUPED),
+) -> bool:
     """Whether some lane launches the recipe (changed as `first` says) differently when the field has this value, or
     refuses it for this very field."""
-    for recipe in (EVERYTHING, GROUPED):
+    for recipe in recipes:
         if "." in field and getattr(recipe, field.split(".", maxsplit=1)[0]) is None:
             continue
         needs = {**_NEEDS.get(field, {}), **first}

@@ -94,6 +94,24 @@ def loses_the_coefficient(launch, self, recipe, lane):
     return launch(self, recipe, lane)
 
 
+@broken(Reference, "launch", "REC-07[megatron]: moe.z_loss 0.002 where all else is off gives the launch without it")
+def has_one_switch_for_two_losses(launch, self, recipe, lane):
+    """The coefficient of the z loss stands in the branch of the balance loss, and goes with it."""
+    moe = recipe.moe
+    if moe is not None and not moe.aux_loss:
+        recipe = replace(recipe, moe=replace(moe, z_loss=0.0))
+    return launch(self, recipe, lane)
+
+
+@broken(Reference, "launch", "REC-07[megatron]: moe.route_scale")
+def scales_routes_beside_a_bias_alone(launch, self, recipe, lane):
+    """The factor of the gates stands in the branch of the selection bias, as the paper has both."""
+    moe = recipe.moe
+    if moe is not None and not moe.selection_bias:
+        recipe = replace(recipe, moe=replace(moe, route_scale=1.0))
+    return launch(self, recipe, lane)
+
+
 @broken(Reference, "launch", "REC-07[megatron]: pattern AEMRAEMEAEMR and AEMMAEMEAEMR give the same launch")
 def keeps_r_to_itself(launch, self, recipe, lane):
     """The layers of R are told to who asks and not to the process, which builds another mixer there."""

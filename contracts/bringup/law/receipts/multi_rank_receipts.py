@@ -3,16 +3,20 @@
 One rank is made different on purpose, because equal ranks could swap their receipts unnoticed.
 """
 
+import math
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from contracts.contract import contract
-from contracts.instruments import numerics, process_memory, ranks
+from contracts.instruments import numerics, process_memory, ranks, traffic
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.recorded_runs import PROVENANCE
 from contracts.law._support.saved_states import shared_folder
-from contracts.spec import Batch, Degrees, LeftReceipts, Moe, Optim, Recipe, Strain, Training, World
+from contracts.spec import Batch, Degrees, LeftReceipts, Moe, Optim, Recipe, Session, Strain, Training, World
 from contracts.spec.receipt import Place, Receipt
+
+if TYPE_CHECKING:
+    from contracts.instruments.traffic import Collective
 
 STEPS, LATE_S = 3, 1.5
 IGNORED = -100
@@ -22,8 +26,9 @@ MORE, AT_LEAST = 512 * MIB, 384 * MIB
 
 # Widths of whole rows of 16 bytes in bfloat16, so that a grouped kernel can run where there is one.
 RECIPE = Recipe(
-    name="told", family="test", pattern="AE", depth=2, hidden=32, ffn_hidden=64, heads=4, kv_groups=2, seq_length=24,
-    vocab=64, moe=Moe(experts=12, top_k=3, expert_hidden=32, shared_hidden=16), batch=Batch(micro=1, total=4),
+    name="told", family="test", pattern="AE", depth=2, hidden=32, ffn_hidden=64, heads=4, kv_groups=2, seq_length=12,
+    vocab=64, moe=Moe(experts=12, top_k=3, expert_hidden=32, shared_hidden=16, aux_loss=0.5),
+    batch=Batch(micro=2, total=8),
     optim=Optim(lr=1e-3, min_lr=1e-4, warmup=1, steps=STEPS), dtype="bf16",
 )  # fmt: skip
 
@@ -40,13 +45,13 @@ class TrainsInAWorld(World, Training, Protocol):
     """Who is asked."""
 
 
-@contract("RCPT-01a", asks=("run_receipts", "samples", "sample"), cases=RUNS,
+@contract("RCPT-01a", asks=("run_receipts", "samples", "sample", "train"), cases=RUNS,
           source="playbook: minimum useful operator receipt", tier="dist")  # fmt: skip
 def the_receipts_of_a_run_are_about_all_its_ranks(
     stack: TrainsInAWorld, degrees: Degrees, unlike: int, world: int
 ) -> None:
     """On several ranks, window, peaks, rank map and backend identity cover all ranks, and no rank overwrites another
-    rank's receipt.
+    rank's receipt. The first loss is the language model's, and a microbatch has `batch.micro` sequences.
 
     Rank 0's own peak is not the highest one, its clock stops before the slowest rank's, and its kernel is not the one
     that another rank fell back to.
@@ -55,9 +60,10 @@ def the_receipts_of_a_run_are_about_all_its_ranks(
     most = max(gathered(_peak()))
     strain = Strain(held=most - _now() + MORE, late_s=LATE_S, lacks="torch-grouped")
     with shared_folder() as folder:
-        left = stack.run_receipts(
-            RECIPE, degrees, STEPS, str(folder), mine, strain if here().rank == unlike else Strain()
-        )
+        with traffic.recorded() as sent:
+            left = stack.run_receipts(
+                RECIPE, degrees, STEPS, str(folder), mine, strain if here().rank == unlike else Strain()
+            )
         places = gathered([here().node, here().local_rank])  # no rank asserts before all ranks have gathered
         others = gathered({part: str(getattr(receipt, part)) for part in ALIKE} if (receipt := _own(left)) else {})
     assert receipt is not None, f"rank {here().rank} left {left.own}, and the folder holds {sorted(left.kept)}"
@@ -67,6 +73,9 @@ def the_receipts_of_a_run_are_about_all_its_ranks(
     _peaks(receipt, most, unlike)
     _window(receipt, _labels(stack), unlike)
     _backends(receipt, unlike)
+    _loss(receipt, stack)
+    if degrees.sp:
+        _microbatches(sent)
     for part in ALIKE:
         for rank, said in enumerate(others):
             assert said[part] == others[0][part], f"{part} of rank 0 is {others[0][part]}, of rank {rank} {said[part]}"
@@ -104,6 +113,19 @@ def _window(receipt: Receipt, labels: tuple[int, ...], unlike: int) -> None:
     assert seconds >= LATE_S, (
         f"the window of rank {here().rank} took {seconds:.2f} s, and rank {unlike} took {LATE_S} s longer than the rest"
     )
+
+
+def _loss(receipt: Receipt, stack: TrainsInAWorld) -> None:
+    want = stack.train(Session(recipe=RECIPE, steps=1)).steps[0].losses["lm"]
+    got = math.nan if receipt.witness is None else float(receipt.witness.first_loss or math.nan)
+    assert abs(got - want) <= 0.02 * want, f"the first loss of the run is {got:.4g}, the language model's {want:.4g}"
+
+
+def _microbatches(sent: "list[Collective]") -> None:
+    """Under sequence parallel a rank scatters the residual stream of one microbatch at a time."""
+    scattered = [math.prod(shape) for each in sent if each.op == "reduce_scatter" for shape in each.shapes]
+    got, want = max(scattered, default=0) / RECIPE.hidden, RECIPE.batch.micro * RECIPE.seq_length
+    assert got == want, f"a microbatch has {got:g} tokens, expected {want}: {RECIPE.batch.micro} sequences"
 
 
 def _labels(stack: TrainsInAWorld) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from contracts.instruments.ranks import torch_distributed
 from contracts.law._bugs.broken import broken, with_attributes
+from contracts.stacks.reference.launch import torchrun_environment
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.run_facts import RankReporter
 
@@ -94,6 +95,27 @@ def names_the_kernel_of_the_first(gather, self, own):
     """Records rank 0's kernel and ignores the rank that fell back and sets the pace."""
     told = gather(self, own)
     return replace(told, backends=tuple(replace(row, **_first(row)) for row in told.backends))
+
+
+@broken(RankReporter, "timed_step", "RCPT-01a[the-first-of-tp2]: the first loss of the run is",
+        "RCPT-01a[the-second-of-dp2]: the first loss of the run is")  # fmt: skip
+def reports_the_objective(timed_step, self, step):
+    """The loss of a report is the objective: runs with other coefficients of the balance loss do not compare."""
+    done, seconds = timed_step(self, step)
+    return replace(done, losses=done.losses | {"lm": done.losses["total"]}), seconds
+
+
+@broken(torchrun_environment, "execution_of", "RCPT-01a[the-first-of-tp2]: a microbatch has 48 tokens, expected 24")
+def counts_microbatches_over_the_world(execution_of, asked, place, device):
+    """Ranks that share sequences are counted as if each had its own: microbatches are fewer and larger."""
+    batch = asked.recipe.batch
+    return replace(execution_of(asked, place, device), microbatches=max(1, batch.total // (place.world * batch.micro)))
+
+
+@broken(torchrun_environment, "execution_of", "RCPT-01a[the-first-of-tp2]: a microbatch has 12 tokens, expected 24")
+def takes_one_sequence_at_a_time(execution_of, asked, place, device):
+    """Over-correction: every sequence is a microbatch, whatever the recipe says."""
+    return replace(execution_of(asked, place, device), microbatches=asked.recipe.batch.total)
 
 
 with_attributes(
