@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 from contracts.spec import Degrees, Layout, NotOffered, Recipe, Topology
 from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.hostile import raises
 
 
 class Bare:
@@ -28,45 +29,11 @@ class Bare:
     offers = frozenset({"blocks"})
 
 
-class CannotBeBuilt(Reference):
-    def __init__(self) -> None:
-        raise RuntimeError("no driver on this machine")
-
-
-class HangsWhenBuilt(Reference):
-    def __init__(self) -> None:
-        time.sleep(60)
-
-
-class LeavesWhenBuilt(Reference):
-    def __init__(self) -> None:
-        raise SystemExit(0)
-
-
 class RaisesOnEverything(Reference):
     def __getattribute__(self, name: str) -> Any:
         if name in type(self).offers:
             raise ZeroDivisionError("integer division by zero")
         return super().__getattribute__(name)
-
-
-class ClaimsWhatItLacks(Bare):
-    """Says it answers `blocks` and has no such method."""
-
-
-class DeclinesEverything(Bare):
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        raise NotOffered("not today")
-
-
-class DoesNotClaim(Reference):
-    """Answers `stages` rightly and does not say so."""
-
-    offers = Reference.offers - {"stages"}
-
-
-class ClaimsNothing(Bare):
-    offers = frozenset()
 
 
 class AnswersNan(Reference):
@@ -76,23 +43,6 @@ class AnswersNan(Reference):
         object.__setattr__(optim, "lr", float("nan"))
         object.__setattr__(recipe, "optim", optim)
         return recipe
-
-
-class AnswersNone(Bare):
-    def blocks(self, pattern: str, depth: int) -> Any:
-        return None
-
-
-class AnswersText(Bare):
-    """A string is a sequence of strings, and no tuple of block names."""
-
-    def blocks(self, pattern: str, depth: int) -> Any:
-        return "ablock" * depth
-
-
-class NestsWrongly(Bare):
-    def blocks(self, pattern: str, depth: int) -> Any:
-        return (tuple("ablock" for _ in range(depth)),)
 
 
 class AnswersATypeOfItsOwn(Reference):
@@ -107,70 +57,68 @@ class AnswersATypeOfItsOwn(Reference):
         return mine
 
 
-class Hangs(Bare):
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        time.sleep(60)
-        return ()
+def _retries_for_ever(pattern: str, depth: int) -> Any:
+    """Swallows whatever wakes it."""
+    while True:
+        try:
+            time.sleep(60)
+        except Exception:
+            continue
 
 
-class RetriesForEver(Bare):
-    """Hangs and swallows whatever wakes it."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        while True:
-            try:
-                time.sleep(60)
-            except Exception:
-                continue
-
-
-class TimesOutItself(Bare):
-    """Its own time-out is its own failure and not the gate's deadline."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        raise TimeoutError("the rendezvous did not answer")
-
-
-class AssertsItself(Bare):
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        assert depth < 0, "depth is 52, expected 13"
-        return ()
-
-
-class LeavesWhenAsked(Bare):
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        raise SystemExit(0)
-
-
-class SkipsWhenAsked(Bare):
-    """Under pytest a skip is an outcome of its own, which no `except Exception` sees."""
-
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        pytest.skip("no GPU here")
-
-
-class EndsTheSession(Bare):
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        pytest.exit("enough", returncode=0)
-
-
-class Interrupts(Bare):
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        raise KeyboardInterrupt
-
-
-class EndsItsProcess(Bare):
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        os._exit(0)
-
-
-class CrashesNatively(Bare):
+def _crashes_natively(pattern: str, depth: int) -> Any:
     """What a wrong pointer in a kernel does."""
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    ctypes.string_at(0)
 
-    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-        ctypes.string_at(0)
-        return ()
+
+BUILT: dict[str, Callable[..., Any]] = {
+    "CannotBeBuilt": raises(RuntimeError("no driver on this machine")),
+    "HangsWhenBuilt": lambda: time.sleep(60),
+    "LeavesWhenBuilt": raises(SystemExit(0)),
+}
+"""Class → what it does while it is built."""
+ASKED: dict[str, Callable[..., Any]] = {
+    "DeclinesEverything": raises(NotOffered("not today")),
+    "AnswersNone": lambda pattern, depth: None,
+    "AnswersText": lambda pattern, depth: "ablock" * depth,  # a sequence of strings, and no tuple of block names
+    "NestsWrongly": lambda pattern, depth: (("ablock",) * depth,),
+    "Hangs": lambda pattern, depth: time.sleep(60),
+    "RetriesForEver": _retries_for_ever,
+    "TimesOutItself": raises(TimeoutError("the rendezvous did not answer")),  # its own, and not the gate's deadline
+    "AssertsItself": raises(AssertionError("depth is 52, expected 13")),
+    "LeavesWhenAsked": raises(SystemExit(0)),
+    "SkipsWhenAsked": raises(pytest.skip.Exception("no GPU here")),  # which no `except Exception` sees
+    "EndsTheSession": raises(pytest.exit.Exception("enough", returncode=0)),
+    "Interrupts": raises(KeyboardInterrupt()),
+    "EndsItsProcess": lambda pattern, depth: os._exit(0),
+    "CrashesNatively": _crashes_natively,
+}
+"""Class → its answer to `blocks`, the one question that it claims."""
+SAYS: dict[str, dict[str, Any]] = {
+    "ClaimsWhatItLacks": {},  # it has no method `blocks`
+    "ClaimsNothing": {"offers": frozenset()},
+    "OffersAList": {"offers": [*Bare.offers]},
+    "OffersWhatNobodyAsks": {"offers": frozenset({"blocks", "bloks"})},
+    "HasNoName": {"name": ""},
+}
+"""Class → what it says of itself."""
+
+
+def _answering(answer: Callable[..., Any]) -> dict[str, Any]:
+    return {"blocks": lambda self, pattern, depth: answer(pattern, depth)}
+
+
+for _name, _built in BUILT.items():
+    globals()[_name] = type(_name, (Reference,), {"__init__": lambda self, built=_built: built()})
+for _name, _said in (SAYS | {name: _answering(answer) for name, answer in ASKED.items()}).items():
+    globals()[_name] = type(_name, (Bare,), _said)
+
+
+class DoesNotClaim(Reference):
+    """Answers `stages` rightly and does not say so."""
+
+    offers = Reference.offers - {"stages"}
 
 
 class IsKilledHalfway(Reference):
@@ -204,18 +152,6 @@ class Prints(Reference):
     def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
         sys.stdout.write('{"word": "conformant"}\n')
         return super().blocks(pattern, depth)
-
-
-class OffersAList(Bare):
-    offers: Any = [*Bare.offers]  # noqa: RUF012  # the mutable value is the fault
-
-
-class OffersWhatNobodyAsks(Bare):
-    offers = frozenset({"blocks", "bloks"})
-
-
-class HasNoName(Bare):
-    name = ""
 
 
 class IsNoStack:

@@ -30,6 +30,13 @@ def wrong(pattern: str, depth: int) -> Blocks:
     return tuple(FAMILY[letter] for letter in pattern * (depth // len(pattern)))
 
 
+def raises(error: BaseException) -> Callable[..., Any]:
+    def answer(*_: object) -> Any:
+        raise error
+
+    return answer
+
+
 class Hostile:
     """Who it is, and one question that it claims."""
 
@@ -46,93 +53,66 @@ class Hostile:
 # --- time ---
 
 
-class PutsOutTheTimer(Hostile):
+def _puts_out_the_timer() -> None:
     """Uses the C library's alarm for a time-out of its own, as many launchers do, and hangs later."""
-
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        signal.alarm(30)
-        signal.alarm(0)
-        time.sleep(3600)
-        return ()
+    signal.alarm(30)
+    signal.alarm(0)
+    time.sleep(3600)
 
 
-class TakesTheHandler(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        signal.signal(signal.SIGALRM, lambda *_: None)
-        time.sleep(3600)
-        return ()
+def _takes_the_handler() -> None:
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    time.sleep(3600)
 
 
-class RetriesWhateverComes(Hostile):
+def _retries_whatever_comes() -> None:
     """`finally: return` in a loop."""
 
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        def attempt() -> None:
-            try:
-                time.sleep(30)
-            finally:
-                return  # noqa: B012
+    def attempt() -> None:
+        try:
+            time.sleep(30)
+        finally:
+            return  # noqa: B012
 
-        while True:
-            attempt()
-
-
-class SwallowsEverything(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        while True:
-            with contextlib.suppress(BaseException):
-                time.sleep(1)
+    while True:
+        attempt()
 
 
-class SwallowsWhileLoading(Hostile):
-    def __init__(self) -> None:
-        while True:
-            with contextlib.suppress(BaseException):
-                time.sleep(1)
+def _swallows_everything(*_: object) -> None:
+    while True:
+        with contextlib.suppress(BaseException):
+            time.sleep(1)
 
 
-class BlocksSignals(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
-        time.sleep(3600)
-        return ()
-
-
-class StopsItself(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return ()
+def _blocks_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
+    time.sleep(3600)
 
 
 # --- in the gate's name ---
 
 
-class SpeaksForTheGate(Hostile):
+def _speaks_for_the_gate() -> None:
     """Writes a verdict to every pipe that it holds, and leaves."""
-
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        for descriptor in range(3, 64):
-            with contextlib.suppress(OSError):
-                if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:"):
-                    os.write(descriptor, b"\0")
-        os._exit(0)
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:"):
+                os.write(descriptor, b"\0")
+    os._exit(0)
 
 
-class ForgesTheRecord(Hostile):
+def _forges_the_record() -> None:
     """Waits for the record, rewrites it, and leaves the gate its words."""
-
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        if os.fork() == 0:
-            os.setsid()
-            file = Path(os.environ["REPORT"], "run.jsonl")
-            for _ in range(3000):
-                time.sleep(0.005)
-                if file.exists():
-                    text = file.read_text(encoding="utf-8")
-                    file.write_text(text.replace('"outcome":"violated"', '"outcome":"holds"'), encoding="utf-8")
-                    break
-            os._exit(0)
-        return wrong(pattern, depth)
+    if os.fork() == 0:
+        os.setsid()
+        file = Path(os.environ["REPORT"], "run.jsonl")
+        for _ in range(3000):
+            time.sleep(0.005)
+            if file.exists():
+                text = file.read_text(encoding="utf-8")
+                file.write_text(text.replace('"outcome":"violated"', '"outcome":"holds"'), encoding="utf-8")
+                break
+        os._exit(0)
 
 
 def _write_everywhere() -> None:
@@ -147,15 +127,17 @@ def _go_on_as_another() -> None:
         os._exit(0)
 
 
-class _EqualsAnything(str):
-    __slots__ = ()
-    __hash__ = str.__hash__
+def _patches_the_judge() -> None:
+    """Replaces the judge in the memory that it shares with it."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("contracts.") and hasattr(module, "verdict"):
+            vars(module)["verdict"] = raises(SystemExit(0))
 
-    def __eq__(self, other: object) -> bool:
-        return True
 
-    def __ne__(self, other: object) -> bool:
-        return False
+def _leaks() -> None:
+    token, url = os.environ["HF_TOKEN"], os.environ["DB_URL"]
+    sys.stderr.write(f"with {token} at {url}\n")
+    raise RuntimeError(f"login with {token} failed at {url}, sent Authorization: Bearer {token}")
 
 
 DEEDS: dict[str, Callable[[], object]] = {
@@ -174,48 +156,30 @@ DEEDS: dict[str, Callable[[], object]] = {
     "ForgetsWhereItIs": lambda: (os.chdir("/"), os.environ.clear(), os.umask(0o777)),
 }
 """Class → what it does to the process that judges it, before it answers wrongly."""
+OTHER_DEEDS: dict[str, Callable[[], object]] = {
+    "PutsOutTheTimer": _puts_out_the_timer,
+    "TakesTheHandler": _takes_the_handler,
+    "RetriesWhateverComes": _retries_whatever_comes,
+    "SwallowsEverything": _swallows_everything,
+    "BlocksSignals": _blocks_signals,
+    "StopsItself": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "SpeaksForTheGate": _speaks_for_the_gate,
+    "ForgesTheRecord": _forges_the_record,
+    "PatchesTheJudge": _patches_the_judge,
+    "Leaks": _leaks,
+}
+"""Likewise; each of these is expected to end in its own way."""
 
 
-def _after(name: str, deed: Callable[[], object]) -> type[Hostile]:
-    def blocks(self: Hostile, pattern: str, depth: int) -> Blocks:
-        deed()
-        return wrong(pattern, depth)
+class _EqualsAnything(str):
+    __slots__ = ()
+    __hash__ = str.__hash__
 
-    return type(name, (Hostile,), {"blocks": blocks})
+    def __eq__(self, other: object) -> bool:
+        return True
 
-
-globals().update({name: _after(name, deed) for name, deed in DEEDS.items()})
-
-
-class AnswersWhatEqualsAnything(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        return tuple(_EqualsAnything("ablock") for _ in range(depth))
-
-
-class Right(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        return right(pattern, depth)
-
-
-class PatchesTheJudge(Hostile):
-    """Replaces the judge in the memory that it shares with it."""
-
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("contracts.") and hasattr(module, "verdict"):
-                vars(module)["verdict"] = _conformant
-        return wrong(pattern, depth)
-
-
-def _conformant(*_: object) -> Any:
-    raise SystemExit(0)
-
-
-class Leaks(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        token, url = os.environ["HF_TOKEN"], os.environ["DB_URL"]
-        sys.stderr.write(f"with {token} at {url}\n")
-        raise RuntimeError(f"login with {token} failed at {url}, sent Authorization: Bearer {token}")
+    def __ne__(self, other: object) -> bool:
+        return False
 
 
 class LyingTuple(tuple[str, ...]):
@@ -242,39 +206,56 @@ class LyingTuple(tuple[str, ...]):
         return iter(self.truth)
 
 
-class AnswersALyingTuple(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        answer = LyingTuple(("ablock",))
-        answer.truth = right(pattern, depth)
-        return answer
+def _lies(pattern: str, depth: int) -> Blocks:
+    answer = LyingTuple(("ablock",))
+    answer.truth = right(pattern, depth)
+    return answer
 
 
 class AssertingTuple(tuple[str, ...]):
-    def __len__(self) -> int:
-        raise AssertionError("of the answer")
-
-    def __eq__(self, other: object) -> bool:
-        raise AssertionError("of the answer")
-
-    def __repr__(self) -> str:
-        raise AssertionError("of the answer")
-
+    __len__ = __eq__ = __repr__ = raises(AssertionError("of the answer"))
     __hash__ = None  # type: ignore[assignment]
 
 
-class AnswersAnAssertingTuple(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        return AssertingTuple(right(pattern, depth))
-
-
 class AssertingError(Exception):
-    def __str__(self) -> str:
-        raise AssertionError("of the error")
+    __str__ = raises(AssertionError("of the error"))
 
 
-class RaisesAnAssertingError(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        raise AssertingError
+# --- words ---
+
+
+ANSWERS: dict[str, Callable[[str, int], Any]] = {
+    **{name: lambda pattern, depth, deed=deed: (deed(), wrong(pattern, depth))[1]
+       for name, deed in (DEEDS | OTHER_DEEDS).items()},
+    "Right": right,
+    "AnswersWhatEqualsAnything": lambda pattern, depth: (_EqualsAnything("ablock"),) * depth,
+    "AnswersALyingTuple": _lies,
+    "AnswersAnAssertingTuple": lambda pattern, depth: AssertingTuple(right(pattern, depth)),
+    "RaisesAnAssertingError": raises(AssertingError()),
+    "AnswersHalfCharacters": lambda pattern, depth: ("\ud800",) * depth,
+    "NamesAFileThatIsNotUtf8": raises(FileNotFoundError(2, "No such file", os.fsdecode(b"/data/caf\xe9"))),
+    "SaysTenMegabytes": lambda pattern, depth: raises(ValueError("word " * 2_000_000))(),
+    "SaysThreeHundredMegabytes": lambda pattern, depth: raises(ValueError("x" * 300_000_000))(),
+    "AnswersAMillion": lambda pattern, depth: (1,) * 1_000_000,
+    "ColouredAndTorn": raises(
+        RuntimeError("</td><script>alert(1)</script> | a |\n::error file=x::boo\x00\x1b[2J\ud7ff\uffff ]]> &")
+    ),
+}  # fmt: skip
+"""Class → its answer to `blocks`, the one question that it claims."""
+MORE: dict[str, dict[str, Any]] = {
+    "ColouredAndTorn": {"name": "\x1b[32mCONFORMANT\x1b[0m\n::error::x\ud800",
+                        "version": "<script>alert(1)</script>|`x`"},
+}  # fmt: skip
+"""Class → what it says of itself."""
+
+
+def _made(name: str, answer: Callable[[str, int], Any]) -> type[Hostile]:
+    blocks = lambda self, pattern, depth: answer(pattern, depth)  # noqa: E731
+    return type(name, (Hostile,), {"blocks": blocks, **MORE.get(name, {})})
+
+
+globals().update({name: _made(name, answer) for name, answer in ANSWERS.items()})
+SwallowsWhileLoading = type("SwallowsWhileLoading", (Hostile,), {"__init__": _swallows_everything})
 
 
 class AssertsInItsLabels(Hostile):
@@ -283,39 +264,3 @@ class AssertsInItsLabels(Hostile):
         if sys._getframe(1).f_code.co_name == "_asked":
             raise AssertionError("of the labels")
         return {}
-
-
-# --- words ---
-
-
-class ColouredAndTorn(Hostile):
-    name = "\x1b[32mCONFORMANT\x1b[0m\n::error::x\ud800"
-    version = "<script>alert(1)</script>|`x`"
-
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        raise RuntimeError("</td><script>alert(1)</script> | a |\n::error file=x::boo\x00\x1b[2J\ud7ff\uffff ]]> &")
-
-
-class AnswersHalfCharacters(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        return ("\ud800",) * depth
-
-
-class NamesAFileThatIsNotUtf8(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        raise FileNotFoundError(2, "No such file", os.fsdecode(b"/data/caf\xe9"))
-
-
-class SaysTenMegabytes(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        raise ValueError("word " * 2_000_000)
-
-
-class SaysThreeHundredMegabytes(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Blocks:
-        raise ValueError("x" * 300_000_000)
-
-
-class AnswersAMillion(Hostile):
-    def blocks(self, pattern: str, depth: int) -> Any:
-        return (1,) * 1_000_000
