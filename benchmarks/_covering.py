@@ -49,8 +49,7 @@ def covering(axes: Axes, first: Sequence[Row] = (), strength: int = 2) -> list[R
 
 
 def _gain(row: Row, axes: Axes, left: Mapping[Meeting, None]) -> int:
-    strength = len(next(iter(left)))
-    return sum(each in left for each in meetings_of(row, axes, strength))
+    return sum(each in left for each in meetings_of(row, axes, len(next(iter(left)))))
 
 
 def _completed(seed: Meeting, axes: Axes, left: Mapping[Meeting, None], strength: int) -> Row:

@@ -139,8 +139,7 @@ def _trained(session: Session) -> Trained:
 
 
 def _passed(recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
-    shape = (*batch.tokens.shape, recipe.vocab)
-    logits = numerics.array(fixtures.normal("logits", shape))
+    logits = numerics.array(fixtures.normal("logits", (*batch.tokens.shape, recipe.vocab)))
     return Pass(logits=logits, losses=dict.fromkeys(LOSSES, 1.0), gradients=weights if backward else {})
 
 

@@ -199,8 +199,7 @@ class Harness:
             return self._kept(replace(done, problem=f"{ended}, {refused.refusals[0]}; {last}"))
         if not run.results:
             return self._kept(replace(done, problem="nothing was judged"))
-        plain = self.plain.setdefault(judging, run)
-        differences = compared(plain, run, planned)
+        differences = compared(self.plain.setdefault(judging, run), run, planned)
         return self._kept(replace(done, word=closing.word, items=len(run.results), differences=differences))
 
     def _planned(self, at: Mapping[str, str], levels: Sequence[Level]) -> tuple[Item, ...] | None:

@@ -74,8 +74,7 @@ def main() -> None:
             )
             rows.append(row(given.stack, day, commit, items, found))
             ROWS.write_text(codec.laid_out(rows) + "\n", encoding="utf-8")
-        told = [each for each in rows if each["commit"] == commit]
-        print(*told, flush=True)  # noqa: T201
+        print(*(each for each in rows if each["commit"] == commit), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -67,9 +67,8 @@ def _kernels(counts: Counter[str]) -> SimpleNamespace:
             elif self.name in ("bits", "parameters"):
                 counts["bytes"] += int(given[0].numpy()[:, 1:3].prod(1).sum()) * how["VALUE"]
 
-    types = {each: (each.itemsize, None) for each in device.FLOATS}
     return SimpleNamespace(
-        TYPES=types,
+        TYPES={each: (each.itemsize, None) for each in device.FLOATS},
         **{each: Kernel(each) for each in ("batched", "parameters", "bits", "summed", "numbered", "ordered", "few")},
     )
 
@@ -132,8 +131,7 @@ def counted(depth: int) -> dict[str, int]:
 
 def main() -> None:
     found = counted(4)
-    launches = found["launches"] + found["operators"]
-    spent = 1e3 * (launches * LAUNCH_S + found["bytes"] / BYTES_PER_S)
+    spent = 1e3 * ((found["launches"] + found["operators"]) * LAUNCH_S + found["bytes"] / BYTES_PER_S)
     print(json.dumps(found | {"estimate_ms": round(spent, 2)}))  # noqa: T201
 
 

@@ -77,8 +77,7 @@ def main(argv: list[str]) -> int:
     missed = 0
     for commit in asked.at or ["HEAD"]:
         with tempfile.TemporaryDirectory(prefix="timed-") as folder:
-            clone = _clone(Path(folder), commit)
-            for name, command, found in _rows(clone, wanted):
+            for name, command, found in _rows(_clone(Path(folder), commit), wanted):
                 late = _late(ROWS[name], found) if found.code in (0, 3) else ""
                 missed += bool(late)
                 print(_line(commit, name, command, found, late), flush=True)  # noqa: T201

@@ -59,8 +59,7 @@ def test_a_weight_sharded_by_tp_and_then_fsdp_is_gathered_in_its_order(rows: int
         for name, parameter in list(layer.named_parameters()):
             setattr(layer, name, torch.nn.Parameter(distribute_tensor(parameter.detach(), mesh["tp"], [Shard(0)])))
         fully_shard(layer, mesh=mesh["shard"])
-        found = full_tensors(dict(layer.named_parameters()))
-        assert torch.equal(found["weight"], kept)
+        assert torch.equal(full_tensors(dict(layer.named_parameters()))["weight"], kept)
         held = layer.weight
         assert isinstance(held, DTensor)
         assert torch.equal(shard_like(kept, held), held.to_local())

@@ -39,8 +39,7 @@ def test_a_random_pipelines_step_equals_one_ranks() -> None:
     @given(_pipelines())
     def holds(drawn: tuple[Recipe, Execution, int]) -> None:
         recipe, execution, rows = drawn
-        packed = tuple(ROWS_OF_16[row % 4] for row in range(rows))
-        given = (batch("drawn", recipe.vocab, packed),)
+        given = (batch("drawn", recipe.vocab, tuple(ROWS_OF_16[row % 4] for row in range(rows))),)
         ((one, many),) = stages.one_rank_and_many(Reference(), recipe, execution, given, "gradients")
         words = loss_difference(one, many, bound=stages.LOSS)
         words = words or tensor_differences(one, many, "the gradient of", many.gradients, one.gradients)

@@ -143,8 +143,7 @@ def _polled(case: Case) -> bool:
 
 
 def _by_future(case: Case) -> bool:
-    work = case.call(async_op=True)
-    work.get_future().wait()
+    case.call(async_op=True).get_future().wait()
     return True
 
 
@@ -159,8 +158,7 @@ def _differences(gloo: ProcessGroup, staged: ProcessGroup, way: str, dtype: torc
     expected, found = dict(_cases(gloo, dtype)), dict(_cases(staged, dtype))
     for name, case in expected.items():
         _sync(case)
-        good = WAYS[way](found[name])
-        if not good or not all(map(torch.equal, case.outputs, found[name].outputs)):
+        if not WAYS[way](found[name]) or not all(map(torch.equal, case.outputs, found[name].outputs)):
             wrong.append(name)
         if not all(map(torch.equal, case.outputs, fresh[name])):
             moved.append(name)

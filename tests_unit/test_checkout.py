@@ -38,8 +38,7 @@ def fork(tmp_path: Path) -> Path:
     """A repository of two commits, the first of which is wrong; beside it an adapter in a folder `work`."""
     folder = tmp_path / "fork"
     for text in (WRONG, RIGHT):
-        source = folder / "src/forked"
-        write(source, {"__init__.py": "", "blocks.py": text})
+        write(folder / "src/forked", {"__init__.py": "", "blocks.py": text})
         if text is WRONG:
             repository(folder, {"README": ""})
         else:

@@ -271,8 +271,7 @@ def test_a_github_check_run_of_many_causes_takes_several_calls() -> None:
     run = recorded(*((Item(id="TOPO-02", case=f"case-{n}"), "violated") for n in range(120)))
     said = ["".join(chr(97 + int(digit)) for digit in f"{n:03}") for n in range(120)]  # a number would be one cause
     answered = tuple(replace(each, words=f"saw {word}") for each, word in zip(run.results, said, strict=True))
-    places = {"topology": "fork.py:4"}
-    subject = replace(run.header.subject, places=places)
+    subject = replace(run.header.subject, places={"topology": "fork.py:4"})
     run = replace(run, results=answered, header=replace(run.header, subject=subject))
     calls = [json.loads(line) for line in report.render(run, verdict(run, DAY), "check-run").splitlines()]
     each = [call["output"]["annotations"] for call in calls]
@@ -320,11 +319,9 @@ def test_the_slurm_script_ends_with_the_exit_code_of_the_verdict(stack: str, rep
 def test_the_example_workflow_uses_inputs_that_the_action_has() -> None:
     workflow, action = _yaml(WORKFLOW), _yaml(CI / "action/action.yml")
     assert {*workflow[True]} == {"pull_request", "merge_group", "push"}  # YAML 1.1 reads `on` as true
-    job = workflow["jobs"]["gate"]
-    [step] = [step for step in job["steps"] if "rankproof" in step.get("uses", "")]
+    [step] = [step for step in workflow["jobs"]["gate"]["steps"] if "rankproof" in step.get("uses", "")]
     assert {*step["with"]} <= {*action["inputs"]}
-    required = {name for name, told in action["inputs"].items() if told.get("required")}
-    assert required <= {*step["with"]}
+    assert {name for name, told in action["inputs"].items() if told.get("required")} <= {*step["with"]}
     used = "".join(str(step) for step in action["runs"]["steps"])
     assert [name for name in action["inputs"] if f"inputs.{name}" not in used] == []
     # What a pull request may write reaches a shell as a variable, never as text of the script.

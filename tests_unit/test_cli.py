@@ -288,16 +288,14 @@ def test_an_unfinished_run_is_reported_as_far_as_it_came_and_is_incomplete(runs:
 def test_html_and_junit_escape_what_a_stack_says(runs: dict[str, Done]) -> None:
     assert "&lt;dp&gt; is 4 &amp; " in runs["report-html"].stdout
     suites = ElementTree.fromstring(runs["report-junit"].stdout.encode())
-    said = [failure.get("message") for failure in suites.iter("failure")]
-    assert "<dp> is 4 & 'odd'" in said
+    assert "<dp> is 4 & 'odd'" in [failure.get("message") for failure in suites.iter("failure")]
 
 
 def test_replay_needs_no_stack_and_uses_the_day_of_the_run(runs: dict[str, Done]) -> None:
     assert runs["replay-gone"].returncode == 0, runs["replay-gone"].stderr
     assert "CONFORMANT: mine 3" in runs["replay-gone"].stdout
     assert runs["replay"].returncode == EXIT_CODES["violated"]
-    expired = runs["replay-expired"]
-    assert "deviation TOPO-02[pp*] expired on 2026-12-31" in expired.stdout
+    assert "deviation TOPO-02[pp*] expired on 2026-12-31" in runs["replay-expired"].stdout
     assert "2 items: TOPO-02[pp2, pp4]" in runs["replay-without"].stdout
     assert "Deviates, as declared" not in runs["replay-without"].stdout
     assert "Deviates, as declared: 2" in runs["replay"].stdout

@@ -146,8 +146,7 @@ def test_completion_finishes_a_partial_word(typed: str, wanted: str, monkeypatch
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
     monkeypatch.setenv("_RANKPROOF_COMPLETE", "bash_complete")
-    done = CliRunner().invoke(main, prog_name="rankproof")
-    assert f"plain,{wanted}" in done.output.splitlines()
+    assert f"plain,{wanted}" in CliRunner().invoke(main, prog_name="rankproof").output.splitlines()
 
 
 @pytest.mark.parametrize("name", FILES)

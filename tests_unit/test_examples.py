@@ -105,8 +105,7 @@ def _done(command: str, folder: Path, slow: bool) -> tuple[int, str]:
 
 def _pattern(line: str, counts: bool) -> str:
     """The pattern of a shown line: blanks are alike, … is anything, a number perhaps any number."""
-    parts = [re.escape(part) for part in " ".join(line.split()).split("…")]
-    pattern = ".*".join(parts)
+    pattern = ".*".join([re.escape(part) for part in " ".join(line.split()).split("…")])
     return re.sub(r"\d+", lambda _: r"\d+", pattern) if counts else pattern
 
 
@@ -215,8 +214,7 @@ TITAN = ROOT / ".venv-torchtitan-0.3.0/bin"
 
 def test_the_adapter_on_the_page_of_forks_equals_the_example() -> None:
     (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/your-fork.md").read_text(encoding="utf-8"), re.DOTALL)
-    text = (FORK / "our_titan.py").read_text(encoding="utf-8")
-    assert text.endswith(f"\n\n\n{shown}")
+    assert (FORK / "our_titan.py").read_text(encoding="utf-8").endswith(f"\n\n\n{shown}")
 
 
 @pytest.mark.titan

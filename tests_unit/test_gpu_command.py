@@ -57,8 +57,7 @@ def test_a_part_of_the_gpu_run_keeps_its_output_in_order(tmp_path: Path) -> None
     skipped = replace(_part("skipped", "print('3 skipped')"), says=" passed")
     assert _run(tmp_path, skipped)["skipped"].code == gpu.NOTHING_RAN
     assert _run(tmp_path, replace(skipped, words=("-c", "print('1 passed')")))["skipped"].code == 0
-    killed = _run(tmp_path, _part("killed", "import os; os.abort()"))["killed"]
-    assert killed.code == gpu.BROKEN
+    assert _run(tmp_path, _part("killed", "import os; os.abort()"))["killed"].code == gpu.BROKEN
 
 
 WAITS = """

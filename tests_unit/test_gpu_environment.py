@@ -43,8 +43,7 @@ def test_a_shrunk_library_keeps_the_code_of_one_architecture(tmp_path: Path) -> 
     library = tmp_path / "libcode.so"
 
     def whole(ampere: bytes, hopper: bytes, later: bytes) -> bytes:
-        first = _fat(_entry(80, ampere), _entry(90, hopper))
-        return _library(first + bytes(24) + _fat(_entry(100, later)))
+        return _library(_fat(_entry(80, ampere), _entry(90, hopper)) + bytes(24) + _fat(_entry(100, later)))
 
     library.write_bytes(whole(b"a" * 40, b"h" * 48, b"l" * 56))
     done = _cut(library, 90, code=0)
@@ -55,8 +54,7 @@ def test_a_shrunk_library_keeps_the_code_of_one_architecture(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("script", "words"), [("gpu-env", "[--te] PYTHON WHEELS DIR"), ("gpu-wheels", "DIR")])
 def test_a_script_without_its_arguments_says_which(script: str, words: str) -> None:
-    done = ran([str(ROOT / ".ci" / script)], code=1)
-    assert f"usage: .ci/{script} {words}" in done.stderr
+    assert f"usage: .ci/{script} {words}" in ran([str(ROOT / ".ci" / script)], code=1).stderr
 
 
 def test_an_interpreter_without_cuda_is_refused(tmp_path: Path) -> None:
@@ -64,6 +62,5 @@ def test_an_interpreter_without_cuda_is_refused(tmp_path: Path) -> None:
     if torch.version.cuda is not None:
         pytest.skip("this torch is built for CUDA")
     words = [str(ROOT / ".ci/gpu-env"), sys.executable, str(tmp_path), str(tmp_path / "made")]
-    done = ran(words, code=1)
-    assert f"{torch.__version__} is not built for CUDA" in done.stderr
+    assert f"{torch.__version__} is not built for CUDA" in ran(words, code=1).stderr
     assert not (tmp_path / "made").exists()

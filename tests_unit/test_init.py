@@ -27,8 +27,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an adapter that answers nothing yet, and one that answers `blocks` wrongly."""
     folder = tmp_path_factory.mktemp("begun")
     rankproof("init", "ours", "--group", "stack", cwd=folder, code=0)
-    text = (folder / "ours_lane.py").read_text(encoding="utf-8")
-    head, _, _ = text.partition("    # stack: ")
+    head, _, _ = (folder / "ours_lane.py").read_text(encoding="utf-8").partition("    # stack: ")
     (folder / "more_lane.py").write_text(head.replace('# "blocks"', '"blocks"') + REPEATS, encoding="utf-8")
     return folder
 
@@ -118,8 +117,7 @@ def test_init_refuses_all_wrong_options_at_once(begun: Path) -> None:
     again = rankproof("init", "ours", cwd=begun, code=USAGE)
     assert "file = 'ours_lane.py': exists and is not written over" in again.stderr
     assert (begun / "ours_lane.py").read_text(encoding="utf-8") == before
-    neither = rankproof("init", cwd=begun, code=USAGE)
-    assert "wants a NAME or a --probe, and one of them" in neither.stderr
+    assert "wants a NAME or a --probe, and one of them" in rankproof("init", cwd=begun, code=USAGE).stderr
 
 
 def test_the_list_of_questions_to_answer_next_shrinks() -> None:
@@ -130,5 +128,4 @@ def test_the_list_of_questions_to_answer_next_shrinks() -> None:
     answered = frozenset(first[0].questions)
     assert not any(set(row.questions) <= answered for row in adapter_probe.unlocked(answered))
     assert len(adapter_probe.plan_of(answered).promises) == first[0].promises["unit"]
-    every = frozenset(questions())
-    assert adapter_probe.unlocked(every) == []
+    assert adapter_probe.unlocked(frozenset(questions())) == []

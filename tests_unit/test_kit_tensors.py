@@ -61,8 +61,7 @@ def test_a_link_can_be_moved_into_a_submodule_and_skips_incomplete_tensors() -> 
     assert (link.theirs, link.ours) == ("layers.3.qkv", ("layers.6.q", "layers.6.k"))
     assert links.to_theirs({"layers.6.q": torch.zeros(1, 2)}, [link]) == {}
     depthwise = links.depthwise("conv", "xb", (2, 1))
-    taps = {"x": torch.ones(2, 4), "b": torch.zeros(1, 4)}
-    theirs = links.to_theirs(taps, [depthwise])
+    theirs = links.to_theirs({"x": torch.ones(2, 4), "b": torch.zeros(1, 4)}, [depthwise])
     assert theirs["conv"].shape == (3, 1, 4)
     assert {name: tuple(each.shape) for name, each in links.to_canonical(theirs, [depthwise]).items()} == {
         "x": (2, 4), "b": (1, 4),

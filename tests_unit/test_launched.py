@@ -61,8 +61,7 @@ def test_a_command_of_four_lines_can_answer_as_a_stack(command: Make) -> None:
 
 def test_every_question_and_every_answer_matches_the_published_schema(command: Make, tmp_path: Path) -> None:
     record = tmp_path / "asked.jsonl"
-    stack = Launched(command(f"open({str(record)!r}, 'a').write(line); say(answer=['ablock'])"))
-    stack.blocks("A", 1)
+    Launched(command(f"open({str(record)!r}, 'a').write(line); say(answer=['ablock'])")).blocks("A", 1)
     valid = Draft202012Validator(schema())
     for line in record.read_text().splitlines():
         valid.validate(json.loads(line))
@@ -247,8 +246,7 @@ def test_a_question_larger_than_a_pipes_buffer_arrives_complete(command: Make) -
 
 def test_a_command_may_answer_without_reading_the_question() -> None:
     line = json.dumps({"protocol": "rankproof/1", "id": 1, "answer": HELLO})
-    stack = Launched(("sh", "-c", f"exec <&-; echo {shlex.quote(line)}"))
-    assert stack.name == "toy"
+    assert Launched(("sh", "-c", f"exec <&-; echo {shlex.quote(line)}")).name == "toy"
 
 
 def test_a_command_that_cannot_start_or_says_nothing_is_unreachable() -> None:
@@ -267,8 +265,7 @@ def test_environment_and_directory_are_those_asked_for(tmp_path: Path) -> None:
         "import json, os, sys; asked = json.loads(sys.stdin.readline()); print(json.dumps({'protocol': 'rankproof/1',"
         f"'id': asked['id'], 'answer': {HELLO!r} | {{'name': os.environ['WHO'] + ' ' + os.getcwd()}}}}))"
     )
-    stack = Launched(raw(body), cwd=tmp_path, env={"WHO": "me"})
-    assert stack.name == f"me {tmp_path}"
+    assert Launched(raw(body), cwd=tmp_path, env={"WHO": "me"}).name == f"me {tmp_path}"
     assert "WHO" not in os.environ
 
 

@@ -71,8 +71,7 @@ def python(tmp_path: Path) -> Path:
 
 def pretend(python: Path, name: str, version: str) -> None:
     """Make a distribution look installed."""
-    packages = next(python.parents[1].glob("lib/python3*/site-packages"))
-    installed = packages / f"{name}-{version}.dist-info"
+    installed = next(python.parents[1].glob("lib/python3*/site-packages")) / f"{name}-{version}.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     (installed / "INSTALLER").write_text("pip\n")
@@ -265,8 +264,7 @@ def test_a_repository_with_contracts_of_its_own_has_every_form_of_the_gate(
         ([python.with_name("rankproof"), "coverage", *judged], 0, "PAT"),
         ([python, *shlex.split(content)], 0, "key="),
     ):
-        done = ran(command, cwd=project, env=alone, limit_s=300, code=code)
-        assert words in done.stdout
+        assert words in ran(command, cwd=project, env=alone, limit_s=300, code=code).stdout
 
 
 @pytest.fixture
@@ -293,9 +291,8 @@ def test_without_torch_and_development_tools_the_other_contracts_are_judged(bare
 
 def test_a_command_that_needs_torch_says_so_and_other_commands_run(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    needs = ("observe --out runs/a train.py", "diff a b", "traffic tiny-nam56r")
     for words, code in (
-        *((each, 2) for each in needs),
+        *((each, 2) for each in ("observe --out runs/a train.py", "diff a b", "traffic tiny-nam56r")),
         ("explain PAT-01", 0),
         ("explain BLK-01a", 0),
         ("--version", 0),

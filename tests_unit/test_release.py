@@ -53,8 +53,7 @@ def snapshot_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes((ROOT / name).read_bytes())
             copy.chmod((ROOT / name).stat().st_mode)
-    log = (folder / "CHANGELOG.md").read_text()
-    assert f"\n## {VERSION}\n" in log
+    assert f"\n## {VERSION}\n" in (folder / "CHANGELOG.md").read_text()
     shell(
         folder,
         "rm contracts/law/releases/*; python -m contracts.harness.law_release 2026.11; git init -q; $commit",
@@ -82,8 +81,7 @@ def shell(folder: Path, script: str, code: int | None = None) -> Done:
 def test_a_malformed_release_is_refused_before_anything_is_built(fault: str, clone: Path) -> None:
     spoils, words = FAULTS[fault]
     shell(clone, spoils, code=0)
-    done = shell(clone, f".ci/release {VERSION}", code=2)
-    assert words in done.stderr
+    assert words in shell(clone, f".ci/release {VERSION}", code=2).stderr
     assert not (clone / "dist").exists()
 
 

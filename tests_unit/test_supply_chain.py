@@ -84,8 +84,7 @@ def test_a_release_is_signed_attested_and_has_its_bill_of_materials() -> None:
 
 def test_every_ci_job_runs_an_existing_script() -> None:
     jobs = _yaml(ROOT / ".github/workflows/ci.yml")["jobs"]
-    script = (ROOT / ".ci/job").read_text(encoding="utf-8")
-    named = re.findall(r"^  ([a-z-]+)\)$", script, re.MULTILINE)
+    named = re.findall(r"^  ([a-z-]+)\)$", (ROOT / ".ci/job").read_text(encoding="utf-8"), re.MULTILINE)
     assert [*jobs["as-a-user"]["strategy"]["matrix"]["job"], "versions"] == named
     runs = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     assert runs == [".ci/run", '.ci/job "$JOB"']

@@ -29,8 +29,7 @@ def packs(draw: st.DrawFn) -> Lengths:
     rows = []
     for _ in range(draw(st.integers(1, 3))):
         cuts = sorted(draw(st.sets(st.integers(1, length - 1), max_size=3))) if length > 1 else []
-        ends = [*cuts, length]
-        rows.append(tuple(end - start for start, end in zip([0, *cuts], ends, strict=True)))
+        rows.append(tuple(end - start for start, end in zip([0, *cuts], [*cuts, length], strict=True)))
     return tuple(rows)
 
 

@@ -84,8 +84,7 @@ def test_a_document_is_bit_identical_whatever_the_decay_of_the_one_before() -> N
     u, k, q = (fixtures.normal(name, (1, length, heads, 3)) for name in "ukq")
     packed = packing(u, fixtures.documents(((5, 7),)))
     one, _ = chunked_scan(u, decay, k, q, packed, None, 64)
-    strong = torch.cat([decay[:, :5] * 1e12, decay[:, 5:]], dim=1)
-    two, _ = chunked_scan(u, strong, k, q, packed, None, 64)
+    two, _ = chunked_scan(u, torch.cat([decay[:, :5] * 1e12, decay[:, 5:]], dim=1), k, q, packed, None, 64)
     assert torch.equal(one[:, 5:], two[:, 5:])
 
 

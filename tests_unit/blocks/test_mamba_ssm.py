@@ -218,8 +218,7 @@ def test_mamba_ssms_module_equals_the_block_of_the_reference(session: Session, m
             x=numerics.array(normal("x", B, T, RECIPE.hidden).double()), dy=numerics.array(request["dy"].double()),
         )
     )  # fmt: skip
-    gradients = numerics.tensors(run.gradients)
-    theirs = (as_mamba2 if module == "Mamba2" else as_mamba3)(gradients)
+    theirs = (as_mamba2 if module == "Mamba2" else as_mamba3)(numerics.tensors(run.gradients))
     agree("the module's", {"y": answer["y"]}, {"y": numerics.tensor(run.y)})
     agree("the module's gradient of", {name: each for name, each in answer["gradients"].items() if name != "u"}, theirs)
 
@@ -280,8 +279,7 @@ def test_a_mamba_ssm_that_cannot_be_imported_is_reported_as_broken_and_not_as_ab
     python = tmp_path / "venv" / "bin" / "python"
     said = subprocess.run([str(python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
                           check=True, capture_output=True, text=True)  # fmt: skip
-    package = Path(said.stdout.strip()) / "mamba_ssm"
-    write(package, {"__init__.py": "import triton_that_nobody_has\n"})
+    write(Path(said.stdout.strip()) / "mamba_ssm", {"__init__.py": "import triton_that_nobody_has\n"})
     found = mamba_ssm.probe(python)
     assert (found.state, found.words) == (
         "broken", "ModuleNotFoundError: No module named 'triton_that_nobody_has'",

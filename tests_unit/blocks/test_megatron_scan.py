@@ -45,8 +45,7 @@ def mixed() -> dict[str, Tensor]:
 def kernels() -> list[dict[str, Any]]:
     """What mamba-ssm makes of a scan over packed documents and of a whole mixer."""
     found = mamba_ssm.python()
-    installed = mamba_ssm.probe(found)
-    if installed.state == "absent" or found is None:
+    if mamba_ssm.probe(found).state == "absent" or found is None:
         pytest.skip(f"mamba-ssm is not installed: {mamba_ssm.REMEDY}")
     arguments = {"d_model": HIDDEN, "expand": 2, "d_state": STATE, "headdim": WIDTH, "ngroups": GROUPS,
                  "chunk_size": 16, "use_mem_eff_path": False}  # fmt: skip

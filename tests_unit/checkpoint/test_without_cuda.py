@@ -22,8 +22,7 @@ def test_a_crash_in_a_save_is_the_same_in_a_process_without_cuda(
     here = Reference().write_checkpoint(str(tmp_path / "here"), state, 64, fault)
     assert (here.ending, without_cuda._other.cache_info().currsize) == ("died", 0)
     monkeypatch.setattr(accelerator, "used", lambda: True)
-    there = Reference().write_checkpoint(str(tmp_path / "there"), state, 64, fault)
-    assert there == here
+    assert Reference().write_checkpoint(str(tmp_path / "there"), state, 64, fault) == here
     assert without_cuda._other.cache_info().currsize == 1
     for faults, ending in (({1: WriteFault(dies_after=1)}, "died"), ({1: WriteFault(room=0)}, "refused"), ({}, "done")):
         assert Reference().write_on_ranks(str(tmp_path / "ranks"), state, 2, faults)[1].ending == ending

@@ -39,8 +39,7 @@ def told(folder: Path, *words: str, code: int) -> str:
 
 
 def test_two_comparable_runs_are_shown_with_their_figures_windows_and_ratio(folder: Path) -> None:
-    text = told(folder, "base", "faster/receipt.json", code=0)
-    assert text.splitlines() == [
+    assert told(folder, "base", "faster/receipt.json", code=0).splitlines() == [
         "same class: nam56r on bench-1@us-west1-c",
         "  base      65,536.0 tokens/s over steps 1 to 2 (1 dropped), peak 91.0 GiB allocated, 97.0 GiB reserved",
         "  candidate 81,920.0 tokens/s over steps 1 to 2 (1 dropped), peak 91.0 GiB allocated, 97.0 GiB reserved",
@@ -55,8 +54,7 @@ def test_a_withheld_throughput_is_shown_with_its_reason_and_without_a_ratio(fold
 
 
 def test_runs_that_are_not_comparable_are_shown_with_every_difference_and_no_figure(folder: Path) -> None:
-    text = told(folder, "base", "elsewhere", code=3)
-    assert text.splitlines() == [
+    assert told(folder, "base", "elsewhere", code=3).splitlines() == [
         "not comparable:",
         "  host lineage: bench-1@us-west1-c ≠ not said",
         "  launch regime: fsdp2, nemo_native, compile regional ≠ megatron, nemo_native, compile regional",
@@ -69,8 +67,7 @@ def test_a_changed_runtime_is_named_and_no_regression_is_reported(folder: Path) 
 
 
 def test_json_holds_the_comparison(folder: Path) -> None:
-    text = told(folder, "base", "faster", "--json", code=0)
-    assert json.loads(text)["ratio"] == 1.25
+    assert json.loads(told(folder, "base", "faster", "--json", code=0))["ratio"] == 1.25
 
 
 @pytest.mark.parametrize(

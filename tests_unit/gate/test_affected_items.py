@@ -108,8 +108,7 @@ def test_an_earlier_record_shows_which_files_a_stack_in_another_process_imports(
 
 @pytest.mark.parametrize("given", ["no-such-branch..", "--output=stolen"])
 def test_a_range_that_git_does_not_know_is_refused_before_anything_is_written(given: str, fork: Path) -> None:
-    done = check(fork, f"--changed={given}", code=2)
-    assert f"--changed = '{given}': git says: " in done.stderr
+    assert f"--changed = '{given}': git says: " in check(fork, f"--changed={given}", code=2).stderr
     assert not (fork / "out").exists()
     assert not (fork / "stolen").exists()
 

@@ -202,15 +202,13 @@ def test_a_new_violation_is_shown_first_with_both_sides(fork: Path) -> None:
 
 
 def test_old_violations_are_counted_and_fixed_ones_named(fork: Path) -> None:
-    same = judged(fork, f"{fork}@wrong..wrong", "--json", code=0)
-    assert json.loads(same.stdout)["counts"]["both"] == 6
+    assert json.loads(judged(fork, f"{fork}@wrong..wrong", "--json", code=0).stdout)["counts"]["both"] == 6
     mended = judged(fork, f"{fork}@wrong..right", code=0)
     assert "Violated at the base, and holds at the head: 6 items" in mended.stdout
 
 
 def test_an_old_fault_does_not_hide_a_new_one_in_the_same_items(fork: Path) -> None:
-    done = judged(fork, f"{fork}@wrong..other", code=1)
-    assert "new" in done.stdout.splitlines()[-1]
+    assert "new" in judged(fork, f"{fork}@wrong..other", code=1).stdout.splitlines()[-1]
 
 
 def test_an_adapter_that_does_not_fit_one_side_makes_the_verdict_incomplete(fork: Path) -> None:
@@ -231,8 +229,7 @@ def test_two_folders_or_the_working_tree_can_be_compared(fork: Path) -> None:
     (["--profile", "NONE"], "profile"),
 ])  # fmt: skip
 def test_options_that_do_not_fit_two_commits_are_refused(fork: Path, words: list[str], said: str) -> None:
-    done = judged(fork, f"{fork}@right..wrong", *words, code=2)
-    assert said in done.stderr
+    assert said in judged(fork, f"{fork}@right..wrong", *words, code=2).stderr
 
 
 @pytest.mark.parametrize(("at", "found"), [

@@ -105,7 +105,6 @@ KEPT = {
 def test_a_stack_that_follows_its_declared_convention_holds(item: str) -> None:
     broken, conventions = KEPT[item]
     id, _, case = item.rstrip("]").partition("[")
-    keeping = type("Keeping", (broken,), {"conventions": conventions})
-    result = judge(LAW.contracts[id], case, keeping())
+    result = judge(LAW.contracts[id], case, type("Keeping", (broken,), {"conventions": conventions})())
     assert (result.outcome, result.words) == ("holds", "")
     assert judge(LAW.contracts[id], case, broken()).outcome == "violated"

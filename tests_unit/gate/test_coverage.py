@@ -78,8 +78,7 @@ def test_the_coverage_table_has_a_row_per_family_and_explains_the_count() -> Non
 
 @pytest.mark.parametrize(("number", "of", "told"), [(3, 3, "100 %"), (0, 3, "0 %"), (2, 3, "67 %"), (1, 200, "0 %")])
 def test_coverage_is_rounded_to_whole_percent(number: int, of: int, told: str) -> None:
-    came = [ended("PAR-01", f"c{n}", "holds" if n < number else "broken") for n in range(of)]
-    judged = run(*came)
+    judged = run(*(ended("PAR-01", f"c{n}", "holds" if n < number else "broken") for n in range(of)))
     assert f"lacks): {told}\n" in table(coverage(judged, verdict(judged, TODAY)))
 
 

@@ -53,8 +53,7 @@ expires = 2099-12-31
 
 
 def run(*results: Result) -> Run:
-    items = tuple(result.item for result in results)
-    plan = replace(CANNED.plan, items=items, outside=())
+    plan = replace(CANNED.plan, items=tuple(result.item for result in results), outside=())
     return replace(CANNED, plan=plan, results=results, deviations=(), kills=(), unclaimed=())
 
 
@@ -100,8 +99,7 @@ def test_fill_does_not_split_an_entry_whose_cases_fail_alike() -> None:
 
 
 def test_proposed_words_leave_out_paths_and_lists_of_ranks() -> None:
-    found = proposed_deviations.needed((PATH, LISTS))
-    assert [each.says for each in found] == [
+    assert [each.says for each in proposed_deviations.needed((PATH, LISTS))] == [
         "a legal input was refused: load = *: Expected # entries, but got #; load less",
         "rank # is left with # groups:",
     ]

@@ -63,8 +63,7 @@ def _rankproof(*words: str, cwd: Path, code: int | None = None) -> Done:
 
 def test_without_ranks_an_item_of_several_is_not_run_and_shows_the_command(tmp_path: Path) -> None:
     words = ["check", "--profile", "TOPO-05d[own-axis-2x4]", "--report", str(tmp_path / "out"), "--form", "json"]
-    done = _rankproof(*words, cwd=tmp_path, code=INCOMPLETE)
-    (result,) = json.loads(done.stdout)["results"]
+    (result,) = json.loads(_rankproof(*words, cwd=tmp_path, code=INCOMPLETE).stdout)["results"]
     assert result["outcome"] == "not run"
     assert "rankproof check --ranks 8 --profile 'TOPO-05d[own-axis-2x4]'" in result["words"]
 
@@ -156,8 +155,7 @@ def test_a_result_has_the_ranks_on_which_it_went_wrong(
     first: int, outcomes: dict[str, str], ranks: tuple[int, ...]
 ) -> None:
     for result in (VIOLATED, HOLDS):
-        found = result_of(_report(result, {"primary": first, "outcomes": outcomes}), ITEM)
-        assert found.ranks == ranks
+        assert result_of(_report(result, {"primary": first, "outcomes": outcomes}), ITEM).ranks == ranks
 
 
 def test_a_result_has_what_each_rank_found() -> None:
@@ -271,8 +269,7 @@ class TestUnderTorchrun:
             for agent in agents:
                 agent.kill()
         assert [agent.returncode for agent in agents] == [code, code], "\n".join(said)[-3000:]
-        record = (tmp_path / "out/run.jsonl").read_text().splitlines()
-        footer = json.loads(record[-1])["footer"]
+        footer = json.loads((tmp_path / "out/run.jsonl").read_text().splitlines()[-1])["footer"]
         assert footer["word"] == ("conformant" if code == 0 else "incomplete")
 
 

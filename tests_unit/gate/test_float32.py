@@ -1,6 +1,5 @@
 """A stack without float64 is asked cases in float64 in float32, and the mutants of those contracts still die."""
 
-import functools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -107,8 +106,7 @@ def test_a_stack_with_float64_is_asked_in_float64() -> None:
 
 @pytest.mark.unit
 def test_only_a_stack_without_float64_is_asked_in_float32() -> None:
-    asks = functools.partial(NO_FLOAT64.absence, {"float64"})
-    assert asks(("train",)) is not None
+    assert NO_FLOAT64.absence({"float64"}, ("train",)) is not None
     limited = Abilities(
         has=frozenset({"float64"}),
         lacks=(

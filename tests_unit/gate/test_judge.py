@@ -298,8 +298,7 @@ def test_an_unanswered_question_is_the_adapters_lack_or_not_run() -> None:
     alone = judge(_contract(_asks), "only", _Silent())
     assert (alone.outcome, alone.words, alone.lack) == ("not offered", "reference does not offer blocks", "adapter")
     assert judge(_contract(_asks), "only", _Silent(), [Reference()]).words == alone.words, "nothing of its own is asked"
-    both = replace(_contract(_asks), asks=("blocks", "read_argv"))
-    lacking = judge(both, "only", Reference())
+    lacking = judge(replace(_contract(_asks), asks=("blocks", "read_argv")), "only", Reference())
     assert (lacking.outcome, lacking.lack) == ("not run", None)
     assert lacking.words == f"nobody answers read_argv: {remedy_for(['read_argv'])}"
     of_numbers = replace(_contract(_asks), asks=("blocks", "step_memory"))
@@ -335,8 +334,7 @@ def test_each_reason_of_a_wrong_refusal_is_a_part_of_the_violation(number: int, 
     found = [each.words for each in violations_of(refused, [])]
     assert found[0] == "a legal input was refused: f0 = 1: no; none"
     assert len(found) == min(number, MOST_REFUSALS) + bool(beyond)
-    told = f"a legal input was refused for {beyond} more reasons"
-    assert (found[-1] == told) == bool(beyond)
+    assert (found[-1] == f"a legal input was refused for {beyond} more reasons") == bool(beyond)
     assert violations_of(KeyError("x"), []) == ()
     assert violations_of(AssertionError("x"), []) == (Violation(words="x"),)
 

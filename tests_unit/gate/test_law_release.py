@@ -86,8 +86,7 @@ def test_changes_between_two_frozen_laws_are_listed() -> None:
 
 def test_a_plan_lists_contracts_that_a_frozen_law_lacks_and_those_that_are_gone() -> None:
     today = frozen(LAW, "2026.11")
-    cases = LAW.contracts["PAT-01"].asked
-    first = next(iter(cases))
+    first = next(iter(LAW.contracts["PAT-01"].asked))
     older = {id: each for id, each in today.contracts.items() if not id.startswith("PAT-02")}
     older["PAT-01"] = replace(older["PAT-01"], statement="Another.", cases=(first, "gone"))
     older["PAT-99"] = Frozen(tier="unit", statement="Retired.", cases=("one",))

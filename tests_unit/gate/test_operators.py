@@ -91,8 +91,7 @@ def test_every_file_has_likely_contracts_of_one_process() -> None:
 
 
 def test_code_under_main_is_not_counted_as_imported(every: list[Change]) -> None:
-    own = {each.file for each in every if each.scope == "__main__"}
-    assert "answers/cold_compile.py" in own
+    assert "answers/cold_compile.py" in {each.file for each in every if each.scope == "__main__"}
 
 
 _TRY = """
@@ -127,8 +126,7 @@ def test_a_recorded_kill_is_valid_while_its_files_are_unchanged(tmp_path: Path) 
 
 def test_a_contract_depends_on_the_check_files_that_its_file_imports() -> None:
     file = Path(LAW.contracts["OPT-05b"].check.__code__.co_filename)
-    behind = {path.name for path in reaching._checks_behind(file)}
-    assert "training_run.py" in behind
+    assert "training_run.py" in {path.name for path in reaching._checks_behind(file)}
     assert reaching.basis("OPT-05b") == reaching.basis("OPT-05c") != reaching.basis("OPT-04a")
     assert reaching.basis("NOT-01") == ""
 
@@ -167,8 +165,7 @@ def test_a_violation_outweighs_an_error_and_a_hang_counts_as_an_error(
 
 
 def test_ranks_import_the_changed_source(tmp_path: Path) -> None:
-    change = next(each for each in changes.of_file("parallel/fsdp.py"))
-    trials.shadow(tmp_path / "changed", change)
+    trials.shadow(tmp_path / "changed", next(each for each in changes.of_file("parallel/fsdp.py")))
     code = "from rankproof import suite; suite.load_alone(); import contracts; print(contracts.__file__)"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "changed")}
     done = subprocess.run(
@@ -254,6 +251,5 @@ def test_options_that_do_not_fit_operators_are_refused() -> None:
     told = invoked("selftest", "--operators", "3", "--only", "optim/,optm/,lost-clone@no.py", code=2)
     assert "--only = 'optm/': begins no change" in told.output
     assert "--only = 'lost-clone@no.py': begins no change" in told.output
-    alone = invoked("selftest", "--time", "3")
-    assert "--time = 3.0: limits nothing without --operators" in alone.output
+    assert "--time = 3.0: limits nothing without --operators" in invoked("selftest", "--time", "3").output
     assert "--likely = True: is about no change" in invoked("selftest", "--likely").output

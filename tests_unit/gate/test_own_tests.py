@@ -167,8 +167,7 @@ THEIRS = "import contracts, contracts.token\ndef test_x():\n    assert (contract
 
 @pytest.mark.parametrize("said", ["", "--import-mode=importlib", "-p no:rankproof", "--assert=plain"])
 def test_a_projects_own_package_called_contracts_still_imports(with_contracts: Path, said: str) -> None:
-    done = own_pytest(with_contracts, THEIRS, "-W", "error", *said.split(), code=0)
-    assert "1 passed" in done.stdout
+    assert "1 passed" in own_pytest(with_contracts, THEIRS, "-W", "error", *said.split(), code=0).stdout
 
 
 def test_using_both_packages_called_contracts_is_one_clear_error(with_contracts: Path) -> None:

@@ -38,8 +38,7 @@ def test_no_case_has_a_pair_that_is_declared_impossible() -> None:
     }
     for reason, groups in pairs.APART.items():
         for names in groups:
-            together = [sorted(each & set(names)) for each in asked if len(each & set(names)) > 1]
-            assert together == [], reason
+            assert [sorted(each & set(names)) for each in asked if len(each & set(names)) > 1] == [], reason
 
 
 def test_missing_pairs_are_listed_in_the_order_of_the_features() -> None:

@@ -130,8 +130,7 @@ def test_every_command_that_a_message_names_exists_with_its_options() -> None:
     for folder in ("contracts", "rankproof"):
         for file in sorted((ROOT / folder).rglob("*.py")):
             if file.parent.name not in ("gate", "argv"):  # whose cases are commands that are none
-                tree = ast.parse(file.read_text(encoding="utf-8"))
-                for text in _texts(tree):
+                for text in _texts(ast.parse(file.read_text(encoding="utf-8"))):
                     for quoted, plain in _PRINTED.findall(text):
                         found[f"{file.relative_to(ROOT)}: {quoted or plain}"] = _unknown(quoted or plain)
     assert len(found) > 40
@@ -157,8 +156,7 @@ def test_explain_names_the_functions_that_a_contracts_mutants_break() -> None:
     numbers = [
         each for each in LAW.contracts.values() if each.of_numbers and each.family in ("BLK", "MOE", "OPT", "PAR")
     ]
-    named = [each.id for each in numbers if places.guarded(each)]
-    assert len(named) > 0.95 * len(numbers)
+    assert len([each.id for each in numbers if places.guarded(each)]) > 0.95 * len(numbers)
     assert "Router.balance_loss" in places.guarded(LAW.contracts["MOE-05i"])
     assert "ShardedOptimizer.load" in places.guarded(LAW.contracts["CKPT-02h"])
 

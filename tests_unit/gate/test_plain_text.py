@@ -134,14 +134,12 @@ def test_a_secret_across_a_cut_is_found_before_it_is_cut(begins: int) -> None:
 def test_the_middle_of_a_long_text_is_cut_without_being_searched() -> None:
     """It is cut anyway, and a text of 300 MB took minutes."""
     for length, told in ((32_000, 32_000 - len(SECRET) + len("[redacted]")), (32_001, 32_001), (40_000, 40_000)):
-        text = SECRET.center(length, ".")
-        assert f"… {told} characters, cut here …" in words(text, KNOWN)
+        assert f"… {told} characters, cut here …" in words(SECRET.center(length, "."), KNOWN)
 
 
 @pytest.mark.parametrize("length", [LONGEST + 1, 31_999, 32_000, 32_001, 40_000, 1_000_000])
 def test_a_cut_text_keeps_its_ends_and_gives_its_length(length: int) -> None:
-    text = f"begins{'.' * (length - 10)}ends"
-    found = words(text)
+    found = words(f"begins{'.' * (length - 10)}ends")
     assert f"\n… {length} characters, cut here …\n" in found
     assert (found[:7], found[-5:]) == ("begins.", ".ends")
     assert len(found) == LONGEST

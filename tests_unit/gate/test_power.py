@@ -242,7 +242,6 @@ def test_the_options_of_the_interpreter_are_in_record_and_proof(place: Path) -> 
     assert "-X dev PYTHONHASHSEED=7" in (place / "out/report.html").read_text()
     ours = kill_matrix.here(threads=1, helping=())
     assert ours.interpreter == interpreter.settings()
-    other = replace(ours, interpreter=("-W error",))
-    (found,) = kill_matrix.differences(other, ours)
+    (found,) = kill_matrix.differences(replace(ours, interpreter=("-W error",)), ours)
     assert found.startswith("started with ")
     assert found.endswith(" instead of -W error")

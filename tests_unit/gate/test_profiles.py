@@ -67,8 +67,7 @@ def test_the_quick_profiles_are_subsets_that_any_machine_can_judge() -> None:
     numbers = {id: each for id, each in LAW.contracts.items() if each.tier == "unit" and each.of_numbers}
     first = [item.id for item in dict.fromkeys(item.above for item in quick) if item.id in numbers]
     assert first == [id for id, each in numbers.items() if not each.slow]
-    others = set(profiles.plan(LAW, "launch,machine").items)
-    left = others - {*quick}
+    left = set(profiles.plan(LAW, "launch,machine").items) - {*quick}
     assert left
     assert all("read_pattern" in LAW.contracts[item.id].asks for item in left)
     cells = profiles.plan(LAW, "quick4").items
@@ -217,8 +216,7 @@ def test_a_plan_lists_what_is_outside_by_contract_or_by_case() -> None:
         "PAT-01[c0]", "PAT-02", "MEM-01", "OBS-01", "BLK-01", "BLK-02", "PAR-01[w5]", "PAR-02", "KRN-01", "MEM-02",
         "KRN-02",
     )  # fmt: skip
-    told = profiles.plan(law, "MEM").promises
-    assert told == {
+    assert profiles.plan(law, "MEM").promises == {
         "MEM-01": Statement(promise="The promise.", source="here", asks=("topology",)),
         "MEM-02": Statement(promise="Some day.", source="the law; no check yet"),
     }
@@ -265,8 +263,7 @@ def test_a_case_is_asked_on_the_richest_recipe_and_on_the_leanest(
 
 
 def test_a_case_that_no_recipe_makes_possible_is_planned_with_the_declared_lack() -> None:
-    plan = profiles.plan(_ladder(), "OPT-01", _able("mamba"))
-    (choice,) = plan.choices
+    (choice,) = profiles.plan(_ladder(), "OPT-01", _able("mamba")).choices
     assert (choice.item, choice.instead, choice.kind) == ("OPT-01[c1]", (), "adapter")
     assert choice.why == "tp: its abilities say nothing about it"
     none = profiles.plan(_ladder(), "OPT-01", _able())
@@ -290,8 +287,7 @@ def test_the_plan_of_several_ranks_leaves_contracts_of_one_process_outside() -> 
     assert [each.item for each in whole.choices] == [
         f"{id}[{case}]" for id in ("OPT-01", "PAR-03") for case in ("c0", "c0@dense", "c1")
     ]
-    part = profiles.of_several_ranks(both, whole)
-    assert part.choices == whole.choices[3:]
+    assert profiles.of_several_ranks(both, whole).choices == whole.choices[3:]
     able = profiles.plan(both, "OPT-01,PAR-03", _able("mamba"))
     assert profiles.of_several_ranks(both, able).claimed == ("PAR-03[c0]", "PAR-03[c0@dense]")
     with pytest.raises(Refused, match=r"^ranks = 'PAT-01, PAT-02, MEM-01': is judged by one process"):

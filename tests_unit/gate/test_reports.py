@@ -87,8 +87,7 @@ def test_violations_whose_text_differs_are_two_causes(one: str, other: str) -> N
 
 
 def test_causes_of_a_run_equal_those_worked_out_by_hand() -> None:
-    told = [(cause.outcome, cause.ids, len(cause.results)) for cause in _causes(RED)]
-    assert told == [
+    assert [(cause.outcome, cause.ids, len(cause.results)) for cause in _causes(RED)] == [
         ("violated", ("TOPO-02",), 3),
         ("violated", ("PAT-01",), 2),
         ("violated", ("PAR-01",), 2),
@@ -103,8 +102,7 @@ def test_causes_of_a_run_equal_those_worked_out_by_hand() -> None:
 
 
 def test_the_guilty_tensors_are_read_from_the_words() -> None:
-    found = [(each.tensor, each.layer, each.kind, each.error) for each in apart(RED.results)]
-    assert found == [
+    assert [(each.tensor, each.layer, each.kind, each.error) for each in apart(RED.results)] == [
         ("layers.3.mixer.wq.weight", 3, "mixer.wq.weight", 1.7e-3),
         ("layers.4.mixer.wq.weight", 4, "mixer.wq.weight", 0.3),
         ("layers.3.mixer.A_log", 3, "mixer.A_log", 2e-5),
@@ -192,8 +190,7 @@ def test_a_headline_leaves_out_outcomes_with_no_item() -> None:
     )
     one = replace(red, faults=(), counts=dict.fromkeys(red.counts, 0), unfit=("A-01",))
     assert headline(one) == "VIOLATED: fork 7, profile launch,numeric (no result); 1 contract is unfit: A-01"
-    twice = replace(one, unfit=("A-01", "A-02"))
-    assert headline(twice).endswith("; 2 contracts are unfit: A-01, A-02")
+    assert headline(replace(one, unfit=("A-01", "A-02"))).endswith("; 2 contracts are unfit: A-01, A-02")
     late = _judged(replace(GREEN, results=GREEN.results[1:] * 2))
     assert f", {len(late.faults)} faults of the run)" in headline(late)
 
@@ -232,8 +229,7 @@ def test_a_terminal_verdict_fits_a_screen_and_a_half_and_ends_with_the_verdict(n
     assert len(lines) <= SCREEN_AND_A_HALF
     assert lines[-1].startswith(f"{_judged(run).word.upper()}: fork 7")
     # A command is never broken: it is there to be copied. The verdict is one line.
-    longest = [line for line in lines[:-1] if "rankproof " not in line]
-    assert max(map(len, longest)) <= width
+    assert max(len(line) for line in lines[:-1] if "rankproof " not in line) <= width
 
 
 def test_the_terminal_report_lists_every_item_if_asked() -> None:
@@ -303,15 +299,13 @@ def test_a_rerun_command_has_the_number_of_ranks() -> None:
 
 
 def test_the_details_of_a_result_have_statement_source_answers_and_rerun_command() -> None:
-    found = dict(details(RED, RED.results[0]))
-    assert found == {
+    assert dict(details(RED, RED.results[0])) == {
         "got": "dp is 2, expected 2", "first rank": "2", "contract": "DP is what the other axes leave.",
         "source": f'note "{DOCUMENTS["bringup"]}" (docs/sources.md#bringup)',
         "topology by": "fork 7 (unpatched), fork/gate.py:12",
         "rerun": rerun(RED, RED.results[0]), "explain": "rankproof explain TOPO-02",
     }  # fmt: skip
-    on_the_first = dict(details(RED, replace(RED.results[0], rank=0)))
-    assert on_the_first["first rank"] == "0"
+    assert dict(details(RED, replace(RED.results[0], rank=0)))["first rank"] == "0"
     assert [*dict(details(RED, _said("broken", "x", "X-01")))] == ["got", "rerun", "explain"]
 
 
@@ -363,8 +357,7 @@ def test_a_violations_file_and_line_is_that_of_the_last_question_with_one(
     monkeypatch.chdir(tmp_path)
     inside = _said("broken", raised.format("blocks", tmp_path / "fork" / "moe.py"))
     assert place(RED, inside) == ("fork/moe.py", 27)
-    outside = _said("broken", raised.format("blocks", "/nowhere/moe.py"))
-    assert place(RED, outside) == ("fork/gate.py", 41)
+    assert place(RED, _said("broken", raised.format("blocks", "/nowhere/moe.py"))) == ("fork/gate.py", 41)
     assert place(RED, _said("broken", raised.format("launch", "/nowhere/moe.py"))) == ("/nowhere/moe.py", 27)
     torn = replace(RED, header=replace(RED.header, subject=replace(RED.header.subject, places={"blocks": "gate.py:x"})))
     assert place(torn, _said("violated", "x", answered={"blocks": ""})) is None

@@ -135,8 +135,7 @@ def test_a_check_that_is_stopped_ends_the_processes_it_started(tmp_path: Path, n
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_check_of_two_commits_reports_what_it_found_so_far(tmp_path: Path, number: signal.Signals) -> None:
     repository(tmp_path, {"slow.py": SLOW})
-    command = [RANKPROOF, *CHECK[:-2], "--at", f"{tmp_path}@HEAD..", "--report", "two"]
-    run = Started(tmp_path, *command)
+    run = Started(tmp_path, RANKPROOF, *CHECK[:-2], "--at", f"{tmp_path}@HEAD..", "--report", "two")
     try:
         run.until((tmp_path / "asked").exists)
         run.until((tmp_path / "two/base/output.log").exists)

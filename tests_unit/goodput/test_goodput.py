@@ -35,8 +35,7 @@ def test_the_goodput_command_prints_each_part_of_the_wall_clock(tmp_path: Path) 
         {"kind": "step", "start": 4000, "end": 5000}, {"kind": "checkpoint", "start": 5000, "end": None},
     ]  # fmt: skip
     path.write_text(json.dumps({"start": 0, "end": 10_000, "spans": spans}))
-    done = invoked("goodput", path, code=0)
-    assert done.output.splitlines() == [
+    assert invoked("goodput", path, code=0).output.splitlines() == [
         "step                2.000 s   20.0%",
         "compile             3.000 s   30.0%",
         "checkpoint          5.000 s   50.0%",
@@ -46,8 +45,7 @@ def test_the_goodput_command_prints_each_part_of_the_wall_clock(tmp_path: Path) 
         "wall               10.000 s   goodput 20.0%",
         "1 of 2 steps ran undisturbed, 1000.0 ms each",
     ]
-    as_json = invoked("goodput", path, "--json")
-    assert json.loads(as_json.output)["parts"]["checkpoint"] == 5000
+    assert json.loads(invoked("goodput", path, "--json").output)["parts"]["checkpoint"] == 5000
 
 
 @pytest.mark.parametrize(
@@ -62,5 +60,4 @@ def test_the_goodput_command_prints_each_part_of_the_wall_clock(tmp_path: Path) 
 def test_the_goodput_command_refuses_a_malformed_clock(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "spans.json"
     path.write_text(text)
-    done = invoked("goodput", path, code=2)
-    assert said in done.stderr
+    assert said in invoked("goodput", path, code=2).stderr

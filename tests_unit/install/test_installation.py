@@ -158,16 +158,14 @@ def test_a_plan_that_pip_cannot_be_asked_about_ends_in_one_clear_error(
     tmp_path: Path, change: tuple[str, str], words: str
 ) -> None:
     (tmp_path / "plan.toml").write_text(PLAN.replace(*change))
-    done = invoked("install-plan", tmp_path / "plan.toml", code=2)
-    assert words in done.stderr
+    assert words in invoked("install-plan", tmp_path / "plan.toml", code=2).stderr
 
 
 def test_a_step_that_is_no_pip_install_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(PLAN.replace("MAMBA", "touch made").replace("FLA", "uv pip install fla-core"))
     plan = read_plan(tmp_path / "plan.toml")
     only = InstallPlan(torch=plan.torch, data_volume="/", environment="/", steps=plan.steps[2:])
-    asked = pip_plan.resolve(only, folder=tmp_path)
-    assert [(step.would_install, step.error) for step in asked.steps] == [
+    assert [(step.would_install, step.error) for step in pip_plan.resolve(only, folder=tmp_path).steps] == [
         (None, "it is no `pip install`"), (None, "it is no `pip install`"), ({}, ""),
     ]  # fmt: skip
     assert not (tmp_path / "made").exists()

@@ -65,8 +65,7 @@ def test_mamba_ssms_scan_replaces_the_references_scan(lying: str) -> None:
     """Output, last state and every gradient, from an initial state; packed documents begin at number 3."""
     command = [str(mamba_ssm.python()), "-O", "-P", "-s", "-W", "ignore", str(HERE / "_adapter.py"), lying]
     env = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
-    done = ran(command, env=env, limit_s=300, code=0)
-    answer = json.loads(done.stdout)
+    answer = json.loads(ran(command, env=env, limit_s=300, code=0).stdout)
     assert (answer["ran"], answer["own"]) == ({"scan": "mamba-ssm"}, {"scan": "native"})
     assert len(answer["far"]) == 21
     assert {name: far for name, far in answer["far"].items() if far > FLOAT32.bound} == {}

@@ -72,8 +72,7 @@ def killed(tmp_path: Path, how: str) -> list[str]:
     target = tmp_path / "run" / "manifest.json"
     target.parent.mkdir()
     command = [sys.executable, "-c", KILLED_AT_EVERY_LINE, str(target), str(old), str(new), how]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return done.stdout.split()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
 
 
 def test_a_kill_at_any_line_of_a_write_leaves_the_old_manifest_or_the_new_one(tmp_path: Path) -> None:

@@ -150,8 +150,7 @@ def test_two_runs_are_compared_by_their_receipts(tmp_path: Path, part: str, symp
         "image": replace(receipt, provenance=replace(receipt.provenance, image="sha256:another")),
     }[part]
     prior, run = (run_with_receipt(tmp_path, name, r) for name, r in (("prior", receipt), ("run", changed)))
-    done = asked(run, "--against", str(prior), "--json")
-    found = json.loads(done.output)["diagnosis"]
+    found = json.loads(asked(run, "--against", str(prior), "--json").output)["diagnosis"]
     assert found["symptom"] == symptom
     assert symptom is None or part.replace("mode", "lane") in found["why"]
 
@@ -159,6 +158,5 @@ def test_two_runs_are_compared_by_their_receipts(tmp_path: Path, part: str, symp
 def test_a_run_is_not_compared_with_one_without_a_receipt(tmp_path: Path) -> None:
     run = run_with_receipt(tmp_path, "run", Reference().receipt(FACTS))
     (tmp_path / "prior").mkdir()
-    prior = run_folder(tmp_path / "prior", OK)
-    done = asked(run, "--against", str(prior), code=2)
+    done = asked(run, "--against", str(run_folder(tmp_path / "prior", OK)), code=2)
     assert "holds no receipt" in done.stderr

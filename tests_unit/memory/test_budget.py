@@ -35,8 +35,7 @@ def test_eager_layers_are_counted_by_hand() -> None:
     spread = Spread(degrees=Degrees(), world=1, layout="borrowed", kernels="eager")
     recipe = replace(TINY, pattern="AEM", depth=3)
     (stage,) = memory.budget(recipe, spread, ROOMY).stages
-    found = {line.what[0]: line.bytes for line in stage.lines if " blocks: " in line.what}
-    assert found == {
+    assert {line.what[0]: line.bytes for line in stage.lines if " blocks: " in line.what} == {
         # QK norms 8 · (16 + 8), rope 8 · 4, q k v 12 · 16, softmax 4 · 4 · 8, mask 8, wo's input 2 · 16
         "A": 8 * (160 + 192 + 32 + 192 + 128 + 8 + 32),
         # router's input 4 · 16, experts 2 · 2 · 3 · 6, shared 2 · 2 · 10
@@ -58,8 +57,7 @@ def test_eager_layers_without_a_known_count_are_refused_at_once() -> None:
 
 def test_recomputed_eager_layers_are_budgeted_one_at_a_time() -> None:
     spread = Spread(degrees=Degrees(), world=1, layout="borrowed", kernels="eager")
-    recipe = replace(TINY, pattern="AEM", depth=3, recompute="full")
-    (stage,) = memory.budget(recipe, spread, ROOMY).stages
+    (stage,) = memory.budget(replace(TINY, pattern="AEM", depth=3, recompute="full"), spread, ROOMY).stages
     assert [line.what[0] for line in stage.lines if " blocks: " in line.what] == ["M"]
 
 

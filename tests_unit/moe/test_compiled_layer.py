@@ -58,8 +58,7 @@ def test_compiled_dispatch_and_combine_have_no_index_add(activation: str, factor
     block, seen = PARTS.moe(recipe, PARTS).bfloat16(), Graphs()
     x_BTD = fixtures.normal("x", (2, 10, HIDDEN)).bfloat16().requires_grad_()
     torch.compiler.reset()
-    forward = compiled(block, lambda x: block(x, packing(x), {}).y_BTD, seen.backend)
-    forward(x_BTD).sum().backward()
+    compiled(block, lambda x: block(x, packing(x), {}).y_BTD, seen.backend)(x_BTD).sum().backward()
     assert len(seen.forward) == len(seen.backward) == 1
     for graph in (*seen.forward, *seen.backward):
         assert not [each for each in rows_of(graph) if each.startswith(ADDS)]

@@ -177,8 +177,7 @@ def _looked_at(file: Path, folder: Path) -> None:
 
 def test_other_settings_are_named_with_the_lines_that_changed(here: Path, ab: Ab) -> None:
     _edit(here / "train.py", ("lr=1e-3", "lr=2e-3"))
-    done = ab("--base", "base", *PYTHON, code=1)
-    last = done.stdout.splitlines()[-1]
+    last = ab("--base", "base", *PYTHON, code=1).stdout.splitlines()[-1]
     assert "settings of the optimizer: blocks.0.up.weight: learning rate 0.002" in last
     assert last.endswith("; see train.py:8")
 
@@ -263,8 +262,7 @@ def test_pythonpath_into_the_repository_is_moved_into_the_checkout(
     git(here, "commit", "-q", "-a", "-m", "A folder")
     monkeypatch.setenv("PYTHONPATH", str(here / "lib"))
     _edit(here / "lib/net.py", ("x + self.down(y)", "x + 1.01 * self.down(y)"))
-    done = ab("--base", "HEAD", *PYTHON, code=1)
-    assert done.stdout.splitlines()[-1].endswith("; see lib/net.py:13")
+    assert ab("--base", "HEAD", *PYTHON, code=1).stdout.splitlines()[-1].endswith("; see lib/net.py:13")
 
 
 def test_ab_refuses_all_wrong_options_at_once(here: Path, ab: Ab, tmp_path: Path) -> None:
@@ -285,8 +283,7 @@ def test_bisect_skips_commits_that_cannot_be_tested(here: Path, ab: Ab, broken: 
         git(here, "commit", "-q", "-a", "-m", "Ends")
     else:
         _edit(here / "train.py", ("    optimizer.step()\n", ""))
-    done = ab("--base", "HEAD", "--bisect", *PYTHON, code=code)
-    last = done.stdout.splitlines()[-1]
+    last = ab("--base", "HEAD", "--bisect", *PYTHON, code=code).stdout.splitlines()[-1]
     words = "no whole step was seen" if broken == "head" else "ended with exit code 7"
     assert last.startswith(f"INCOMPLETE: {broken}: "), last
     assert words in last

@@ -207,8 +207,7 @@ def test_a_trace_made_by_device_kernels_equals_that_of_the_cpu(
         assert one == other
     sketches = [numpy.fromfile(tmp_path / each / "rank-00000.sketches") for each in ("here", "there")]
     numpy.testing.assert_allclose(*sketches, rtol=1e-11, atol=1e-12)
-    statistics = [each["names"] for each in there if each["e"] == "statistics"]
-    assert statistics == [["seen"]] * 3
+    assert [each["names"] for each in there if each["e"] == "statistics"] == [["seen"]] * 3
 
 
 @pytest.mark.usefixtures("launches")

@@ -135,8 +135,7 @@ def alternating() -> None:
 def narrow() -> None:
     """In bfloat16 a weight of one is not moved by less than its rounding."""
     net = _net().bfloat16()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
-    _train(net, optimizer, [_rows().bfloat16() for _ in range(4)])
+    _train(net, torch.optim.AdamW(net.parameters(), lr=1e-4), [_rows().bfloat16() for _ in range(4)])
 
 
 def scheduled() -> None:
@@ -233,8 +232,7 @@ def flat() -> None:
     try:
         with warnings.catch_warnings(action="ignore"):  # one rank has no shards
             net = FullyShardedDataParallel(_net(), device_id=torch.device("cpu"))
-        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-        _train(net, optimizer)
+        _train(net, torch.optim.AdamW(net.parameters(), lr=1e-2))
     finally:
         dist.destroy_process_group()
 
@@ -282,8 +280,7 @@ def averaged() -> None:
 
     net = _net()
     average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    for _ in _steps(net, optimizer):
+    for _ in _steps(net, torch.optim.AdamW(net.parameters(), lr=1e-2)):
         average.update_parameters(net)
         average.eval()
         with torch.no_grad():
@@ -294,8 +291,7 @@ def frozen() -> None:
     """A frozen backbone in evaluation mode, whose norm keeps its statistics, under a head that learns."""
     net = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), nn.Linear(8, 1))
     net[0].requires_grad_(False).eval()
-    optimizer = torch.optim.SGD(net[1].parameters(), lr=1e-2, weight_decay=0.1)
-    _train(net, optimizer)
+    _train(net, torch.optim.SGD(net[1].parameters(), lr=1e-2, weight_decay=0.1))
 
 
 class _LowRank(nn.Module):
@@ -314,8 +310,7 @@ class _LowRank(nn.Module):
 
 def low_rank() -> None:
     net = nn.Sequential(_LowRank(nn.Linear(4, 8)), nn.Linear(8, 1).requires_grad_(False))
-    optimizer = torch.optim.SGD([each for each in net.parameters() if each.requires_grad], lr=1e-2)
-    _train(net, optimizer)
+    _train(net, torch.optim.SGD([each for each in net.parameters() if each.requires_grad], lr=1e-2))
 
 
 class _ScheduleFree(torch.optim.Optimizer):
@@ -377,8 +372,7 @@ def several() -> None:
 def evaluated() -> None:
     """Dropout and a norm with statistics, evaluated between steps."""
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    for _ in _steps(net, optimizer):
+    for _ in _steps(net, torch.optim.AdamW(net.parameters(), lr=1e-2)):
         net.eval()
         with torch.inference_mode():
             net(_rows())
@@ -387,9 +381,7 @@ def evaluated() -> None:
 
 def compiled() -> None:
     net = _net()
-    traced = torch.compile(net, backend="eager")
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    _train(traced, optimizer)
+    _train(torch.compile(net, backend="eager"), torch.optim.AdamW(net.parameters(), lr=1e-2))
 
 
 def accumulated(reduction: str) -> None:
@@ -533,8 +525,7 @@ def _consumed(folder: Path, microbatches: list[dict[str, torch.Tensor]]) -> Coun
 def test_a_row_is_the_same_row_alone_and_in_a_batch_with_a_shared_mask(tmp_path: Path, name: str) -> None:
     tokens, mask = torch.arange(20).view(4, 5), torch.ones(1, 1, 5, 5, dtype=torch.bool).triu(1)
     four = _consumed(tmp_path / "four", [{"input_ids": tokens, name: mask}])
-    apart = _consumed(tmp_path / "apart", [{"input_ids": each[None], name: mask} for each in tokens])
-    assert four == apart
+    assert four == _consumed(tmp_path / "apart", [{"input_ids": each[None], name: mask} for each in tokens])
     assert len(four) == 4
 
 

@@ -162,8 +162,7 @@ def test_dropping_microbatches_in_every_step_is_named(tmp_path: Path) -> None:
         optimizer.zero_grad()
 
     other = _observed(tmp_path / "other", lambda: _train(CALLS["two arguments"], trial=trial))
-    done = invoked("judge", other, "--report", tmp_path / "report", code=1)
-    said = " ".join(done.output.split())
+    said = " ".join(invoked("judge", other, "--report", tmp_path / "report", code=1).output.split())
     assert "in each of 2 steps, the gradients of a microbatch are dropped before an optimizer steps" in said
 
 

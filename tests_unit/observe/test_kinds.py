@@ -142,5 +142,4 @@ def test_the_output_of_an_identity_is_not_compared(tmp_path: Path) -> None:
     """A stage of a pipeline that has no norm may hold an Identity under its name."""
     torch.manual_seed(0)
     _observed(tmp_path / "trace", nn.Sequential(nn.Linear(4, 4), nn.Identity()))
-    lines = read(tmp_path / "trace").ranks[0].of("forward")
-    assert {line["name"] for line in lines} == {"0", "(root)"}
+    assert {line["name"] for line in read(tmp_path / "trace").ranks[0].of("forward")} == {"0", "(root)"}

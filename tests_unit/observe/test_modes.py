@@ -90,6 +90,5 @@ def test_compiled_code_that_draws_other_numbers_is_not_comparable(tmp_path: Path
 
 def test_a_root_that_compiles_itself_is_observed(tmp_path: Path) -> None:
     traces = [_observed(tmp_path / name, nn.Module.train, 0.0, compiled=bool(at)) for at, name in enumerate(("a", "b"))]
-    said = _diff(*traces, code=0)
-    assert "compared: 3 initial weights, 2 steps, 2 outputs" in said
+    assert "compared: 3 initial weights, 2 steps, 2 outputs" in _diff(*traces, code=0)
     _judged(traces[1], tmp_path, code=0)

@@ -125,13 +125,11 @@ def test_the_first_finding_names_the_planted_bug(traces: Path, tmp_path: Path, b
     old, new, parallel, words = BUGS[bug]
     text = NANO.read_text(encoding="utf-8")
     assert text.count(old) == 1
-    script = tmp_path / "train.py"
-    script.write_text(text.replace(old, new), encoding="utf-8")
+    (tmp_path / "train.py").write_text(text.replace(old, new), encoding="utf-8")
     codes = observe(tmp_path, ("train.py", "--parallel", parallel, "--steps", "1"), tmp_path / "out", 2)
     assert codes == [0, 0], (tmp_path / "stderr-0").read_text()
     done_diff = invoked("diff", traces / "one", tmp_path / "out")
-    last = done_diff.output.strip().splitlines()[-1]
-    assert words in last, done_diff.output
+    assert words in done_diff.output.strip().splitlines()[-1], done_diff.output
     assert done_diff.exit_code == (3 if "inputs" in words else 1)
 
 
@@ -337,10 +335,8 @@ def test_a_script_is_not_changed_by_being_observed(tmp_path: Path) -> None:
         "print(net.a.weight.tolist(), torch.rand(()).item())\n"
     )
     plain = subprocess.run([sys.executable, script], env=HERE, capture_output=True, text=True, timeout=300, check=True)
-    done = _observed(tmp_path / "out", script, 1)
-    assert done.stdout == plain.stdout
+    assert _observed(tmp_path / "out", script, 1).stdout == plain.stdout
     merged = Merged(read(tmp_path / "out"))
-    calls = [line for _, line in merged.lines("forward", 1) if line["name"] == "a"]
-    assert len(calls) == 1
+    assert len([line for _, line in merged.lines("forward", 1) if line["name"] == "a"]) == 1
     assert len(merged.rows(1)) == 4
     assert all(line["drawn"] for _, line in merged.lines("drawn", 1))

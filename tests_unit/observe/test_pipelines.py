@@ -70,8 +70,7 @@ def test_pipeline_stages_with_equal_layer_numbers_are_not_taken_for_replicas(one
     own = "nn.ModuleDict({str(at): each for at, each in enumerate(net.layers.values())})"
     trace = _observed(tmp_path, 2, edits=[("    return net\n", f"    net.layers = {own}\n    return net\n")])
     _judged(trace, tmp_path / "report", code=0)
-    said = _diff(one, trace, code=0)
-    assert "unseen  30 × initial weights of only one run" in said
+    assert "unseen  30 × initial weights of only one run" in _diff(one, trace, code=0)
 
 
 LOSS = "    return F.cross_entropy(scores.flatten(0, 1), targets.flatten())\n"

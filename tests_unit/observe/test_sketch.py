@@ -67,8 +67,7 @@ def test_sketches_of_ranges_of_a_flattened_tensor_add_up_to_the_whole(
     shape: tuple[int, ...], seed: int, data: st.DataObject
 ) -> None:
     tensor = _drawn(shape, seed)
-    cuts = sorted(data.draw(st.lists(st.integers(0, tensor.numel()), max_size=3)))
-    edges = [0, *cuts, tensor.numel()]
+    edges = [0, *sorted(data.draw(st.lists(st.integers(0, tensor.numel()), max_size=3))), tensor.numel()]
     parts = []
     for start, end in itertools.pairwise(edges):
         held = flat_range(tensor.reshape(-1)[start:end], shape, start)
@@ -166,8 +165,7 @@ def test_a_fingerprint_changes_with_the_sign_of_zero_and_with_swapped_rows() -> 
 def test_no_two_names_of_a_large_model_share_a_key() -> None:
     names = [f"layers.{layer}.experts.{expert}.{part}.weight"
              for layer in range(64) for expert in range(64) for part in ("up", "down")]  # fmt: skip
-    keys = {key_of(name, axis) for name in names for axis in (0, 1)}
-    assert len(keys) == 2 * len(names)
+    assert len({key_of(name, axis) for name in names for axis in (0, 1)}) == 2 * len(names)
     assert key_of("a", 1) != key_of("a1", 0)
 
 

@@ -53,8 +53,7 @@ def test_events_after_the_limit_are_left_out_and_the_end_says_so(tmp_path: Path)
 
 
 def test_a_trace_without_a_sketch_is_refused(tmp_path: Path) -> None:
-    writer = _write(tmp_path, 0, 1)
-    writer.close(steps=0, unseen={})
+    _write(tmp_path, 0, 1).close(steps=0, unseen={})
     (rank,) = read(tmp_path).ranks
     for path in (rank.path, tmp_path / "gone"):
         with pytest.raises(Refused, match="has no sketch 0"):

@@ -95,8 +95,7 @@ def test_judge_writes_nothing_into_the_working_directory_unless_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    trace = _observed(tmp_path / "one")
-    said = _said("judge", trace)
+    said = _said("judge", _observed(tmp_path / "one"))
     assert "Outside the profile" not in said
     assert [each.name for each in tmp_path.iterdir()] == ["one"]
     report = Path(next(line for line in said.splitlines() if line.startswith("report: ")).removeprefix("report: "))

@@ -111,9 +111,7 @@ def test_the_command_resumes_in_another_process_and_leaves_a_receipt(tmp_path: P
             whole.save(str(folder))
     words = ("-m", "contracts.stacks.reference.train", *SHORT, "--steps", "4", "--save", "run", "--resume")
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *words]
-    ended = ran(command, cwd=tmp_path, env=env, limit_s=240, code=0)
-    assert "step 4/4" in ended.stderr
+    assert "step 4/4" in ran([sys.executable, *words], cwd=tmp_path, env=env, limit_s=240, code=0).stderr
     receipt = json.loads((tmp_path / "run" / "receipt-00000003-00000004.json").read_text())
     witness = receipt["witness"]
     assert (receipt["ending"], witness["steps"]) == ("ok", 2)
@@ -264,8 +262,7 @@ def test_a_loss_scale_never_falls_below_one() -> None:
 
 
 def test_a_step_in_float64_stays_in_float64() -> None:
-    trainer = Trainer(replace(SMALL, pattern="AM", depth=2), Execution(precision="float64"))
-    done = trainer.next(wanted=True)
+    done = Trainer(replace(SMALL, pattern="AM", depth=2), Execution(precision="float64")).next(wanted=True)
     assert {each.dtype for each in done.gradients.values()} == {torch.float64}
     norm = oracle.norm(done.gradients)
     assert done.grad_norm == pytest.approx(norm, rel=FLOAT64.bound)

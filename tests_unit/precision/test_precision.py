@@ -83,8 +83,7 @@ def test_a_block_of_mxfp8_has_the_scale_worked_out_by_hand() -> None:
     product = Fp8Matmul(Fp8(scaling="mxfp8"))
     t_RC = torch.full((1, 64), 0.5)
     t_RC[0, 3], t_RC[0, 40] = -5.0, 7.0
-    scale = product.scale_of(t_RC, 0, 1, 0)
-    assert scale[0, [0, 31, 32, 63]].tolist() == [64.0, 64.0, 64.0, 64.0]
+    assert product.scale_of(t_RC, 0, 1, 0)[0, [0, 31, 32, 63]].tolist() == [64.0, 64.0, 64.0, 64.0]
     t_RC[0, 40] = 7.01
     assert product.scale_of(t_RC, 0, 1, 0)[0, [0, 31, 32, 63]].tolist() == [64.0, 64.0, 32.0, 32.0]
 

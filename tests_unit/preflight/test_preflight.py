@@ -144,8 +144,7 @@ def test_a_missing_tool_is_a_finding_and_not_an_error(tmp_path: Path, monkeypatc
 def test_a_tool_that_hangs_is_called_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _tool(tmp_path, f"echo asked >> {tmp_path}/asked; exec /bin/sleep 60")
     monkeypatch.setenv("PATH", str(tmp_path))
-    node = read_node(timeout_s=0.5)
-    assert node.failures["memory"] == "nvidia-smi did not answer within 0.5 s"
+    assert read_node(timeout_s=0.5).failures["memory"] == "nvidia-smi did not answer within 0.5 s"
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 

@@ -118,8 +118,7 @@ def test_the_first_reason_to_cancel_a_step_is_kept_for_that_step_only() -> None:
     def work(rank: Agreement) -> str:
         return rank.call_off(7, f"because of {rank.rank}")
 
-    said = together(5, work)
-    assert len(set(said)) == 1
+    assert len(set(together(5, work))) == 1
     rank = Agreement(store(), rank=0, size=2)
     assert rank.called_off(7) is None
     rank.call_off(7, "late")

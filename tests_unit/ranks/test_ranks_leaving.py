@@ -307,10 +307,8 @@ def test_a_rank_whose_collectives_differ_is_named_and_not_its_victim() -> None:
     assert (more.rank, more.certain) == (1, False), "the others may have raised before it"
     assert odd_one({0: usual, 1: usual, 2: {"stack": "", "collectives": []}}) is None, "who called nothing has raised"
     three, four = _of_group_0("all_to_all [[3]]"), _of_group_0("all_to_all [[4]]")
-    uneven = odd_one({0: three, 1: four, 2: three})
-    assert not uneven.certain, "an uneven exchange may be right"
-    other_name = odd_one({0: usual, 1: usual, 2: _of_group_0("all_to_all [[1]]")})
-    assert other_name.certain
+    assert not odd_one({0: three, 1: four, 2: three}).certain, "an uneven exchange may be right"
+    assert odd_one({0: usual, 1: usual, 2: _of_group_0("all_to_all [[1]]")}).certain
     posts = [Post(rank=0, kind="failed", text="RuntimeError: Connection closed by peer", raised=True, order=1),
              Post(rank=1, aborted="rank 0 did not pass", kind="failed")]  # fmt: skip
     perhaps, certain = (OddOne(1, "rank 1 differs: x", certain=each) for each in (False, True))

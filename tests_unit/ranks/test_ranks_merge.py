@@ -105,14 +105,12 @@ PROPERTIES = {  # what ranks say → whose properties stand
 @pytest.mark.parametrize("case", PROPERTIES)
 def test_a_merged_report_has_the_properties_of_the_deciding_rank(case: str) -> None:
     said, whose = PROPERTIES[case]
-    merged = merge(_with_properties(*said))
-    assert [value for name, value in merged.properties if name == "result"] == whose
+    assert [value for name, value in merge(_with_properties(*said)).properties if name == "result"] == whose
 
 
 def test_a_failure_has_a_machine_readable_verdict_and_a_pass_has_none() -> None:
     merged = merge(posts("passed", "failed!rank 1 did not finish@1"))
-    verdict = json.loads(str(dict(merged.properties)[VERDICT]))
-    assert verdict == {
+    assert json.loads(str(dict(merged.properties)[VERDICT])) == {
         "outcome": "failed",
         "primary": 1,
         "words": "rank 1 did not finish",

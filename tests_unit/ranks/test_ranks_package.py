@@ -10,8 +10,7 @@ MODULES = [name for _, name, _ in pkgutil.iter_modules(contracts.ranks.__path__,
 
 def test_the_ranks_package_imports_nothing_of_this_project() -> None:
     brought = modules_after("; ".join(f"import {name}" for name in MODULES))
-    ours = {name for name in brought if name.startswith("contracts.")}
-    assert ours <= {"contracts.ranks", *MODULES}
+    assert {name for name in brought if name.startswith("contracts.")} <= {"contracts.ranks", *MODULES}
 
 
 def test_the_ranks_package_loads_torch_only_if_there_are_ranks() -> None:

@@ -171,8 +171,7 @@ def test_a_receipts_runtime_is_that_of_torchruns_interpreter(tmp_path: Path, mon
     _, components = provenance.runtime()
     (torch,) = (each for each in components if each.name == "torch")
     assert torch.version == "9.9"
-    before = torch.build
-    assert before is not None
+    assert torch.build is not None
     (info / "RECORD").write_text("torch/a.so,sha256=aa,3\n../../bin/torchrun,sha256=cc,2\n", encoding="utf-8")
     assert provenance.runtime()[1] == components, "an entry point is no part of the build"
     (info / "RECORD").write_text("torch/a.so,sha256=ab,3\n", encoding="utf-8")

@@ -169,8 +169,7 @@ def test_a_secret_across_the_parts_of_a_long_line_is_found() -> None:
         redactor = LineRedactor({secret})
         whole = "x" * before + secret + "y" * 3000 + "\n"
         parts = [whole[at : at + size] for at in range(0, len(whole), size)]
-        kept = "".join(map(redactor.line, parts)) + redactor.rest()
-        assert kept == whole.replace(secret, REDACTED)
+        assert "".join(map(redactor.line, parts)) + redactor.rest() == whole.replace(secret, REDACTED)
 
 
 def test_secrets_of_the_command_line_and_environment_are_known() -> None:

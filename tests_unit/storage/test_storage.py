@@ -36,8 +36,7 @@ def test_the_mount_of_a_path_equals_the_kernels(volume: Path) -> None:
     mounts = parse_mountinfo(MOUNTINFO.read_text())
     for path in ("/", "/proc", str(volume), str(volume.parent)):
         device = Path(path).stat().st_dev
-        mount = mount_of(path, mounts)
-        assert mount.device == f"{os.major(device)}:{os.minor(device)}"
+        assert mount_of(path, mounts).device == f"{os.major(device)}:{os.minor(device)}"
     assert mount_of(f"{volume}/below", mounts).point == str(volume)
 
 

@@ -74,8 +74,7 @@ def test_axes_that_partition_the_world_but_form_no_grid_are_found() -> None:
     rows, columns = ((0, 1), (2, 3)), ((0, 2), (1, 3))
     assert flaw_of_grid({"a": rows, "b": columns}, ("a", "b"), 4) is None
     assert flaw_of_grid({"a": rows, "b": rows}, ("a", "b"), 4) == "a a and a b group share ranks 0 and 1"
-    singles = tuple((rank,) for rank in range(4))
-    assert flaw_of_grid({"a": rows, "b": singles}, ("a", "b"), 4) == (
+    assert flaw_of_grid({"a": rows, "b": tuple((rank,) for rank in range(4))}, ("a", "b"), 4) == (
         "a groups have 2 members, but the other axes leave 4 places on it"
     )
 
