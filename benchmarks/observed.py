@@ -10,7 +10,6 @@ included, which are made then and stay; in parts of the weights. Prints Markdown
 
 import argparse
 import itertools
-import runpy
 import statistics
 import tempfile
 import time
@@ -18,12 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from contracts.observe.recorder import Recorder
-from contracts.observe.trace import Writer
-
-NANO = Path(__file__).parents[1] / "docs/examples/observe_nano.py"
+from benchmarks.observed_device import Training
 
 
 def main() -> None:
@@ -32,24 +27,14 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=4096)
     asked = parser.parse_args()
-    model = runpy.run_path(str(NANO))["GPT"](vocab=4096, length=512, width=asked.width, depth=4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    text = torch.randint(4096, (asked.tokens // 512, 513), generator=torch.Generator().manual_seed(0))
+    training = Training("cpu", asked.width, asked.tokens, 4096, 4, None)
 
     def step() -> float:
-        begin = time.process_time()
-        model(text[:, :-1], text[:, 1:]).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return time.process_time() - begin
+        return training.step(time.process_time)
 
     def observed(folder: Path) -> float:
-        recorder = Recorder(Writer(folder, 0, 1, ("benchmark",), {"run": ""}), 2, collectives=False)
-        recorder.start()
-        seconds = [step(), step()][1]
-        recorder.close()
-        return seconds
+        with training.observed(folder, 2):
+            return [step(), step()][1]
 
     def highest(run: Callable[[], object]) -> int:
         """Bytes that torch has allocated at the most, beyond those that it had."""
@@ -69,7 +54,7 @@ def main() -> None:
         written = sum(each.stat().st_size for each in Path(folder, "0").iterdir())
     ratios = [each / ((before + after) / 2) - 1
               for before, each, after in zip(plain, seen, plain[1:], strict=False)]  # fmt: skip
-    count = sum(each.numel() for each in model.parameters())
+    count = sum(each.numel() for each in training.model.parameters())
     print(  # noqa: T201
         f"{count / 1e6:.1f} M parameters, {asked.tokens} tokens, {torch.get_num_threads()} thread(s), torch "
         f"{torch.__version__}\n\n| | median | over {asked.pairs} pairs |\n|---|---|---|\n"

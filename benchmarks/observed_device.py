@@ -10,10 +10,7 @@ an observed step takes a quarter more than a plain one.
 
 import argparse
 import contextlib
-import cProfile
-import itertools
 import json
-import pstats
 import runpy
 import statistics
 import sys
@@ -24,16 +21,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 
-from contracts.observe import device, lines
+from contracts.observe import device
 from contracts.observe.diff import compare
 from contracts.observe.merged import Merged
 from contracts.observe.recorder import Recorder
-from contracts.observe.sketch import Piece, span, whole
 from contracts.observe.trace import Writer, read
 
 NANO = Path(__file__).parents[1] / "docs/examples/observe_nano.py"
@@ -62,9 +57,9 @@ class Training:
         if self.place == "cuda":
             torch.cuda.synchronize()
 
-    def step(self) -> float:
+    def step(self, clock: Callable[[], float] = time.perf_counter) -> float:
         self.wait()
-        begin = time.perf_counter()
+        begin = clock()
         with torch.autocast("cuda", dtype=self.dtype, enabled=self.dtype is not None and self.place == "cuda"):
             loss = self.model(self.text[:, :-1], self.text[:, 1:])
         loss.backward()
@@ -72,7 +67,7 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.wait()
-        return time.perf_counter() - begin
+        return clock() - begin
 
     @contextlib.contextmanager
     def observed(self, folder: Path, steps: int = 3) -> Iterator[None]:
@@ -179,117 +174,14 @@ def measured(name: str, folder: Path, pairs: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-METHODS = {
-    Recorder: ("_before_module", "_root_begins", "_begin_step", "_begin_weights", "_write_input", "_write_left",
-               "_after_module", "_ends_again", "_module_ends", "_before_backward", "_clipped", "_applied",
-               "_write_sample", "_after_step", "_every", "_phase", "_settle"),
-    device.Device: ("start", "read"), device.Plan: ("launch",), lines.Lines: ("write", "written"),
-}  # fmt: skip
-
-
-@contextlib.contextmanager
-def clocked(spent: Counter[str]) -> Iterator[None]:
-    """Microseconds in each of these methods, those that it calls included."""
-
-    def clock(method: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*given: Any, **how: Any) -> Any:
-            begin = time.perf_counter()
-            try:
-                return method(*given, **how)
-            finally:
-                spent[method.__qualname__] += round(1e6 * (time.perf_counter() - begin))
-
-        return run
-
-    with contextlib.ExitStack() as stack:
-        for owner, names in METHODS.items():
-            for name in names:
-                stack.enter_context(mock.patch.object(owner, name, clock(getattr(owner, name))))
-        yield
-
-
-def profiled(folder: Path, place: str = "cuda", steps: int = 20) -> Iterator[dict[str, Any]]:
-    """What Python spends in each function in an observed step of the smallest size, in microseconds a step."""
-    training = Training(place, *SIZES["4 M"])
-    for _ in range(5):
-        training.step()
-    for aside in (False, True):
-        with training.observed(folder / f"aside {aside}", steps), mock.patch.object(lines, "ASIDE", aside):
-            took = [training.step() for _ in range(steps)]
-            yield {"written_aside": aside, "observed_ms": round(1e3 * statistics.median(took[2:]), 2),
-                   "plain_ms": round(1e3 * statistics.median(training.step() for _ in range(steps)), 2)}  # fmt: skip
-    spent, profile = Counter[str](), cProfile.Profile()
-    with training.observed(folder / "clocked", steps + 1), clocked(spent):
-        training.step()
-        spent.clear()
-        for _ in range(steps):
-            training.step()
-        yield {"us": {name: round(each / steps) for name, each in spent.most_common()}}
-    with training.observed(folder / "profiled", steps + 1), mock.patch.object(lines, "ASIDE", False):
-        training.step()
-        profile.enable()
-        for _ in range(steps):
-            training.step()
-        profile.disable()
-    found: Any = pstats.Stats(profile)
-    for (file, line, name), (_, calls, own, all_, _) in sorted(found.stats.items(), key=lambda each: -each[1][2])[:40]:
-        yield {"calls": round(calls / steps, 1), "own_us": round(1e6 * own / steps), "us": round(1e6 * all_ / steps),
-               "of": f"{name} {'/'.join(Path(file).parts[-2:])}:{line}"[:80]}  # fmt: skip
-
-
-def tuned() -> Iterator[dict[str, Any]]:
-    """Microseconds of each kernel by its sizes, as `contracts.observe.device` names them."""
-    sizes = ("_DEPTH", "_WIDE", "_PROGRAMS", "_STRIP", "_TURNS", "_WARPS", "_LOOPS", "_BLOCK", "_DEEP", "_NARROW")
-    usual = {each: getattr(device, each) for each in sizes}
-    rows = torch.randint(1 << 62, (32,), device="cuda")
-    tries: dict[str, list[dict[str, int]]] = {
-        "parameters": [{}, {"_TURNS": False, "_STRIP": 16}],
-        "bits": [{}, {"_LOOPS": 32}],
-        "batched": [{}, {"_DEPTH": 8}, {"_DEPTH": 2}, {"_PROGRAMS": 4096}, {"_WIDE": 512}],
-    }  # fmt: skip
-    for kind, several in tries.items():
-        for changed in several:
-            for name, value in (usual | changed).items():
-                setattr(device, name, value)
-            there = device.Device(torch.device("cuda"))
-            found = {}
-            for shape in (
-                ((8, 512, 256), (32, 512, 1024), (32, 512, 32768)) if kind == "batched" else ((16, 1024, 4096),)
-            ):
-                x = torch.randn(shape, device="cuda", dtype=torch.bfloat16 if shape[-1] > 5000 else torch.float32)
-                piece = Piece(start=0, indices=(rows[: shape[0]], *map(span, shape[1:])), coarse=True)
-
-                def once(x: torch.Tensor = x, piece: Piece = piece, there: Any = there, kind: str = kind) -> None:
-                    if kind == "batched":
-                        there.of_batch(x, piece).launch(x, piece.indices[0])
-                        return
-                    for each in x:
-                        there.ask(each, whole(tuple(each.shape)), sketch=kind == "parameters")
-                    there.launch()
-
-                once()
-                once()
-                _, spent = given(lambda once=once: [once() for _ in range(5)])  # type: ignore[misc]
-                there.read()
-                found[str(shape)] = spent[kind] / 5
-            yield {"kernel": kind, "sizes": changed, "us": found}
-    for name, value in usual.items():
-        setattr(device, name, value)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--only", choices=SIZES)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a size of the kernels")
-    parser.add_argument("--profile", action="store_true", help="where Python spends an observed step, too")
-    parser.add_argument("--tune", action="store_true", help="microseconds of each kernel by its sizes, too")
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         print("torch sees no CUDA device", file=sys.stderr)  # noqa: T201
         return 3
-    for name, value in (each.split("=") for each in asked.set):
-        setattr(device, name, type(getattr(device, name))(int(value)))
     failed = False
     with tempfile.TemporaryDirectory() as held:
         for name in [asked.only] if asked.only else SIZES:
@@ -302,9 +194,6 @@ def main() -> int:
                  "kernels": device.here(torch.empty(1, device="cuda"))}  # fmt: skip
         print(json.dumps(said), flush=True)  # noqa: T201
         failed = failed or said["traces"] != "equal"
-        for each in itertools.chain(profiled(Path(held, "profile")) if asked.profile else (),
-                                    tuned() if asked.tune else ()):  # fmt: skip
-            print(json.dumps(each), flush=True)  # noqa: T201
     return int(failed)
 
 
