@@ -1,16 +1,13 @@
 """Mutants of the suite's own pure code, by cosmic-ray, drawn by seed, each put before the tests about its file.
 
     python -m benchmarks.mutate --tool .venv-mutate/bin/cosmic-ray --of court --count 40 --seed 1
-    python -m benchmarks.mutate --tool … --of spec --only pattern --time 600
 
 The court judges, and the spec has the arithmetic that stacks and checks share. Words in capitals beside tests are
-beginnings of ids: the reference is asked those contracts. The files are changed in a copy, never here. The journal
-(`--out`) lets the next run continue: what was tried of a file stands as long as the file and its tests are the same. A
-survivor is printed with its change. The exit code is 1 where fewer than nine in ten are killed.
+beginnings of ids: the reference is asked those contracts. The files are changed in a copy, never here. A survivor is
+printed with its change. The exit code is 1 where fewer than nine in ten are killed.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import random
@@ -20,13 +17,11 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
-JOURNAL = "mutants.jsonl"
 LIMIT_S = 600  # a mutant whose tests take longer is killed; `mutate-and-test` itself knows no limit
 LEAST = 0.9
 TESTS: Mapping[str, Mapping[str, str]] = {  # a file of `contracts/court` or `contracts/spec` → the tests about it
@@ -188,26 +183,15 @@ def main() -> int:
     words.add_argument("--of", choices=sorted(TESTS), default="court")
     words.add_argument("--count", type=int, default=40)
     words.add_argument("--seed", type=int, default=1)
-    words.add_argument("--only", help="one file, without .py")
-    words.add_argument("--time", type=float, help="begin none after so many seconds")
-    words.add_argument("--out", type=Path, help="by default reports/mutate-court or reports/mutate-spec")
     asked = words.parse_args()
     of, tests = asked.of, TESTS[asked.of]
-    if asked.only not in (None, *tests):
-        words.error(f"--only: {asked.only} is none of {', '.join(tests)}")
-    tool, out = asked.tool.absolute(), (asked.out or Path(f"reports/mutate-{of}")).absolute()
-    tree, until = _copied(out), time.monotonic() + asked.time if asked.time else None
-    drawn = _drawn(tool, tree, of, [asked.only] if asked.only else sorted(tests), asked.seed)[: asked.count]
-    keys = {subject: _content(of, subject) for subject in tests}
-    known: dict[tuple[Any, ...], str] = {
-        tuple(row["spec"]): row["fate"] for row in _journal(out) if row.get("content") == keys.get(row["spec"][0])
-    }
-    for subject in sorted({spec[0] for spec in drawn if spec not in known}):
+    tool, tree = asked.tool.absolute(), _copied(Path(f"reports/mutate-{of}").absolute())
+    drawn = _drawn(tool, tree, of, sorted(tests), asked.seed)[: asked.count]
+    for subject in sorted({spec[0] for spec in drawn}):
         if _tested(tree, tests[subject]).returncode:  # every mutant would be killed
             sys.exit(f"the tests about {subject}.py fail in {tree} without a mutant")
+    fates = Counter[str]()
     for spec in drawn:
-        if spec in known or (until is not None and time.monotonic() > until):
-            continue
         fate, change = _tried(tool, tree, of, spec)
         removed = next((line[1:].strip() for line in change.split("\n    ") if re.match(r"-\s*\S", line)), "")
         if fate == "survived" and any(
@@ -215,14 +199,12 @@ def main() -> int:
             for subject, operator, line in EQUIVALENT
         ):
             fate = "equivalent"
-        known[spec] = fate
-        with (out / JOURNAL).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"content": keys[spec[0]], "spec": spec, "fate": fate, "change": change}) + "\n")
+        fates[fate] += 1
         print(f"{fate:<9} {spec[0]}.py:{spec[3]} {spec[1]}{change if fate == 'survived' else ''}", flush=True)  # noqa: T201
-    fates = [known[spec] for spec in drawn if spec in known and known[spec] != "equivalent"]
-    killed = len(fates) - fates.count("survived")  # what does not even import is incompetent, and was noticed
-    print(f"{killed} of {len(fates)} killed by the tests about their file")  # noqa: T201
-    return int(not fates or killed < LEAST * len(fates))
+    tried = fates.total() - fates["equivalent"]
+    killed = tried - fates["survived"]  # what does not even import is incompetent, and was noticed
+    print(f"{killed} of {tried} killed by the tests about their file")  # noqa: T201
+    return int(not tried or killed < LEAST * tried)
 
 
 def _copied(out: Path) -> Path:
@@ -234,15 +216,6 @@ def _copied(out: Path) -> Path:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, tree / name)
     return tree
-
-
-def _content(of: str, subject: str) -> str:
-    """SHA-256 of a file and of the tests about it."""
-    tests = [f"tests_unit/{each}" for each in TESTS[of][subject].split() if each.endswith(".py")]
-    found = hashlib.sha256(TESTS[of][subject].encode())
-    for name in (f"contracts/{of}/{subject}.py", *tests):
-        found.update((ROOT / name).read_bytes())
-    return found.hexdigest()
 
 
 def _drawn(tool: Path, tree: Path, of: str, subjects: list[str], seed: int) -> list[Spec]:
@@ -296,13 +269,6 @@ def _command(tests: str) -> tuple[str, ...]:
 
 def _environment(tree: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(tree)}
-
-
-def _journal(out: Path) -> Iterator[dict[str, Any]]:
-    file = out / JOURNAL
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
-        if line.endswith("}"):
-            yield json.loads(line)
 
 
 if __name__ == "__main__":
