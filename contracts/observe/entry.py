@@ -99,6 +99,7 @@ class Script:
             raise
         finally:
             if self.recorder is not None:
+                observe.ACTIVE.remove(self.recorder)
                 self.recorder.close(error, is_rank=not others)
 
 

@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E402
 
+import rankproof  # noqa: E402
 from contracts import observe  # noqa: E402
 from contracts.contract import LAW  # noqa: E402
 from contracts.harness.families import read_checks  # noqa: E402
@@ -24,6 +25,7 @@ from contracts.observe.party import Observed  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Writer, read  # noqa: E402
 from contracts.spec import NotOffered  # noqa: E402
+from tests_unit.observe.test_none_of_nothing import Experts  # noqa: E402
 
 read_checks()
 
@@ -36,17 +38,10 @@ def violated(tmp_path: Path) -> Callable[[Callable[[], None]], dict[str, str]]:
     """Observes a run in this process, and gives what is violated, by contract."""
 
     def observed(run: Callable[[], None]) -> dict[str, str]:
-        recorder = Recorder(Writer(tmp_path / "trace", 0, 1, ["train.py"], {"run": "r/0"}), 3)
-        recorder.start()
-        observe.ACTIVE.append(recorder)
-        try:
+        with rankproof.observing(tmp_path / "trace"):
             torch.manual_seed(0)
             run()
-        finally:
-            observe.ACTIVE.clear()
-            recorder.close()
         assert _get_current_dispatch_mode() is None
-        assert not recorder.failed
         merged = Merged(read(tmp_path / "trace"))
         equal = compare(merged, merged)
         assert (equal.differences, equal.incomparable) == ((), "")
@@ -183,40 +178,14 @@ def clipped_twice() -> None:
         optimizer.step()
 
 
-class _Experts(nn.Module):
-    """Megatron's map of tokens and experts, torchtitan's counter and its update without a mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router, self.experts = _Router(), nn.Linear(4, 4)
-        self.register_buffer("tokens_per_expert_E", torch.zeros(4))
-        self.register_buffer("expert_bias_E", torch.zeros(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores, chosen = self.router(x, self.expert_bias_E)
-        self.tokens_per_expert_E.add_(chosen.sum(0))
-        return self.experts(x) * scores.sum(-1, keepdim=True)
-
-
-class _Router(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = self.gate(x).sigmoid()
-        chosen = torch.zeros_like(scores).scatter(-1, (scores + bias).topk(2).indices, 1.0).bool()
-        return scores * chosen, chosen
-
-
 def routed(resets: bool) -> None:
     """Two microbatches a step. With `resets`, the first step is left out as a scaler does, and its counts are gone."""
-    net = _Experts()
+    net = Experts()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
     for step in range(4):
         optimizer.zero_grad()
         for _ in range(2):
-            net(torch.randn(9, 4)).square().sum().backward()
+            net(torch.randn(9, 8)).square().sum().backward()
         moved = 0.01 * (net.tokens_per_expert_E.mean() - net.tokens_per_expert_E).sign()
         net.expert_bias_E += moved - moved.mean()
         net.tokens_per_expert_E.zero_()
@@ -513,11 +482,10 @@ def _consumed(folder: Path, microbatches: list[dict[str, torch.Tensor]]) -> Coun
         def forward(self, **given: torch.Tensor) -> torch.Tensor:
             return self.weight * sum(each.sum() for each in given.values())
 
-    recorder, net = Recorder(Writer(folder, 0, 1, ["train.py"], {"run": "r/0"}), 1), Sum(1, 1)
-    recorder.start()
-    for each in microbatches:
-        net(**each)
-    recorder.close()
+    net = Sum(1, 1)
+    with rankproof.observing(folder, steps=1):
+        for each in microbatches:
+            net(**each)
     return Merged(read(folder)).rows(1)
 
 

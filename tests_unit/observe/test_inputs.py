@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.utils import data  # noqa: E402
 
-from contracts.observe.recorder import Recorder  # noqa: E402
-from contracts.observe.trace import Writer  # noqa: E402
+import rankproof  # noqa: E402
 
 STEPS = 2
 
@@ -56,12 +55,8 @@ CALLS: dict[str, Call] = {
 
 
 def _observed(out: Path, train: Callable[[], None]) -> Path:
-    recorder = Recorder(Writer(out, 0, 1, ["train.py"], {"run": "r/0"}), STEPS)
-    recorder.start()
-    try:
+    with rankproof.observing(out, steps=STEPS):
         train()
-    finally:
-        recorder.close()
     return out
 
 

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from contracts.observe.recorder import Recorder  # noqa: E402
-from contracts.observe.trace import Writer, read  # noqa: E402
+import rankproof  # noqa: E402
+from contracts.observe.trace import read  # noqa: E402
 
 pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore::UserWarning")]  # some kinds are prototypes of torch
 
@@ -87,13 +87,10 @@ def _train(net: nn.Module, steps: int = 3) -> list[float]:
 
 
 def _observed(out: Path, net: nn.Module) -> list[float]:
-    recorder = Recorder(Writer(out, 0, 1, ["train.py"], {"run": "r/0"}), 2)
-    recorder.start()
-    try:
-        return _train(net)
-    finally:
-        recorder.close()
-        assert not recorder.failed, recorder.failed
+    with rankproof.observing(out, steps=2):
+        losses = _train(net)
+    assert not (read(out).ranks[0].end or {}).get("error"), "the recorder failed"
+    return losses
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -126,16 +123,14 @@ def test_lazy_parameters_and_nested_inputs_are_observed(tmp_path: Path) -> None:
             return self.inner(x.to_padded_tensor(0.0) if x.is_nested else x)  # type: ignore[no-any-return]
 
     net = Mean()
-    recorder = Recorder(Writer(tmp_path / "trace", 0, 1, ["train.py"], {"run": "r/0"}), 2)
-    recorder.start()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        net(_ragged()).square().mean().backward()
-        optimizer.step()
-    recorder.close()
-    assert not recorder.failed, recorder.failed
-    assert (read(tmp_path / "trace").ranks[0].end or {})["steps"] == 2
+    with rankproof.observing(tmp_path / "trace", steps=2):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(_ragged()).square().mean().backward()
+            optimizer.step()
+    end = read(tmp_path / "trace").ranks[0].end or {}
+    assert (end["steps"], end.get("error", "")) == (2, "")
 
 
 def test_the_output_of_an_identity_is_not_compared(tmp_path: Path) -> None:

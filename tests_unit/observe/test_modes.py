@@ -11,27 +11,23 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from contracts.observe.recorder import Recorder  # noqa: E402
-from contracts.observe.trace import Writer  # noqa: E402
+import rankproof  # noqa: E402
 
 
 def _observed(out: Path, begin: Callable[[nn.Module], object], dropout: float = 0.5, *, compiled: bool = False) -> Path:
-    recorder = Recorder(Writer(out, 0, 1, ["train.py"], {"run": "r/0"}), 2)
-    recorder.start()
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Embedding(64, 16), nn.Dropout(dropout), nn.Linear(16, 64))
-    if compiled:
-        net.compile(backend="eager")
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    begin(net)
-    for step in range(3):
-        torch.manual_seed(step)
-        x = torch.randint(64, (4, 9))
-        nn.functional.cross_entropy(net(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    recorder.close()
-    assert not recorder.failed, recorder.failed
+    with rankproof.observing(out, steps=2):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Embedding(64, 16), nn.Dropout(dropout), nn.Linear(16, 64))
+        if compiled:
+            net.compile(backend="eager")
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        begin(net)
+        for step in range(3):
+            torch.manual_seed(step)
+            x = torch.randint(64, (4, 9))
+            nn.functional.cross_entropy(net(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
     return out
 
 

@@ -14,13 +14,13 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
+import rankproof  # noqa: E402
 from contracts import observe  # noqa: E402
 from contracts.contract import LAW  # noqa: E402
 from contracts.harness.families import read_checks  # noqa: E402
 from contracts.observe.merged import Merged  # noqa: E402
 from contracts.observe.pairing import paired  # noqa: E402
 from contracts.observe.party import Observed  # noqa: E402
-from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Line, Writer, read  # noqa: E402
 from contracts.spec import NotOffered  # noqa: E402
 
@@ -80,14 +80,8 @@ def _train(steps: int) -> None:
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trace of a run of three steps on one rank."""
     folder = tmp_path_factory.mktemp("one") / "trace"
-    recorder = Recorder(Writer(folder, 0, 1, ["train.py"], {"run": "r/0"}), 3)
-    recorder.start()
-    observe.ACTIVE.append(recorder)
-    try:
+    with rankproof.observing(folder):
         _train(4)
-    finally:
-        observe.ACTIVE.clear()
-        recorder.close()
     return folder
 
 

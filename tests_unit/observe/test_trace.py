@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import rankproof
 from contracts.observe.merged import Merged
 from contracts.observe.names import canonical
 from contracts.observe.trace import LIMIT, VERSION, Writer, lines_of, read
@@ -137,14 +138,11 @@ def test_a_parameters_name_does_not_depend_on_wrappers_of_the_model(name: str) -
 
 def test_a_step_of_a_trace_names_the_devices_of_the_weights_it_updated(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from contracts.observe.recorder import Recorder
-
-    recorder, net = Recorder(Writer(tmp_path, 0, 1, ["train.py"], {"run": "r/0"}), 1), torch.nn.Linear(2, 1)
+    net = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    recorder.start()
-    net(torch.ones(3, 2)).sum().backward()
-    optimizer.step()
-    recorder.close()
+    with rankproof.observing(tmp_path, steps=1):
+        net(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
     written = [json.loads(line) for line in lines_of(tmp_path, 0).read_text().splitlines()]
     assert [line["devices"] for line in written if line["e"] == "step"] == [["cpu"]]
     assert "device" not in written[0]
