@@ -7,17 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from contracts.contract import LAW
 from contracts.court import promises
 from contracts.court.promises import PROMISES
 from contracts.court.sources import BUGS, DOCUMENTS, FAULTS, PAGE, explained
 from contracts.harness import convention_page
-from contracts.harness.families import read_checks
 from contracts.harness.question_pages import page
 from contracts.spec.kernels import CATALOGUE
+from tests_unit._parties.law import LAW
 from website.known import PACKAGES, bugs, declared
-
-read_checks()
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -4,12 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.contract import LAW
-from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.law_table import contents
-
-read_checks()
-read_mutants()
+from tests_unit._parties.bugs import LAW
 
 REVIEWED = Path(__file__).parents[1] / "snapshots" / "contracts.md"
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from contracts.contract import LAW
 from contracts.court.judge import judge
-from contracts.harness.families import read_checks
 from contracts.spec import Abilities
 from tests_unit._parties.running import ROOT, rankproof
 
@@ -24,9 +22,9 @@ from contracts.spec import BlockCall, Moe, NotOffered, Recipe, Session, Step, To
 from contracts.stacks.kit.adapter import Adapter, Steps  # noqa: E402
 from contracts.stacks.kit.declining import lacks  # noqa: E402
 from contracts.stacks.kit.links import Link, same  # noqa: E402
+from tests_unit._parties.law import LAW  # noqa: E402
 
 EXAMPLES = ROOT / "docs/examples"
-read_checks()
 
 
 class Experts(nn.Module):

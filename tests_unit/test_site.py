@@ -11,8 +11,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 import pytest
 
-from contracts.contract import LAW
-from contracts.harness.families import read_checks
+from tests_unit._parties.law import LAW
 from tests_unit._parties.running import ROOT, environment, ran
 from tests_unit.gate._browser import CHROMIUM, browser
 from website.known import PACKAGES, bugs
@@ -22,7 +21,6 @@ pytestmark = [
     pytest.mark.unit,
     pytest.mark.skipif(not MKDOCS.exists(), reason="needs the environment of `make site`"),
 ]
-read_checks()
 
 
 class Page(HTMLParser):

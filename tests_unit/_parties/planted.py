@@ -2,16 +2,12 @@
 
 from dataclasses import replace
 
-from contracts.contract import LAW
 from contracts.court.judge import judge
-from contracts.harness.families import read_checks, read_mutants
 from contracts.instruments import numerics
 from contracts.spec import BlockCall, BlockRun
 from contracts.spec.records import Item
 from contracts.stacks.reference.stack import Reference
-
-read_checks()
-read_mutants()
+from tests_unit._parties.bugs import LAW
 
 NAMED = {(mutant.of, mutant.case) for mutant in LAW.mutants}
 WHERE = next(

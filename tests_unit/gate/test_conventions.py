@@ -6,9 +6,7 @@ from types import MappingProxyType
 import pytest
 
 pytest.importorskip("torch")
-from contracts.contract import LAW
 from contracts.court.judge import judge
-from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.parties import subject_of
 from contracts.law.blocks.loss_bugs import hands_over_bfloat16_logits
 from contracts.law.blocks.multi_token_prediction_bugs import reads_behind_the_norms
@@ -29,9 +27,7 @@ from contracts.law.topology.mesh_sizes_bugs import stops_at_the_first_refusal
 from contracts.spec import CONVENTIONS, Built, Mode, Recipe, Refused, conventions_of
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import introduce
-
-read_checks()
-read_mutants()
+from tests_unit._parties.bugs import LAW
 
 
 def test_unknown_conventions_and_choices_are_refused_all_at_once() -> None:

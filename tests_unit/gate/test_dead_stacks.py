@@ -4,18 +4,15 @@ import pytest
 
 pytest.importorskip("torch")
 from benchmarks import power
-from contracts.contract import LAW
-from contracts.harness.families import read_checks
+from tests_unit._parties.law import LAW
 
 
 def test_the_table_of_explained_passes_lists_only_contracts_that_ask_train() -> None:
-    read_checks()
     named = {id for argued in power.table().values() for id in argued}
     assert not {id for id in named if "train" not in LAW.contracts[id].asks}
 
 
 def test_a_contract_that_a_dead_stack_passes_is_reported_unless_explained() -> None:
-    read_checks()
     outcomes = {
         ("OPT-04a", ""): "holds",
         ("OPT-05b", ""): "holds",
@@ -29,7 +26,6 @@ def test_a_contract_that_a_dead_stack_passes_is_reported_unless_explained() -> N
 
 
 def test_an_explanation_needs_another_contract_that_catches_the_stack_on_each_axis() -> None:
-    read_checks()
     argued = {"PAR-03e": power.Argued(because="told", witness="PAR-16")}
     outcomes = {("PAR-03e", "dp2"): "holds", **dict.fromkeys(power.fitting("PAR-16", 2), "violated")}
     assert power.unwitnessed("EveryRankDoesAll", outcomes, argued, 2) == []
@@ -41,6 +37,5 @@ def test_an_explanation_needs_another_contract_that_catches_the_stack_on_each_ax
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_stack_that_never_updates_weights_is_caught_by_every_unexplained_contract() -> None:
-    read_checks()
     outcomes = power.alone("StandsStill", power.about_training(1, ("OPT-", "CKPT-01b", "PREC-05c")))
     assert power.findings("StandsStill", outcomes, power.table()["StandsStill"]) == []

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from contracts.contract import LAW
 from contracts.court.promises import PROMISES
 from contracts.harness import detection
 from contracts.harness.detection import Alarms, Detection
-from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.operators.reach import content
 from contracts.harness.operators.trials import JOURNAL, Trial
 from contracts.spec import Refused, codec
 from contracts.spec.records import Fate, Kill
+from tests_unit._parties.bugs import LAW
 from tests_unit._parties.running import invoked
 
 ROOT = Path(__file__).parents[2]
@@ -93,8 +92,6 @@ PG-20 PG-23 PPS-02 PPS-13 PRV-07 RSM-12 RSM-21 RSM-34 RSM-37 RSM-47 RSM-54 SSM-2
 
 def test_each_surviving_bug_became_a_mutant_or_is_explained() -> None:
     pytest.importorskip("torch")
-    read_checks()
-    read_mutants()
     argued = (ROOT / "docs/detection.md").read_text(encoding="utf-8").partition("## Argued")[2]
     reasoned = " ".join(re.findall(r"^- \*\*(.*?)\*\*", argued, re.MULTILINE))
     embodied = {bug for each in (*LAW.mutants, *PROMISES.values()) for bug in each.bugs}

@@ -13,20 +13,17 @@ from typing import Any
 
 import pytest
 
-from contracts.contract import LAW, contract
+from contracts.contract import contract
 from contracts.court import profiles
-from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.gate import Gate
 from contracts.harness.plugin import _marks, result_of
 from contracts.harness.torchrun import environment
 from contracts.spec import NotOffered, codec
 from contracts.spec.records import Result, Violation
 from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.bugs import LAW
 from tests_unit._parties.running import RANKPROOF, Done, invoked, rankproof
 from tests_unit.ranks.running import PLAIN, needs_torch, torchrun
-
-read_checks()
-read_mutants()
 
 DOCS = Path(__file__).parents[2] / "docs"
 INCOMPLETE, USAGE, BROKEN = 3, 2, 4

@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from contracts.contract import LAW
 from contracts.court import profiles
 from contracts.court.judge import NO_TORCH
-from contracts.harness.families import read_checks
+from tests_unit._parties.law import LAW
 from tests_unit._parties.running import ROOT, printed, side_by_side
-
-read_checks()
 
 HERE = ("pytest", "-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", f"--rootdir={ROOT}")
 LAW_S_TESTS = ROOT / "tests_unit/test_law.py"

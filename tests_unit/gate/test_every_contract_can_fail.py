@@ -7,17 +7,14 @@ that need a CUDA device `gpu`.
 
 import pytest
 
-from contracts.contract import LAW, Mutant
+from contracts.contract import Mutant
 from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties, selftest
-from contracts.harness.families import read_checks, read_mutants
 from contracts.instruments import accelerator
 from contracts.spec import Party
 from contracts.spec.presets import PRESETS
 from contracts.spec.records import Result
-
-read_checks()
-read_mutants()
+from tests_unit._parties.bugs import LAW
 
 
 @pytest.fixture(scope="session")

@@ -4,16 +4,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.court.narrowing import narrowed
-from contracts.harness.families import read_checks, read_mutants
 from contracts.instruments import numerics
 from contracts.spec import FEATURES, Abilities, Absence, Execution, codec
 from contracts.stacks.reference.stack import Reference
-
-read_checks()
-read_mutants()
+from tests_unit._parties.bugs import LAW
 
 NO_FLOAT64 = Abilities(
     has=frozenset(FEATURES) - {"float64"},

@@ -11,17 +11,14 @@ from typing import Any
 
 import pytest
 
-from contracts.contract import LAW
 from contracts.court import deviations, profiles, record, report
 from contracts.harness.contract_count import contract_count
-from contracts.harness.families import read_checks
 from contracts.spec import Refused
 from contracts.spec.records import EXIT_CODES, Item
 from contracts.stacks.megatron.flag_table import FlagTable
 from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.law import LAW
 from tests_unit._parties.running import BAD, RANKPROOF, Done, environment, needs, printed, ran, side_by_side
-
-read_checks()
 
 CONFORMANT, VIOLATED, INCOMPLETE, BROKEN, NOTHING_RAN = (
     EXIT_CODES[word] for word in ("conformant", "violated", "incomplete", "broken", "nothing ran")

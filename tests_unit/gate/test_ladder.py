@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from contracts.contract import LAW
 from contracts.court import profiles
 from contracts.court.judge import judge
 from contracts.court.verdict import verdict
-from contracts.harness.families import read_checks
 from contracts.spec import (
     FEATURES,
     Abilities,
@@ -34,9 +32,9 @@ from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import introduce
 from contracts.stacks.torchtitan.abilities import ABILITIES as TITAN
 from contracts.stacks.transformers.abilities import ABILITIES as TRANSFORMERS
+from tests_unit._parties.law import LAW
 from tests_unit.gate._recorded_run import recorded
 
-read_checks()
 RICH = Recipe(
     name="rich", family="test", pattern="AEMR", depth=6, hidden=24, ffn_hidden=40, heads=4, kv_groups=2, seq_length=16,
     vocab=61, moe=Moe(experts=12, top_k=3, z_loss=0.1, score="sigmoid", selection_bias=True), mtp=Mtp(), mhc=Mhc(),

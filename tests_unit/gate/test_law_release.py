@@ -7,19 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from contracts.contract import LAW, Law
+from contracts.contract import Law
 from contracts.court import profiles, record
 from contracts.court.report import render
 from contracts.court.verdict import verdict
 from contracts.harness import law_release
-from contracts.harness.families import read_checks
 from contracts.harness.law_release import Frozen, differences, freeze, frozen, latest, load, names, pinned
 from contracts.spec import Refused
 from contracts.spec.records import FORMS, Run
+from tests_unit._parties.law import LAW
 from tests_unit._parties.running import BAD, Done, rankproof
 from tests_unit.gate.test_deviations import ended, run
 
-read_checks()
 TODAY = datetime.date(2026, 11, 23)
 
 

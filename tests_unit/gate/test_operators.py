@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.contract import LAW
 from contracts.court import profiles
 from contracts.harness.commands._operators import summary
-from contracts.harness.families import read_checks
 from contracts.harness.operators import changes, trials
 from contracts.harness.operators import reach as reaching
 from contracts.harness.operators.cells import CELLS, LIKELY, cells, likely
@@ -22,9 +20,8 @@ from contracts.harness.operators.changes import Change
 from contracts.harness.operators.reach import Reach
 from contracts.harness.operators.trials import FATES, Trial
 from contracts.spec import Refused
+from tests_unit._parties.law import LAW
 from tests_unit._parties.running import invoked
-
-read_checks()
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from contracts.contract import LAW
 from contracts.court import pairs
-from contracts.harness.families import read_checks
 from contracts.spec import FEATURES, Recipe
+from tests_unit._parties.law import LAW
 from tests_unit._parties.running import invoked
 
 
@@ -29,7 +28,6 @@ def test_a_pair_that_no_recipe_can_have_is_not_missing() -> None:
 
 def test_no_case_has_a_pair_that_is_declared_impossible() -> None:
     pytest.importorskip("torch")
-    read_checks()
     asked = {  # REC-07 also asks about the recipe with one field changed; what it needs is of that one
         each.features(case) - (each.needs[case.partition("@")[0]] if each.id.startswith("REC-07") else set())
         for each in LAW.contracts.values()

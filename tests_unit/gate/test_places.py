@@ -11,22 +11,20 @@ from pathlib import Path
 import click
 import pytest
 
-from contracts.contract import LAW, Contract, Law
+from contracts.contract import Contract, Law
 from contracts.court import profiles
 from contracts.court.wording import rerun
 from contracts.harness import places
 from contracts.harness.cli import main
-from contracts.harness.families import read_checks, read_mutants
 from contracts.harness.gate import Gate
 from contracts.instruments import accelerator
 from contracts.spec.records import EXIT_CODES, Item, Plan, Result
 from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.bugs import LAW
 from tests_unit._parties.running import ROOT, rankproof
 from tests_unit.gate._reported import GREEN
 
 pytest.importorskip("torch")
-read_checks()
-read_mutants()
 
 
 def _parsed(line: str) -> click.Context:

@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from contracts.contract import LAW, Contract, Law, Tier, Untested
+from contracts.contract import Contract, Law, Tier, Untested
 from contracts.court import profiles
-from contracts.harness.families import read_checks
 from contracts.spec import Abilities, Refused
 from contracts.spec.records import Item, Statement
-
-read_checks()
+from tests_unit._parties.law import LAW
 
 GRAMMAR: dict[str, set[str]] = {  # profile → ids it plans, written out where it is not a whole family
     "TOPO-02[pp13-on-52]": {"TOPO-02"},

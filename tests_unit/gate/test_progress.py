@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from contracts.contract import LAW
 from contracts.court import record
 from contracts.harness import progress, selftest
-from contracts.harness.families import read_checks
 from contracts.harness.progress import Progress, Told
 from contracts.spec.records import Kill, Result
+from tests_unit._parties.law import LAW
 from tests_unit._parties.running import RANKPROOF, environment, needs
 
 HELD = Result(id="TOPO-02", case="pp2", outcome="holds")
@@ -117,7 +116,6 @@ def test_a_run_shows_on_a_terminal_how_far_it_is(words: tuple[str, ...], jobs: s
 
 
 def test_a_self_tests_progress_ends_at_its_planned_count() -> None:
-    read_checks()
     told: list[Result | Kill] = []
     law = selftest.part_of(LAW, ["BLK-06v", "TOPO-02"])  # the former is asked on leaner recipes too
     selftest.run(law, (), told.append)

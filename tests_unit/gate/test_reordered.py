@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from contracts.contract import LAW
 from contracts.court.judge import judge
-from contracts.harness.families import read_checks
 from contracts.instruments import fixtures, numerics, reorder
 from contracts.instruments.reorder import ORDERS, Order, Reordered
 from contracts.spec import Execution, Party, Session
@@ -19,8 +17,8 @@ from contracts.spec.presets import PRESETS
 from contracts.spec.records import Item
 from contracts.stacks import reordered
 from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.law import LAW
 
-read_checks()
 PARTIES: dict[Order, type[Party]] = {
     "reversed": reordered.Reversed, "blocked": reordered.Blocked, "pairwise": reordered.Pairwise,
     "unfused": reordered.Unfused,

@@ -7,23 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from contracts.contract import LAW
 from contracts.court.html_report import Recorded, overview
 from contracts.court.mesh_picture import mesh_picture, one_forward_one_backward, schedule_picture
 from contracts.court.report import render
 from contracts.court.wording import rerun
 from contracts.harness.commands.traffic import drawn, lanes
-from contracts.harness.families import read_checks
 from contracts.spec import Degrees, Execution, Rehearsal, Sent
 from contracts.spec.presets import PRESETS
 from contracts.spec.records import Item, OnRanks, Result, Run, Violation
+from tests_unit._parties.law import LAW
 from tests_unit.gate._browser import CHROMIUM, Browser, browser
 from tests_unit.gate._reported import GREEN, ITEM, RED, run_of, sick
 from tests_unit.gate.test_reports import _judged
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, which is not installed")
 RUNS: dict[str, Callable[[], Run]] = {"green": lambda: GREEN, "red": lambda: RED, "sick": lambda: sick(2257)}
-read_checks()
 SHOWN = "[...document.querySelectorAll('.item')].filter(each => !each.hidden).length"
 
 

@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from contracts.contract import LAW
 from contracts.court.causes import HEADINGS, Cause, apart, apart_by_rank, by_outcome, causes, skeleton
 from contracts.court.markdown_report import LIMIT
 from contracts.court.report import FILES, files, render
@@ -29,14 +28,13 @@ from contracts.court.wording import (
     ranks_words,
     rerun,
 )
-from contracts.harness.families import read_checks
 from contracts.spec import codec
 from contracts.spec.records import Form, Item, Kill, OnRanks, Outcome, Result, Run, Verdict, Violation
+from tests_unit._parties.law import LAW
 from tests_unit.gate import _reported
 from tests_unit.gate._reported import GREEN, ITEM, RED, colourful, sick
 from tests_unit.gate.test_deviations import ended, run
 
-read_checks()
 DAY = datetime.date(2026, 11, 22)
 SCREEN_AND_A_HALF = 75  # lines
 

@@ -8,15 +8,13 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks import false_alarms
-from contracts.contract import LAW
 from contracts.court.judge import judge
-from contracts.harness.families import read_checks
 from contracts.harness.operators.reach import asked
 from contracts.stacks import reordered, rewritten
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.rewritten import REWRITES, Rewritten
+from tests_unit._parties.law import LAW
 
-read_checks()
 CASES = (
     ("BLK-06t", "fp32"), ("PAT-12c", "no-qk-norm-streams"), ("BLK-01a", None), ("BLK-02a", None), ("BLK-03a", None),
     ("BLK-04a", None), ("OPT-05d", None), ("MOE-02a", None), ("BLK-06v", "dense"),

@@ -10,16 +10,14 @@ from tests_unit._parties.running import invoked
 torch = pytest.importorskip("torch")
 
 
-from contracts.contract import LAW  # noqa: E402
-from contracts.harness.families import read_checks  # noqa: E402
 from contracts.law.observe.experts_bugs import DISPATCH, LIST  # noqa: E402
 from contracts.law.observe.replicas_bugs import SplitsOnEachRank  # noqa: E402
 from contracts.law.observe.steps_bugs import CLIP, ClipsByTheNormOfItsShards, ClipsInEveryMicrobatch  # noqa: E402
 from contracts.stacks.reference.answers.observing import observe  # noqa: E402
 from contracts.stacks.reference.stack import Reference  # noqa: E402
+from tests_unit._parties.law import LAW  # noqa: E402
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
-read_checks()
 
 REDUCES = """
 import sys

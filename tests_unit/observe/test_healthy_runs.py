@@ -17,17 +17,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E40
 
 import rankproof  # noqa: E402
 from contracts import observe  # noqa: E402
-from contracts.contract import LAW  # noqa: E402
-from contracts.harness.families import read_checks  # noqa: E402
 from contracts.observe.diff import compare  # noqa: E402
 from contracts.observe.merged import Merged  # noqa: E402
 from contracts.observe.party import Observed  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Writer, read  # noqa: E402
 from contracts.spec import NotOffered  # noqa: E402
+from tests_unit._parties.law import LAW  # noqa: E402
 from tests_unit.observe.test_none_of_nothing import Experts  # noqa: E402
-
-read_checks()
 
 JUDGED = {id: each.check for id, each in LAW.contracts.items() if id.startswith("OBS-") and "one-run" in each.cases}
 assert len(JUDGED) > 10

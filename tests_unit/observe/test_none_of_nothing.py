@@ -16,15 +16,13 @@ from torch.optim import lr_scheduler  # noqa: E402
 
 import rankproof  # noqa: E402
 from contracts import observe  # noqa: E402
-from contracts.contract import LAW  # noqa: E402
-from contracts.harness.families import read_checks  # noqa: E402
 from contracts.observe.merged import Merged  # noqa: E402
 from contracts.observe.pairing import paired  # noqa: E402
 from contracts.observe.party import Observed  # noqa: E402
 from contracts.observe.trace import Line, Writer, read  # noqa: E402
 from contracts.spec import NotOffered  # noqa: E402
+from tests_unit._parties.law import LAW  # noqa: E402
 
-read_checks("OBS")
 Edit = Callable[[Line, int], Iterable[Line]]
 
 

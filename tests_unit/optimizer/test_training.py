@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.harness import telemetry
-from contracts.harness.families import read_checks
 from contracts.instruments import provenance
 from contracts.instruments.oracles import optimizers as oracle
 from contracts.instruments.ranks import Place
@@ -34,9 +32,8 @@ from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training import settings
 from contracts.stacks.reference.training.run_facts import RankReporter, merge_backends
 from contracts.stacks.reference.training.trainer import Trainer
+from tests_unit._parties.law import LAW
 from tests_unit._parties.running import ran
-
-read_checks()
 
 torch.set_num_threads(1)
 
