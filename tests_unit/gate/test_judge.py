@@ -1,6 +1,7 @@
 """One case of one contract, judged: the outcome, the words, whose lack it is, and what a mutant's fate is."""
 
 import importlib.util
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,8 @@ from contracts.spec import (
 from contracts.spec.records import Fate, Outcome, Result, Violation
 from contracts.stacks.reference.stack import Reference
 from tests_unit._parties import bad
+
+ANSWERED = {"blocks": f"reference {Reference.version} (unpatched)"}
 
 
 def _contract(check: object, **cases: tuple[object, ...]) -> Contract:
@@ -60,37 +63,35 @@ def test_a_refusal_is_a_violation_only_if_the_stack_gave_it() -> None:
     assert result.violations == ()
 
 
-def test_a_refusal_with_endless_reasons_is_read_up_to_a_limit() -> None:
-    class Endless(Reference):
-        def blocks(self, pattern: str, depth: int) -> tuple[Any, ...]:
-            raise Refused(Refusal(field=f"field{n}", value="1", problem="no", remedy="none") for n in range(1500))
-
-    def asks_for_a_pattern(stack: Stack) -> None:
-        stack.blocks("AEME", 52)
-
-    found = judge(_contract(asks_for_a_pattern), "only", Endless()).violations
-    assert len(found) == MOST_REFUSALS + 1
-    assert found[-1].words == "a legal input was refused for 500 more reasons"
-
-
-def test_a_stack_that_cannot_be_reached_is_broken_and_not_just_not_run() -> None:
-    class Away(Reference):
-        def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-            raise Unreachable("the machine it runs on does not answer")
-
-    def asks(stack: Stack) -> None:
-        stack.blocks("A", 1)
-
-    result = judge(_contract(asks), "only", Away())
-    assert (result.outcome, result.words.split(": ")[0]) == ("broken", "reference could not be asked for blocks")
-
-
-def test_a_check_that_asks_beyond_its_contract_is_broken() -> None:
-    def asks_more(stack: Stack) -> None:
-        stack.stages("AEME", 52, 2)
-
-    result = judge(_contract(asks_more), "only", Reference())
+@pytest.mark.parametrize("ask", ["stages", "recall"])
+def test_a_check_that_asks_beyond_its_contract_is_broken(ask: str) -> None:
+    asked = ("stages",) * (ask == "recall") + ("AEME", 52, 2)
+    result = judge(_contract(lambda stack: getattr(stack, ask)(*asked)), "only", Reference())
     assert (result.outcome, result.words) == ("broken", "the check asks 'stages', which its contract does not list")
+
+
+def _asks(stack: Any) -> None:
+    stack.blocks("A", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "words", "lack"),
+    [
+        (
+            Unreachable("it does not answer"),
+            "broken",
+            "reference could not be asked for blocks: it does not answer",
+            None,
+        ),
+        (NotOffered("it has none", lack="device"), "not offered", "it has none", "device"),
+    ],
+)
+def test_a_stack_that_cannot_be_asked_is_broken_and_a_declined_case_says_who_lacks_it(
+    error: Exception, outcome: Outcome, words: str, lack: Lack | None
+) -> None:
+    raising = type("Raising", (Reference,), {"blocks": bad.raises(error)})
+    result = judge(_contract(_asks), "only", raising())
+    assert (result.outcome, result.words, result.lack) == (outcome, words, lack)
 
 
 class _Counts(Reference):
@@ -136,37 +137,16 @@ def test_an_earlier_cases_answer_is_reused_once_but_never_twice_in_a_case(
     assert [judge(contract, "a", other).outcome, other.asked] == ["holds", 2], "another party"
 
 
-def test_a_recalled_answer_must_be_in_the_contracts_asks_and_is_in_the_result() -> None:
-    def beyond(stack: Any) -> None:
-        stack.recall("stages", "AEME", 52, 2)
-
-    def within(stack: Any) -> None:
-        stack.recall("blocks", "A", 1)
-
-    party = _CountsAll()
-    assert judge(_contract(beyond), "only", party).words == "the check asks 'stages', which its contract does not list"
+def test_a_recalled_answer_is_in_the_result() -> None:
+    party, within = _CountsAll(), _contract(lambda stack: stack.recall("blocks", "A", 1))
     for _ in range(2):
-        assert judge(_contract(within), "only", party).answered == {"blocks": f"reference {party.version} (unpatched)"}
-
-
-def test_a_result_names_the_stack_that_answered_each_question() -> None:
-    def asks(stack: Stack) -> None:
-        raise AssertionError(f"the family is {stack.blocks('A', 1)[0]}")
-
-    result = judge(_contract(asks), "only", Reference())
-    assert (result.outcome, result.words) == ("violated", "the family is ablock")
-    assert result.answered == {"blocks": f"reference {Reference.version} (unpatched)"}
+        assert judge(within, "only", party).answered == ANSWERED
 
 
 def test_the_deadline_of_a_case_is_removed_when_it_ends() -> None:
-    import signal
-
-    def asks(stack: Stack) -> None:
-        stack.blocks("A", 1)
-
-    assert judge(_contract(asks), "only", Reference(), deadline_s=5).outcome == "holds"
+    assert judge(_contract(_asks), "only", Reference(), deadline_s=5).outcome == "holds"
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    assert judge(_contract(asks), "only", bad.Hangs(), deadline_s=0.2).words == "no answer within 0.2 s"
+    assert judge(_contract(_asks), "only", bad.Hangs(), deadline_s=0.2).words == "no answer within 0.2 s"
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
@@ -212,7 +192,7 @@ def test_each_way_in_which_a_check_ends_has_its_outcome(error: BaseException, ou
     assert (result.id, result.case, result.outcome, result.words) == ("T-01", "only", outcome, words)
     assert result.violations == ((Violation(words=words),) if outcome == "violated" else ())
     assert result.lack == ("adapter" if outcome == "not offered" else None)
-    assert result.dtype == ""
+    assert (result.dtype, result.answered) == ("", ANSWERED)
     assert 0 < result.seconds < 60
 
 
@@ -275,19 +255,6 @@ def test_without_torch_only_contracts_about_tensors_are_not_run(monkeypatch: pyt
 def test_a_keyboard_interrupt_is_not_recorded_as_an_outcome() -> None:
     with pytest.raises(KeyboardInterrupt):
         judge(_contract(_raises(KeyboardInterrupt())), "only", Reference())
-
-
-def test_a_declined_cases_result_says_whether_stack_adapter_or_device_lacks_it() -> None:
-    class Lacks(Reference):
-        def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-            raise NotOffered("it has none", lack="device")
-
-    result = judge(_contract(_asks), "only", Lacks())
-    assert (result.outcome, result.words, result.lack) == ("not offered", "it has none", "device")
-
-
-def _asks(stack: Any) -> None:
-    stack.blocks("A", 1)
 
 
 class _Silent(Reference):
