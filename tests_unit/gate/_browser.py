@@ -1,12 +1,10 @@
 """Headless Chromium over a pipe, by the DevTools protocol: no driver and no further package."""
 
 import contextlib
-import fcntl
 import json
-import os
-import select
 import shlex
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,15 +15,16 @@ CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
 LIMIT_S = 120.0  # for one answer, on a machine that does other things
+COMPLAINTS = {  # method → what of its parameters is the complaint
+    "Runtime.exceptionThrown": "exceptionDetails", "Runtime.consoleAPICalled": "args", "Log.entryAdded": "entry",
+}  # fmt: skip
 
 
 class Browser:
     """One page of one browser."""
 
-    def __init__(self, reading: int, writing: int) -> None:
-        self._reading, self._writing = reading, writing
-        self._buffer = b""
-        self._number = 0
+    def __init__(self, ours: socket.socket) -> None:
+        self._ours, self._buffer, self._number = ours, b"", 0
         self._session: str | None = None
         self.complaints: list[str] = []  # console errors, exceptions, log entries
         self.requests: list[str] = []
@@ -39,7 +38,7 @@ class Browser:
         message: dict[str, object] = {"id": self._number, "method": method, "params": params}
         if self._session is not None:
             message["sessionId"] = self._session
-        os.write(self._writing, json.dumps(message).encode() + b"\0")
+        self._ours.sendall(json.dumps(message).encode() + b"\0")
         while True:
             answer = self._message()
             if answer.get("id") == self._number:
@@ -80,20 +79,15 @@ class Browser:
 
     def _message(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._reading], [], [], LIMIT_S)
-            data = os.read(self._reading, 1 << 16) if ready else b""
-            assert data, "the browser does not answer"
+            data = self._ours.recv(1 << 16)
+            assert data, "the browser has ended"
             self._buffer += data
         text, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(text)
-        params = message.get("params", {})
-        if message.get("method") == "Runtime.exceptionThrown":
-            self.complaints.append(str(params["exceptionDetails"]))
-        elif message.get("method") == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
-            self.complaints.append(str(params["args"]))
-        elif message.get("method") == "Log.entryAdded":
-            self.complaints.append(str(params["entry"]))
-        elif message.get("method") == "Network.requestWillBeSent":
+        method, params = message.get("method"), message.get("params", {})
+        if method in COMPLAINTS and params.get("type", "error") in ("error", "warning", "assert"):
+            self.complaints.append(str(params[COMPLAINTS[method]]))
+        elif method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
         return message
 
@@ -101,27 +95,23 @@ class Browser:
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
     """A browser with a profile of its own in a folder."""
-    opened = (*os.pipe(), *os.pipe())
-    pipes = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in opened]  # clear of 3 and 4, the browser's
-    for end in opened:
-        os.close(end)
-    theirs_in, ours_out, ours_in, theirs_out = pipes
+    ours, theirs = socket.socketpair()
+    ours.settimeout(LIMIT_S)
     words = [
         str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
         "--disable-extensions", "--disable-background-networking", "--remote-debugging-pipe",
         f"--user-data-dir={folder}",
     ]  # fmt: skip
-    script = f"exec {shlex.join(words)} 3<&{theirs_in} 4>&{theirs_out}"
+    end = theirs.fileno()
+    script = f"exec {shlex.join(words)} 3<&{end} 4>&{end}"  # where it reads and writes
     process = subprocess.Popen(
-        ["bash", "-c", script], pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ["bash", "-c", script], pass_fds=[end], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    os.close(theirs_in)
-    os.close(theirs_out)
+    theirs.close()
     try:
-        yield Browser(ours_in, ours_out)
+        yield Browser(ours)
     finally:
-        os.close(ours_in)
-        os.close(ours_out)  # the browser ends with its pipe
+        ours.close()  # the browser ends with it
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
