@@ -8,6 +8,7 @@ import pytest
 
 from contracts.instruments import accelerator
 from contracts.instruments.accelerator import Card
+from tests_unit._parties.running import write
 
 ROOT = Path(__file__).parents[1]
 FOR_CUDA = sorted(ROOT.glob(".venv-torch-*/bin/python"))
@@ -22,9 +23,7 @@ echo "NVIDIA H200, rev 2, 9.0"
 def test_the_named_card_is_the_visible_one(
     which: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = tmp_path / "nvidia-smi"
-    command.write_text(SMI)
-    command.chmod(0o755)
+    write(tmp_path, {"nvidia-smi": SMI}, mode=0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert accelerator._of_the_command(which) == (Card("NVIDIA H200, rev 2", (9, 0)) if found else None)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
@@ -113,6 +112,7 @@ def test_a_module_runs_in_a_new_interpreter_if_a_fork_would_lose_the_device(
 TOUCHING = """
 import torch
 from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.running import write
 
 if torch.cuda.is_available():
     torch.cuda.init()

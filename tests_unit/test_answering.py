@@ -15,7 +15,7 @@ from contracts.harness.parties import apart
 from contracts.harness.plugin import _of_one_code
 from contracts.spec.records import Answering, Result, Subject
 from contracts.stacks.kit.answering import answering, located, version_of
-from tests_unit._parties.running import ROOT, rankproof
+from tests_unit._parties.running import ROOT, metadata, rankproof, write
 from tests_unit.ranks.running import torchrun
 
 OURS = """
@@ -39,10 +39,7 @@ def git(folder: Path, *words: str) -> str:
 
 def checkout(folder: Path, files: Mapping[str, str]) -> str:
     """A repository with these files in one commit; returns the commit."""
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    write(folder, files)
     git(folder, "init", "-q")
     git(folder, "add", ".")
     git(folder, "commit", "-q", "-m", "one")
@@ -73,25 +70,19 @@ def test_the_commit_of_a_checkout_is_found_without_importing_it(tmp_path: Path) 
 def test_packages_in_an_environment_inside_a_checkout_do_not_get_its_commit(tmp_path: Path) -> None:
     """`.venv` lies in the repository that its user works in."""
     checkout(tmp_path, {".gitignore": "site/\n"})
-    core = tmp_path / "site/forked/core"
-    core.mkdir(parents=True)
-    (core / "__init__.py").write_text('__version__ = "4.5"\n', encoding="utf-8")
+    write(tmp_path, {"site/forked/core/__init__.py": '__version__ = "4.5"\n'})
     version = seen(tmp_path / "site")[0]
     assert version.startswith("4.5+files.")
     assert len(version) == len("4.5+files.") + 8
-    (core / "more.py").write_text("", encoding="utf-8")
+    (tmp_path / "site/forked/core/more.py").touch()
     assert seen(tmp_path / "site")[0] != version, "another file is other code"
 
 
 def test_a_copy_that_shadows_an_installed_package_does_not_get_its_version(tmp_path: Path) -> None:
     site, copy = tmp_path / "site", tmp_path / "copy"
     for folder in (site, copy):
-        (folder / "forked/core").mkdir(parents=True)
-        (folder / "forked/core/__init__.py").write_text("", encoding="utf-8")
-    told = site / "forked-9.9.dist-info"
-    told.mkdir()
-    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: forked\nVersion: 9.9\n", encoding="utf-8")
-    (told / "RECORD").write_text("forked/core/__init__.py,,\n", encoding="utf-8")
+        write(folder, {"forked/core/__init__.py": ""})
+    metadata(site, "forked", "9.9", RECORD="forked/core/__init__.py,,\n")
     assert seen(site)[0] == "9.9"
     version, place, *_ = seen(copy, site)
     assert version.startswith("9.9+files.")

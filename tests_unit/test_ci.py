@@ -88,10 +88,7 @@ def _yaml(path: Path) -> Any:
 def repository(tmp_path: Path) -> Path:
     """A toy repository outside the tree, with the stubs on its PATH."""
     write(tmp_path, {"fork.py": FORK, "rankproof-deviations.toml": ""})
-    (tmp_path / "bin").mkdir()
-    for name, text in STUBS.items():
-        (tmp_path / "bin" / name).write_text(text, encoding="utf-8")
-        (tmp_path / "bin" / name).chmod(0o755)
+    write(tmp_path / "bin", STUBS, mode=0o755)
     return tmp_path
 
 

@@ -17,7 +17,7 @@ from contracts.stacks.kit.versions import FallingBack, falls_back, fitted, label
 from contracts.stacks.protocol import PROTOCOL
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import reply
-from tests_unit._parties.running import ROOT, environment, write
+from tests_unit._parties.running import ROOT, environment, metadata
 
 TRIED = ("1.0", "1.1")
 
@@ -112,8 +112,7 @@ def test_labels_mark_an_untried_version_as_untried() -> None:
 
 def test_an_untried_version_of_a_package_claims_nothing_and_answers_what_it_can(tmp_path: Path) -> None:
     """Of transformers there is only the name: every answer falls back, and none is raw Python."""
-    told = tmp_path / "transformers-9.9.9.dist-info"
-    write(told, {"METADATA": "Metadata-Version: 2.1\nName: transformers\nVersion: 9.9.9\n"})
+    metadata(tmp_path, "transformers", "9.9.9")
     (tmp_path / "transformers.py").write_text("", encoding="utf-8")
     code = f"""
 import sys; sys.path.insert(0, {str(tmp_path)!r})

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from contracts.spec.former_name import FORMER, NAME
-from tests_unit._parties.running import environment, ran
+from tests_unit._parties.running import environment, metadata, ran
 
 ROOT = Path(__file__).parents[1]
 SEEDS_NIGHTLY = "2.12.0.dev20260405+cu132"  # the torch of the stack this suite was written for
@@ -71,11 +71,7 @@ def python(tmp_path: Path) -> Path:
 
 def pretend(python: Path, name: str, version: str) -> None:
     """Make a distribution look installed."""
-    installed = next(python.parents[1].glob("lib/python3*/site-packages")) / f"{name}-{version}.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (installed / "INSTALLER").write_text("pip\n")
-    (installed / "RECORD").touch()
+    metadata(next(python.parents[1].glob("lib/python3*/site-packages")), name, version, INSTALLER="pip\n", RECORD="")
 
 
 def plan(python: Path, *wanted: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests_unit._parties import scripts
-from tests_unit._parties.running import Done, ran, write
+from tests_unit._parties.running import Done, metadata, ran
 
 ROOT = Path(__file__).parents[1]
 VERSION = "0.3.0"
@@ -132,8 +132,7 @@ except NotOffered as declined:
 @needs_titan
 def test_an_untried_version_answers_what_its_adapter_can_and_declines_the_rest(tmp_path: Path) -> None:
     """0.3.0 under the name of a later version, which has lost a function."""
-    told = tmp_path / "torchtitan-9.9.9.dist-info"
-    write(told, {"METADATA": "Metadata-Version: 2.1\nName: torchtitan\nVersion: 9.9.9\n"})
+    metadata(tmp_path, "torchtitan", "9.9.9")
     done = run(BIN / "python", "-W", "ignore", "-c", UNTRIED.format(folder=str(tmp_path)))
     assert "weights of a block" in done.stdout, done.stdout + done.stderr
     assert re.search(r"adapter torchtitan 9\.9\.9\+files\.\w+ was never tried, 0\.3\.0 were", done.stdout), (

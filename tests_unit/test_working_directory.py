@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_unit._parties.running import RANKPROOF, ROOT, environment, ran
+from tests_unit._parties.running import RANKPROOF, ROOT, environment, metadata, ran, write
 
 STACK = """
 from contracts.stacks.reference.stack import Reference
@@ -93,11 +93,8 @@ def test_a_distribution_that_was_installed_over_the_suite_is_one_clear_line(tmp_
     """PyContracts has the name too, and pip lets it overwrite `contracts/__init__.py`."""
     site = tmp_path / "site"
     shutil.copytree(ROOT / "rankproof", site / "rankproof", ignore=shutil.ignore_patterns("__pycache__"))
-    (site / "contracts").mkdir()
-    (site / "contracts/__init__.py").write_text("raise RuntimeError('of Python 2')\n")
-    (site / "PyContracts-1.8.12.dist-info").mkdir()
-    (site / "PyContracts-1.8.12.dist-info/METADATA").write_text("Name: PyContracts\nVersion: 1.8.12\n")
-    (site / "PyContracts-1.8.12.dist-info/RECORD").write_text("contracts/__init__.py,,\n")
+    write(site, {"contracts/__init__.py": "raise RuntimeError('of Python 2')\n"})
+    metadata(site, "PyContracts", "1.8.12", RECORD="contracts/__init__.py,,\n")
     done = ran([sys.executable, "-m", "rankproof", "list"], cwd=tmp_path, env=environment(PYTHONPATH=str(site)), code=2)
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"rankproof: {site}/contracts/__init__.py is not rankproof's: a distribution of ")

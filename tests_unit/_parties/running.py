@@ -37,11 +37,19 @@ def needs(*modules: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}, of the extra dev")
 
 
-def write(folder: Path, files: Mapping[str, str]) -> None:
+def write(folder: Path, files: Mapping[str, str], mode: int = 0o644) -> None:
     """Files by their names in a folder, with the folders that they need."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).chmod(mode)
+
+
+def metadata(site: Path, name: str, version: str, **files: str) -> Path:
+    """Make a distribution look installed; returns its folder of metadata, where other files may lie."""
+    folder = site / f"{name}-{version}.dist-info"
+    write(folder, {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", **files})
+    return folder
 
 
 def printed(done: Done) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_unit._parties.running import ROOT, Done, environment, needs, ran
+from tests_unit._parties.running import ROOT, Done, environment, metadata, needs, ran, write
 
 OURS = (ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8")
 OWN = """
@@ -60,17 +60,11 @@ FAULTS = {
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project whose environment has rankproof as pip would install it: pytest finds the entry point by itself."""
-    installed = tmp_path / "site/rankproof-0.dist-info"
-    installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: rankproof\nVersion: 0\n")
-    (installed / "entry_points.txt").write_text("[pytest11]\nrankproof = rankproof.pytest_plugin\n")
-    # of these modules pytest rewrites the assertions
-    (installed / "RECORD").write_text("contracts/__init__.py,,\nrankproof/__init__.py,,\n")
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "ours.py").write_text(OURS)
-    (folder / "declared.toml").write_text(DECLARED)
-    return folder
+    of_modules = "contracts/__init__.py,,\nrankproof/__init__.py,,\n"  # whose assertions pytest rewrites
+    entry = "[pytest11]\nrankproof = rankproof.pytest_plugin\n"
+    metadata(tmp_path / "site", "rankproof", "0", RECORD=of_modules, **{"entry_points.txt": entry})
+    write(tmp_path / "project", {"ours.py": OURS, "declared.toml": DECLARED})
+    return tmp_path / "project"
 
 
 def own_pytest(project: Path, tests: str, *words: str, code: int | None = None, **variables: str) -> Done:

@@ -19,7 +19,7 @@ from contracts.harness import torchrun
 from contracts.ranks import guard
 from contracts.ranks.guard_program import LOOKS_S
 from contracts.spec.records import EXIT_CODES
-from tests_unit._parties.running import RANKPROOF, ROOT, environment, ran
+from tests_unit._parties.running import RANKPROOF, ROOT, environment, ran, write
 from tests_unit.test_answering import checkout as repository
 
 PATIENCE_S = 90.0  # for what takes seconds, on a loaded machine
@@ -270,13 +270,9 @@ def test_the_log_of_ranks_holds_no_secret_while_they_run(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_make_gate_ends_the_processes_it_started(tmp_path: Path, number: signal.Signals) -> None:
     """With a command that never ends in the place of what the gate starts."""
-    (tmp_path / ".ci/locks").mkdir(parents=True)
-    for name in ("pyproject.toml", "constraints.txt", ".ci/locks/dev.txt"):
-        (tmp_path / name).touch()
-    (tmp_path / ".venv/bin").mkdir(parents=True)
+    write(tmp_path, dict.fromkeys(("pyproject.toml", "constraints.txt", ".ci/locks/dev.txt"), ""))
     ours = f'[ "$1" != gate ] || PYTHONPATH={ROOT} exec {sys.executable} -m rankproof "$@"'
-    (tmp_path / ".venv/bin/rankproof").write_text(f"#!/bin/bash\n{ours}\ntouch asked\nexec sleep 600\n")
-    (tmp_path / ".venv/bin/rankproof").chmod(0o755)
+    write(tmp_path, {".venv/bin/rankproof": f"#!/bin/bash\n{ours}\ntouch asked\nexec sleep 600\n"}, mode=0o755)
     (tmp_path / ".venv/.ready").touch()
     run = Started(tmp_path, "make", "-f", ROOT / "Makefile", "gate", "MEGATRON=", f"PYTHON={sys.executable}")
     try:

@@ -20,7 +20,7 @@ from contracts.bringup.instruments.environment import Environment, tools
 from contracts.spec import Unreachable
 from contracts.spec.installation import InstalledPart, InstallPlan, StackLine
 from contracts.spec.stack_table import H200, compare, findings, fits, release, same_version
-from tests_unit._parties.running import invoked, write
+from tests_unit._parties.running import invoked, metadata, write
 
 NIGHTLY = "2.12.0.dev20260405+cu132"
 
@@ -217,18 +217,13 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = next(env.glob("lib/python3*/site-packages"))
 
     def add(name: str, version: str, url: object = None) -> None:
-        info = packages / f"{name}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        (info / "INSTALLER").write_text("pip\n")
-        (info / "WHEEL").write_text("Wheel-Version: 1.0\nTag: cp310-cp310-linux_x86_64\n")
-        if url:
-            (info / "direct_url.json").write_text(json.dumps(url))
+        source = {"direct_url.json": json.dumps(url)} if url else {}
+        kind = "Wheel-Version: 1.0\nTag: cp310-cp310-linux_x86_64\n"
+        metadata(packages, name, version, INSTALLER="pip\n", WHEEL=kind, **source)
 
     add("torch", NIGHTLY)
-    (packages / "torch").mkdir()
-    (packages / "torch/__init__.py").write_text("raise SystemExit('imported')\n")
-    (packages / "torch/version.py").write_text(f"__version__ = {NIGHTLY!r}\ncuda = '13.2'\n")
+    version = f"__version__ = {NIGHTLY!r}\ncuda = '13.2'\n"
+    write(packages, {"torch/__init__.py": "raise SystemExit('imported')\n", "torch/version.py": version})
     add("flash_attn", "2.8.3+cu13torch2.8cxx11abiTRUE", {"url": "file:///w.whl", "archive_info": {}})
     add("flash_linear_attention", "0.5.0", {"url": "https://g/fla", "vcs_info": {"vcs": "git", "commit_id": "0"}})
     add("nanochat", "0.1", {"url": "file:///mnt/data/nanochat", "dir_info": {"editable": True}})
@@ -254,10 +249,7 @@ def test_compiled_modules_are_loaded_beside_torch_and_their_error_is_kept(tmp_pa
     (packages / compiled.name).write_bytes(compiled.read_bytes())
     write(packages, {"kernels/fast.so": "not a library", "kernels/libfast.so": "what a module links is no module"})
     for name, files in {"good": [compiled.name], "bad": ["kernels/fast.so", "kernels/libfast.so"]}.items():
-        info = packages / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+        metadata(packages, name, "1.0", RECORD="".join(f"{file},,\n" for file in files))
     found = Environment(str(tmp_path / "env/bin/python")).extensions(["good", "bad"], load=True)
     bad, good = sorted(found, key=lambda each: each.name)
     assert (good.loads, good.error) == (True, "")
@@ -281,8 +273,7 @@ def test_a_path_that_is_no_python_interpreter_is_reported_as_unreachable(tmp_pat
 def test_a_tool_that_fails_or_prints_garbage_is_listed_without_a_version(tmp_path: Path) -> None:
     for name, body in {"good": "echo 590.48.01", "fails": "echo 590.48.01; exit 9", "odd": "echo NVIDIA-SMI has failed",
                        "two": "echo 590.48.01; echo 580.1.2", "hoarse": "printf '\\377\\n'"}.items():  # fmt: skip
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+        write(tmp_path, {name: f"#!/bin/sh\n{body}\n"}, mode=0o755)
     commands = {name: ((str(tmp_path / name),), r"^(\d+(?:\.\d+)+)$")
                 for name in ("good", "fails", "odd", "two", "hoarse", "absent")}  # fmt: skip
     assert {part.name: part.version for part in tools(commands)} == {

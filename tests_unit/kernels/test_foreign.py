@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from contracts.instruments import import_probe, mamba_ssm
 from contracts.instruments.import_probe import modules_after
 from contracts.spec import FLOAT32
-from tests_unit._parties.running import ran, write
+from tests_unit._parties.running import metadata, ran, write
 
 HERE = Path(__file__).parent
 
@@ -32,7 +32,7 @@ def test_a_package_is_broken_or_importable(case: str, tmp_path: Path) -> None:
     source, listed, state, version, words = PACKAGES[case]
     write(tmp_path, {"sample_kernels/__init__.py": source})
     if listed:
-        _metadata(tmp_path)
+        metadata(tmp_path, "sample_kernels", "1.2")
     found = import_probe.probe("sample-kernels", ("sample_kernels",), path=str(tmp_path))
     assert (found.state, found.version) == (state, version)
     assert words in found.words
@@ -40,16 +40,9 @@ def test_a_package_is_broken_or_importable(case: str, tmp_path: Path) -> None:
 
 def test_a_missing_package_is_absent_and_metadata_without_a_module_is_broken(tmp_path: Path) -> None:
     assert import_probe.probe("sample-kernels", ("sample_kernels",), path=str(tmp_path / "nothing")).state == "absent"
-    _metadata(tmp_path)
+    metadata(tmp_path, "sample_kernels", "1.2")
     found = import_probe.probe("sample-kernels", ("sample_kernels",), path=str(tmp_path))
     assert (found.state, found.version) == ("broken", "1.2")
-
-
-def _metadata(folder: Path) -> None:
-    (folder / "sample_kernels-1.2.dist-info").mkdir()
-    (folder / "sample_kernels-1.2.dist-info/METADATA").write_text(
-        "Metadata-Version: 2.1\nName: sample-kernels\nVersion: 1.2\n"
-    )
 
 
 def test_adapters_import_no_package_when_they_are_imported() -> None:

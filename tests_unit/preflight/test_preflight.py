@@ -128,9 +128,7 @@ def test_a_rank_map_without_nodes_is_refused() -> None:
 
 
 def _tool(folder: Path, text: str) -> None:
-    tool = folder / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\n{text}\n")
-    tool.chmod(0o755)
+    write(folder, {"nvidia-smi": f"#!/bin/sh\n{text}\n"}, mode=0o755)
 
 
 def test_a_missing_tool_is_a_finding_and_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

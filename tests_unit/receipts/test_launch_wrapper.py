@@ -87,12 +87,9 @@ class Launched:
 
 def start(folder: Path, words: tuple[str, ...], script: str | None, **variables: str) -> subprocess.Popen[str]:
     """`rankproof` in a folder of its own, with a torchrun of its own before others on PATH."""
-    (folder / "bin").mkdir(parents=True)
+    tools = {"bin/nvidia-smi": "#!/bin/sh\necho no driver\nexit 9\n", "torchrun.sh": f"#!/bin/sh\n{script}\n"}
+    write(folder, tools | {"map.toml": MAP}, mode=0o755)
     (folder / "tmp").mkdir()
-    (folder / "bin/nvidia-smi").write_text("#!/bin/sh\necho no driver\nexit 9\n", encoding="utf-8")
-    (folder / "bin/nvidia-smi").chmod(0o755)
-    write(folder, {"map.toml": MAP, "torchrun.sh": f"#!/bin/sh\n{script}\n"})
-    (folder / "torchrun.sh").chmod(0o755)
     if script is not None:
         (folder / "bin/torchrun").symlink_to(folder / "torchrun.sh")
     path = f"{folder / 'bin'}:/usr/bin:/bin"

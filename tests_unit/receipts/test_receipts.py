@@ -22,7 +22,7 @@ from contracts.law._support.recorded_runs import FACTS, RECEIPT, STEPS
 from contracts.spec import Refused
 from contracts.stacks.reference.receipts.receipt import schema_text
 from contracts.stacks.reference.stack import Reference
-from tests_unit._parties.running import write
+from tests_unit._parties.running import metadata, write
 
 ROOT = Path(__file__).parents[2]
 STACK = Reference()
@@ -154,19 +154,10 @@ def test_collecting_provenance_imports_no_framework() -> None:
 def test_a_receipts_runtime_is_that_of_torchruns_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A torchrun of another environment starts other ranks than the one this suite is installed in."""
     site = tmp_path / "site"
-    info = site / "torch-9.9.dist-info"
-    info.mkdir(parents=True)
-    (site / "torch").mkdir()
-    (site / "torch" / "a.so").write_bytes(b"abc")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n", encoding="utf-8")
-    (info / "RECORD").write_text("torch/a.so,sha256=aa,3\n../../bin/torchrun,sha256=bb,2\n", encoding="utf-8")
-    other = tmp_path / "python3"
-    other.write_text(
-        f'#!/bin/sh\nshift\nexec {shutil.which("env")} PYTHONPATH={site} {sys.executable} "$@"\n', encoding="utf-8"
-    )
-    (tmp_path / "torchrun").write_text(f"#!{other}\n", encoding="utf-8")
-    for script in ("python3", "torchrun"):
-        (tmp_path / script).chmod(0o755)
+    write(site, {"torch/a.so": "abc"})
+    info = metadata(site, "torch", "9.9", RECORD="torch/a.so,sha256=aa,3\n../../bin/torchrun,sha256=bb,2\n")
+    other = f'#!/bin/sh\nshift\nexec {shutil.which("env")} PYTHONPATH={site} {sys.executable} "$@"\n'
+    write(tmp_path, {"python3": other, "torchrun": f"#!{tmp_path / 'python3'}\n"}, mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     _, components = provenance.runtime()
     (torch,) = (each for each in components if each.name == "torch")
@@ -194,10 +185,7 @@ def test_a_package_whose_files_were_edited_has_no_build(
         (tmp_path / name).write_bytes(data)
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         lines.append(f"{name},sha256={digest},{len(data)}")
-    info = tmp_path / "kernels-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 1.0\n", encoding="utf-8")
-    (info / "RECORD").write_text("\n".join([*lines, "kernels-1.0.dist-info/RECORD,,"]), encoding="utf-8")
+    metadata(tmp_path, "kernels", "1.0", RECORD="\n".join([*lines, "kernels-1.0.dist-info/RECORD,,"]))
     monkeypatch.syspath_prepend(str(tmp_path))
     if edited == "a source":
         (tmp_path / "kernels/scan.py").write_bytes(b"FUSED = Fals\n")  # as long as it was
