@@ -192,17 +192,6 @@ def test_three_undeclared_parts_are_shown_and_the_others_counted(besides: int, m
     assert judged.results[0].words.startswith(f"not declared: {told}{more}\nbeside what is")
 
 
-def test_a_partly_declared_violation_begins_with_the_undeclared_part() -> None:
-    declared = Deviation(
-        id="TOPO-02", case="pp2", reason="the mesh is rebuilt", issue="#7", owner="mesh", expires="2099-12-31",
-        says="dp is #",
-    )  # fmt: skip
-    judged = verdict(replace(run(violated("TOPO-02", "pp2", DP, PATH)), deviations=(declared,)), TODAY)
-    (result,) = judged.results
-    assert result.words.startswith(f"not declared: {PATH.words}\nbeside what is declared by mesh")
-    assert result.item == Item(id="TOPO-02", case="pp2")
-
-
 def test_fill_leaves_cases_outside_the_profile_unchanged() -> None:
     """A case by itself stands for all of its recipes, one with a recipe for that one."""
     declared = Deviation(

@@ -1,7 +1,6 @@
 """The ladder of recipes, the abilities of a stack, and the plan that follows from both."""
 
 import datetime
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -26,7 +25,7 @@ from contracts.spec import (
 )
 from contracts.spec.ladder import rung_of, rungs
 from contracts.spec.needs import features
-from contracts.spec.records import Baseline, Item, Outcome, Run
+from contracts.spec.records import Item
 from contracts.stacks.megatron.abilities import ABILITIES
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import introduce
@@ -213,49 +212,6 @@ def test_an_untried_version_has_the_same_plan_without_claims() -> None:
     assert (untried.items, untried.choices) == (tried.items, tried.choices)
 
 
-NARROW = Abilities(
-    has=frozenset({"dp", "fsdp", "float64", "float32"}),
-    lacks=(Absence(features=frozenset({"fsdp", "float64"}), kind="stack", reason="its buffers know no float64"),),
-)
-
-
-@pytest.mark.parametrize(
-    ("result", "abilities", "faults"),
-    [
-        ({"words": f"mine: {NARROW.lacks[0].reason}"}, NARROW, 0),  # asked in float64, as no plan can know
-        ({"words": f"mine: {NARROW.lacks[0]}"}, NARROW, 0),
-        ({"words": f"mine: {NARROW.lacks[0]}", "dtype": "float32"}, NARROW, 1),
-        ({"words": "mine: it is Monday"}, NARROW, 2),
-        ({"words": "mine: it is Monday"}, replace(NARROW, claims=False), 0),
-        ({"words": "mine: it is Monday"}, None, 2),
-    ],
-)
-def test_declining_a_case_for_a_declared_lack_of_float64_is_no_fault(
-    result: Mapping[str, str], abilities: Abilities | None, faults: int
-) -> None:
-    """One fault for the item that it claims, and one for the question, all of whose cases it declines; of a lack that
-    it declared neither."""
-    run = _ran(("all", "not offered"))
-    run = replace(
-        run, header=replace(run.header, subject=replace(run.header.subject, abilities=abilities)),
-        plan=replace(run.plan, claimed=("TOPO-02[all]",)), results=(replace(run.results[0], **result),),
-    )  # fmt: skip
-    found = [each.words for each in verdict(run, datetime.date(2026, 6, 15)).faults if each.kind == "claim"]
-    assert len(found) == faults, found
-
-
-@pytest.mark.parametrize(("words", "faults"), [("mine does not offer plan, which nobody answers for it", 0),
-                                               ("mine: it is Monday", 1)])  # fmt: skip
-def test_declining_a_question_because_another_is_missing_is_no_fault(words: str, faults: int) -> None:
-    run = _ran(("all", "not offered"))
-    both = replace(run.plan.promises["TOPO-02"], asks=("topology", "plan"))
-    run = replace(
-        run, plan=replace(run.plan, promises={"TOPO-02": both}), results=(replace(run.results[0], words=words),)
-    )
-    found = [each.words for each in verdict(run, datetime.date(2026, 6, 15)).faults if each.kind == "claim"]
-    assert len(found) == faults, found
-
-
 class _DoesNotMeasure(Reference):
     offers = Reference.offers - {"step_memory"}
     abilities = Abilities(
@@ -297,25 +253,3 @@ def test_every_feature_that_a_case_needs_exists() -> None:
     for contract in LAW.contracts.values():
         for name in contract.asked if contract.needs else ():
             assert contract.features(name) <= FEATURES.keys(), f"{contract.id}[{name}]"
-
-
-def _ran(*came: tuple[str, Outcome]) -> Run:
-    return recorded(*((Item(id="TOPO-02", case=case), outcome) for case, outcome in came))
-
-
-@pytest.mark.parametrize(
-    ("now", "lost"),
-    [
-        ((("all@hybrid", "holds"), ("all@dense", "holds")), []),  # it has learned Mamba
-        ((("all", "holds"), ("all@dense", "holds")), []),
-        ((("all@hybrid", "not offered"), ("all@dense", "holds")), ["TOPO-02[all@pairs]"]),
-        ((("all@dense", "holds"),), ["TOPO-02[all@pairs]"]),
-    ],
-)
-def test_a_case_judged_on_a_richer_recipe_is_not_lost_against_the_baseline(
-    now: tuple[tuple[str, Outcome], ...], lost: list[str]
-) -> None:
-    judged = (Item(id="TOPO-02", case="all@pairs"), Item(id="TOPO-02", case="all@dense"))
-    run = replace(_ran(*now), baseline=Baseline(of="the baseline", judged=judged))
-    faults = [each.words for each in verdict(run, datetime.date(2026, 6, 15)).faults if each.kind == "baseline"]
-    assert [words.split(" was judged")[0] for words in faults] == lost

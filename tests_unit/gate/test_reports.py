@@ -31,7 +31,6 @@ from contracts.court.wording import (
 from contracts.spec import codec
 from contracts.spec.records import Form, Item, Kill, OnRanks, Outcome, Result, Run, Verdict, Violation
 from tests_unit._parties.law import LAW
-from tests_unit.gate import _reported
 from tests_unit.gate._reported import GREEN, ITEM, RED, colourful, sick
 from tests_unit.gate.test_deviations import ended, run
 
@@ -51,37 +50,30 @@ def _causes(run: Run) -> list[Cause]:
     return causes(run, _judged(run).results)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("dp is 4, expected 2", "dp is 8, expected 2"),
-        ("error 1.7e-03 over 1e-12 (float64)", "error 2 over 1e-06 (float32)"),
-        ("layer 'ablock' is late", "layer 'eblock' is late"),
-        ("tokens (1, 2, 3) are dropped", "tokens (1, 2) are dropped"),
-        ("AEME at depth 52 has 48 blocks", "AMR at depth 5 has 4 blocks"),
-        ("<Thing object at 0x7f01ab>", "<Thing object at 0x55ee>"),
-        ("gradient a.wq differs: L2 error 1 over 2", "gradient b.norm differs: row error inf over 2; and 3 more"),
-        (
-            "gradient a.wq differs: L2 error 1 over 2",
-            "gradient b.norm differs: row error 2 over 2; gradients made before the first, which agree: 7",
-        ),
-    ],
-)
-def test_violations_that_differ_only_in_values_are_one_cause(one: str, other: str) -> None:
-    assert skeleton(one) == skeleton(other)
+ALIKE = [
+    ("dp is 4, expected 2", "dp is 8, expected 2"),
+    ("error 1.7e-03 over 1e-12 (float64)", "error 2 over 1e-06 (float32)"),
+    ("layer 'ablock' is late", "layer 'eblock' is late"),
+    ("tokens (1, 2, 3) are dropped", "tokens (1, 2) are dropped"),
+    ("AEME at depth 52 has 48 blocks", "AMR at depth 5 has 4 blocks"),
+    ("<Thing object at 0x7f01ab>", "<Thing object at 0x55ee>"),
+    ("gradient a.wq differs: L2 error 1 over 2", "gradient b.norm differs: row error inf over 2; and 3 more"),
+    (
+        "gradient a.wq differs: L2 error 1 over 2",
+        "gradient b.norm differs: row error 2 over 2; gradients made before the first, which agree: 7",
+    ),
+]
+UNLIKE = [
+    ("fork raised KeyError on blocks at fork.py:27: 3", "fork raised KeyError on blocks at fork.py:99: 3"),
+    ("fork does not offer launch", "fork does not offer samples"),
+    ("the stack's loss is late", "the stack's norm is late"),
+    ("gradient w differs: 1", "weight w differs: 1"),
+]
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("fork raised KeyError on blocks at fork.py:27: 3", "fork raised KeyError on blocks at fork.py:99: 3"),
-        ("fork does not offer launch", "fork does not offer samples"),
-        ("the stack's loss is late", "the stack's norm is late"),
-        ("gradient w differs: 1", "weight w differs: 1"),
-    ],
-)
-def test_violations_whose_text_differs_are_two_causes(one: str, other: str) -> None:
-    assert skeleton(one) != skeleton(other)
+@pytest.mark.parametrize(("one", "other"), ALIKE + UNLIKE)
+def test_violations_are_one_cause_only_if_they_differ_in_values_alone(one: str, other: str) -> None:
+    assert (skeleton(one) == skeleton(other)) == ((one, other) in ALIKE)
 
 
 def test_causes_of_a_run_equal_those_worked_out_by_hand() -> None:
@@ -97,14 +89,6 @@ def test_causes_of_a_run_equal_those_worked_out_by_hand() -> None:
     ]
     assert sum(len(cause.results) for cause in _causes(RED)) == len(RED.results) - 1
     assert [cause.words for cause in _causes(RED)][:2] == ["dp is 2, expected 2", RED.results[3].words]
-
-
-def test_the_guilty_tensors_are_read_from_the_words() -> None:
-    assert [(each.tensor, each.layer, each.kind, each.error) for each in apart(RED.results)] == [
-        ("layers.3.mixer.wq.weight", 3, "mixer.wq.weight", 1.7e-3),
-        ("layers.4.mixer.wq.weight", 4, "mixer.wq.weight", 0.3),
-        ("layers.3.mixer.A_log", 3, "mixer.A_log", 2e-5),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -243,10 +227,6 @@ def test_a_rerun_command_keeps_the_assistants() -> None:
         rerun(RED, next(each for each in RED.results if each.item == ITEM))
         == "rankproof check --stack fork.gate:Stack --with none --profile 'TOPO-02[pp4]'"
     )
-    lacking = _reported.result(
-        "PAT-10", "nam52", "not run", "nobody answers read_pattern: make it and ask it by --with megatron"
-    )
-    assert rerun(RED, lacking).endswith("--with none --with megatron --profile 'PAT-10[nam52]'")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +258,8 @@ def test_a_rerun_command_keeps_device_release_and_deviations(command: tuple[str,
 def test_a_rerun_command_adds_a_stack_that_answers_the_missing_question(
     outcome: Outcome, words: str, asked: bool
 ) -> None:
-    assert ("--with megatron" in rerun(RED, _said(outcome, words))) == asked
+    again = rerun(RED, _said(outcome, words))
+    assert again.endswith(f"--with none {'--with megatron ' * asked}--profile 'PAT-01[one]'")
 
 
 def test_a_rerun_command_has_the_number_of_ranks() -> None:

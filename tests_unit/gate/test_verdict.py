@@ -285,6 +285,13 @@ def test_a_deviation_forgives_violations_only(outcome: Outcome) -> None:
 
 MATCHES_NOTHING = "matches nothing in the plan; remove it or correct its selector"
 DIFFERS = "the gradient of * differs"
+
+
+def added(run: Run, *items: str) -> Run:
+    """The run some of whose items came after its frozen law."""
+    return replace(run, plan=replace(run.plan, added=items))
+
+
 ENTRIES: dict[str, tuple[Run, Deviation, str]] = {  # a run with an entry, and what is wrong with the entry
     "forgives all that fails": (recorded((A, "violated"), (B, "violated")), declared(), ""),
     "no words": (
@@ -293,6 +300,13 @@ ENTRIES: dict[str, tuple[Run, Deviation, str]] = {  # a run with an entry, and w
     ),
     "no case": (recorded((A, "holds")), declared("tp9"), MATCHES_NOTHING),
     "no contract": (recorded((A, "holds")), declared(id="TOPO-99"), MATCHES_NOTHING),
+    "no case, and one contract is not counted": (
+        added(recorded((A, "holds"), (B, "holds")), str(A)), declared("tp9"), MATCHES_NOTHING,
+    ),
+    "another version": (recorded((A, "holds")), declared(versions=("2",)), ""),
+    "another version, and expired": (
+        recorded((A, "holds")), declared(versions=("2",), expires="2026-06-14"), LATE.partition("[pp2-*] ")[2],
+    ),
     "a contract outside": (recorded((A, "holds")), declared(id="ARGV-01"), ""),
     "another contract outside": (recorded((A, "holds"), cut=("TOPO-99",)), declared("tp9"), MATCHES_NOTHING),
     "a case outside": (recorded((A, "holds"), cut=("TOPO-02[pp4]",)), declared("pp4"), ""),
@@ -362,12 +376,6 @@ def test_each_fault_of_a_deviation_has_its_own_message(name: str) -> None:
     assert said(replace(run, deviations=(entry,))) == ([fault] if wrong_with else [])
 
 
-@pytest.mark.parametrize("late", [True, False])
-def test_a_deviation_for_another_version_is_red_only_if_expired(late: bool) -> None:
-    entry = declared(versions=("2",), expires="2026-06-14" if late else "2026-12-31")
-    assert said(recorded((A, "holds"), deviations=(entry,))) == ([LATE] if late else [])
-
-
 @pytest.mark.parametrize(
     ("entries", "most"),
     [
@@ -391,20 +399,13 @@ def test_several_deviations_of_an_item_that_is_not_violated_are_not_too_many(out
 
 
 @pytest.mark.parametrize(
-    ("added", "faults"), [((), [STALE]), ((str(A),), [STALE]), ((str(A), str(B)), []), ((str(C),), [STALE])]
+    ("later", "faults"), [((), [STALE]), ((str(A),), [STALE]), ((str(A), str(B)), []), ((str(C),), [STALE])]
 )
-def test_a_deviation_of_a_contract_that_is_not_counted_is_no_fault(added: tuple[str, ...], faults: list[str]) -> None:
-    run = recorded((A, "holds"), (B, "holds"), (C, "holds"), deviations=(declared(),))
-    run = replace(run, plan=replace(run.plan, added=added))
+def test_a_deviation_of_a_contract_that_is_not_counted_is_no_fault(later: tuple[str, ...], faults: list[str]) -> None:
+    run = added(recorded((A, "holds"), (B, "holds"), (C, "holds"), deviations=(declared(),)), *later)
     assert said(run) == faults
-    assert [str(each.item) for each in judged(run).added] == [*added]
-    assert len(judged(run).results) == 3 - len(added)
-
-
-def test_a_deviation_that_matches_nothing_is_red_even_if_some_contracts_are_not_counted() -> None:
-    run = recorded((A, "holds"), (B, "holds"), deviations=(declared("tp9"),))
-    run = replace(run, plan=replace(run.plan, added=(str(A),)))
-    assert said(run) == [f"deviation: deviation TOPO-02[tp9] {MATCHES_NOTHING}"]
+    assert [str(each.item) for each in judged(run).added] == [*later]
+    assert len(judged(run).results) == 3 - len(later)
 
 
 ON_PAIRS = Item(id="TOPO-02", case="pp2@pairs")
