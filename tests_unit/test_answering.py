@@ -33,8 +33,7 @@ print(version_of("forked", "forked.core"), located("forked.core"), imported)
 
 def git(folder: Path, *words: str) -> str:
     by = ("-c", "user.name=n", "-c", "user.email=e@x", "-c", "init.defaultBranch=main")
-    done = subprocess.run(["git", *by, *words], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return subprocess.run(["git", *by, *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def checkout(folder: Path, files: Mapping[str, str]) -> str:

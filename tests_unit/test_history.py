@@ -56,8 +56,7 @@ def test_a_fix_is_named_by_what_the_commit_before_it_violates(
     assert re.search(r"PAT-01\[.*\]: violated: \w+ at depth \d+ has \d+ blocks", rows["Fix the depth"].first)
     assert rows["Fix the depth"].red_s is not None
     assert rows["[fix] a comment"].fate == "blind"
-    again = [*kept(fork, drawn(fork, RULE), (), "no interpreter: the journal has them", tmp_path)]
-    assert again == [*rows.values()]
+    assert [*kept(fork, drawn(fork, RULE), (), "no interpreter: the journal has them", tmp_path)] == [*rows.values()]
 
 
 def test_a_fix_that_cannot_be_judged_or_is_set_aside_has_its_reason(fork: Path, tmp_path: Path) -> None:

@@ -187,8 +187,7 @@ def judged(fork: Path, at: object, *words: object, code: int | None = None) -> D
 
 
 def test_a_new_violation_is_shown_first_with_both_sides(fork: Path) -> None:
-    done = judged(fork, f"{fork}@right..wrong", code=1)
-    _, first, items, base, head, rerun, *_, last = done.stdout.splitlines()
+    _, first, items, base, head, rerun, *_, last = judged(fork, f"{fork}@right..wrong", code=1).stdout.splitlines()
     assert first == "Violated at the head and not at the base: 6 items"
     assert items.startswith("  PAT-01[nam56r, ")
     assert base == "    base  holds"

@@ -148,8 +148,7 @@ def test_a_bad_stack_leaves_a_complete_record_or_none(name: str, runs: dict[str,
 
 
 def test_a_question_that_works_but_is_not_in_offers_is_reported(runs: dict[str, Done]) -> None:
-    done = runs["does-not-claim"]
-    assert re.search(r"works, but is not in offers: stages \(PAT-08\[[\w-]+\] holds\)", done.stdout)
+    assert re.search(r"works, but is not in offers: stages \(PAT-08\[[\w-]+\] holds\)", runs["does-not-claim"].stdout)
 
 
 def test_a_stacks_prints_cannot_be_taken_for_the_verdict(runs: dict[str, Done], folder: Path) -> None:

@@ -216,8 +216,7 @@ class TestUnderTorchrun:
         cases = ("own-axis-dp3", "own-axis-pp2-tp2-on-4", "own-axis-ep2-tp2-etp1-on-4", "borrowed-cp2-ep2-on-4")
         profile = ",".join(f"TOPO-05d[{case}]" for case in cases)
         words = ("--ranks", "4", "--stack", "faulty:GoesWrong", "--profile", profile, "--report", "out")
-        done = _rankproof("check", *words, "--form", "json", cwd=tmp_path, code=1)
-        told = json.loads(done.stdout)["results"]
+        told = json.loads(_rankproof("check", *words, "--form", "json", cwd=tmp_path, code=1).stdout)["results"]
         found = {each["case"]: (each["outcome"], each["rank"], each["words"]) for each in told}
         assert {each["case"]: each["ranks"] for each in told} == dict(zip(cases, ([], [1], [3], [2]), strict=True))
         assert found["own-axis-dp3"] == ("holds", None, "")

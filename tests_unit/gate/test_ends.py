@@ -79,8 +79,7 @@ def test_too_few_file_descriptors_never_give_a_violation(files: int, tmp_path: P
     "words", ["--deadline nan", "--deadline inf", "--deadline 1e300", "--profile ''", "--profile ' , '"]
 )
 def test_an_unknown_stack_profile_or_file_is_a_usage_error(words: str, tmp_path: Path) -> None:
-    done = shell(tmp_path, f"rp check --with none --report out {words}", code=USAGE)
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in shell(tmp_path, f"rp check --with none --report out {words}", code=USAGE).stderr
     assert not (tmp_path / "out").exists()
 
 

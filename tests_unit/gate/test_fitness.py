@@ -108,8 +108,7 @@ def test_all_but_the_unfit_contract_are_judged_and_the_verdict_names_it(jobs: st
     for form in FORMS:
         told = rankproof("report", f"out{jobs}", "--form", form, cwd=folder, code=INCOMPLETE)
         assert "1 contract is unfit: TOPO-02b" in told.stdout, form
-    again = rankproof("replay", f"out{jobs}", cwd=folder, code=INCOMPLETE)
-    assert "1 contract is unfit: TOPO-02b" in again.stdout
+    assert "1 contract is unfit: TOPO-02b" in rankproof("replay", f"out{jobs}", cwd=folder, code=INCOMPLETE).stdout
 
 
 def test_a_violation_counts_even_if_another_contract_is_unfit(tested: Done, folder: Path) -> None:

@@ -33,8 +33,7 @@ def judged(cwd: Path, *words: str, code: int, **variables: str) -> Done:
 
 @pytest.mark.parametrize("launcher", OTHERS)
 def test_variables_of_other_launchers_do_not_change_a_check_of_one_process(launcher: str, tmp_path: Path) -> None:
-    done = judged(tmp_path, "--profile", "PAT-01", **OTHERS[launcher], code=0)
-    assert "CONFORMANT: reference" in done.stdout
+    assert "CONFORMANT: reference" in judged(tmp_path, "--profile", "PAT-01", **OTHERS[launcher], code=0).stdout
 
 
 def options() -> dict[str, str]:

@@ -61,8 +61,7 @@ def test_changes_are_drawn_from_every_file_and_a_longer_draw_extends_a_shorter_o
 
 
 def test_every_change_declared_equivalent_still_exists_and_has_a_reason(every: list[Change]) -> None:
-    stale = [each for each in changes.equivalents() if not any(each.covers(change) for change in every)]
-    assert stale == []
+    assert [each for each in changes.equivalents() if not any(each.covers(change) for change in every)] == []
     assert [each for each in changes.equivalents() if len(each.reason.split()) < 5] == []
 
 
@@ -71,8 +70,7 @@ def test_every_file_has_cases_of_two_ranks_that_exist_in_the_law() -> None:
     plan = profiles.plan(LAW, ",".join(sorted(found)))
     assert {str(item) for item in plan.items} == found
     assert {LAW.contracts[item.id].ranks(item.case) for item in plan.items} == {2}
-    unmatched = [begins for begins in CELLS if not any(file.startswith(begins) for file in changes.files())]
-    assert unmatched == []
+    assert [begins for begins in CELLS if not any(file.startswith(begins) for file in changes.files())] == []
     assert cells("parallel/fsdp.py")[0] == CELLS["parallel/fsdp"][0]
     assert set(CELLS[""]) <= set(cells("data.py"))
 

@@ -334,8 +334,7 @@ def test_a_violations_file_and_line_is_that_of_the_last_question_with_one(
     assert place(RED, asked) == ("fork/gate.py", 12), "what its contract asks comes after what was answered"
     raised = "fork raised KeyError on {} at {}:27: 3"
     monkeypatch.chdir(tmp_path)
-    inside = _said("broken", raised.format("blocks", tmp_path / "fork" / "moe.py"))
-    assert place(RED, inside) == ("fork/moe.py", 27)
+    assert place(RED, _said("broken", raised.format("blocks", tmp_path / "fork" / "moe.py"))) == ("fork/moe.py", 27)
     assert place(RED, _said("broken", raised.format("blocks", "/nowhere/moe.py"))) == ("fork/gate.py", 41)
     assert place(RED, _said("broken", raised.format("launch", "/nowhere/moe.py"))) == ("/nowhere/moe.py", 27)
     torn = replace(RED, header=replace(RED.header, subject=replace(RED.header.subject, places={"blocks": "gate.py:x"})))

@@ -76,8 +76,7 @@ def test_paths_for_ci_are_relative_to_the_root_of_the_repository(tmp_path: Path)
         report = trainer / stack
         place = "stacks/trainer/ours.py"
         assert f"file={place},line=" in (report / "annotations.txt").read_text()
-        sarif = json.loads((report / "results.sarif").read_text())
-        (found,) = sarif["runs"][0]["results"]
+        (found,) = json.loads((report / "results.sarif").read_text())["runs"][0]["results"]
         assert found["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == place
         assert f'file="{place}"' in (report / "junit.xml").read_text()
     (tmp_path / ".git").rmdir()

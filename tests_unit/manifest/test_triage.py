@@ -158,5 +158,4 @@ def test_two_runs_are_compared_by_their_receipts(tmp_path: Path, part: str, symp
 def test_a_run_is_not_compared_with_one_without_a_receipt(tmp_path: Path) -> None:
     run = run_with_receipt(tmp_path, "run", Reference().receipt(FACTS))
     (tmp_path / "prior").mkdir()
-    done = asked(run, "--against", str(run_folder(tmp_path / "prior", OK)), code=2)
-    assert "holds no receipt" in done.stderr
+    assert "holds no receipt" in asked(run, "--against", str(run_folder(tmp_path / "prior", OK)), code=2).stderr

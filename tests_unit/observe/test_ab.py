@@ -248,8 +248,7 @@ def test_a_base_that_runs_code_of_the_working_tree_is_incomplete(here: Path, ab:
     _edit(here / "train.py", ("from net", f"import sys\n\nsys.path.insert(0, {str(here)!r})\nfrom net"))
     git(here, "commit", "-q", "-a", "-m", "A path")
     _edit(here / "net.py", ("x + self.down(y)", "x + 1.01 * self.down(y)"))
-    done = ab("--base", "HEAD", *PYTHON, code=3)
-    assert f"base: runs {here}/net.py, which is not in its checkout" in done.output
+    assert f"base: runs {here}/net.py, which is not in its checkout" in ab("--base", "HEAD", *PYTHON, code=3).output
 
 
 def test_pythonpath_into_the_repository_is_moved_into_the_checkout(

@@ -83,8 +83,7 @@ def _run(*words: str, cwd: Path) -> None:
 
 
 def _equal(one: Path, other: Path) -> None:
-    done = invoked("diff", one, other, code=0)
-    assert re.search(r"; compared: \d+ initial weights, 3 steps, ", done.output)
+    assert re.search(r"; compared: \d+ initial weights, 3 steps, ", invoked("diff", one, other, code=0).output)
 
 
 def test_a_process_that_observes_itself_says_what_observe_does(tmp_path: Path) -> None:
@@ -131,8 +130,7 @@ def _rank(rank: int, out: str) -> None:
 
 def test_ranks_of_another_launcher_write_one_trace(tmp_path: Path) -> None:
     multiprocessing.spawn(_rank, (str(tmp_path / "two"),), nprocs=2)
-    done = invoked("judge", tmp_path / "two", "--report", tmp_path / "judged", code=0)
-    assert "on 2 ranks" in done.output
+    assert "on 2 ranks" in invoked("judge", tmp_path / "two", "--report", tmp_path / "judged", code=0).output
 
 
 def _called(folder: Path, text: str, named: str, old: str, new: str) -> None:

@@ -58,8 +58,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("layout", ["ddp2", "fsdp4"])
 def test_a_correct_layout_equals_one_rank_and_violates_nothing(traces: Path, tmp_path: Path, layout: str) -> None:
-    done = invoked("diff", traces / "one", traces / layout, code=0)
-    assert "agrees  step 2: updated weights (28)" in done.output
+    assert "agrees  step 2: updated weights (28)" in invoked("diff", traces / "one", traces / layout, code=0).output
     invoked("judge", traces / layout, "--report", tmp_path / "report", code=0)
 
 
@@ -77,8 +76,7 @@ def test_fsdp1_equals_one_rank_and_violates_nothing(traces: Path, tmp_path: Path
     (tmp_path / "train.py").write_text(text, encoding="utf-8")
     codes = observe(tmp_path, ("train.py", "--parallel", "ddp", "--steps", "2"), tmp_path / "out", 2)
     assert codes == [0, 0], (tmp_path / "stderr-0").read_text()
-    done = invoked("diff", traces / "one", tmp_path / "out", code=0)
-    assert "agrees  step 2: updated weights (28)" in done.output
+    assert "agrees  step 2: updated weights (28)" in invoked("diff", traces / "one", tmp_path / "out", code=0).output
     invoked("judge", tmp_path / "out", "--report", tmp_path / "report", code=0)
 
 
@@ -162,8 +160,7 @@ def test_a_run_that_dies_leaves_a_trace_that_says_so_and_no_secret(tmp_path: Pat
         "net(torch.ones(2, 3)).sum().backward()\nopt.step()\n"
         "raise ValueError('the key hf_abcdefghijklmnopqrstuvwxyz012345 is refused')\n"
     )
-    done = _observed(tmp_path / "out", script, 1, ["--api-key", "sesame-open-up"], code=1)
-    assert "ValueError" in done.stderr
+    assert "ValueError" in _observed(tmp_path / "out", script, 1, ["--api-key", "sesame-open-up"], code=1).stderr
     text = (tmp_path / "out/rank-00000.jsonl").read_text()
     assert "hf_abcdefgh" not in text
     assert "sesame" not in text

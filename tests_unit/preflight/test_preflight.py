@@ -209,8 +209,7 @@ def test_the_command_judges_environment_disks_and_installed_stack_with_the_node(
 
 
 def test_the_command_does_not_mix_a_captured_node_with_this_ones_disks(tmp_path: Path) -> None:
-    done = _command(tmp_path, "--capture", "fit", "--table", "h200", fit=H200, code=2)
-    assert "was taken elsewhere" in done.output
+    assert "was taken elsewhere" in _command(tmp_path, "--capture", "fit", "--table", "h200", fit=H200, code=2).output
 
 
 def test_the_preflight_command_passes_a_healthy_node_for_a_recipe(tmp_path: Path) -> None:

@@ -109,8 +109,7 @@ def test_a_merged_report_has_the_properties_of_the_deciding_rank(case: str) -> N
 
 
 def test_a_failure_has_a_machine_readable_verdict_and_a_pass_has_none() -> None:
-    merged = merge(posts("passed", "failed!rank 1 did not finish@1"))
-    assert json.loads(str(dict(merged.properties)[VERDICT])) == {
+    assert json.loads(str(dict(merge(posts("passed", "failed!rank 1 did not finish@1")).properties)[VERDICT])) == {
         "outcome": "failed",
         "primary": 1,
         "words": "rank 1 did not finish",
