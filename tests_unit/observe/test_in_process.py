@@ -109,6 +109,7 @@ def test_only_the_steps_that_were_asked_for_are_observed(tmp_path: Path) -> None
     with rankproof.observing(tmp_path / "x", steps=1, keep_weights=True):
         _train()
     trace = read(tmp_path / "x")
+    assert trace.ranks[0].begin["command"] == sys.argv[:1]
     assert [line["step"] for line in trace.ranks[0].of("step")] == [1]
     assert [bool(line.get("values")) for line in trace.ranks[0].of("weight") if line["step"] == 1] == [True] * 4
 

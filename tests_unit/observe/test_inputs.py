@@ -75,9 +75,8 @@ def _train(
         optimizer.zero_grad()
 
 
-def _diff(one: Path, other: Path, *words: str) -> tuple[int, str]:
-    done = invoked("diff", one, other, *words)
-    return done.exit_code, done.output
+def _diff(one: Path, other: Path, *words: str, code: int) -> str:
+    return invoked("diff", one, other, *words, code=code).output
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +86,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_equal_rows_are_recognised_in_any_form_of_the_call(one: Path, tmp_path: Path, call: str) -> None:
-    code, said = _diff(one, _observed(tmp_path / "other", lambda: _train(CALLS[call])))
-    assert code == 0, said
+    _diff(one, _observed(tmp_path / "other", lambda: _train(CALLS[call])), code=0)
 
 
 OTHERS: dict[str, Call] = {
@@ -103,8 +101,7 @@ OTHERS: dict[str, Call] = {
 
 @pytest.mark.parametrize("call", OTHERS)
 def test_different_rows_are_named_with_step_rank_and_place(one: Path, tmp_path: Path, call: str) -> None:
-    code, said = _diff(one, _observed(tmp_path / "other", lambda: _train(OTHERS[call])))
-    assert code == 3, said
+    said = _diff(one, _observed(tmp_path / "other", lambda: _train(OTHERS[call])), code=3)
     assert (
         "step 1: the inputs differ: 4 rows and 4 rows, of which 4 are only in the first run (such as row 0 of " in said
     )
@@ -126,8 +123,7 @@ def test_a_split_or_an_order_without_a_seed_is_said(
         _train(lambda net, x, y: net((rows := next(batches))[:, :-1], rows[:, 1:]))
 
     runs = [_observed(tmp_path / f"{at}", lambda at=at: train(seeds[at], add[at], at)) for at in (0, 1)]
-    code, said = _diff(*runs)
-    assert code == 3, said
+    said = _diff(*runs, code=3)
     assert words in said
     assert ("without a seed?" in said) == bool(words)
 
@@ -141,8 +137,7 @@ def _dropped(net: Net, optimizer: torch.optim.Optimizer, step: int) -> None:
 
 def test_a_trial_pass_whose_gradients_are_dropped_belongs_to_no_step(one: Path, tmp_path: Path) -> None:
     other = _observed(tmp_path / "other", lambda: _train(CALLS["two arguments"], trial=_dropped))
-    code, said = _diff(one, other)
-    assert code == 0, said
+    _diff(one, other, code=0)
     invoked("judge", other, "--report", tmp_path / "report", code=0)
     assert [each for each in _lines(other) if each["e"] == "dropped"] == [
         {"e": "dropped", "step": 1, "microbatches": 2, "backward": 2}
@@ -164,16 +159,11 @@ def test_dropping_microbatches_in_every_step_is_named(tmp_path: Path) -> None:
 def test_early_steps_can_be_left_out_of_a_comparison(one: Path, tmp_path: Path) -> None:
     """Both from the same weights in step 2: the first step's rows are permuted, which SGD does not see."""
 
-    def permuted(net: Net, x: Tensor, y: Tensor) -> Tensor:
-        return net(x, y)
-
-    other = _observed(tmp_path / "other", lambda: _train(permuted, seed=5))
-    assert _diff(one, other)[0] == 3
-    code, said = _diff(other, other, "--from-step", "2")
-    assert code == 0, said
-    assert "compared: 3 initial weights, 1 step," in said
-    assert _diff(one, other, "--from-step", "2")[0] == 3
-    assert _diff(one, one, "--from-step", "3")[0] == 3  # no step is left
+    other = _observed(tmp_path / "other", lambda: _train(CALLS["two arguments"], seed=5))
+    _diff(one, other, code=3)
+    assert "compared: 3 initial weights, 1 step," in _diff(other, other, "--from-step", "2", code=0)
+    _diff(one, other, "--from-step", "2", code=3)
+    _diff(one, one, "--from-step", "3", code=3)  # no step is left
 
 
 def _lines(trace: Path) -> Iterator[dict[str, object]]:
