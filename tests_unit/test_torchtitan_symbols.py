@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -140,31 +141,24 @@ def test_the_dtensor_backend_is_passed_under_its_old_or_new_name(
 def test_experts_and_their_grouped_products_are_found_at_their_old_or_new_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Older:
-        def _experts_forward(self) -> None: ...
-        def forward(self) -> None: ...
-
-    class Newer:
-        def forward(self) -> None: ...
-        def _grouped_mm(self) -> None: ...
-
-    def oldest() -> None: ...
-
-    own, hook = torch._grouped_mm, Newer._grouped_mm
-    of = {"GroupedExperts": Older}
+    older, newer = (
+        type("Experts", (), {name: lambda self: None for name in names})
+        for names in (("_experts_forward", "forward"), ("forward", "_grouped_mm"))
+    )
+    own, hook, of, oldest = torch._grouped_mm, newer._grouped_mm, {"GroupedExperts": older}, object()
     places = (
         ("models_moe_moe", {**of, "_run_experts_grouped_mm": oldest}, oldest),
         ("models_common_moe_moe", {**of, "_run_experts_grouped_mm": oldest}, oldest),
-        ("models_common_moe", of, Older._experts_forward),
-        ("models_common_moe", {"GroupedExperts": Newer}, Newer.forward),
+        ("models_common_moe", of, older._experts_forward),
+        ("models_common_moe", {"GroupedExperts": newer}, newer.forward),
     )  # fmt: skip
     for place, held, function in places:
         _modules(monkeypatch, **{place: SimpleNamespace(**held)})
-        newer = held["GroupedExperts"] is Newer
+        hooked = held["GroupedExperts"] is newer
         assert layer_symbols.of_experts() is function
         with layer_symbols.products_by(len):
-            assert (torch._grouped_mm is len, Newer._grouped_mm is len) == (not newer, newer)
-        assert (torch._grouped_mm, Newer._grouped_mm) == (own, hook)
+            assert (torch._grouped_mm is len, newer._grouped_mm is len) == (not hooked, hooked)
+        assert (torch._grouped_mm, newer._grouped_mm) == (own, hook)
     made: dict[str, Any] = {"make_experts_config": lambda dim, score_before_experts=True: (dim, score_before_experts)}
     _modules(monkeypatch, models_common_config_utils=SimpleNamespace(**made))
     assert layer_symbols.routed_experts(dim=3) == {"experts": (3, False)}, "a gate multiplies what its expert returns"
@@ -174,17 +168,15 @@ def test_experts_and_their_grouped_products_are_found_at_their_old_or_new_place(
 
 @pytest.mark.parametrize("newest", [True, False])
 def test_tensors_have_the_names_of_their_version(newest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Router:
-        def forward(self, x: Any, expert_bias_E: Any) -> None: ...
-
-    class Older:
-        def forward(self, x: Any, expert_bias: Any) -> None: ...
-
-    held: dict[str, Any] = {"models_moe_moe": SimpleNamespace(TokenChoiceTopKRouter=Older), "models": SimpleNamespace()}
+    older, router = (
+        type("Router", (), {"forward": forward})
+        for forward in (lambda self, x, expert_bias: None, lambda self, x, expert_bias_E: None)
+    )
+    held: dict[str, Any] = {"models_moe_moe": SimpleNamespace(TokenChoiceTopKRouter=older), "models": SimpleNamespace()}
     if newest:
         config = dataclasses.make_dataclass("Config", ["lm_head"])
         held = {
-            "models_common_moe": SimpleNamespace(TokenChoiceTopKRouter=Router, RoutedExperts=None),
+            "models_common_moe": SimpleNamespace(TokenChoiceTopKRouter=router, RoutedExperts=None),
             "models_common_decoder": SimpleNamespace(Decoder=SimpleNamespace(Config=config)),
             "models_common_attention": SimpleNamespace(FusedQKVLinear=None),
         }
@@ -222,15 +214,10 @@ def test_adamw_has_groups_of_its_own_or_multiples_or_one(monkeypatch: pytest.Mon
 
 
 def test_latent_attention_gets_initializations_only_if_the_version_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_june(*, dim: int) -> dict[str, int]:
-        return {"dim": dim}
-
-    def of_july(*, dim: int, rope: int) -> dict[str, int]:
-        return {"dim": dim, "rope": rope}
-
     for models, given, made in (
-        (SimpleNamespace(_make_dsv3_attn_config=of_june), {"rope_backend": 4}, {"dim": 3}),
-        (SimpleNamespace(_make_dsv3_attn_config=of_july), {"rope": 4}, {"dim": 3, "rope": 4}),
+        (SimpleNamespace(_make_dsv3_attn_config=lambda *, dim: {"dim": dim}), {"rope_backend": 4}, {"dim": 3}),
+        (SimpleNamespace(_make_dsv3_attn_config=lambda *, dim, rope: {"dim": dim, "rope": rope}), {"rope": 4},
+         {"dim": 3, "rope": 4}),
         (SimpleNamespace(_make_dsv3_attn_config=None, make_mla_attention_config=dict), {"rope": 4},
          {"dim": 3, "rope": 4, "norm_init": 1}),
     ):  # fmt: skip
@@ -239,17 +226,14 @@ def test_latent_attention_gets_initializations_only_if_the_version_takes_them(mo
 
 
 def test_the_signature_of_a_trainers_step_shows_whether_it_counts_labels() -> None:
-    class Counts:
-        def forward_backward_step(self, *, input_dict: Any, labels: Any, global_valid_tokens: Any) -> None: ...
+    def kind(step: Callable[..., None]) -> type:
+        return type("Trainer", (), {"forward_backward_step": step})
 
-    class Older:
-        def forward_backward_step(self, input_dict: Any, labels: Any) -> None: ...
-
-    class Between:
-        def forward_backward_step(self, input_dict: Any, labels: Any, *, global_valid_tokens: Any = None) -> None: ...
-
-    assert symbols.counts_labels(type("T", (Between, Counts), {}))
-    assert not symbols.counts_labels(type("T", (Between, Older), {}))
+    counts = kind(lambda self, *, input_dict, labels, global_valid_tokens: None)
+    older = kind(lambda self, input_dict, labels: None)
+    between = kind(lambda self, input_dict, labels, *, global_valid_tokens=None: None)
+    assert symbols.counts_labels(type("T", (between, counts), {}))
+    assert not symbols.counts_labels(type("T", (between, older), {}))
 
 
 def test_an_option_that_a_version_lacks_is_left_out_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,22 +259,20 @@ def test_blocks_are_compiled_by_the_function_of_their_version_and_get_what_it_ta
     seen: list[tuple[Any, ...]] = []
     dims = SimpleNamespace(ep_enabled=True)
 
-    def of_march(model: str, compile_config: str, ep_enabled: bool) -> None:
-        seen.append(("march", model, compile_config, ep_enabled))
-
-    def of_june(model: str, compile_config: str) -> None:
-        seen.append(("june", model, compile_config))
-
-    def of_0_3(model: str, *, compile_config: str, parallel_dims: Any) -> None:
-        seen.append(("0.3", model, compile_config, parallel_dims))
-
-    for held in (
-        {"models_llama4_parallelize": SimpleNamespace(apply_compile=of_march)},
-        {"distributed_compile": SimpleNamespace(apply_compile_sparse=of_march)},
-        {"distributed_compile": SimpleNamespace(apply_compile=of_june)},
-        {"distributed_compile": SimpleNamespace(apply_compile=of_0_3)},
+    versions: dict[str, Callable[..., None]] = {
+        "march": lambda model, compile_config, ep_enabled: seen.append(("march", model, compile_config, ep_enabled)),
+        "june": lambda model, compile_config: seen.append(("june", model, compile_config)),
+        "0.3": lambda model, *, compile_config, parallel_dims: seen.append(
+            ("0.3", model, compile_config, parallel_dims)
+        ),
+    }
+    for module, name, version in (
+        ("models_llama4_parallelize", "apply_compile", "march"),
+        ("distributed_compile", "apply_compile_sparse", "march"),
+        ("distributed_compile", "apply_compile", "june"),
+        ("distributed_compile", "apply_compile", "0.3"),
     ):
-        _modules(monkeypatch, **held)
+        _modules(monkeypatch, **{module: SimpleNamespace(**{name: versions[version]})})
         symbols.compiled("model", "config", dims)
     march = ("march", "model", "config", True)
     assert seen == [march, march, ("june", "model", "config"), ("0.3", "model", "config", dims)]
@@ -300,8 +282,6 @@ def test_blocks_are_compiled_by_the_function_of_their_version_and_get_what_it_ta
 def test_under_tp_the_loss_is_taken_in_the_most_pieces_that_divide_a_row(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from contracts.stacks.torchtitan import symbols
-
     whole = {"CrossEntropyLoss": SimpleNamespace(Config=lambda: "whole")} if name else {}
     held = {**whole, **({name: SimpleNamespace(Config=dict)} if name else {})}
     _modules(monkeypatch, components_loss=SimpleNamespace(**held))
