@@ -115,10 +115,12 @@ def test_a_launched_stack_has_no_attribute_that_is_no_question(command: Make) ->
         ("say(refused=['no'] * 100_000)", "refused for 100000 reasons; at most 1000 are read"),
         ("say(not_offered=None)", "gave None as the reason of not_offered"),
         ("say(error='KeyError: rank')", "toy failed: KeyError: rank"),
+        ("sys.stdin.close(); sys.exit(4)", "ended with exit code 4 without an answer"),
+        ("print('{\"protocol\":', end='')", "before its line was complete"),
     ],
 )
 def test_a_broken_reply_makes_the_stack_unreachable(command: Make, body: str, words: str) -> None:
-    stack = Launched(command(body))
+    stack = Launched(command(body, persistent=words.startswith(("ended", "before"))))
     with pytest.raises(Unreachable, match=words):
         stack.blocks("A", 1)
 
@@ -141,16 +143,6 @@ def test_a_false_introduction_of_a_launched_stack_is_found_at_once(
 ) -> None:
     with pytest.raises(Unreachable, match=words):
         Launched(command("", **hello))
-
-
-@pytest.mark.parametrize(("body", "words"), [
-    ("sys.stdin.close(); sys.exit(4)", "ended with exit code 4 without an answer"),
-    ("print('{\"protocol\":', end='')", "before its line was complete"),
-])  # fmt: skip
-def test_a_persistent_command_that_ends_before_its_answer_is_unreachable(command: Make, body: str, words: str) -> None:
-    stack = Launched(command(body, persistent=True))
-    with pytest.raises(Unreachable, match=words):
-        stack.blocks("A", 1)
 
 
 def test_a_persistent_command_that_prints_without_a_question_is_unreachable(command: Make) -> None:
@@ -249,15 +241,20 @@ def test_a_command_may_answer_without_reading_the_question() -> None:
     assert Launched(("sh", "-c", f"exec <&-; echo {shlex.quote(line)}")).name == "toy"
 
 
-def test_a_command_that_cannot_start_or_says_nothing_is_unreachable() -> None:
-    with pytest.raises(Unreachable, match="cannot be started"):
-        Launched(("/nonexistent/launcher",))
-    with pytest.raises(Unreachable, match=r"printed nothing \(asked hello\)"):
-        Launched(("true",))
-    with pytest.raises(Unreachable, match="exit code 1"):
-        Launched(("false",))
-    with pytest.raises(ValueError, match="sequence of words"):
-        Launched("true")
+@pytest.mark.parametrize(
+    ("command", "error", "words"),
+    [
+        (("/nonexistent/launcher",), Unreachable, "cannot be started"),
+        (("true",), Unreachable, r"printed nothing \(asked hello\)"),
+        (("false",), Unreachable, "exit code 1"),
+        ("true", ValueError, "sequence of words"),
+    ],
+)
+def test_a_command_that_cannot_start_or_says_nothing_is_unreachable(
+    command: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        Launched(command)
 
 
 def test_environment_and_directory_are_those_asked_for(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from contracts.stacks.launched import Launched
 from contracts.stacks.protocol import PROTOCOL, schema
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import reply, serve
+from tests_unit._parties.hostile import raises
 from tests_unit._parties.running import ran
 
 ROOT = Path(__file__).parents[1]
@@ -27,9 +28,24 @@ SERVED = (sys.executable, "-m", "contracts.stacks.serve")
 ADAPTER = (sys.executable, str(ROOT / "docs/examples/shell_launcher/adapter.py"))
 
 
-class Odd:
-    """A party that does one wrong thing for each pattern it is asked about."""
+def _prints(depth: int) -> Any:
+    sys.stdout.write("a word\n")
+    os.system("echo a word from below")
+    return ("ablock",)
 
+
+ODD: dict[str, Callable[[int], Any]] = {  # pattern → the one wrong thing that is done for it
+    "print": _prints,
+    "refuse": raises(refuse("pattern", "refuse", "is odd", "ask for another")),
+    "decline": raises(NotOffered("not today")),
+    "nan": lambda depth: (float("nan"),),
+    "object": lambda depth: object(),
+    "mistyped": lambda depth: (depth,),
+    "crash": raises(KeyError("rank")),
+}
+
+
+class Odd:
     name = "odd"
     version = "0"
     offers = frozenset({"blocks"})
@@ -38,24 +54,7 @@ class Odd:
 
     def blocks(self, pattern: str, depth: int) -> Any:
         """Do what the pattern says."""
-        match pattern:
-            case "print":
-                sys.stdout.write("a word\n")
-                os.system("echo a word from below")
-                return ("ablock",)
-            case "refuse":
-                raise refuse("pattern", pattern, "is odd", "ask for another")
-            case "decline":
-                raise NotOffered("not today")
-            case "nan":
-                return (float("nan"),)
-            case "object":
-                return object()
-            case "mistyped":
-                return (depth,)
-            case "crash":
-                raise KeyError("rank")
-        return ("ablock",) * depth
+        return ODD[pattern](depth) if pattern in ODD else ("ablock",) * depth
 
 
 def ask(**message: Any) -> dict[str, Any]:
