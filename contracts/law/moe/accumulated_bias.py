@@ -12,6 +12,7 @@ from contracts.law._support.step_comparison import bias_differences
 from contracts.law._support.training_run import DENSE, LETTERS, batch, batches, drawn_weights, run, table
 from contracts.law._support.transformer_layouts import G, H, L, cells_named
 from contracts.spec import (
+    FLOAT32,
     FLOAT32_TRANSFORMER,
     FLOAT64,
     Execution,
@@ -75,7 +76,8 @@ def the_selection_bias_stays_float32(stack: Training, recipe: Recipe, begin: flo
     rounded away.
 
     A wrapper that casts a model casts its buffers too. In bfloat16 a bias of 1 plus 0.001 is 1: the router never
-    balances, and nothing else shows it. A stack may declare that moves are centred.
+    balances, and nothing else shows it. A counter that goes on from the step before moves it by what all steps asked. A
+    stack may declare that moves are centred.
     """
     centred = chosen(stack, "bias-moves") == "centred"
 
@@ -98,6 +100,10 @@ def the_selection_bias_stays_float32(stack: Training, recipe: Recipe, begin: flo
                 moves = ((held - want[name]) / 1e-3).round().clamp(-1, 1)
                 moves = moves if bool(moves.any()) else torch.ones_like(moves)
             else:
+                total, asked = int(counts.sum()), 3 * given[0].tokens.shape[0] * given[0].tokens.shape[1]
+                assert total == asked, (
+                    f"step {step.number} counted {total} assignments in layer {layer}, expected {asked}"
+                )
                 moves = torch.sign(counts.double().mean() - counts.double())
             want[name] = want[name] + 1e-3 * (moves - moves.mean() if centred else moves)
             expert = int((held - want[name]).abs().argmax())
@@ -134,14 +140,19 @@ NEEDS = {"": ("experts", "selection-bias"), "hybrid": ("experts", "selection-bia
 @contract("MOE-06k", asks=("built", "train"), cases=KINDS, needs=NEEDS, source="arXiv 2408.15664; EXB-01")
 def every_router_bias_moves_in_every_kind_of_model(stack: Training, recipe: Recipe) -> None:
     """In each step the selection bias of every layer moves: the largest and the smallest move of its experts are one
-    rate or two rates apart.
+    rate or two rates apart. Step 2 moves them as in a run that begins with the weights and biases that step 1 left.
 
     The update of biases is registered for each kind of model by itself, and a model without it trains on: biases of 0
-    change no choice, on one rank and on many alike. This check knows no counts, so that a stack that reports none can
-    be asked.
+    change no choice, on one rank and on many alike. A counter that nobody sets to zero moves them by what all steps
+    asked for. This check knows no counts, so that a stack that reports none can be asked.
     """
-    asked = session(stack, recipe, Execution(precision="float32"), 3, "buffers")
-    _moves(asked, stack.train(asked).steps)
+    asked = session(stack, recipe, Execution(precision="float32"), 3, "buffers", "weights")
+    first, second, third = stack.train(asked).steps
+    _moves(asked, (first, second, third))
+    begun = replace(asked, steps=1, batches=asked.batches[1:2], weights=first.weights, buffers=first.buffers)
+    (alone,) = stack.train(begun).steps
+    words = numerics.differences("after step 2, with step 1 in the run,", second.buffers, alone.buffers, FLOAT32)
+    assert not words, words
 
 
 APART: dict[str, tuple[Mapping[str, float]]] = {

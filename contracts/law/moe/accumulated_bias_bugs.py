@@ -85,6 +85,17 @@ def counts_again_in_the_backward_pass(accumulate, self, micro, counts):
     return out._replace(seen={**out.seen, **found})
 
 
+@broken(Trainer, "total", "MOE-06h[from-one]: step 2 counted 234 assignments in layer 1, expected 117",
+        "MOE-06k[grouped]: after step 2, with step 1 in the run, layers.1.mixer.router.bias differs")  # fmt: skip
+def counts_on_from_the_step_before(total, self, parts):
+    """The router's counter is a buffer that nobody sets to zero after the biases have moved."""
+    found = total(self, parts)
+    before = vars(self).setdefault("counted", {})
+    for name in [name for name in found if name.endswith(".counts")]:
+        found[name] = before[name] = before.get(name, 0) + found[name]
+    return found
+
+
 @broken(Trainer, "build", "MOE-06h[from-one]: is held in bfloat16, expected float32", bugs=("EXB-05",))
 def casts_buffers_too(build, self):
     """`model.bfloat16()` casts the selection bias, and steps of 0.001 are lost."""
