@@ -15,7 +15,7 @@ from contracts.instruments import numerics
 from contracts.law._support.answers import refusal_of
 from contracts.law._support.late import torch
 from contracts.law._support.training_run import LETTERS, SEEDS
-from contracts.spec import EXACT, Array, Batch, Data, Execution, Recipe, Session, Tokens, Training, chosen
+from contracts.spec import EXACT, Array, Batch, Data, Execution, Recipe, Refused, Session, Tokens, Training, chosen
 
 
 @contextmanager
@@ -285,6 +285,26 @@ def a_label_is_the_next_token_of_its_document(stack: Training, length: int) -> N
         starts = [at for at in range(1, length) if text[: id * length + at].endswith(b"\n\n")]
         found = [at for at in range(1, length) if documents[at] != documents[at - 1]]
         assert found == starts, f"documents of sequence {id} begin at {found}, blank lines end before {starts}"
+
+
+@contract("PAR-06q", asks="sample", cases={"half": (8,), "all-but-a-token": (15,)}, source="F21; F05")
+def a_text_shorter_than_a_sequence_gets_no_other_tokens(stack: Training, size: int) -> None:
+    """If a text is shorter than one sequence, each label that counts follows its token in the text, whose last byte may
+    be followed by its first; or the run is refused.
+
+    Padding whose labels count makes a small file a model of zeros, with a loss that falls fast.
+    """
+    with _text(size, 1) as recipe:
+        text = Path(str(recipe.data.path)).read_bytes()
+        try:
+            row = stack.sample(recipe, 0)
+        except Refused:
+            return
+    follow = {(text[at], text[(at + 1) % size]) for at in range(size)}
+    for at, (token, label) in enumerate(zip(_values(row.tokens, 16), _values(row.labels, 16), strict=True)):
+        assert label == -100 or (token, label) in follow, (
+            f"position {at} has token {token} and label {label}, which do not follow in the text of {size} bytes"
+        )
 
 
 def _values(value: Array | None, length: int) -> list[int]:
