@@ -114,8 +114,10 @@ def test_float32_weights_meet_bfloat16_activations_only_in_a_stack_that_autocast
                for name, each in stack.block_weights(recipe, 0, "nemo_native").items()}  # fmt: skip
     x_BTD = torch.randn(2, 5, recipe.hidden, generator=drawn).bfloat16()
     call = BlockCall(recipe=recipe, layer=0, weights=numerics.arrays(weights), x=numerics.array(x_BTD))
-    with pytest.raises(NotOffered, match="weights and activations have one dtype"):
-        stack.run_block(call)
+    for stack.autocasts, lacks_it in ((None, "adapter"), (False, "stack")):
+        with pytest.raises(NotOffered, match="weights and activations have one dtype") as declined:
+            stack.run_block(call)
+        assert declined.value.lack == lacks_it
     stack.autocasts = True
     seen["mixed"] = numerics.tensor(stack.run_block(call).y).float()
     seen["float32"] = numerics.tensor(stack.run_block(replace(call, x=numerics.array(x_BTD.float()))).y)

@@ -17,6 +17,7 @@ from contracts.spec import (
     BlockRun,
     Built,
     Execution,
+    Lack,
     Layout,
     Mode,
     NotOffered,
@@ -75,8 +76,9 @@ class Adapter(ABC):
     layouts: frozenset[Layout] = frozenset()
     labels: Mapping[str, str] = {}
     conventions: Mapping[str, str] = {}
-    autocasts = False
-    """Whether its weights are float32 under bfloat16 activations, and torch.autocast is what brings them together."""
+    autocasts: bool | None = None
+    """Whether its weights are float32 under bfloat16 activations, and torch.autocast is what brings them together.
+    False is a stack without autocast; None has not been looked at."""
     outside: Mapping[str, str] = {}
     """Canonical name → the stack's, of what stands outside the layers."""
 
@@ -136,9 +138,10 @@ class Adapter(ABC):
         if call.padding is not None or call.state or call.chunk is not None or call.router is not None:
             raise NotOffered(f"{self.name}: its blocks are asked without padding, state, chunks and a router's dtype")
         dtypes = {each.dtype for each in weights.values()}
-        mixed = self.autocasts and (x_BTD.dtype, dtypes) == (torch.bfloat16, {torch.float32})
+        mixed = bool(self.autocasts) and (x_BTD.dtype, dtypes) == (torch.bfloat16, {torch.float32})
         if dtypes != {x_BTD.dtype} and not mixed:
-            raise NotOffered(f"{self.name}: weights and activations have one dtype")
+            kind: Lack = "adapter" if self.autocasts is None else "stack"
+            raise NotOffered(f"{self.name}: weights and activations have one dtype", kind)
         module = self.block(letter, call.recipe).to(torch.float32 if mixed else x_BTD.dtype)
         fitting(links, module.state_dict())
         module.load_state_dict(to_theirs(weights, links), strict=False)
