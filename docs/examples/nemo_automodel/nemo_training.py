@@ -1,8 +1,6 @@
 """Runs of NeMo AutoModel's own recipe of next-token training, for nemo_lane.py."""
 # ruff: noqa: E402  (its packages come after what they read when they are imported)
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging
@@ -18,36 +16,40 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import datasets  # noqa: F401  (not first imported where tensors are made on the meta device)
 import torch
 import torch.distributed as dist
+from nemo_checkpoints import UNREADABLE
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from contracts.instruments import numerics, traffic
 from contracts.instruments.ranks import gathered
-from contracts.spec.array import Arrays
-from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.training import Session, Step, Tokens
+from contracts.spec import Arrays, NotOffered, Recipe, Session, Step, Tokens, refuse
 from contracts.stacks.kit import worlds
 from contracts.stacks.kit.adapter import Steps
 from contracts.stacks.kit.links import Link
+from contracts.stacks.kit.runs import packed, whole
 
 logging.disable(logging.WARNING)  # it logs each model that it builds
 warnings.simplefilter("ignore")  # and the packages that are missing: Transformer Engine, Apex
 
 from nemo_automodel._transformers import infrastructure
 from nemo_automodel.components.config.loader import ConfigNode
+from nemo_automodel.components.datasets.utils import _indexed_mask_to_4d_block_causal
 from nemo_automodel.components.distributed.config import DDPConfig
 from nemo_automodel.components.models.common import BackendConfig
 from nemo_automodel.components.models.ling_v2.config import BailingMoeV2Config
 from nemo_automodel.components.models.ling_v2.model import BailingMoeV2ForCausalLM
+from nemo_automodel.components.models.llama.model import LlamaForCausalLM
+from nemo_automodel.components.models.qwen3.model import Qwen3ForCausalLM
 from nemo_automodel.components.training import utils as of_steps
 from nemo_automodel.recipes.llm import train_ft
+from transformers import LlamaConfig, Qwen3Config
 
+BACKEND = BackendConfig(attn="sdpa", linear="torch", rms_norm="torch", experts="torch", dispatcher="torch",
+                        gate_precision="float32", enable_hf_state_dict_adapter=False)  # fmt: skip
 CLIP, WRAPPED = of_steps.clip_grad_norm, re.compile(r"^module\.|_checkpoint_wrapped_module\.")
-UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, CheckpointException)
 
 
 class Training(Steps):
@@ -103,15 +105,13 @@ class Training(Steps):
         return ConfigNode(found)
 
     def parameters(self) -> Mapping[str, Tensor]:
-        """Without the names of their wrappers: DDP, recomputation."""
         return self.named
 
     def batches(self) -> Iterator[list[dict[str, Tensor]]]:
         """What its loop over epochs takes from its loader."""
-        scheduler = self.recipe_.step_scheduler
-        for epoch in scheduler.epochs:
-            scheduler.set_epoch(epoch)
-            yield from scheduler
+        for epoch in self.recipe_.step_scheduler.epochs:
+            self.recipe_.step_scheduler.set_epoch(epoch)
+            yield from self.recipe_.step_scheduler
 
     def optimizers(self) -> Iterable[torch.optim.Optimizer]:
         return self.recipe_.optimizer
@@ -123,11 +123,19 @@ class Training(Steps):
     def generators(self) -> Arrays:
         return numerics.arrays({"torch": torch.get_rng_state()})
 
+    def given(self, batch: Tokens) -> dict[str, Tensor]:
+        """A batch as its collater of packed sequences for SDPA has it."""
+        given = {"input_ids": numerics.tensor(batch.tokens), "labels": numerics.tensor(batch.labels)}
+        if packed(batch) and batch.documents is not None:
+            documents_BT = numerics.tensor(batch.documents)
+            mask_BHTT = _indexed_mask_to_4d_block_causal(documents_BT + 1)
+            given |= {"attention_mask": mask_BHTT, "position_ids": mask_BHTT.sum(-1)[:, 0] - 1}
+        return given
+
     def cut_up(self, batch: Tokens) -> list[dict[str, Tensor]]:
         """The rows of this rank in its microbatches, as its loader gives them."""
         pieces = self.session.execution.microbatches
-        given = {"input_ids": numerics.tensor(batch.tokens), "labels": numerics.tensor(batch.labels)}
-        rows = len(given["labels"])
+        given, rows = self.given(batch), batch.labels.shape[0]
         if rows % self.ranks or rows // self.ranks < pieces:
             raise NotOffered(f"NeMo AutoModel: {rows} sequences are not cut so", "stack")
         own = {name: each.chunk(self.ranks)[self.rank].tensor_split(pieces) for name, each in given.items()}
@@ -150,17 +158,16 @@ class Training(Steps):
             return self.recipe_._run_train_optim_step(batches, limit).metrics
 
     def forward(self, batch: Tokens, backward: bool) -> tuple[Tensor, Mapping[str, float]]:
-        tokens = numerics.tensor(batch.tokens)
+        given = self.given(batch)
+        del given["labels"]
         self.module.eval()
         with torch.no_grad():
-            logits = self.module(tokens).logits
+            logits = whole(self.module(**given).logits)
         told = self.validated([batch])
         self.module.train()
         if backward:
-            with contextlib.ExitStack() as still:
-                for each in self.recipe_.optimizer:
-                    still.enter_context(patch.object(each, "step"))
-                    still.enter_context(patch.object(each, "zero_grad"))
+            (optimizer,) = self.recipe_.optimizer
+            with patch.object(optimizer, "step"), patch.object(optimizer, "zero_grad"):
                 told = self.taken(self.cut_up(batch), 0, math.inf)["loss"]
         return logits, {"lm": told, "total": told}
 
@@ -235,39 +242,38 @@ def without_a_card(session: Session) -> Iterator[None]:
         yield
 
 
-def backend_of(recipe: Recipe) -> BackendConfig:
-    return BackendConfig(attn="sdpa", linear="torch", rms_norm="torch", experts="torch", dispatcher="torch",
-                         gate_precision="float32", enable_hf_state_dict_adapter=False)  # fmt: skip
-
-
 def model_of(recipe: Recipe) -> nn.Module:
-    """Ling, whose layers are attention with or without QK norm and an MLP or experts."""
-    moe, layers = recipe.moe, max(1, recipe.depth // 2)
-    routed = moe or Moe(experts=2, top_k=1, expert_hidden=8, shared_hidden=0)
-    config = BailingMoeV2Config(
-        vocab_size=recipe.vocab, hidden_size=recipe.hidden, intermediate_size=recipe.ffn_hidden,
-        num_hidden_layers=layers, num_attention_heads=recipe.heads, num_key_value_heads=recipe.kv_groups,
-        head_dim=recipe.head_dim, use_qkv_bias="attention" in recipe.biases, use_bias="attention" in recipe.biases,
-        rms_norm_eps=recipe.norm_eps, rope_theta=float(recipe.rope_theta), use_qk_norm=recipe.qk_norm,
-        first_k_dense_replace=0 if moe else layers, num_experts=routed.experts, num_experts_per_tok=routed.top_k,
-        moe_intermediate_size=routed.expert_hidden, num_shared_experts=int(routed.shared_hidden > 0), n_group=0,
-        topk_group=0, routed_scaling_factor=routed.route_scale, score_function=routed.score,
-        max_position_embeddings=max(recipe.seq_length, 4096), pad_token_id=None, eos_token_id=None,
-        dtype="bfloat16" if recipe.dtype == "bf16" else "float32", moe_router_enable_expert_bias=routed.selection_bias,
+    """Ling with experts, Qwen3 with an MLP and QK norm, Llama without the norm."""
+    moe, bias, theta = recipe.moe, "attention" in recipe.biases, float(recipe.rope_theta)
+    config: dict[str, Any] = {
+        "vocab_size": recipe.vocab, "hidden_size": recipe.hidden, "intermediate_size": recipe.ffn_hidden,
+        "num_hidden_layers": max(1, recipe.depth // 2), "num_attention_heads": recipe.heads,
+        "num_key_value_heads": recipe.kv_groups, "head_dim": recipe.head_dim, "rms_norm_eps": recipe.norm_eps,
+        "max_position_embeddings": max(recipe.seq_length, 4096), "pad_token_id": None, "eos_token_id": None,
+        "dtype": "bfloat16" if recipe.dtype == "bf16" else "float32",
+    }  # fmt: skip
+    if moe is None:
+        kind, of = (Qwen3ForCausalLM, Qwen3Config) if recipe.qk_norm else (LlamaForCausalLM, LlamaConfig)
+        rope, tied = {"rope_type": "default", "rope_theta": theta}, not recipe.untied_embeddings
+        dense = of(**config, attention_bias=bias, mlp_bias="mlp" in recipe.biases, rope_parameters=rope,
+                   tie_word_embeddings=tied, use_cache=False, attn_implementation="sdpa")  # fmt: skip
+        return kind(dense, backend=BACKEND)
+    ling = BailingMoeV2Config(
+        **config, use_qkv_bias=bias, use_bias=bias, rope_theta=theta, use_qk_norm=recipe.qk_norm,
+        first_k_dense_replace=0, num_experts=moe.experts, num_experts_per_tok=moe.top_k, n_group=0, topk_group=0,
+        moe_intermediate_size=moe.expert_hidden, num_shared_experts=int(moe.shared_hidden > 0),
+        routed_scaling_factor=moe.route_scale, score_function=moe.score,
+        moe_router_enable_expert_bias=moe.selection_bias,
     )  # fmt: skip
-    return BailingMoeV2ForCausalLM(config, backend=backend_of(recipe), moe_overrides=experts_of(recipe, routed))
-
-
-def experts_of(recipe: Recipe, moe: Moe) -> dict[str, Any]:
-    """What its MoEConfig has beside what Ling's configuration says."""
     groups = moe.groups or (0, 0)
-    return {
+    beside = {  # what its MoEConfig has and Ling's configuration does not say
         "n_expert_groups": groups[0], "n_limited_groups": groups[1], "softmax_before_topk": True,
         "gate_bias_update_factor": moe.bias_rate if moe.selection_bias else 0.0, "aux_loss_coeff": moe.aux_loss,
         "shared_expert_inter_dim": moe.shared_hidden, "expert_activation": recipe.activation,
         "shared_expert_activation": recipe.activation, "expert_bias": "experts" in recipe.biases,
         "router_bias": "router" in recipe.biases, "norm_topk_prob": moe.top_k > 1,
     }  # fmt: skip
+    return BailingMoeV2ForCausalLM(ling, backend=BACKEND, moe_overrides=beside)
 
 
 def rows_of(recipe: Recipe) -> list[dict[str, Any]]:
@@ -286,16 +292,19 @@ def config_of(session: Session, folder: str) -> dict[str, Any]:
     degrees = execution.degrees
     sharers = execution.world // (degrees.tp * degrees.cp * degrees.pp)
     rows = recipe.batch.total if session.steps and not session.batches else sharers  # its loader gives the batches
-    strategy = "fsdp2" if execution.fsdp or execution.world == 1 else "ddp"
+    alone = sharers == execution.world > 1 and not execution.fsdp
+    if 1 < sharers < execution.world and not execution.fsdp:
+        raise refuse("fsdp", False, "its DDP stands beside no other axis, and its FSDP2 wants shards", "let it be True")
     return {
         "seed": recipe.seed, "model": {"name": recipe.name},
         "dist_env": {"backend": "gloo"},
         "distributed": {
-            "strategy": strategy,
+            "strategy": "ddp" if alone else "fsdp2",
             "tp_size": degrees.tp, "cp_size": degrees.cp, "pp_size": degrees.pp, "ep_size": degrees.ep,
             "dp_replicate_size": execution.replicas,
             "activation_checkpointing": execution.recompute or recipe.recompute != "none",
-            **({"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)} if strategy == "fsdp2" else {}),
+            **({} if alone else {"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False),
+                                 "sequence_parallel": degrees.sp}),
         },
         "loss_fn": {"_target_": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy"},
         "clip_grad_norm": {"max_norm": optim.clip or math.inf},
