@@ -143,7 +143,8 @@ def _polled(case: Case) -> bool:
 
 
 def _by_future(case: Case) -> bool:
-    case.call(async_op=True).get_future().wait()
+    work = case.call(async_op=True)  # kept until its future is there
+    work.get_future().wait()
     return True
 
 
