@@ -1,11 +1,11 @@
 """`.ci/environment` reads one table of environments: which calls of pip, under which pins."""
 
 import re
+import runpy
 import sys
 import tomllib
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,16 +13,8 @@ import pytest
 from tests_unit._parties.running import ran
 
 SCRIPT = Path(__file__).parents[1] / ".ci/environment"
+script = SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 TABLE: dict[str, Any] = tomllib.loads(SCRIPT.with_name("environments.toml").read_text(encoding="utf-8"))
-
-
-def _script() -> Any:
-    loader = SourceFileLoader("environment", str(SCRIPT))
-    spec = spec_from_loader("environment", loader)
-    assert spec
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -36,7 +28,6 @@ def _script() -> Any:
 def test_megatron_is_built_from_source_only_if_its_wheel_needs_a_later_python(
     monkeypatch: pytest.MonkeyPatch, version: str, python: tuple[int, int], words: set[str]
 ) -> None:
-    script = _script()
     monkeypatch.setattr(sys, "version_info", type("V", (tuple,), {"major": python[0], "minor": python[1]})(python))
     calls = [call["words"] for call in TABLE["megatron"]["install"] if script.wanted(call, version)]
     last = [call for call in calls if "megatron-core" in call or "triton" in call]
@@ -45,7 +36,6 @@ def test_megatron_is_built_from_source_only_if_its_wheel_needs_a_later_python(
 
 
 def test_an_environments_constraints_leave_out_only_the_packages_it_changes() -> None:
-    script = _script()
     pins = SCRIPT.parents[1].joinpath("constraints.txt").read_text(encoding="utf-8")
     held = next(line for line in pins.splitlines() if line.startswith("transformers=="))
     assert script.constraints(TABLE["transformers"], held.partition("==")[2]) == pins
@@ -67,7 +57,6 @@ def _found(name: str, version: str, **more: object) -> dict[str, object]:
 
 
 def test_locking_refuses_a_package_without_hashes_and_leaves_torch_out() -> None:
-    script = _script()
     found = [_found("Ruamel_yaml", "1.0"), _found("torch", "2.13.0+cpu"), _found("nvidia-nccl-cu12", "2"),
              _found("rankproof", "0.1", dir_info={"editable": True})]  # fmt: skip
     assert script.checked(found, {"ruamel-yaml==1.0": ["aa", "bb"]}) == [
@@ -78,7 +67,6 @@ def test_locking_refuses_a_package_without_hashes_and_leaves_torch_out() -> None
 
 
 def test_each_locked_version_has_hashes_for_its_packages() -> None:
-    script = _script()
     lock = tomllib.loads(script.LOCK.read_text(encoding="utf-8"))
     locked = {f"{name} {version}": (entry, version) for name, entry in TABLE.items() for version in entry["locked"]}
     assert lock["pins"].keys() == locked.keys()

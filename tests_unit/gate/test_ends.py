@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import resource
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -91,11 +92,9 @@ def test_a_missing_record_key_is_a_usage_error_before_anything_runs(tmp_path: Pa
 
 
 def test_a_report_folder_with_other_files_is_refused_and_left_unchanged(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
     for names in (["summary.md", "junit.xml", "report.html"], ["output.log"], ["run.jsonl", "summary.md"]):
         mine = dict.fromkeys(names, "mine")
-        for name in names:
-            (tmp_path / "out" / name).write_text("mine")
+        write(tmp_path / "out", mine)
         for line in (f"rp {' '.join(WORDS)} --stack nosuch:X", f"rp {' '.join(WORDS)} --stack reference"):
             done = shell(tmp_path, line, code=USAGE)
             assert {each.name: each.read_text() for each in (tmp_path / "out").iterdir()} == mine
@@ -103,8 +102,7 @@ def test_a_report_folder_with_other_files_is_refused_and_left_unchanged(tmp_path
         if names == ["output.log"]:
             done = shell(tmp_path, "rp selftest --only PAT-01 --with none --report out")
             assert (done.returncode, (tmp_path / "out/output.log").read_text()) == (USAGE, "mine"), done.stderr
-        for name in names:
-            (tmp_path / "out" / name).unlink()
+        shutil.rmtree(tmp_path / "out")
 
 
 def test_a_folder_is_used_again_whatever_became_of_the_run_before(tmp_path: Path) -> None:
