@@ -6,32 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.spec import Recipe, Refused, presets
+from contracts.spec import Refused, presets
 from tests_unit.test_codec import answer_or_refusal
 
 HOSTILE = 10_000
 SETTINGS = settings(max_examples=200)
 
 
-@pytest.mark.parametrize("name", presets.names())
-def test_a_listed_name_resolves_without_acknowledgement(name: str) -> None:
-    assert isinstance(presets.resolve(name), Recipe)
-
-
-@pytest.mark.parametrize("name", presets.PRESETS)
-def test_a_preset_is_stored_under_its_own_name(name: str) -> None:
-    assert presets.PRESETS[name].name == name
-
-
 def test_no_name_is_both_preset_alias_or_label() -> None:
     kinds = (presets.PRESETS, presets.ALIASES, presets.DEPRECATED, presets.LABELS)
     names = [name for kind in kinds for name in kind]
     assert len(names) == len(set(names))
-
-
-def test_aliases_and_deprecated_names_point_at_presets() -> None:
-    meant = {*presets.ALIASES.values(), *(entry.means for entry in presets.DEPRECATED.values())}
-    assert meant <= presets.PRESETS.keys()
 
 
 @pytest.mark.parametrize("name", presets.DEPRECATED)
