@@ -1,4 +1,4 @@
-"""NeMo AutoModel 0.7 under test by rankproof: its recipe of next-token training, with its Ling as the model.
+"""NeMo AutoModel 0.7 under test by rankproof: its recipe of next-token training, with its Ling, Qwen3 and Llama.
 
 On a CPU: pip install torch==2.13.0 transformers==5.18.0 torchdata 'torchao>=0.16' 'datasets>=4' pyyaml mistral-common
           pip install --no-deps nemo-automodel==0.7.0 megatron-fsdp==0.5.0
