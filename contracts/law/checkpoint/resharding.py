@@ -308,7 +308,7 @@ def ranks_that_resume_in_later_epochs_read_on(
 
 
 DROPPING = replace(SPREAD, name="spread-dropping", dropout=0.2)
-GROWN = {"one-to-two": (ONE, FSDP2, 2), "tp-to-dp": (TP2_SP, FSDP2, 2), "tp-without-sp-to-dp": (TP2, FSDP2, 2)}
+GROWN = {"one-to-two": (ONE, FSDP2, 2), "tp-to-dp": (TP2_SP, FSDP2, 2), "tp-without-sp-to-dp": (TP2, DP2, 2)}
 
 
 @contract("CKPT-02c", asks="train", cases=GROWN, source=FAMILIES, tier="dist")

@@ -232,7 +232,7 @@ def begins_generators_as_at_the_first_step(resume, self, folder):
 @broken(ParallelTrainer, "layout", "CKPT-02c[tp-without-sp-to-dp]: 2 ranks have 1 states of the generator")
 def knows_a_layout_by_its_ranks(layout, self):
     """As many ranks as before are taken for the same layout: data-parallel ranks get the equal generators of TP."""
-    return {"world": layout(self)["world"]}
+    return {name: each for name, each in layout(self).items() if name in ("world", "fsdp", "replicas")}
 
 
 @broken(ParallelTrainer, "resume", "CKPT-02c[tp-to-dp]: 2 ranks have 1 states of the generator torch")
