@@ -3,6 +3,8 @@
 import contextlib
 import os
 import pickle
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +42,7 @@ def a_damaged_file_is_refused_by_name(stack: Checkpointing, damage: Damage) -> N
         for path, other in zip(saved_states.write(stack, at, saved), others, strict=True):
             content = path.read_bytes()
             said = f"{path.name} of step 4 was {damage}, and"
-            for damaged in _damaged(content, other.read_bytes(), damage):
+            for damaged in _damaged(content, other.read_bytes(), damage, saved.position):
                 path.unlink() if damaged is None else path.write_bytes(damaged)
                 before = target(saved)
                 loaded = stack.load_checkpoint(str(at), 4, before)
@@ -59,11 +61,13 @@ def a_damaged_file_is_refused_by_name(stack: Checkpointing, damage: Damage) -> N
 DIGITS = 16  # of a file, each altered alone; evenly spread, since what nothing but a digest guards is in few places
 
 
-def _damaged(content: bytes, other: bytes, damage: Damage) -> list[bytes | None]:
-    """The content of a file after each damage; None if it is gone."""
+def _damaged(content: bytes, other: bytes, damage: Damage, position: Iterable[str]) -> list[bytes | None]:
+    """The content of a file after each damage; None if it is gone. Of digits, also the last of each counter."""
     if damage == "altered in one digit":
         places = [place for place, byte in enumerate(content) if byte in b"0123456789"]
-        return [_altered(content, place, 1) for place in places[:: max(1, len(places) // DIGITS)]]
+        counters = (re.finditer(rb"%b\W{1,3}\d+" % re.escape(name.encode()), content) for name in position)
+        ends = [match.end() - 1 for found in counters for match in found]
+        return [_altered(content, place, 1) for place in [*places[:: max(1, len(places) // DIGITS)], *ends]]
     return [
         {
             "cut off": content[: max(0, len(content) - 5)], "emptied": b"", "lengthened": content + b"\0\0\0\0",

@@ -3,6 +3,7 @@
 import json
 import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -140,3 +141,9 @@ def reads_dcp_metadata(latest, self):
     for path in self.folder.glob("*/.metadata"):
         _old_form(path)
     return latest(self)
+
+
+@broken(manifests, "_seal", "CKPT-04c[another-digit]: was altered in one digit, and the load went through, but")
+def seals_tensors_alone(seal, manifest):
+    """The digest is of the tensors and the files: a counter may be another, and the run continues elsewhere."""
+    return seal(replace(manifest, position={}))

@@ -126,15 +126,18 @@ KEPT = {  # exported → what the receipt must still say
     "logs": ("TORCH_LOGS", "recompiles,+dynamo"),
     "allocator": ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,garbage_collection_threshold:0.8"),
     "switch-of-a-parser": ("TORCH_SHOW_CPP_STACKTRACES", "1"),
+    "unset-by-the-lane": ("CUDA_DEVICE_MAX_CONNECTIONS", "8"),
 }
 
 
 @contract("RCPT-03b", asks="receipt", cases=KEPT, source="playbook: environment belongs in the receipt")
 def what_is_no_secret_is_kept(stack: Evidence, name: str, value: str) -> None:
-    """A receipt keeps a runtime variable that holds no secret with the value that reached the ranks.
+    """A receipt keeps a runtime variable that holds no secret with the value that reached the ranks, and none that the
+    lane unset.
 
     A receipt that redacts every value is safe and useless: the stale variable that explains a slow run is gone.
     """
     facts = exporting(FACTS, **{name: value}, TOKENIZERS_PARALLELISM="true", SSH_KEY="1")
     kept = stack.receipt(facts).environment.reached.get(name)
-    assert kept == value, f"{name} is kept as {kept!r}, expected {value!r}"
+    reached = None if name in FACTS.launch.unset else value
+    assert kept == reached, f"{name} is kept as {kept!r}, expected {reached!r}"
