@@ -120,7 +120,7 @@ def pretended(world: int, rank: int) -> Iterator[None]:
 
 @contextmanager
 def of_one(device: str = "cpu") -> Iterator[None]:
-    """A world in which this process is rank 0 of 1, for what asks for ranks; a world that runs goes on after it.
+    """A world in which this process is rank 0 of 1, for what asks for ranks; a world that runs continues after it.
     Tensors of another device than a CPU are staged.
     """
     of_torch = dist.distributed_c10d._world  # names of groups are counted there, alike on all ranks
