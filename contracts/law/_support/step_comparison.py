@@ -55,17 +55,21 @@ class Placed(Step):
 
 
 def on_one_rank_and_many(
-    stack: Training, session: Session, *, layout: Layout = "own-axis", microbatches: int = 1
+    stack: Training, session: Session, *, layout: Layout = "own-axis", microbatches: int = 1, bound: float | None = None
 ) -> list[tuple[Step, Step]]:
     """For each step of a session, the step on one rank and the step on all ranks.
 
     If a loss of the first step differs, all ranks also ask for models of only its first layers, until theirs does. The
-    loss of a whole model does not say where a pass goes wrong.
+    loss of a whole model does not say where a pass goes wrong. Theirs differs by more than `bound`, relative, or by
+    more than rounding in float64 or float32 explains.
     """
+    if bound is None:
+        bound = {"float64": 1e-9, "float32": 1e-5}.get(session.execution.precision, math.inf)
+    bound = bound if session.weights else math.inf
     pairs = _pairs(stack, session, layout, microbatches)
-    if pairs and (differ := {name for names in gathered(_differing_losses(session, *pairs[0])) for name in names}):
+    if pairs and (differ := {name for names in gathered(_differing_losses(*pairs[0], bound)) for name in names}):
         one, many = pairs[0]
-        first = "" if differ == {"mtp"} else _first_layer(stack, session, layout, microbatches)
+        first = "" if differ == {"mtp"} else _first_layer(stack, session, layout, microbatches, bound)
         lm = "" if "lm" in differ or "lm" not in one.losses else ", and lm agrees"
         pairs[0] = one, Placed(**vars(many), first=first + lm)
     return pairs
@@ -79,14 +83,12 @@ def _pairs(stack: Training, session: Session, layout: Layout, microbatches: int)
     return list(zip(one.steps, stack.train(session).steps, strict=True))
 
 
-def _differing_losses(session: Session, one: Step, many: Step) -> list[str]:
-    """The losses of a step from given weights that differ by more than rounding in float64 or float32 explains."""
-    bound = {"float64": 1e-9, "float32": 1e-5}.get(session.execution.precision, math.inf)
+def _differing_losses(one: Step, many: Step, bound: float) -> list[str]:
     pairs = {name: (many.losses.get(name, math.nan), want) for name, want in one.losses.items() if name != "total"}
-    return [name for name, (got, want) in pairs.items() if session.weights and not abs(got - want) <= bound * abs(want)]
+    return [name for name, (got, want) in pairs.items() if not abs(got - want) <= bound * abs(want)]
 
 
-def _first_layer(stack: Training, session: Session, layout: Layout, microbatches: int) -> str:
+def _first_layer(stack: Training, session: Session, layout: Layout, microbatches: int, bound: float) -> str:
     """The first layer with which a loss differs, in words; empty if no model of fewer layers can be asked."""
     recipe, agreed = session.recipe, 0
     stages = _stages(session)
@@ -101,7 +103,7 @@ def _first_layer(stack: Training, session: Session, layout: Layout, microbatches
             pairs = _pairs(stack, shallow, layout, microbatches)
         except (NotOffered, Refused):  # experts on several ranks and none in these layers, say
             continue
-        if any(gathered(_differing_losses(session, *pairs[0]))):
+        if any(gathered(_differing_losses(*pairs[0], bound))):
             break
         agreed = depth
     else:

@@ -162,6 +162,8 @@ LAYOUTS: dict[str, Cell] = {
     "borrowed-ep2-idle": cell(BIASED, borrowed(2, ep=2)),
     "borrowed-ep2-top-1": cell(TOP_1, borrowed(2, ep=2)),
     "borrowed-etp2": cell(MANY, borrowed(2, etp=2)),
+    "borrowed-etp2-biased": cell(BIASED_EVERYWHERE, borrowed(2, etp=2)),
+    "tp2-sp-etp1-biased": cell(BIASED_EVERYWHERE, own_axis(2, tp=2, etp=1, sp=True)),
     "borrowed-ep2-fsdp": cell(MANY, borrowed(4, ep=2, fsdp=True)),
     "borrowed-ep4-fsdp": cell(BIASED, borrowed(4, ep=4, fsdp=True)),
     "borrowed-tp2-sp-ep2-etp1-fsdp": cell(BIASED, borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True)),

@@ -19,7 +19,7 @@ from contracts.stacks.reference.model.blocks import Experts, GatedNorm, LatentAt
 from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm, local
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import orthogonalise
-from contracts.stacks.reference.parallel import collectives, mesh, parallel_trainer
+from contracts.stacks.reference.parallel import collectives, mesh, parallel_trainer, parallelize
 from contracts.stacks.reference.parallel.collectives import all_gather, sum_over_ranks
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
@@ -37,6 +37,15 @@ from contracts.stacks.reference.training.trainer import Batch
 
 @mutant(of="PAR-01e", case="tp2-sp", says="the gradient of norm.weight differs", bugs=("SP-11",))
 @mutant(of="PAR-02a", case="tp2-sp-muon", says="hold different values of", bugs=("SP-11",))
+@broken(
+    parallelize, "spread_experts", "PAR-01a[borrowed-etp2-biased]: on one rank, first with layer 1 (E)",
+)  # fmt: skip
+def adds_the_bias_of_experts_on_every_rank(spread_experts, moe, mesh):
+    """Ranks that share an expert each add its output bias, and their outputs are summed."""
+    spread_experts(moe, mesh)
+    moe.experts.adds = True
+
+
 @broken(TensorParallel, "between", "PAR-01a[tp2-sp]: the gradient of norm.weight differs")
 def leaves_norm_gradients_of_sequence_parallel(between, self, module):
     """Under sequence parallel, each rank sees other tokens through its copy of a norm, and the gradients are not

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered
+from contracts.law._support.fp8_calls import FP8, with_scaling
 from contracts.law._support.pipeline_run import (
     AHEAD,
     BESIDE_DP,
@@ -25,6 +26,10 @@ from contracts.law._support.step_comparison import clip_difference, named_like, 
 from contracts.spec import Execution, Recipe, Training
 
 EMBEDDING = "embedding.weight"
+IN_EIGHT_BITS = replace(
+    with_scaling(FP8, "delayed"), name="staged-fp8", pattern="A|E|M|E", depth=4, seq_length=16, vocab=HALVES.vocab,
+    batch=HALVES.batch, optim=HALVES.optim,
+)  # fmt: skip
 MOVED: dict[str, Cell] = {
     "two-stages": cell(HALVES, IN_TWO),
     "four-stages-tied-and-ahead": cell(TIED_AHEAD_QUARTERS, IN_FOUR),
@@ -32,6 +37,7 @@ MOVED: dict[str, Cell] = {
     "beside-shards": cell(TIED, replace(BESIDE_DP, fsdp=True)),
     "selection-bias": cell(BIASED, IN_TWO),
     "selection-bias-interleaved": cell(replace(BIASED, pattern="A|E|MR|E"), INTERLEAVED),
+    "fp8-interleaved": cell(IN_EIGHT_BITS, INTERLEAVED),
     "muon": cell(replace(HALVES, optim=replace(HALVES.optim, rule="muon")), IN_TWO),
     "muon-shared": cell(replace(AHEAD, untied_embeddings=False, optim=replace(AHEAD.optim, rule="muon")), IN_TWO),
     "a-stage-without-experts": cell(replace(BIASED, pattern="A|ME|R|E"), IN_FOUR),
@@ -45,7 +51,7 @@ def stages_move_as_one_rank_does(stack: Training, recipe: Recipe, execution: Exe
     selection biases after two steps equal those of one rank.
 
     Gradients are right with each of these bugs: a stage clips by its own norm, a tensor on two stages counts twice, a
-    bias moves at every microbatch.
+    bias moves at every microbatch, the delayed scales of a rank's second stage never advance.
     """
     for one, many in one_rank_and_many(stack, recipe, execution, batches(2), "weights", "optimizer", "buffers"):
         words = clip_difference(one, many, "grad_norm", bound=1e-10)

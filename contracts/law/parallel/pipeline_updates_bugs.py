@@ -9,12 +9,22 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.stacks.reference.model.blocks import fp8
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.parallel.pipeline import Chunks
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer, StagedOptimizer, every_rank
 from contracts.stacks.reference.training.trainer import Batch
 
 
 # norm, clipping, biases
+@broken(fp8, "advance_scales", "PAR-08b[fp8-interleaved]: the buffer layers.2.mixer.wb.fp8.amax_history differs")
+def advances_the_scales_of_one_stage(advance_scales, model):
+    """Delayed scales advance on the first stage of a rank; its second one keeps those that it began with."""
+    held = [*model.layers.values()]
+    for layer in held[: len(held) // 2] if isinstance(model, Chunks) else [model]:
+        advance_scales(layer)
+
+
 @broken(StagedOptimizer, "norm", "PAR-08b[two-stages]: grad_norm is", bugs=("CLP-03",))
 def clips_by_its_own_norm(norm, self):
     """Each stage clips by the norm of its own gradients: early layers learn at another rate."""

@@ -29,7 +29,8 @@ MIXED: dict[str, tuple[Recipe, Execution, int]] = {
     }.items()
 }
 TRAINED: dict[str, tuple[Recipe, Execution, int]] = {name: MIXED[name] for name in ("dp2", "fsdp2", "hsdp-2x2")} | {
-    "fsdp2-recomputed": (HALF, replace(own_axis(2, fsdp=True), recompute=True), 2)
+    "fsdp2-recomputed": (HALF, replace(own_axis(2, fsdp=True), recompute=True), 2),
+    "ep2": (HALF, own_axis(2, ep=2), 2),
 }
 
 
@@ -73,7 +74,8 @@ def mixed_precision_gradients_are_those_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
     """Under bfloat16, losses and every gradient by name on several data-parallel ranks equal, to float32 accuracy,
-    those of one rank that takes the ranks' shares as its microbatches.
+    those of one rank that takes the ranks' shares as its microbatches. So do ranks that share experts and tokens, and
+    one rank with the whole batch.
 
     The same rows are then rounded in the same places, and only float32 sums differ. A parameter that is rounded when it
     is gathered, or a float32 gradient that was not reduced because its 16-bit copy was, is off by a visible fraction.
@@ -84,7 +86,7 @@ def mixed_precision_gradients_are_those_of_one_rank(
         weights=large_expert_weights(stack, recipe),
         observe=frozenset({"gradients"}),
     )  # fmt: skip
-    ((one, many),) = on_one_rank_and_many(stack, session, microbatches=world)
+    ((one, many),) = on_one_rank_and_many(stack, session, microbatches=world // execution.degrees.ep, bound=1e-5)
     words = loss_difference(one, many, bound=1e-5) or gradient_differences(one, many, tolerance=FLOAT32_SCAN)
     assert not words, words
 

@@ -10,6 +10,7 @@ from contracts.law._bugs.dead import EveryRankDoesAll
 from contracts.stacks.reference.model.blocks import Mamba2
 from contracts.stacks.reference.model.blocks.common import local
 from contracts.stacks.reference.parallel import parallel_trainer
+from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
@@ -70,6 +71,13 @@ def gathers_rates_in_bfloat16(build, self):
         if type(each) is Mamba2:
             each.__class__ = _RoundedRates
     return model
+
+
+@broken(TokenDispatcher, "share", "PAR-10a[ep2]: on one rank, first with layer 1 (E)")
+def rounds_the_gates_that_it_shares(share, self, routed, x_BTD, routing, dropped_BTK):
+    """Ranks that share tokens round their gates to the dtype of the activations; one rank keeps float32."""
+    gates_BTK = routing.gates_BTK.to(x_BTD.dtype).to(routing.gates_BTK.dtype)
+    return share(self, routed, x_BTD, routing._replace(gates_BTK=gates_BTK), dropped_BTK)
 
 
 @broken(ParallelTrainer, "reduce", "PAR-10a[dp2]: the gradient of", bugs=("DPS-15",))
