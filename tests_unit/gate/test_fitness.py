@@ -24,8 +24,11 @@ VIOLATED, INCOMPLETE, BROKEN, USAGE = EXIT_CODES["violated"], EXIT_CODES["incomp
 PLANTED = """
 import os, signal
 from dataclasses import replace
+from contracts.contract import LAW
 from contracts.harness.cli import main
+from contracts.harness.families import read_checks
 
+read_checks()
 
 sound = LAW.contracts["TOPO-02b"]
 
@@ -219,7 +222,6 @@ import os, sys
 from pathlib import Path
 from contracts.harness.output import Output
 from contracts.harness.supervisor import supervised
-from tests_unit._parties.law import LAW
 
 folder = Path("out")
 folder.mkdir()
