@@ -132,9 +132,9 @@ class Training(Steps):
             given |= {"attention_mask": mask_BHTT, "position_ids": mask_BHTT.sum(-1)[:, 0] - 1}
         return given
 
-    def cut_up(self, batch: Tokens) -> list[dict[str, Tensor]]:
-        """The rows of this rank in its microbatches, as its loader gives them."""
-        pieces = self.session.execution.microbatches
+    def cut_up(self, batch: Tokens, whole: bool = False) -> list[dict[str, Tensor]]:
+        """The rows of this rank in its microbatches, as its loader gives them; `whole` ones where it validates."""
+        pieces = 1 if whole else self.session.execution.microbatches
         given, rows = self.given(batch), batch.labels.shape[0]
         if rows % self.ranks or rows // self.ranks < pieces:
             raise NotOffered(f"NeMo AutoModel: {rows} sequences are not cut so", "stack")
@@ -196,7 +196,7 @@ class Training(Steps):
         )  # fmt: skip
 
     def validated(self, batches: Iterable[Tokens]) -> float:
-        rows = [each for batch in batches for each in self.cut_up(batch)]
+        rows = [each for batch in batches for each in self.cut_up(batch, whole=True)]
         return self.recipe_._run_validation_epoch(rows).metrics["val_loss"]
 
     def save(self, folder: str) -> None:
