@@ -159,6 +159,19 @@ CONVENTIONS: Mapping[str, Convention] = {
             "torchtitan: InterleavedDataset; datasets: interleave_datasets",
         ),
     ),
+    "rows-of-ranks": _convention(
+        "which rows the data-parallel ranks read",
+        (
+            "shared",
+            "together those that one rank would",
+            "Megatron-Core: MegatronPretrainingSampler",
+        ),
+        (
+            "documents",
+            "each packs rows out of documents of its own",
+            "torchtitan: HuggingFaceTextDataset; datasets: split_dataset_by_node",
+        ),
+    ),
     "validation-mean": _convention(
         "over what the loss of a validation is a mean",
         (

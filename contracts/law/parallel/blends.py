@@ -140,31 +140,43 @@ RUNS: dict[str, tuple[Blend, Split]] = {
     "valid": (replace(TWO, rows=(96, 24, 24), weights=(3, 1)), "valid"),
     "blend": (replace(TWO, rows=(96, 24, 24), weights=(3, 1)), "train"),
     "one-epoch": (ONE, "train"),
+    "undivided": (replace(ONE, split="1", rows=(96, 1, 1)), "train"),
+    "undivided-blend": (replace(TWO, split="1", rows=(96, 1, 1), weights=(3, 1)), "train"),
+    "second-epoch": (replace(ONE, split="1", rows=(480, 1, 1)), "train"),
 }
 
 
-@contract("PAR-20d", asks="rows_of", cases=RUNS, source="accelerate #2694; Megatron-Bridge #5944; litData #363")
+@contract(
+    "PAR-20d", asks="rows_of", cases=RUNS, conventions=("rows-of-ranks",),
+    source="accelerate #2694; Megatron-Bridge #5944; litData #363",
+)  # fmt: skip
 def rows_do_not_depend_on_who_reads_them(stack: Blending, blend: Blend, split: Split) -> None:
     """In each step the ranks together read the rows that one rank would, in equal shares; a run that begins where
     another was saved reads the rows that the other would have read next, with another batch too; and validation
     reads the same rows beside a longer training.
 
     If each rank cuts off the last rows of an epoch for itself, some ranks are an epoch ahead. A validation that is
-    taken of the rows of the run, and not of the documents, moves with its length.
+    taken of the rows of the run, and not of the documents, moves with its length. A stack may declare that each rank
+    packs documents of its own: then no rank reads what another has read, before an epoch ends.
     """
     ((alone),) = _read(stack, blend, split, 12)
     assert len(alone) >= 24, f"{split} has {len(alone)} rows, less than two steps"
+    own = chosen(stack, "rows-of-ranks") == "documents"
     for dp in (2, 3, 12):
         ranks, share = _read(stack, blend, split, 12, dp), 12 // dp
-        for step in range(len(alone) // 12):
+        read = Counter(id for rows in ranks for row in rows for id in row)
+        often = [id for id, count in read.items() if count > 1 and own and len(alone) == 96]  # a third of an epoch
+        assert not often, f"{dp} ranks read token {min(often)} {read[min(often)]} times"
+        for step in range(0 if own else len(alone) // 12):
             together = Counter(row for rows in ranks for row in rows[step * share : (step + 1) * share])
             other = [*(together - Counter(alone[step * 12 : (step + 1) * 12]))]
             assert not other, f"step {step + 1} of {split} has {other[:2]} on {dp} ranks, and not on one"
         uneven = {len(rows) for rows in ranks} - {len(alone) // dp}
         assert not uneven, f"a rank of {dp} reads {max(uneven)} rows, one rank {len(alone)}"
-    for batch in (12, 4):
-        (later,) = _read(stack, blend, split, batch, consumed=12)
-        assert later[: len(alone) - 12] == alone[12:], _moved(f"{split} resumed by {batch}", later, alone[12:])
+    for batch, consumed in ((12, 12), (4, 12), (12, len(alone) // 12 * 12 - 12)):
+        (later,) = _read(stack, blend, split, batch, consumed=consumed)
+        rest = alone[consumed:]
+        assert later[: len(rest)] == rest, _moved(f"{split} resumed by {batch}", later, rest)
     if split == "valid":
         (again,) = _read(stack, replace(blend, rows=(240, *blend.rows[1:])), split, 12)
         assert again == alone, _moved(f"{split} beside 240 rows of training", again, alone)

@@ -79,6 +79,25 @@ def resumes_by_steps(rows_of, blend, part, batch, rank, dp, consumed):
     return rows_of(blend, part, batch, rank, dp, consumed // 12 * batch)
 
 
+@broken(blends, "rows_of", "PAR-20d[second-epoch]: train resumed by 12: row 0 of 324 is ", bugs=("RSM-26",))
+def resumes_in_the_first_epoch(rows_of, blend, part, batch, rank, dp, consumed):
+    """A run that is resumed knows how far it was in its epoch, and not in which."""
+    return rows_of(blend, part, batch, rank, dp, consumed if consumed < 314 else consumed - 314)
+
+
+@broken(blends, "rows_of", "PAR-20d[undivided]: step 1 of train has ")
+def all_ranks_read_all_documents(rows_of, blend, part, batch, rank, dp, consumed):
+    """Each rank packs documents, and none of them is another's."""
+    return rows_of(blend, part, batch // dp, 0, 1, consumed)[: blend.rows[0] // dp]
+
+
+with_attributes(
+    "PacksAllDocumentsOnEachRank", "Each rank is said to pack documents of its own, and packs all of them.",
+    "PAR-20d[undivided]: 2 ranks read token", owner=all_ranks_read_all_documents,
+    conventions={"rows-of-ranks": "documents"},
+)  # fmt: skip
+
+
 @broken(blends, "order", "PAR-20d[valid]: valid beside 240 rows of training: ")
 def shuffles_by_the_length_of_training(order, blend, part):
     """The rows of training are a part of the seed of every split."""

@@ -77,7 +77,6 @@ ABILITIES = Abilities(
         without("probe_compiler", "stack", "it does not try the compiler before it is used"),
         without("samples sample", "stack",
                 "each rank packs rows out of documents of its own: a row has no id, and depends on the ranks"),
-        without("rows_of", "adapter", "its InterleavedDataset was not tried; it splits no data set"),
         without("reduced", "stack", "its layers sum by DTensor, which is torch's"),
         without("devices", "device", "get_local_device takes cpu:0 on every rank: a CPU is one device"),
         without("fabric_pass fabric_reasons", "stack", "it measures no fabric before a run"),
@@ -96,5 +95,7 @@ CONVENTIONS = {
     "muon-products": "bfloat16",
     "last-rate": "step-before",
     "communicators": "purpose",
+    "blend-order": "drawn",
+    "rows-of-ranks": "documents",
 }
 """Its choices where correct stacks differ."""
