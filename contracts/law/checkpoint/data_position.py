@@ -127,7 +127,8 @@ CHANGED: dict[str, tuple[Recipe, Recipe]] = {
 
 
 KNOWN = ("checkpoint", "checkpoint-of-a-recipe")
-NEEDED = {"": KNOWN, "top-k": (*KNOWN, "experts"), "balance": (*KNOWN, "experts")}
+NEEDED = {"": KNOWN, **dict.fromkeys(("top-k", "balance"), (*KNOWN, "experts")), "tokenizer": (*KNOWN, "own-data")}
+"""A stack that reads no data of its own has no use for a tokenizer."""
 
 
 @contract("CKPT-01c", asks="train", cases=CHANGED, needs=NEEDED, sheds=("own-data",), source=FAMILIES)
