@@ -69,7 +69,7 @@ def with_moe(moe: Moe, activation: Activation = "relu2", biases: tuple[Biased, .
 
 def shapes(recipe: Recipe) -> dict[str, Shape]:
     """The weights of an E block, as in spec/blocks.py."""
-    moe = _of(recipe)
+    moe = experts_of(recipe)
     gated, hidden, inner, shared = recipe.activation == "swiglu", recipe.hidden, moe.expert_hidden, moe.shared_hidden
     found: dict[str, tuple[int, ...]] = {"norm.weight": (hidden,), "mixer.router.weight": (moe.experts, hidden)}
     found |= {"mixer.router.bias": (moe.experts,)} if moe.selection_bias else {}
@@ -119,7 +119,7 @@ def oracle_answer(call: BlockCall, *, by_score: bool = False, over: str = "seque
     """The oracle's answer, with the gradients of <y, dy> plus the weighted losses. One call is one microbatch, so a
     balance loss that is not `over` sequences is over all of its tokens.
     """
-    moe = _of(call.recipe)
+    moe = experts_of(call.recipe)
     leaves = numerics.tensors(call.weights, torch.float64) | {"x": numerics.tensor(call.x, torch.float64)}
     trained = {name: each.requires_grad_() for name, each in leaves.items() if not name.endswith("router.bias")}
     pooled = over != "sequence"
@@ -141,13 +141,13 @@ def oracle_difference(call: BlockCall, words_of: Callable[[OracleAnswer], str], 
     stacks; others count the experts that tokens go to.
     """
     found = words_of(oracle_answer(call, over=over))
-    either = _of(call.recipe).selection_bias
+    either = experts_of(call.recipe).selection_bias
     return "" if found and either and not words_of(oracle_answer(call, by_score=True, over=over)) else found
 
 
 def reported_losses(call: BlockCall, run: BlockRun, want: OracleAnswer) -> dict[str, Tensor]:
     """The losses that a block must report: those with a weight, and those without one that it reports anyway."""
-    moe = _of(call.recipe)
+    moe = experts_of(call.recipe)
     rows = (("aux", moe.aux_loss, want.routed.aux), ("z", moe.z_loss, want.routed.z))
     return {name: value for name, weight, value in rows if weight or name in run.losses}
 
@@ -209,6 +209,7 @@ def rows(value: Array) -> list[list[list[float]]]:
     return found
 
 
-def _of(recipe: Recipe) -> Moe:
+def experts_of(recipe: Recipe) -> Moe:
+    """The experts of a recipe that has some."""
     assert recipe.moe is not None
     return recipe.moe

@@ -12,8 +12,9 @@ from typing import Protocol
 from contracts.contract import contract
 from contracts.instruments import half_precision, numerics
 from contracts.law._support.device_calls import WIDE, BlockCase, call_of, rerouted, routings
+from contracts.law._support.expert_calls import experts_of
 from contracts.law._support.recipes import A_LAYER, E_LAYER, SMALL_MLA
-from contracts.law.compile.eager_equivalence import CAPPED, apart, experts_of
+from contracts.law.compile.eager_equivalence import CAPPED, apart
 from contracts.spec import (
     EXACT,
     HALF_GRADIENT,

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from contracts.contract import contract
 from contracts.instruments import fixtures, numerics
+from contracts.law._support.expert_calls import experts_of
 from contracts.law._support.late import torch
 from contracts.law._support.recipes import A_LAYER, DENSE, E_LAYER, M_LAYER, PARALLEL, R_LAYER, SMALL, SMALL_DSA
 from contracts.spec import (
@@ -43,11 +44,6 @@ CAPPED = replace(
         capacity_factor=1.25,
     ),
 )  # fmt: skip
-
-
-def experts_of(recipe: Recipe) -> Moe:
-    assert recipe.moe is not None
-    return recipe.moe
 
 
 # A loop over experts is written out in the graph, and compiled once more for each other length: few say as much.

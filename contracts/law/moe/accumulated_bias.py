@@ -1,11 +1,13 @@
 """The selection bias of a router: one move per optimizer step under gradient accumulation, and in transformers with
 experts on one rank and on several."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from contracts.contract import contract
 from contracts.instruments import numerics
+from contracts.law._support.expert_calls import experts_of
 from contracts.law._support.late import torch
 from contracts.law._support.small_models import one_rank_and_many, session
 from contracts.law._support.step_comparison import bias_differences
@@ -76,8 +78,8 @@ def the_selection_bias_stays_float32(stack: Training, recipe: Recipe, begin: flo
     rounded away.
 
     A wrapper that casts a model casts its buffers too. In bfloat16 a bias of 1 plus 0.001 is 1: the router never
-    balances, and nothing else shows it. A counter that goes on from the step before moves it by what all steps asked. A
-    stack may declare that moves are centred.
+    balances, and nothing else shows it. A counter that continues from the step before moves it by what all steps asked.
+    A stack may declare that moves are centred.
     """
     centred = chosen(stack, "bias-moves") == "centred"
 
@@ -100,7 +102,7 @@ def the_selection_bias_stays_float32(stack: Training, recipe: Recipe, begin: flo
                 moves = ((held - want[name]) / 1e-3).round().clamp(-1, 1)
                 moves = moves if bool(moves.any()) else torch.ones_like(moves)
             else:
-                total, asked = int(counts.sum()), 3 * given[0].tokens.shape[0] * given[0].tokens.shape[1]
+                total, asked = int(counts.sum()), experts_of(recipe).top_k * math.prod(given[0].tokens.shape)
                 assert total == asked, (
                     f"step {step.number} counted {total} assignments in layer {layer}, expected {asked}"
                 )

@@ -1,4 +1,4 @@
-"""Which rows torchtitan reads of datasets of text: its own data sets, loader and mixture over numbered tokens."""
+"""Which rows torchtitan reads: its own text datasets, loader and mixture over numbered tokens."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from contracts.spec.errors import decline
 
 
 def rows_of(blend: Blend, split: Split, batch: int, rank: int, dp: int, consumed: int) -> tuple[tuple[int, ...], ...]:
-    """The rows that its loader gives a rank. A run that is resumed begins with the state of a loader that read so far.
+    """The labels of the rows that its loader gives a rank. A resumed run begins with the state of a loader that has
+    read the rows before.
 
     Raises:
-        NotOffered: for a split, for several datasets that have no weights, and for an epoch of several.
+        NotOffered: for a split, and for several datasets without weights.
     """
     from torchtitan.hf_datasets import text_datasets as text
 
     decline("torchtitan", {"stack": {
-        "it splits no data set": blend.split != "1" or split != "train",
-        "its mixture gives datasets equal weights, however long": (len(blend.documents) > 1) != bool(blend.weights),
+        "it splits no dataset": blend.split != "1" or split != "train",
+        "its mixture gives datasets equal weights, however long": len(blend.documents) > 1 and not blend.weights,
     }})  # fmt: skip
     names, first = [f"numbered-{at}" for at in range(len(blend.documents))], 1
     for name, lengths in zip(names, blend.documents, strict=True):
@@ -30,7 +31,7 @@ def rows_of(blend: Blend, split: Split, batch: int, rank: int, dp: int, consumed
             loader=lambda _, texts=texts: text.Dataset.from_dict({"text": texts}),
             sample_processor=lambda sample: sample["text"],
         )
-    batch_of_rank, endless = batch // dp, bool(blend.rows)
+    endless = bool(blend.rows)
 
     def loader() -> Any:
         if len(names) == 1:
@@ -43,7 +44,7 @@ def rows_of(blend: Blend, split: Split, batch: int, rank: int, dp: int, consumed
             config = text.InterleavedHuggingFaceTextDataLoader.Config(sources=sources, seed=blend.seed)
         return config.build(
             dp_world_size=dp, dp_rank=rank, tokenizer=SimpleNamespace(encode=_encode), seq_len=blend.length,
-            local_batch_size=batch_of_rank,
+            local_batch_size=batch // dp,
         )  # fmt: skip
 
     def steps(of: Any, count: int | None) -> list[tuple[int, ...]]:
@@ -63,5 +64,6 @@ def rows_of(blend: Blend, split: Split, batch: int, rank: int, dp: int, consumed
 
 
 def _encode(text: str, **_: bool) -> list[int]:
+    """The tokens of a document after a beginning, which is no label."""
     begin, end = map(int, text.split())
     return [0, *range(begin, end)]

@@ -64,7 +64,7 @@ class Torchtitan(Package):
         **dict.fromkeys(CHECKPOINTS, f"{shims.label('device')}; its checkpoint manager by itself"),
         "rename_weights": f"{shims.label('device')}; its state-dict adapter of DeepSeek-V3 by itself",
         "trace": f"its train.py, observed; {shims.label('device', 'kernels', 'experts', 'sums')}",
-        "rows_of": "labels of its text data sets over numbered tokens, by a tokenizer that adds only a beginning",
+        "rows_of": "labels of its text datasets over numbered tokens, by a tokenizer that adds only a beginning",
     }
 
     def __init__(self, version: str | None = None) -> None:
