@@ -4,11 +4,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import (
+    Attention,
+    LatentAttention,
+    Output,
+    Packing,
+    Parts,
+    Reference,
+    RMSNorm,
+    broken,
+    derived,
+    with_attributes,
+)
 from contracts.spec import Mode, Recipe
-from contracts.stacks.reference.model.blocks import Attention, LatentAttention, Output, Packing, RMSNorm
-from contracts.stacks.reference.model.parts import Parts
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(

@@ -3,8 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks import Attention, LatentAttention
+from contracts.law._bugs.numeric import Attention, LatentAttention, broken
 
 
 @broken(Attention, "visible", "BLK-01a[gqa-packed]: tokens from 6 on were replaced, and y before token 6 differs")

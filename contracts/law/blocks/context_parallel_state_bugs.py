@@ -3,11 +3,9 @@
 import torch
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks import Packing, SequenceView
+from contracts.law._bugs.numeric import ContextParallel, Packing, broken, collectives, derived
+from contracts.stacks.reference.model.blocks import SequenceView
 from contracts.stacks.reference.model.blocks.chunked_scan import running_sum
-from contracts.stacks.reference.parallel import collectives
-from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 
 
 # the last inputs of a convolution

@@ -5,7 +5,7 @@ B sequences · L tokens of a chunk · H heads · n keys · p values
 
 import torch
 
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.numeric import broken
 from contracts.stacks.reference.kernels import delta_rule
 
 

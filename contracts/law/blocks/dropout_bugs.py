@@ -6,11 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks import Mamba3
-from contracts.stacks.reference.model.hybrid_model import Layer, Model
-from contracts.stacks.reference.model.mtp import MtpModule
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.law._bugs.numeric import Layer, Mamba3, Model, MtpModule, Trainer, broken
 
 
 @broken(

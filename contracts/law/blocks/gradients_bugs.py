@@ -9,13 +9,22 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.numeric import (
+    IGNORED,
+    Attention,
+    Experts,
+    Layer,
+    Model,
+    Output,
+    Packing,
+    Parts,
+    Reference,
+    RMSNorm,
+    Router,
+    broken,
+    derived,
+)
 from contracts.spec import Mode, Recipe
-from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.blocks import Attention, Experts, Output, Packing, RMSNorm, Router
-from contracts.stacks.reference.model.hybrid_model import Layer, Model
-from contracts.stacks.reference.model.parts import Parts
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(Layer, "forward", "BLK-07a[custom-mixers]: the gradient of embedding gives a slope of")

@@ -5,9 +5,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived, with_attributes
-from contracts.stacks.reference.model.blocks import Attention, Causal, RMSNorm
-from contracts.stacks.reference.model.hybrid_model import ACTIVATIONS, Model
+from contracts.law._bugs.numeric import Attention, Causal, Model, RMSNorm, broken, derived, with_attributes
+from contracts.stacks.reference.model.hybrid_model import ACTIVATIONS
 
 
 class _WrittenOut(Attention):

@@ -2,9 +2,8 @@
 
 import torch
 
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.numeric import Layer, Model, broken
 from contracts.stacks.reference.model.blocks.hyper_connections import ROUNDS, HyperConnections
-from contracts.stacks.reference.model.hybrid_model import Layer, Model
 
 
 @broken(HyperConnections, "write", "BLK-06m[three-streams]: logits differs")

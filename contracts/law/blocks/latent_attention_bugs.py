@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.numeric import Indexer, LatentAttention, Parts, broken, derived
 from contracts.spec import Recipe
-from contracts.stacks.reference.model.blocks.attention import Indexer, LatentAttention, heads_of
-from contracts.stacks.reference.model.parts import Parts
+from contracts.stacks.reference.model.blocks.attention import heads_of
 
 
 @broken(LatentAttention, "latents", "BLK-03b[one-document]: y differs")

@@ -4,9 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, with_attributes
-from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.model.mtp import IGNORED
+from contracts.law._bugs.numeric import IGNORED, Model, broken, with_attributes
 
 
 @broken(Model, "cross_entropy", "BLK-06s[unequal-rows]: lm loss is")

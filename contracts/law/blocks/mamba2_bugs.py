@@ -11,11 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.law._bugs import written_out
-from contracts.law._bugs.broken import broken, with_attributes
+from contracts.law._bugs.numeric import (
+    CausalConv,
+    GatedNorm,
+    Mamba2,
+    Packing,
+    Reference,
+    RMSNorm,
+    broken,
+    wide,
+    with_attributes,
+)
 from contracts.law.blocks.mamba_scan_bugs import ChunkByChunk
-from contracts.stacks.reference.model.blocks import Packing, RMSNorm
-from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, GatedNorm, Mamba2, wide
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(Mamba2, "decay_rate", "BLK-04a[plain]: y differs: ")

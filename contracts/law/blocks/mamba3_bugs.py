@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.law._bugs import written_out
-from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks.common import Output, Packing, State, local
-from contracts.stacks.reference.model.blocks.mamba2 import split, wide
-from contracts.stacks.reference.model.blocks.mamba3 import SLOWEST, Mamba3
+from contracts.law._bugs.numeric import Mamba3, Output, Packing, State, broken, derived, local, wide
+from contracts.stacks.reference.model.blocks.mamba2 import split
+from contracts.stacks.reference.model.blocks.mamba3 import SLOWEST
 
 
 @broken(Mamba3, "mix", "BLK-04m[plain]: y differs: ")

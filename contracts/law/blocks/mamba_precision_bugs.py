@@ -7,10 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from contracts.law._bugs.broken import broken, with_attributes
+from contracts.law._bugs.numeric import Mamba2, Mamba3, broken, wide, with_attributes
 from contracts.law.blocks.mamba2_bugs import Halves
-from contracts.stacks.reference.model.blocks import Mamba3
-from contracts.stacks.reference.model.blocks.mamba2 import Mamba2, wide
 
 
 @broken(Mamba2, "__init__", "BLK-04f[bf16]: A_log is held in bfloat16 under bf16, expected float32")

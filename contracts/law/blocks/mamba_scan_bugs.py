@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law._bugs.mamba_parts import shifted, unpacked
-from contracts.stacks.reference.model.blocks import CausalConv, Mamba2, Mamba3, Output, Packing, State
+from contracts.law._bugs.numeric import CausalConv, Mamba2, Mamba3, Output, Packing, State, broken, with_attributes
 
 # the state between chunks
 

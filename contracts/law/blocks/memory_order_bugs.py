@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks import Attention, Mamba2, MoE, Output
+from contracts.law._bugs.numeric import Attention, Mamba2, MoE, Output, broken
 
 
 def _by_pointer(t: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.law._bugs import written_out
-from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks import Linear, Mlp
+from contracts.law._bugs.numeric import Linear, Mlp, broken, derived
 
 
 @broken(

@@ -5,11 +5,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks import MoE, Router
-from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm, State, packing
-from contracts.stacks.reference.model.hybrid_model import Layer, Model
-from contracts.stacks.reference.model.mtp import MtpModule
+from contracts.law._bugs.numeric import (
+    Layer,
+    Model,
+    MoE,
+    MtpModule,
+    Output,
+    Packing,
+    RMSNorm,
+    Router,
+    State,
+    broken,
+    derived,
+    packing,
+)
 
 
 @broken(Model, "embed", "BLK-01e[custom-mixers]: token 6 changed: logits change from position 5 on")

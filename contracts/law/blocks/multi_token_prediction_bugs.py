@@ -5,11 +5,17 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from contracts.law._bugs.broken import broken, derived, with_attributes
-from contracts.stacks.reference.model import hybrid_model
-from contracts.stacks.reference.model.blocks import Packing
-from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.model.mtp import IGNORED, MtpModule, shift_left
+from contracts.law._bugs.numeric import (
+    IGNORED,
+    Model,
+    MtpModule,
+    Packing,
+    broken,
+    derived,
+    hybrid_model,
+    shift_left,
+    with_attributes,
+)
 
 
 @broken(MtpModule, "forward", "BLK-06p[two-depths]: the logits of depth 1 differs")

@@ -8,10 +8,8 @@ from dataclasses import replace
 import torch
 
 from contracts.instruments import numerics
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.numeric import M2RNN, Attention, Experts, Mamba2, Mamba3, Mlp, MoE, Reference, broken
 from contracts.spec import Package
-from contracts.stacks.reference.model.blocks import M2RNN, Attention, Experts, Mamba2, Mamba3, Mlp, MoE
-from contracts.stacks.reference.stack import Reference
 
 
 def _float8(x):

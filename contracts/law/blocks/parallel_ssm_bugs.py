@@ -1,12 +1,9 @@
 """Attention and a scan side by side, joined wrongly."""
 
-from contracts.law._bugs.broken import broken
 from contracts.law._bugs.mamba_parts import unpacked
-from contracts.stacks.reference.model.blocks import Output, ParallelMixers
-from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE
-from contracts.stacks.reference.model.hybrid_model import Layer
-from contracts.stacks.reference.parallel.collectives import all_reduce, copy_to_ranks
-from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
+from contracts.law._bugs.numeric import WHOLE_SEQUENCE, Layer, Output, TensorParallel, all_reduce, broken
+from contracts.stacks.reference.model.blocks import ParallelMixers
+from contracts.stacks.reference.parallel.collectives import copy_to_ranks
 
 
 @broken(ParallelMixers, "added", "BLK-12a[plain]: y differs: ")

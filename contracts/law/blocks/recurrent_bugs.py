@@ -10,12 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.law._bugs import written_out
-from contracts.law._bugs.broken import broken, derived
 from contracts.law._bugs.mamba_parts import become, shifted, unpacked
-from contracts.stacks.reference.model.blocks import M2RNN
-from contracts.stacks.reference.model.blocks.common import Packing, RMSNorm, local, packing
-from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, wide
-from contracts.stacks.reference.stack import Reference
+from contracts.law._bugs.numeric import (
+    M2RNN,
+    GatedNorm,
+    Packing,
+    Reference,
+    RMSNorm,
+    broken,
+    derived,
+    local,
+    packing,
+    wide,
+)
 
 
 @broken(M2RNN, "forget", "BLK-05a[plain]: y differs: ", "BLK-05e[keeps-everything]: it should be frozen")

@@ -2,9 +2,8 @@
 
 import torch
 
-from contracts.law._bugs.broken import broken, with_attributes
+from contracts.law._bugs.numeric import Attention, LatentAttention, Packing, broken, with_attributes
 from contracts.law.blocks.attention_bugs import JointNorm
-from contracts.stacks.reference.model.blocks import Attention, LatentAttention, Packing
 
 
 @broken(Attention, "rotate", "BLK-03g[theta-10000-next]: element 0 of a query and 1 of a key 1 tokens before it")

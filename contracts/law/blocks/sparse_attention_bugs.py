@@ -5,11 +5,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.numeric import Indexer, LatentAttention, Parts, Reference, broken
 from contracts.spec import Mode, Recipe
-from contracts.stacks.reference.model.blocks import Indexer, LatentAttention
-from contracts.stacks.reference.model.parts import Parts
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(

@@ -1,7 +1,6 @@
 """Transformers with experts that have one bug, as a whole training step shows it."""
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.law._bugs.numeric import Trainer, broken
 
 
 @broken(Trainer, "reduce", "BLK-01h[grouped-tied]: the gradient of embedding.weight", bugs=("TIE-02",))

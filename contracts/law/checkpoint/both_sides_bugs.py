@@ -1,7 +1,6 @@
 """Trainers that do not find in a checkpoint what an earlier version has written."""
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.law._bugs.numeric import Trainer, broken
 
 
 @broken(Trainer, "load", "CKPT-08a[dense]: weights: the state layers.0.mixer.q_norm.weight differs")

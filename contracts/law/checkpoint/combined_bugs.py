@@ -4,12 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.parallel.placements import local_part
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.law._bugs.numeric import Model, ParallelTrainer, PipelineTrainer, Trainer, broken, local_part
 
 Position = Mapping[str, int]
 

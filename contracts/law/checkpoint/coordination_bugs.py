@@ -1,11 +1,7 @@
 """Ranks that each choose by themselves what to load."""
 
-from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.checkpoint import manifest as manifests
-from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
-from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.training.trainer import GENERATORS
+from contracts.law._bugs.numeric import GENERATORS, Checkpoints, ParallelTrainer, ShardReader, broken, derived
+from contracts.law._bugs.numeric import manifest as manifests
 
 
 @broken(

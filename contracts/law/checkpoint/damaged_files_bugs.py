@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import Checkpoints, Manifest, ShardReader, broken, derived, with_attributes
+from contracts.law._bugs.numeric import manifest as manifests
 from contracts.spec import Refusals, Refused, codec, refuse
-from contracts.stacks.reference.checkpoint import manifest as manifests
-from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
-from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
-from contracts.stacks.reference.checkpoint.manifest import Manifest
 
 
 class _Believing(ShardReader):

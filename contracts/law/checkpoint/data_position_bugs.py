@@ -8,14 +8,18 @@ from pathlib import Path
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import (
+    Checkpoints,
+    DataOrder,
+    Reference,
+    Trainer,
+    broken,
+    derived,
+    trainer,
+    with_attributes,
+)
+from contracts.law._bugs.numeric import manifest as manifests
 from contracts.spec import Data, refuse
-from contracts.stacks.reference.checkpoint import manifest as manifests
-from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
-from contracts.stacks.reference.data import DataOrder
-from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.training import trainer
-from contracts.stacks.reference.training.trainer import Trainer
 
 Position = Mapping[str, int]
 

@@ -7,15 +7,18 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from contracts.law._bugs.broken import broken, with_attributes
+from contracts.law._bugs.numeric import (
+    Checkpoints,
+    Manifest,
+    ParallelTrainer,
+    PipelineTrainer,
+    Reference,
+    broken,
+    local_part,
+    with_attributes,
+)
 from contracts.law.checkpoint.resharding_bugs import BySequences
 from contracts.spec import Refusals
-from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
-from contracts.stacks.reference.checkpoint.manifest import Manifest
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.parallel.placements import local_part
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(PipelineTrainer, "state", "CKPT-02i[pp2-interleaved-fsdp2]: optimizer: the state layers.")

@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.numeric import broken
 from contracts.stacks.reference.checkpoint import weight_names
 from contracts.stacks.reference.checkpoint.weight_names import WeightNames
 

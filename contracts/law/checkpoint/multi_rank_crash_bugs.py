@@ -11,14 +11,13 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.numeric import Checkpoints, Disk, Manifest, broken, derived
+from contracts.law._bugs.numeric import manifest as manifests
 from contracts.spec import Refused
 from contracts.stacks.reference.checkpoint import checkpoint
-from contracts.stacks.reference.checkpoint import manifest as manifests
-from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.checkpoint import State
 from contracts.stacks.reference.checkpoint.dcp_storage import ShardWriter
-from contracts.stacks.reference.checkpoint.filesystem import CrashingDisk, Disk
-from contracts.stacks.reference.checkpoint.manifest import Manifest
+from contracts.stacks.reference.checkpoint.filesystem import CrashingDisk
 
 
 def _rank() -> int:

@@ -7,13 +7,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
-from contracts.stacks.reference.checkpoint.filesystem import Disk
+from contracts.law._bugs.numeric import Checkpoints, Disk, ParallelTrainer, PipelineTrainer, Reference, broken
 from contracts.stacks.reference.checkpoint.retention import CheckpointFolder
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(Checkpoints, "copies_of", "CKPT-05e[fsdp2-under-way]: are left, expected (1, 2, 3, 4)", bugs=("RSM-30",))

@@ -11,15 +11,21 @@ from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import (
+    GENERATORS,
+    Manifest,
+    ParallelTrainer,
+    PipelineTrainer,
+    ShardedOptimizer,
+    ShardReader,
+    broken,
+    derived,
+    local_part,
+    rng_state,
+    with_attributes,
+)
 from contracts.law.checkpoint.data_position_bugs import CountsAnEpochTwice, CountsEpochs
-from contracts.stacks.reference.checkpoint import rng_state
-from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
-from contracts.stacks.reference.checkpoint.manifest import Manifest
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.parallel.placements import local_part
-from contracts.stacks.reference.training.trainer import GENERATORS, LAYOUT
+from contracts.stacks.reference.training.trainer import LAYOUT
 
 Position = Mapping[str, int]
 

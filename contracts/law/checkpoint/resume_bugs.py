@@ -9,12 +9,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.checkpoint import rng_state
-from contracts.stacks.reference.model.hybrid_model import ModelOutput
-from contracts.stacks.reference.optim.optimizer import Optimizer
-from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.training.trainer import Batch, Trainer
+from contracts.law._bugs.numeric import Batch, ModelOutput, Optimizer, Reference, Trainer, broken, derived, rng_state
 
 Position = Mapping[str, int]
 

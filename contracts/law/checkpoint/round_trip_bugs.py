@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.numeric import Checkpoints, Manifest, broken, derived
+from contracts.law._bugs.numeric import manifest as manifests
 from contracts.spec import Refusals, Refused
-from contracts.stacks.reference.checkpoint import manifest as manifests
-from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
-from contracts.stacks.reference.checkpoint.manifest import Manifest
+from contracts.stacks.reference.checkpoint.checkpoint import State
 
 
 @broken(Checkpoints, "read", "CKPT-04a[a-long-tensor-in-many-files]: the state w differs", bugs=("RSM-49",))

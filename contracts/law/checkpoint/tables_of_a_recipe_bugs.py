@@ -7,13 +7,10 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.numeric import Attention, Checkpoints, Initializer, LatentAttention, Parts, Reference, broken
 from contracts.spec import Recipe
-from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
-from contracts.stacks.reference.model.blocks import Attention, LatentAttention, PartsInterface
-from contracts.stacks.reference.model.init import Initializer
-from contracts.stacks.reference.model.parts import Parts
-from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.checkpoint.checkpoint import State
+from contracts.stacks.reference.model.blocks import PartsInterface
 
 
 class _Saved(Attention):

@@ -5,9 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks import Attention, LatentAttention, MoE
-from contracts.stacks.reference.stack import Reference
+from contracts.law._bugs.numeric import Attention, LatentAttention, MoE, Reference, broken, derived
 
 
 class _HalfAngles(Attention):

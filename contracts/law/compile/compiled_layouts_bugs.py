@@ -8,26 +8,33 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from contracts.instruments import graphs
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import (
+    Batch,
+    ContextParallel,
+    Mlp,
+    Model,
+    Output,
+    Packing,
+    ParallelTrainer,
+    State,
+    TensorParallel,
+    TrainingMesh,
+    broken,
+    collectives,
+    derived,
+    tensor_parallel,
+    with_attributes,
+)
 from contracts.spec import Degrees
-from contracts.stacks.reference.model.blocks import Mlp, Output, Packing, State
 from contracts.stacks.reference.model.build import build_model
-from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.parallel import collectives
-from contracts.stacks.reference.parallel.context_parallel import ContextParallel
-from contracts.stacks.reference.parallel.mesh import TrainingMesh
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.parallelize import (
     Step,
     activation_checkpoint,
     compile,
     expert_parallel,
     fully_shard,
-    tensor_parallel,
     wanted,
 )
-from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
-from contracts.stacks.reference.training.trainer import Batch
 
 
 @broken(TensorParallel, "leave", "COMP-07[tp2]: compiled, the gradient of")

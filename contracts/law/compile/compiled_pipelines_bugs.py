@@ -5,14 +5,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks import Router
-from contracts.stacks.reference.parallel.collectives import all_to_all, started_reduce_scatter
-from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.parallel.pipeline import Stage
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.parallel.tensor_parallel import SplitVocabulary, TensorParallel
+from contracts.law._bugs.numeric import (
+    ParallelTrainer,
+    PipelineTrainer,
+    Router,
+    SplitVocabulary,
+    Stage,
+    TensorParallel,
+    TokenDispatcher,
+    all_to_all,
+    broken,
+    derived,
+)
+from contracts.stacks.reference.parallel.collectives import started_reduce_scatter
+from contracts.stacks.reference.parallel.expert_parallel import Experts
 
 
 @broken(PipelineTrainer, "build", "COMP-07d[pp2-interleaved]: aux is", bugs=("PPS-11",))

@@ -9,11 +9,19 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.instruments import inductor_indexing
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.numeric import (
+    Attention,
+    MoE,
+    Output,
+    Packing,
+    Parts,
+    Reference,
+    Router,
+    State,
+    broken,
+    derived,
+)
 from contracts.spec import AllowedBreak, Execution, Outcome, Recipe
-from contracts.stacks.reference.model.blocks import Attention, MoE, Output, Packing, Router, State
-from contracts.stacks.reference.model.parts import Parts
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(

@@ -2,9 +2,7 @@
 
 import torch
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.parallel import collectives
-from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
+from contracts.law._bugs.numeric import TensorParallel, broken, collectives
 
 
 @broken(TensorParallel, "leave", "COMP-07c[borrowed-tp2-sp-ep2-etp1]: compiled, the gradient of")

@@ -9,15 +9,19 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks import Experts
-from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.parallel import mesh, parallelize
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.parallel.pipeline import Stage
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
-from contracts.stacks.reference.stack import Reference
+from contracts.law._bugs.numeric import (
+    Experts,
+    Model,
+    ParallelTrainer,
+    PipelineTrainer,
+    Reference,
+    ShardedOptimizer,
+    Stage,
+    TensorParallel,
+    broken,
+    mesh,
+    parallelize,
+)
 
 
 def _whole(like: Tensor) -> Tensor:

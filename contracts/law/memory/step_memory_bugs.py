@@ -5,11 +5,7 @@ from dataclasses import replace
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks import Attention
-from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.law._bugs.numeric import Attention, Model, Reference, Trainer, broken
 
 
 @broken(Trainer, "next", "MEM-01g[float32]: bytes are held, predicted", "MEM-01f[float32]: bytes are held, predicted")

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived
-from contracts.stacks.reference.model.blocks import MoE
-from contracts.stacks.reference.model.hybrid_model import ModelOutput
-from contracts.stacks.reference.training.trainer import Batch, Trainer
+from contracts.law._bugs.numeric import Batch, ModelOutput, MoE, Trainer, broken, derived
 
 
 @derived("MOE-06b[three]: router.bias after step 1 differs")

@@ -1,11 +1,7 @@
 """Losses of a router that depend on the layout or on the labels of a step."""
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, with_attributes
-from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.blocks import Router
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.law._bugs.numeric import IGNORED, ParallelTrainer, Router, Trainer, broken, with_attributes
 
 
 @broken(

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.law._bugs import written_out
-from contracts.law._bugs.broken import broken, derived, with_attributes
-from contracts.stacks.reference.model.blocks import MoE, Output, Packing, Router, State
+from contracts.law._bugs.numeric import MoE, Output, Packing, Router, State, broken, derived, with_attributes
 
 
 @broken(Router, "balance_loss", "MOE-05a[balanced-k-2]: the balance loss is 2, expected 1", bugs=("AUX-09",))

@@ -7,10 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks import Experts, MoE, Router, Routing
-from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.training import trainer
+from contracts.law._bugs.numeric import Experts, MoE, Reference, Router, Routing, broken, trainer
 
 
 @broken(MoE, "drop", "MOE-08a[a-share]: loses [], expected [0, 11]")

@@ -1,9 +1,7 @@
 """Ranks that balance experts over their own part of a row."""
 
-from contracts.law._bugs.broken import broken
 from contracts.law._bugs.multi_rank import routed
-from contracts.stacks.reference.parallel import collectives
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.law._bugs.numeric import ParallelTrainer, broken, collectives
 
 
 # balance

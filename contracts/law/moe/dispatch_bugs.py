@@ -2,8 +2,7 @@
 
 import torch
 
-from contracts.law._bugs.broken import broken, with_attributes
-from contracts.stacks.reference.model.blocks import Experts, MoE, Router
+from contracts.law._bugs.numeric import Experts, MoE, Router, broken, with_attributes
 
 
 @broken(MoE, "combine", "MOE-02a[mixed]: expected gate x label", bugs=("DSP-06",))

@@ -6,18 +6,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived
 from contracts.law._bugs.multi_rank import routed
-from contracts.stacks.reference.model.blocks import MoE, Output, Routing
-from contracts.stacks.reference.parallel.collectives import (
+from contracts.law._bugs.numeric import (
+    MoE,
+    Output,
+    ParallelTrainer,
+    Routing,
+    TokenDispatcher,
     all_gather,
-    gather_rows,
+    broken,
+    derived,
     own_rows,
-    split_rows,
     sum_over_ranks,
 )
-from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.collectives import gather_rows, split_rows
 
 Routed = Callable[[Tensor, Routing, Tensor], Tensor]
 

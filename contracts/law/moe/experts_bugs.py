@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from contracts.law._bugs import written_out
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks import Experts, MoE, Packing, Router
+from contracts.law._bugs.numeric import Experts, MoE, Packing, Router, broken
 
 
 @broken(

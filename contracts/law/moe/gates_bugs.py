@@ -5,10 +5,8 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.law._bugs import written_out
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import Parts, Router, broken, derived, with_attributes
 from contracts.spec import Recipe
-from contracts.stacks.reference.model.blocks import Router
-from contracts.stacks.reference.model.parts import Parts
 
 
 @broken(Router, "gates", "MOE-01c[softmax]: has gate", bugs=("AUX-18",))

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from contracts.law._bugs.broken import broken, with_attributes
-from contracts.stacks.reference.model.blocks import MoE, Router
-from contracts.stacks.reference.stack import Reference
+from contracts.law._bugs.numeric import MoE, Reference, Router, broken, with_attributes
 
 
 @broken(Reference, "run_block", "MOE-09a[softmax-balance]: the loss aux differs")

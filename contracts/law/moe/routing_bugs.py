@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived, with_attributes
-from contracts.stacks.reference.model.blocks import Router
+from contracts.law._bugs.numeric import Router, broken, derived, with_attributes
 
 
 @broken(Router, "choose", "MOE-01a[sigmoid-3-of-12-with-bias]: its best are")

@@ -5,10 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, with_attributes
-from contracts.stacks.reference.model.blocks import MoE
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.law._bugs.numeric import MoE, ParallelTrainer, Trainer, broken, with_attributes
 
 
 @broken(MoE, "update_bias", "MOE-06a[small]: expected -0.001")

@@ -1,11 +1,6 @@
 """Stacks that know the first batch and take every other for one of its size."""
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks import MoE
-from contracts.stacks.reference.parallel.context_parallel import ContextParallel
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.parallel.pipeline import Pipeline
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.law._bugs.numeric import ContextParallel, MoE, ParallelTrainer, Pipeline, Trainer, broken
 
 
 @broken(

@@ -5,13 +5,17 @@ from contextlib import nullcontext
 
 import torch
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks import Router
-from contracts.stacks.reference.model.hybrid_model import Layer, Model
-from contracts.stacks.reference.optim.optimizer import Optimizer, members
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.law._bugs.numeric import (
+    Layer,
+    Model,
+    Optimizer,
+    ParallelTrainer,
+    PipelineTrainer,
+    Router,
+    Trainer,
+    broken,
+)
+from contracts.stacks.reference.optim.optimizer import members
 
 
 @broken(

@@ -9,13 +9,21 @@ import torch
 from torch import nn
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import (
+    Indexer,
+    LatentAttention,
+    Model,
+    Muon,
+    Optimizer,
+    Reference,
+    Trainer,
+    broken,
+    derived,
+    orthogonalise,
+    with_attributes,
+)
 from contracts.spec import Optim, Rule
-from contracts.stacks.reference.model.blocks import Indexer, LatentAttention
-from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.optim.optimizer import MOMENTUM, Member, Muon, Optimizer, orthogonalise
-from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.stacks.reference.optim.optimizer import MOMENTUM, Member
 
 
 # the table

@@ -5,13 +5,9 @@ from dataclasses import replace
 import torch
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import Optimizer, Reference, Trainer, broken, derived, learning_rate, with_attributes
 from contracts.spec import Optim, Session, refuse
 from contracts.spec import Trained as Run
-from contracts.stacks.reference.optim.optimizer import Optimizer
-from contracts.stacks.reference.optim.schedule import learning_rate
-from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.training.trainer import Trainer
 
 StartsAtZero = with_attributes(
     "StartsAtZero",

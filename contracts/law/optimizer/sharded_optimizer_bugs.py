@@ -7,12 +7,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from contracts.law._bugs.broken import broken, with_attributes
-from contracts.stacks.reference.model.hybrid_model import ModelOutput
-from contracts.stacks.reference.optim.optimizer import orthogonalise
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
-from contracts.stacks.reference.parallel.placements import from_local_part, local_part
-from contracts.stacks.reference.training.trainer import Batch
+from contracts.law._bugs.numeric import (
+    Batch,
+    ModelOutput,
+    ParallelTrainer,
+    ShardedMuon,
+    ShardedOptimizer,
+    broken,
+    from_local_part,
+    local_part,
+    orthogonalise,
+    with_attributes,
+)
 
 
 @broken(

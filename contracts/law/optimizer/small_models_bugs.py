@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.stack import Reference
+from contracts.law._bugs.numeric import ParallelTrainer, Reference, broken
 
 
 @broken(Reference, "built", "OPT-01h[fsdp2]: did not move by adamw with decay 0.1")

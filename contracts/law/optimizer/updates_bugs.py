@@ -6,11 +6,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived, with_attributes
-from contracts.stacks.reference.model.blocks import Indexer
-from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
-from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonalise
-from contracts.stacks.reference.training.trainer import Batch, Trainer
+from contracts.law._bugs.numeric import (
+    Batch,
+    Indexer,
+    Model,
+    ModelOutput,
+    Muon,
+    Optimizer,
+    Trainer,
+    broken,
+    derived,
+    orthogonalise,
+    with_attributes,
+)
 
 
 # AdamW

@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import (
+    IGNORED,
+    Batch,
+    Fp8Matmul,
+    ParallelTrainer,
+    Router,
+    Trainer,
+    broken,
+    derived,
+    with_attributes,
+)
 from contracts.stacks.reference.answers import training
-from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.blocks import Fp8Matmul, Router
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
 @broken(Trainer, "validate", "OPT-06a[dropout]: with a validation after step 1, step 2: losses is", bugs=("RSM-58",))

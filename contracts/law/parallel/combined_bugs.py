@@ -1,9 +1,6 @@
 """Trainers in which a feature and an axis of parallelism are right one by one, and wrong together."""
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.parallel.placements import local_part
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.law._bugs.numeric import ParallelTrainer, ShardedOptimizer, Trainer, broken, local_part
 
 
 @broken(Trainer, "count", "PAR-01k[tp2-top-1-gqa-mtp-all-accumulated-AEMR-adamw-recomputed-relu2]: mtp is")

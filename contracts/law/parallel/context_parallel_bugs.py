@@ -8,15 +8,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.law._bugs.multi_rank import routed
+from contracts.law._bugs.numeric import (
+    WHOLE_SEQUENCE,
+    ContextParallel,
+    Indexer,
+    Packing,
+    ParallelTrainer,
+    ShardedOptimizer,
+    broken,
+    collectives,
+    derived,
+    packing,
+    with_attributes,
+)
 from contracts.spec import refuse
-from contracts.stacks.reference.model.blocks import Indexer
-from contracts.stacks.reference.model.blocks.common import Packing, packing
-from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE
-from contracts.stacks.reference.parallel import collectives
-from contracts.stacks.reference.parallel.context_parallel import ContextParallel
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 
 
 # positions

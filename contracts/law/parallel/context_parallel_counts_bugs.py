@@ -1,11 +1,6 @@
 """Stacks that count one rank's part of a row for the whole row: its labels, its sequences, its expert balance."""
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.model.mtp import IGNORED, shift_left
-from contracts.stacks.reference.parallel.context_parallel import ContextParallel
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.training.trainer import Batch
+from contracts.law._bugs.numeric import IGNORED, Batch, ContextParallel, Model, ParallelTrainer, broken, shift_left
 
 
 # labels

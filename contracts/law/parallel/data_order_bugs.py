@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import IGNORED, DataOrder, Trainer, broken, derived, with_attributes
 from contracts.spec import Recipe
-from contracts.stacks.reference.data import IGNORED, Corpus, DataOrder, feistel_permutation
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.stacks.reference.data import Corpus, feistel_permutation
 
 
 @mutant(of="PAR-06a", case="two-ranks-share-whole-steps", says="more than once")

@@ -4,11 +4,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.numeric import IGNORED, ParallelTrainer, SplitVocabulary, TensorParallel, broken
 from contracts.spec import Data, Refused, refuse
-from contracts.stacks.reference.model.mtp import IGNORED
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.parallel.tensor_parallel import SplitVocabulary, TensorParallel
 
 
 class _LosesEdges(SplitVocabulary):

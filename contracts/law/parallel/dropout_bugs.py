@@ -2,10 +2,7 @@
 
 import re
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.checkpoint import rng_state
-from contracts.stacks.reference.parallel import parallelize
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.law._bugs.numeric import ParallelTrainer, broken, parallelize, rng_state
 
 
 @broken(

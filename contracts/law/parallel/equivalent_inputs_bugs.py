@@ -7,18 +7,23 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived
 from contracts.law._bugs.multi_rank import routed
-from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.blocks import Router
-from contracts.stacks.reference.model.blocks.common import RMSNorm, local, packing
-from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.law._bugs.numeric import (
+    IGNORED,
+    ContextParallel,
+    Model,
+    ParallelTrainer,
+    Reference,
+    RMSNorm,
+    Router,
+    Stage,
+    Trainer,
+    broken,
+    derived,
+    local,
+    packing,
+)
 from contracts.stacks.reference.parallel import tensor_parallel
-from contracts.stacks.reference.parallel.context_parallel import ContextParallel
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.parallel.pipeline import Stage
-from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.training.trainer import Trainer
 
 
 @broken(Trainer, "put", "PAR-13[order-of-weights]: weights in another order: lm is")

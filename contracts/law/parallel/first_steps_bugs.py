@@ -6,9 +6,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.parallel.placements import local_part
+from contracts.law._bugs.numeric import ParallelTrainer, ShardedOptimizer, broken, local_part
 
 
 # what a run begins with

@@ -7,12 +7,9 @@ import torch
 from torch import Tensor
 
 from contracts.instruments import numerics
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import IGNORED, Batch, Model, ModelOutput, Trainer, broken, derived, with_attributes
 from contracts.spec import Tokens
 from contracts.stacks.reference.answers import model
-from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
-from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
 @broken(Trainer, "accumulate", "PAR-05a[three]: lm is")

@@ -8,10 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import Initializer, Trainer, broken, derived, with_attributes
 from contracts.spec import Recipe
-from contracts.stacks.reference.model.init import STD, Initializer
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.stacks.reference.model.init import STD
 
 
 @derived("PAR-04c[depths-and-streams]: in the other model differs", bugs=("INI-13",))

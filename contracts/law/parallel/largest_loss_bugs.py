@@ -1,7 +1,6 @@
 """Steps that report another largest loss."""
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.law._bugs.numeric import ParallelTrainer, broken
 
 
 @broken(

@@ -13,26 +13,42 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived, with_attributes
-from contracts.stacks.kit.roles import role_of
-from contracts.stacks.reference.model.blocks import Experts, GatedNorm, LatentAttention, Mamba2, MoE, Router
-from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm, local
-from contracts.stacks.reference.model.hybrid_model import ModelOutput
-from contracts.stacks.reference.optim.optimizer import orthogonalise
-from contracts.stacks.reference.parallel import collectives, mesh, parallel_trainer, parallelize
-from contracts.stacks.reference.parallel.collectives import all_gather, sum_over_ranks
-from contracts.stacks.reference.parallel.context_parallel import ContextParallel
-from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
-from contracts.stacks.reference.parallel.placements import (
+from contracts.law._bugs.numeric import (
+    Batch,
+    ContextParallel,
+    Experts,
+    GatedNorm,
+    LatentAttention,
+    Linear,
+    Mamba2,
+    ModelOutput,
+    MoE,
+    Output,
+    ParallelTrainer,
+    RMSNorm,
+    Router,
+    ShardedMuon,
+    ShardedOptimizer,
+    SplitVocabulary,
+    TensorParallel,
+    TokenDispatcher,
+    all_gather,
+    broken,
+    collectives,
+    derived,
     from_local_part,
-    full_tensors,
+    local,
     local_part,
-    placed_copy,
-    shard_like,
+    mesh,
+    orthogonalise,
+    parallel_trainer,
+    parallelize,
+    sum_over_ranks,
+    with_attributes,
 )
-from contracts.stacks.reference.parallel.tensor_parallel import GroupMean, SplitVocabulary, TensorParallel
-from contracts.stacks.reference.training.trainer import Batch
+from contracts.stacks.kit.roles import role_of
+from contracts.stacks.reference.parallel.placements import full_tensors, placed_copy, shard_like
+from contracts.stacks.reference.parallel.tensor_parallel import GroupMean
 
 
 @mutant(of="PAR-01e", case="tp2-sp", says="the gradient of norm.weight differs", bugs=("SP-11",))

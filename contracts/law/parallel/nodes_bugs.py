@@ -2,8 +2,7 @@
 
 import os
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.law._bugs.numeric import ParallelTrainer, broken
 
 
 @broken(ParallelTrainer, "own", "PAR-12[dp2]: on nodes of 1: ", bugs=("PG-10",))

@@ -2,12 +2,16 @@
 
 import torch
 
-from contracts.law._bugs.broken import broken, derived, with_attributes
-from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model import hybrid_model
-from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.law._bugs.numeric import (
+    IGNORED,
+    Model,
+    ParallelTrainer,
+    Trainer,
+    broken,
+    derived,
+    hybrid_model,
+    with_attributes,
+)
 
 
 @broken(

@@ -8,13 +8,20 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.numeric import (
+    Batch,
+    BatchedStage,
+    LatentAttention,
+    Packing,
+    Pipeline,
+    PipelineTrainer,
+    Stage,
+    broken,
+    derived,
+    every_rank,
+)
 from contracts.law._bugs.pipeline import cut, joined
-from contracts.stacks.reference.model.blocks import LatentAttention, Packing
-from contracts.stacks.reference.parallel.pipeline import Passed, Pipeline, Stage
-from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer, every_rank
-from contracts.stacks.reference.training.trainer import Batch
+from contracts.stacks.reference.parallel.pipeline import Passed
 
 
 # what is scaled

@@ -9,13 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.numeric import Batch, BatchedStage, Initializer, Pipeline, PipelineTrainer, broken, derived
 from contracts.spec import refuse
-from contracts.stacks.reference.model.init import Initializer
-from contracts.stacks.reference.parallel.pipeline import Piece, Pipeline
-from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.training.trainer import Batch
+from contracts.stacks.reference.parallel.pipeline import Piece
 
 
 class _ByPlace(Initializer):

@@ -8,12 +8,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import (
+    Batch,
+    ModelOutput,
+    PipelineTrainer,
+    broken,
+    derived,
+    every_rank,
+    with_attributes,
+)
 from contracts.stacks.reference.model.blocks import fp8
-from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.pipeline import Chunks
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer, StagedOptimizer, every_rank
-from contracts.stacks.reference.training.trainer import Batch
+from contracts.stacks.reference.parallel.pipeline_trainer import StagedOptimizer
 
 
 # norm, clipping, biases

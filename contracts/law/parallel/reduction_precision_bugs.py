@@ -5,13 +5,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law._bugs.dead import EveryRankDoesAll
-from contracts.stacks.reference.model.blocks import Mamba2
-from contracts.stacks.reference.model.blocks.common import local
-from contracts.stacks.reference.parallel import parallel_trainer
-from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.law._bugs.numeric import (
+    Mamba2,
+    ParallelTrainer,
+    TokenDispatcher,
+    broken,
+    local,
+    parallel_trainer,
+    with_attributes,
+)
 
 
 @broken(ParallelTrainer, "reduce", "PAR-10[dp2]: reduces in bfloat16", bugs=("MXP-10",))

@@ -3,13 +3,17 @@
 from dataclasses import replace
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law._bugs.dead import EveryRankDoesAll
+from contracts.law._bugs.numeric import (
+    Causal,
+    ContextParallel,
+    Reference,
+    broken,
+    parallel_trainer,
+    parallelize,
+    with_attributes,
+)
 from contracts.spec import Session, Trained
-from contracts.stacks.reference.model.blocks import Causal
-from contracts.stacks.reference.parallel import parallel_trainer, parallelize
-from contracts.stacks.reference.parallel.context_parallel import ContextParallel
-from contracts.stacks.reference.stack import Reference
 
 with_attributes(
     "EveryRankComputesTheWholeStep",

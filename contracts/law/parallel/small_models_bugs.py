@@ -6,15 +6,19 @@ float32. Two come from bugs seen in other stacks.
 
 import torch.distributed as dist
 
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.numeric import (
+    Experts,
+    Linear,
+    ParallelTrainer,
+    PipelineTrainer,
+    ShardedOptimizer,
+    TensorParallel,
+    broken,
+    local,
+)
 from contracts.law.parallel import layouts_bugs as layouts
 from contracts.stacks.kit.roles import layer_of
-from contracts.stacks.reference.model.blocks import Experts, Linear
-from contracts.stacks.reference.model.blocks.common import local
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.parallel.placements import placed_zeros
-from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 
 
 @broken(ShardedOptimizer, "step", "PAR-02e[dp2]: hold different values of")

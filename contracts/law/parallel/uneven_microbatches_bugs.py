@@ -7,14 +7,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from contracts.law._bugs.broken import broken, derived, with_attributes
-from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.blocks import Packing
-from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.parallel.pipeline import Stage
-from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
-from contracts.stacks.reference.training.trainer import Batch, Trainer
+from contracts.law._bugs.numeric import (
+    IGNORED,
+    Batch,
+    BatchedStage,
+    Model,
+    ModelOutput,
+    Packing,
+    ParallelTrainer,
+    Stage,
+    Trainer,
+    broken,
+    derived,
+    with_attributes,
+)
 
 
 # on one rank

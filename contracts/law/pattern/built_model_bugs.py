@@ -5,12 +5,9 @@ from dataclasses import replace
 from torch import nn
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.numeric import M2RNN, Layer, Model, Reference, broken
 from contracts.spec import Built, Mode, Recipe
 from contracts.spec.capacity import ParameterCount
-from contracts.stacks.reference.model.blocks import M2RNN
-from contracts.stacks.reference.model.hybrid_model import Layer, Model
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(Reference, "built", "PAT-12a[recurrence-first]: built RAMRAM, the pattern is RAMRAMR", bugs=("HYB-07",))

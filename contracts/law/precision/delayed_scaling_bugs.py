@@ -2,9 +2,7 @@
 
 import torch
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.blocks.fp8 import GRADIENT, INPUT, WEIGHT, Fp8Matmul
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.law._bugs.numeric import GRADIENT, INPUT, WEIGHT, Fp8Matmul, Trainer, broken
 
 
 @broken(Fp8Matmul, "record", "PREC-01g[dense]: amax of weight of mixer.w2 is")

@@ -3,10 +3,7 @@
 import math
 from dataclasses import replace
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.model.hybrid_model import ModelOutput
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.law._bugs.numeric import ModelOutput, ParallelTrainer, Trainer, broken
 
 
 @broken(

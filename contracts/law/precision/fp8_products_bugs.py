@@ -6,18 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.numeric import GRADIENT, INPUT, WEIGHT, Fp8Matmul, Reference, broken, derived
 from contracts.spec import Degrees, Layout, Recipe, Refused, refuse
-from contracts.stacks.reference.model.blocks.fp8 import (
-    DTYPES,
-    GRADIENT,
-    INPUT,
-    LARGEST,
-    WEIGHT,
-    Fp8Matmul,
-    amax,
-)
-from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.model.blocks.fp8 import DTYPES, LARGEST, amax
 
 
 @broken(Fp8Matmul, "__init__", "PREC-01d[tensorwise]: y differs")

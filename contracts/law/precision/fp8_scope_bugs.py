@@ -6,12 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, with_attributes
+from contracts.law._bugs.numeric import (
+    Experts,
+    Fp8Matmul,
+    Mamba2,
+    Model,
+    Parts,
+    Reference,
+    RMSNorm,
+    Router,
+    broken,
+    with_attributes,
+)
 from contracts.spec import Computed, Mode, Recipe
-from contracts.stacks.reference.model.blocks import Experts, Fp8Conversion, Fp8Matmul, Mamba2, RMSNorm, Router
-from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.model.parts import Parts
-from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.model.blocks import Fp8Conversion
 
 
 def in_fp8(weight: Tensor) -> Tensor:

@@ -2,12 +2,8 @@
 
 import torch
 
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.numeric import Fp8Matmul, Optimizer, ParallelTrainer, ShardedOptimizer, Trainer, broken
 from contracts.spec import Recipe
-from contracts.stacks.reference.model.blocks import Fp8Matmul
-from contracts.stacks.reference.optim.optimizer import Optimizer
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.training.trainer import Trainer
 
 
 def _half(recipe: Recipe) -> torch.dtype:

@@ -7,11 +7,16 @@ from dataclasses import replace
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, derived, with_attributes
-from contracts.stacks.reference.model.hybrid_model import ModelOutput
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.parallel.placements import local_part
-from contracts.stacks.reference.training.trainer import Batch, Trainer
+from contracts.law._bugs.numeric import (
+    Batch,
+    ModelOutput,
+    ParallelTrainer,
+    Trainer,
+    broken,
+    derived,
+    local_part,
+    with_attributes,
+)
 
 
 @broken(Trainer, "follow", "PREC-05a[letters]: a step that overflowed moved something: the weight")

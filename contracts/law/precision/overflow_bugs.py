@@ -3,12 +3,8 @@ part."""
 
 import math
 
-from contracts.law._bugs.broken import broken, with_attributes
+from contracts.law._bugs.numeric import ParallelTrainer, Trainer, broken, learning_rate, local_part, with_attributes
 from contracts.spec import Optim
-from contracts.stacks.reference.optim.schedule import learning_rate
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.parallel.placements import local_part
-from contracts.stacks.reference.training.trainer import Trainer
 
 
 @broken(Trainer, "follow", "PREC-05e[dense]: the loss scale is 65536 after 2003 finite steps, and was in each")

@@ -5,9 +5,8 @@ from dataclasses import replace
 import torch
 
 from contracts.instruments import numerics
-from contracts.law._bugs.broken import broken
+from contracts.law._bugs.numeric import Reference, broken
 from contracts.spec import Wish
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(

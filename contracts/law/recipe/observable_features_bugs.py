@@ -3,11 +3,8 @@
 from dataclasses import replace
 from typing import ClassVar
 
-from contracts.law._bugs.broken import broken, with_attributes
+from contracts.law._bugs.numeric import Attention, Model, Reference, broken, with_attributes
 from contracts.spec import Arrays, Execution, Mamba, Mode, Optim, Pass, Recipe, Session, Tokens, Trained
-from contracts.stacks.reference.model.blocks import Attention
-from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.stack import Reference
 
 
 @broken(Attention, "__init__", "REC-06a[stated-bundle]: layer 0 (A) has no qk_norm", bugs=("PRV-27",))

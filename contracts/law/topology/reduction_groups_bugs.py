@@ -4,12 +4,16 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from contracts.law._bugs.broken import broken, with_attributes
 from contracts.law._bugs.multi_rank import GathersFirst
+from contracts.law._bugs.numeric import (
+    ParallelTrainer,
+    TrainingMesh,
+    broken,
+    collectives,
+    parallel_trainer,
+    with_attributes,
+)
 from contracts.stacks.kit.roles import role_of
-from contracts.stacks.reference.parallel import collectives, parallel_trainer
-from contracts.stacks.reference.parallel.mesh import TrainingMesh
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
 @broken(ParallelTrainer, "unreduced", "TOPO-09d[borrowed-ep2]: bytes over [0, 1], expected")

@@ -3,10 +3,8 @@
 from torch import Tensor
 
 from contracts.instruments.ranks import torch_distributed
-from contracts.law._bugs.broken import broken, derived
+from contracts.law._bugs.numeric import Batch, ParallelTrainer, broken, derived
 from contracts.spec import refuse
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.training.trainer import Batch
 
 
 # idle ranks

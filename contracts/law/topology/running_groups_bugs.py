@@ -5,10 +5,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from contracts.law._bugs.broken import broken, derived, with_attributes
+from contracts.law._bugs.numeric import PipelineTrainer, broken, derived, with_attributes
 from contracts.spec import Mesh, group_calls
 from contracts.stacks.reference.parallel.mesh import ProcessMesh
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 
 
 @broken(

@@ -11,19 +11,28 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.law._bugs.dead import EveryRankDoesAll
-from contracts.stacks.reference.model.blocks import Attention, Output, Packing
-from contracts.stacks.reference.model.blocks.common import State
-from contracts.stacks.reference.model.hybrid_model import ModelOutput
-from contracts.stacks.reference.optim.optimizer import orthogonalise
-from contracts.stacks.reference.parallel.collectives import all_to_all
-from contracts.stacks.reference.parallel.context_parallel import ContextParallel
-from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.parallel.placements import from_local_part, local_part
-from contracts.stacks.reference.training.trainer import Batch
+from contracts.law._bugs.numeric import (
+    Attention,
+    Batch,
+    ContextParallel,
+    ModelOutput,
+    Output,
+    Packing,
+    ParallelTrainer,
+    PipelineTrainer,
+    ShardedMuon,
+    ShardedOptimizer,
+    State,
+    TokenDispatcher,
+    all_to_all,
+    broken,
+    derived,
+    from_local_part,
+    local_part,
+    orthogonalise,
+    with_attributes,
+)
 
 
 @broken(

@@ -5,9 +5,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.stack import Reference
+from contracts.law._bugs.numeric import ParallelTrainer, Reference, broken
 
 
 @broken(Reference, "rehearse", "TRAF-04g[tp2-sp]: predicted as all_reduce(sum)")

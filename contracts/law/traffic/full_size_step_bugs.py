@@ -6,16 +6,27 @@ from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.law._bugs.multi_rank import GathersFirst
+from contracts.law._bugs.numeric import (
+    Linear,
+    ParallelTrainer,
+    Reference,
+    RMSNorm,
+    ShardedOptimizer,
+    TensorParallel,
+    TokenDispatcher,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broken,
+    derived,
+    own_rows,
+    with_attributes,
+)
 from contracts.stacks.kit.roles import layer_of
-from contracts.stacks.reference.model.blocks import Linear, RMSNorm
 from contracts.stacks.reference.parallel import fsdp
-from contracts.stacks.reference.parallel.collectives import all_gather, all_reduce, all_rows, all_to_all, own_rows
-from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
-from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.parallel.collectives import all_rows
+from contracts.stacks.reference.parallel.expert_parallel import Experts
 
 
 # weights

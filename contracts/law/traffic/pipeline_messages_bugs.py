@@ -8,11 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken, with_attributes
-from contracts.stacks.reference.model.hybrid_model import ModelOutput
-from contracts.stacks.reference.parallel.pipeline import Pipeline
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.training.trainer import Batch
+from contracts.law._bugs.numeric import Batch, ModelOutput, Pipeline, PipelineTrainer, broken, with_attributes
 
 
 class _Reporting(PipelineTrainer):

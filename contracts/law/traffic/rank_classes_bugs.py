@@ -4,11 +4,7 @@ import torch
 import torch.distributed as dist
 
 from contracts.contract import mutant
-from contracts.law._bugs.broken import broken
-from contracts.stacks.reference.parallel.collectives import all_to_all
-from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.law._bugs.numeric import ParallelTrainer, PipelineTrainer, TokenDispatcher, all_to_all, broken
 
 
 @broken(
