@@ -12,10 +12,8 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from contracts.spec import Batch, Degrees, Execution
 from contracts.spec.presets import PRESETS
-from contracts.spec.recipe import Batch
-from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution
 from contracts.stacks.reference.answers.training import TrainingAnswers
 from contracts.stacks.reference.model.parts import PARTS
 

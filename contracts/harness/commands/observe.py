@@ -25,8 +25,7 @@ from contracts.harness.commands._errors import (
 from contracts.harness.commands.check import not_empty
 from contracts.observe.entry import Script
 from contracts.observe.started import Options
-from contracts.spec import launchers
-from contracts.spec.errors import Refusal, Refused, refuse
+from contracts.spec import Refusal, Refused, launchers, refuse
 from contracts.spec.records import EXIT_CODES, FORMS, Form
 
 LIKE = ("one-rank", "whole", "plain")

@@ -10,9 +10,8 @@ from typing import Any, get_args
 import torch
 from numpy import int32
 
-from contracts.spec import NotOffered, refuse
+from contracts.spec import NotOffered, decline, refuse
 from contracts.spec.blending import Blend, Split
-from contracts.spec.errors import decline
 from contracts.stacks.megatron.checkpoint_store import training
 from contracts.stacks.megatron.shims import mcore
 

@@ -21,11 +21,7 @@ from litgpt.utils import chunked_cross_entropy, instantiate_torch_optimizer
 from torch import Tensor, nn
 
 from contracts.instruments import numerics
-from contracts.spec.abilities import Abilities
-from contracts.spec.array import Arrays
-from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.training import Session, Step, Tokens
+from contracts.spec import Abilities, Arrays, Moe, NotOffered, Recipe, Session, Step, Tokens, refuse
 from contracts.stacks.kit.adapter import Adapter, Steps
 from contracts.stacks.kit.declining import lacks
 from contracts.stacks.kit.links import Link, joined, of_each, same

@@ -26,8 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from contracts.instruments import numerics
-from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot, WriteFault, Written
-from contracts.spec.errors import NotOffered
+from contracts.spec import Loaded, NotOffered, Overtaken, Snapshot, WriteFault, Written
 from contracts.stacks.forked_ranks import join_process_group
 from contracts.stacks.kit import worlds
 from contracts.stacks.kit.checkpoints import changed, endings, module_with, under

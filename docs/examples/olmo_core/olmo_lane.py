@@ -17,11 +17,7 @@ from olmo_checkpoints import Checkpoints
 from olmo_training import Training, block_of, text_of
 from torch import Tensor, nn
 
-from contracts.spec.abilities import Abilities
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.errors import Lack, NotOffered
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Session
+from contracts.spec import Abilities, BlockCall, BlockRun, Lack, NotOffered, Recipe, Session
 from contracts.stacks.kit.adapter import Adapter, Steps
 from contracts.stacks.kit.declining import lacks, without
 from contracts.stacks.kit.links import Link, depthwise, joined, same

@@ -18,11 +18,8 @@ from torch import Tensor
 
 from contracts.instruments import numerics, traffic
 from contracts.instruments.ranks import gathered
+from contracts.spec import Arrays, NotOffered, Recipe, Session, Step, Tokens, refuse
 from contracts.spec import pattern as patterns
-from contracts.spec.array import Arrays
-from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Session, Step, Tokens
 from contracts.stacks.kit import worlds
 from contracts.stacks.kit.adapter import Steps
 from contracts.stacks.kit.links import Link

@@ -15,11 +15,7 @@ from torch import Tensor, nn
 from trainer import Block, Config, Trainer, wide
 
 from contracts.instruments import numerics
-from contracts.spec.abilities import Abilities
-from contracts.spec.array import Arrays
-from contracts.spec.errors import NotOffered, Refusals, refuse
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Session, Step, Tokens
+from contracts.spec import Abilities, Arrays, NotOffered, Recipe, Refusals, Session, Step, Tokens, refuse
 from contracts.stacks.kit.adapter import Adapter, Steps
 from contracts.stacks.kit.declining import lacks
 from contracts.stacks.kit.links import Link, joined, of_heads, ordered, paired, same

@@ -12,11 +12,7 @@ from torch.distributed.tensor import Shard
 from tp_trainer import Block, Trainer
 
 from contracts.instruments import numerics
-from contracts.spec.abilities import Abilities
-from contracts.spec.array import Arrays
-from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Session, Step, Tokens
+from contracts.spec import Abilities, Arrays, NotOffered, Recipe, Session, Step, Tokens
 from contracts.stacks.kit.adapter import Adapter, Steps
 from contracts.stacks.kit.declining import lacks
 from contracts.stacks.kit.links import Link, same
