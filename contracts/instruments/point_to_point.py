@@ -57,8 +57,7 @@ def watched() -> Iterator[Seen]:
 
 def _again(frame: FrameType) -> bool:
     """Whether a call comes out of another one, which a mode of torch took up and passes on."""
-    callers = itertools.islice(_callers(frame), 8)
-    return any(each.f_code is frame.f_code for each in callers)
+    return any(each.f_code is frame.f_code for each in itertools.islice(_callers(frame), 8))
 
 
 def _callers(frame: FrameType) -> Iterator[FrameType]:

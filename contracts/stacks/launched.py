@@ -161,8 +161,7 @@ class Launched:
         """The `answer` of one exchange, not yet decoded."""
         self._number += 1
         asked = {"protocol": PROTOCOL, "id": self._number, "question": name, "arguments": arguments}
-        line = (codec.dumps(asked) + "\n").encode("ascii")
-        said = self._exchange(line, name)
+        said = self._exchange((codec.dumps(asked) + "\n").encode("ascii"), name)
         try:
             return self._open(said)
         except Unreachable:

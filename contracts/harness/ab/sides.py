@@ -155,8 +155,7 @@ def _tried(found: Refusals, make: Callable[[], T]) -> T | None:
 
 def _made(asked: Asked, repository: Repository, top: Path | None) -> tuple[Callable[[], Side], Callable[[], Side]]:
     """What makes each side, without its interpreter."""
-    env = launchers.without(os.environ)
-    tree = Side(name="", label="", words=asked.words, env=env)
+    tree = Side(name="", label="", words=asked.words, env=launchers.without(os.environ))
 
     def here() -> Side:
         return replace(tree, **_working_tree(repository)) if top is not None else replace(tree, label=str(Path.cwd()))
@@ -189,8 +188,7 @@ def _working_tree(repository: Repository) -> dict[str, Any]:
     commit = repository.git("rev-parse", "HEAD").strip()
     kept = repository.git(*_AUTHOR, "stash", "create").strip()
     loose = _listed(repository, "--others", "--exclude-standard")
-    edited = repository.git("diff", "--name-only", "HEAD", "--").splitlines()
-    count = len(edited) + len(loose)
+    count = len(repository.git("diff", "--name-only", "HEAD", "--").splitlines()) + len(loose)
     more = f", with {count} changed file{'s' if count > 1 else ''}" if count else ""
     told = f"the working tree of {_subject(repository, commit)}{more}"
     return {"revision": kept or commit, "loose": loose, "label": told}

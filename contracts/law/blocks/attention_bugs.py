@@ -110,8 +110,7 @@ def window_is_one_short(attend, self, q_BTHd, k_BSHd, v_BSHv, visible_BTS):
 def does_not_see_itself(visible, self, packing):
     """The causal mask excludes the token itself."""
     whole_BTS = visible(self, packing)
-    lonely_BT1 = (packing.positions_BT == 0)[..., None]
-    return torch.where(lonely_BT1, whole_BTS, whole_BTS.tril(-1))
+    return torch.where((packing.positions_BT == 0)[..., None], whole_BTS, whole_BTS.tril(-1))
 
 
 @broken(Attention, "forward", "BLK-03e[gqa]: against the first of the row y differs")

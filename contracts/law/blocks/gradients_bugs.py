@@ -44,8 +44,7 @@ def doubles_gradients_of_branches(branch, self, x_BTD, packing):
 @broken(RMSNorm, "forward", "BLK-07a[streams-and-depths]: gives a slope of")
 def norm_without_its_own_gradient(forward, self, x):
     """The backward pass of a fused norm treats the root mean square as a constant."""
-    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps).detach()
-    return x * scale * self.weight
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps).detach() * self.weight
 
 
 @broken(Model, "cross_entropy", "BLK-07a[tied-latent]: gives a slope of", bugs=("PRV-30",))
@@ -280,8 +279,7 @@ class _Normed(torch.autograd.Function):
 @broken(RMSNorm, "forward", "BLK-06h[swiglu]: gradient x differs")
 def leaves_out_the_normaliser(forward, self, x):
     """The backward pass of the norm divides by the root mean square, and forgets that it depends on the input."""
-    scale = torch.rsqrt(x.detach().square().mean(-1, keepdim=True) + self.eps)
-    normed = _Normed.apply(x, scale)
+    normed = _Normed.apply(x, torch.rsqrt(x.detach().square().mean(-1, keepdim=True) + self.eps))
     return normed * self.weight
 
 

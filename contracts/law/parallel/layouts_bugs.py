@@ -278,8 +278,7 @@ def pushes_away_from_its_own_rows_alone(cross_entropy, self, logits_NV, labels_N
     """The loss covers the whole vocabulary; its gradient covers only this rank's rows."""
     exact = cross_entropy(self, logits_NV, labels_N)
     inside_N, row_N = self.own(labels_N, logits_NV.shape[1])
-    own_N = logits_NV.log_softmax(-1).gather(1, row_N[:, None])[:, 0]
-    alike = -(own_N * inside_N).sum()
+    alike = -(logits_NV.log_softmax(-1).gather(1, row_N[:, None])[:, 0] * inside_N).sum()
     return exact.detach() + alike - alike.detach()
 
 
@@ -352,8 +351,7 @@ def drops_by_shares(former, self, routed, x_BTD, routing, dropped_BTK):
         "PAR-01a[tp2-sp-etp1-groups]: on one rank", "PAR-01a[borrowed-ep2-groups]: on one rank")  # fmt: skip
 def chooses_groups_for_all_tokens(of_best_groups, self, scores_BTE, number, chosen):
     """The groups of experts are chosen once for all tokens of a call, as a limit on ranks that a call sends to."""
-    mean_E = scores_BTE.mean((0, 1))
-    outside_E = of_best_groups(self, mean_E[None, None], number, chosen)[0, 0].isinf()
+    outside_E = of_best_groups(self, scores_BTE.mean((0, 1))[None, None], number, chosen)[0, 0].isinf()
     return scores_BTE.masked_fill(outside_E, -torch.inf)
 
 
@@ -465,8 +463,7 @@ def tells_the_loss_of_one_rank(over_parts, self, values):
 @broken(ParallelTrainer, "own", "PAR-01a[dp2]: on one rank")
 def every_rank_reads_the_first_rows(own, self, rows):
     """The loader of every rank gets data-parallel rank 0."""
-    mine = own(self, rows)
-    return rows[: len(mine)]
+    return rows[: len(own(self, rows))]
 
 
 @derived("PAR-05d[dp2]: the gradient of", bugs=("FSD-06",))
@@ -685,8 +682,7 @@ def skips_the_clip_under_tensor_parallel(coefficient, self, norm):
 def adds_to_what_was_gathered(zero, self):
     """Gradients reuse the memory into which parameters were gathered, and nothing clears it."""
     zero(self)
-    moved = any(rule.state for rule in self.rules.values())
-    for member in self.members if moved else ():
+    for member in self.members if any(rule.state for rule in self.rules.values()) else ():
         if isinstance(member.parameter, DTensor):
             member.parameter.grad = placed_copy(member.parameter.detach())
 
@@ -743,8 +739,7 @@ def cuts_a_packed_projection_evenly(recut, self, projections):
     """x, B and C are one matrix that is cut evenly by rows: the first rank gets most of x and no C."""
 
     def of(index, x_BTD):
-        whole_ND = torch.cat([self.whole(each) for each in projections])
-        own_nD = whole_ND.chunk(self.size)[self.rank]
+        own_nD = torch.cat([self.whole(each) for each in projections]).chunk(self.size)[self.rank]
         rows = [len(local(each.weight)) for each in projections]
         return F.linear(x_BTD, torch.split(own_nD, rows)[index].to(x_BTD.dtype))
 

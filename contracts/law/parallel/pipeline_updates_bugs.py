@@ -159,8 +159,7 @@ def joins_neighbours_only(joins, self):
 def routes_the_copy_to_muon(init, self, optim, members, *rates):
     """The embedding is tagged on the first stage only: its copy beside the head is a matrix like any other."""
     held = tuple(members)
-    tagged = any(member.layer == 0 for member in held)
-    as_any_matrix = {} if tagged else {"role": "matrix", "layer": 0}
+    as_any_matrix = {} if any(member.layer == 0 for member in held) else {"role": "matrix", "layer": 0}
     routed = (replace(each, **as_any_matrix) if each.name == "embedding.weight" else each for each in held)
     init(self, optim, routed, *rates)
 

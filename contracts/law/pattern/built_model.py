@@ -181,8 +181,7 @@ def a_model_is_its_blocks_in_a_row(stack: BuiltStack, recipe: Recipe, mode: Mode
         x_BTD = x_BTD + tensor(block.y)
         for name, loss in block.losses.items():
             losses[name] = losses.get(name, 0.0) + float(tensor(loss))
-    logits_BTV = _headed(recipe, held, x_BTD)
-    words = numerics.difference("the logit tensor", run.logits, logits_BTV, FLOAT64)
+    words = numerics.difference("the logit tensor", run.logits, _headed(recipe, held, x_BTD), FLOAT64)
     assert not words, words
     for name, want in losses.items():
         got = run.losses[name]

@@ -138,8 +138,7 @@ def the_data_continues_after_a_step_that_overflows(stack: Training, recipe: Reci
             _is_an_epoch(whole[first : first + EPOCH], lost)
         saves = replace(asked, steps=lost[0], save=str(at / "runs"), save_at=frozenset({lost[0]}))
         stack.train(saves)
-        rest = replace(asked, steps=2 * EPOCH - lost[0], weights={}, load=saves.save)
-        resumed = stack.train(rest).steps
+        resumed = stack.train(replace(asked, steps=2 * EPOCH - lost[0], weights={}, load=saves.save)).steps
     for got, want in zip(resumed, whole[lost[0] :], strict=True):
         for what, one, other in (
             ("sequences", got.samples, want.samples),

@@ -35,8 +35,7 @@ def groups_of_sixteen_experts(topology, self, degrees, world, layout):
 def squares_the_mesh(topology, self, degrees, world, layout):
     """Swaps rows and columns when it enumerates: right on 2 × 2, wrong on 2 × 4."""
     answer = topology(self, degrees, world, layout)
-    groups = {**answer.groups, "tp": answer.groups["dp"], "dp": answer.groups["tp"]}
-    return replace(answer, groups=groups)
+    return replace(answer, groups={**answer.groups, "tp": answer.groups["dp"], "dp": answer.groups["tp"]})
 
 
 @broken(Reference, "topology", "TOPO-05a[own-axis-pp2-tp2-ep3]: a dp and a ep group share ranks 0 and 2")

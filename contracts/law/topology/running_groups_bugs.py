@@ -61,8 +61,7 @@ def forgets_the_group_argument(former, self, axis, contribution):
 def reuses_a_group_of_equal_size(total, self, axis, contribution):
     """Over-correction of the duplicate group: any group of the same size is taken for the same group."""
     size = self.topology.sizes[axis]
-    first = next(name for name, its in self.topology.sizes.items() if its == size)
-    return total(self, first, contribution)
+    return total(self, next(name for name, its in self.topology.sizes.items() if its == size), contribution)
 
 
 @broken(

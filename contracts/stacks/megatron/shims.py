@@ -40,8 +40,7 @@ def older() -> bool:
 @functools.cache
 def has_convolution_module() -> bool:
     """Whether the Mamba mixer holds its convolution as a module; from 0.19 on its tensors are the mixer's own."""
-    mixer = mcore("ssm.mamba_mixer").MambaMixer
-    return "nn.Conv1d(" in inspect.getsource(mixer.__init__)
+    return "nn.Conv1d(" in inspect.getsource(mcore("ssm.mamba_mixer").MambaMixer.__init__)
 
 
 @functools.cache

@@ -174,8 +174,7 @@ class Trainer:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        rows = _share(batch, self.execution)
-        told = self._forward_backward(rows)
+        told = self._forward_backward(_share(batch, self.execution))
         lm, tokens = _mean(told)
         with self._prepared(wanted) as seen:
             lr = self._lr()

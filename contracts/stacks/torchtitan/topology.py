@@ -147,8 +147,7 @@ def _groups(mesh: Any, of: tuple[str, ...]) -> tuple[Group, ...]:
     size = 1
     for index in kept:
         size *= ranks.shape[index]
-    rows = ranks.permute(*rest, *kept).reshape(-1, size).tolist()
-    return tuple(sorted(tuple(row) for row in rows))
+    return tuple(sorted(tuple(row) for row in ranks.permute(*rest, *kept).reshape(-1, size).tolist()))
 
 
 def _members(mesh: Any) -> list[int]:

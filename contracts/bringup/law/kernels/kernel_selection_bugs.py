@@ -35,8 +35,7 @@ def looks_at_no_device(unfit, self, kernel, recipe, facts):
 @broken(Reference, "unfit", "KRN-01a[device-nobody-knows]: attention runs as transformer-engine where it cannot")
 def takes_a_prefix_for_the_device(unfit, self, kernel, recipe, facts):
     """Reads sm_121a as sm_121, so an untested device opens the fast path."""
-    known = (facts.capability or "").rstrip("abcdef")
-    return unfit(self, kernel, recipe, replace(facts, capability=known))
+    return unfit(self, kernel, recipe, replace(facts, capability=(facts.capability or "").rstrip("abcdef")))
 
 
 @broken(Reference, "unfit", "KRN-01a[device-says-nothing]: attention runs as transformer-engine where it cannot")

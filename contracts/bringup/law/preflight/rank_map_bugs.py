@@ -102,8 +102,7 @@ def counts_the_visible_devices(preflight, self, capture, need):
 @broken(Reference, "preflight", "PREF-04b[all-in-order]: shows the host's own map and was refused")
 def forbids_the_variable(preflight, self, capture, need):
     """Over-correction: refuses every node under a scheduler that sets the whole list in its order."""
-    masked = dict.fromkeys(capture.environment, "masked")
-    return preflight(self, replace(capture, environment=masked), need)
+    return preflight(self, replace(capture, environment=dict.fromkeys(capture.environment, "masked")), need)
 
 
 @broken(Reference, "preflight", "PREF-04b[all-by-uuid]: shows the host's own map and was refused")

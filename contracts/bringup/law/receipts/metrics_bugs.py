@@ -151,8 +151,7 @@ def leaves_attention_out(figures, self, work):
 @broken(Reference, "figures", "RCPT-05a[unknown-device]: was accepted, expected a refusal", bugs=("PRV-13",))
 def guesses_a_peak(figures, self, work):
     """Gives an unknown card the peak of the developer's own card."""
-    known = work.device.startswith("NVIDIA")
-    return figures(self, work if known else replace(work, device="NVIDIA H100"))
+    return figures(self, work if work.device.startswith("NVIDIA") else replace(work, device="NVIDIA H100"))
 
 
 @broken(Reference, "figures", "RCPT-05a[no-time]: was accepted, expected a refusal")
@@ -164,8 +163,7 @@ def divides_by_almost_nothing(figures, self, work):
 @broken(Reference, "count_weights", "RCPT-05b[tied]: the counts are (287552")
 def counts_tied_tensors_twice(count_weights, self, weights, experts, top_k):
     """Sums over names, so an embedding and an output projection that share storage count twice."""
-    apart = tuple(replace(weight, same_as=None) for weight in weights)
-    return count_weights(self, apart, experts, top_k)
+    return count_weights(self, tuple(replace(weight, same_as=None) for weight in weights), experts, top_k)
 
 
 @broken(Reference, "count_weights", "RCPT-05b[untied]: the counts are (287552, 287552")

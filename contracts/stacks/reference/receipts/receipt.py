@@ -72,8 +72,7 @@ def build(facts: LaunchedRun) -> Receipt:
     _refuse_what_proves_nothing(facts)
     measured = window(facts.steps, facts.warmup, facts.bounded)
     seen = witness(facts.steps)
-    inside = facts.steps[facts.warmup : facts.warmup + facts.bounded]
-    withheld = _why_withheld(inside, measured, seen)
+    withheld = _why_withheld(facts.steps[facts.warmup : facts.warmup + facts.bounded], measured, seen)
     receipt = Receipt(
         schema=SCHEMA,
         run=facts.lane.run,

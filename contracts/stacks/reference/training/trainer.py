@@ -388,8 +388,7 @@ class Trainer:
         if not same:
             self.refuse_own(saved.tensors)
             target = {name: each for name, each in target.items() if not name.startswith(GENERATORS)}
-        loaded = kept.load(target, recipe=recipe_digest(self.recipe), step=saved.step)
-        self.load(target, loaded.position)
+        self.load(target, kept.load(target, recipe=recipe_digest(self.recipe), step=saved.step).position)
         if same:
             self.restore_generators(_under(self.own_generators, target))  # last: building and loading may draw
         else:
