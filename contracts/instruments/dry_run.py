@@ -106,9 +106,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         """The result of FakeTensorMode without its checks, which is faster."""
         with in_kernel_invocation_manager(self.fake):
             out = func(*args, **kwargs)
-        if isinstance(out, Tensor):
-            return self.wrapped(out)
-        return type(out)(map(self.wrapped, out))
+        return self.wrapped(out) if isinstance(out, Tensor) else type(out)(map(self.wrapped, out))
 
     def wrapped(self, out: Tensor) -> Tensor:
         return out if isinstance(out, FakeTensor) else FakeTensor(self.fake, out, HOST)

@@ -211,9 +211,7 @@ class Job:
             self.poisoned = True
         if even and not self.poisoned:
             merged = self._even(merged, [View(**(post.in_flight or {})) for post in posts])  # type: ignore[arg-type]  # as it was posted
-        if merged.kind == "failed":
-            return self._with_evidence(merged, region)
-        return merged
+        return self._with_evidence(merged, region) if merged.kind == "failed" else merged
 
     def _even(self, merged: Merged, views: list[View]) -> Merged:
         """The same, or a failure where the phase has left something in flight that does not land within the grace."""

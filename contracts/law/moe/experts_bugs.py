@@ -69,9 +69,7 @@ def averages_no_tokens(z_loss, self, logits_BTE):
 @broken(MoE, "routed", "MOE-02c[sigmoid]: gradient of lacks mixer.experts", bugs=("DSP-22",))
 def skips_experts_without_tokens(routed, self, x_BTD, routing, dropped_BTK):
     """A call without tokens returns early: its weights get no gradient, and a reduction over ranks waits for one."""
-    if not x_BTD.numel():
-        return x_BTD
-    return routed(self, x_BTD, routing, dropped_BTK)
+    return routed(self, x_BTD, routing, dropped_BTK) if x_BTD.numel() else x_BTD
 
 
 @broken(Experts, "forward", "MOE-02d[at-the-ends-bfloat16]: expert 0 has no token", bugs=("DSP-09",))

@@ -33,9 +33,7 @@ def takes_the_device_for_the_local_rank(rank_map, self, nodes, ranks, need):
 @broken(Reference, "rank_map", "PREF-04[everybody-on-device-0]: about 1, 12, 15 and was accepted", bugs=("PG-16",))
 def believes_the_masked_view(rank_map, self, nodes, ranks, need):
     """Takes a worker's view, in which its only device is 0, for the host's map."""
-    if any(place.device for place in ranks):
-        return rank_map(self, nodes, ranks, need)
-    return ()
+    return rank_map(self, nodes, ranks, need) if any(place.device for place in ranks) else ()
 
 
 @broken(Reference, "rank_map", "PREF-04[a-rank-that-did-not-come]: about 13 and was accepted")

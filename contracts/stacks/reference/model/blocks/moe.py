@@ -133,9 +133,7 @@ class Router(nn.Module):
 
     def probabilities(self, logits_BTE: Tensor) -> Tensor:
         """Scores normalised over all experts to the sum 1 for each token, without the bias."""
-        if self.moe.score == "softmax":
-            return logits_BTE.softmax(-1)
-        return _shares(logits_BTE.sigmoid())
+        return logits_BTE.softmax(-1) if self.moe.score == "softmax" else _shares(logits_BTE.sigmoid())
 
     def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
         """E · sum of f · P for each sequence, averaged over sequences; 1 for perfect balance.
