@@ -11,6 +11,7 @@ import pytest
 
 from contracts.court import deviations, record
 from contracts.harness import kill_matrix
+from contracts.harness.gate import today
 from contracts.spec import Refused, codec
 from contracts.spec.records import Result
 from contracts.stacks.serve import reply
@@ -37,7 +38,7 @@ def _entry(number: int) -> str:
         "says": f"# of {number}",
     }
     return "[[deviation]]\n" + "".join(f"{key} = {json.dumps(each)}\n" for key, each in fields.items()) + (
-        "expires = 2999-12-31\n"
+        f"expires = {today() + datetime.timedelta(days=90)}\n"
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from contracts.harness.gate import today
 from tests_unit._parties.running import RANKPROOF, ROOT, environment, ran, rankproof, write
 from tests_unit.test_answering import checkout as repository
 from tests_unit.test_answering import git
@@ -128,7 +129,8 @@ def test_the_output_on_the_page_equals_that_of_its_commands(run: Run, tmp_path: 
     for mistake in run.mistakes:
         _put_back(folder, mistake)
     for name in run.files:
-        (folder / name).write_text(FILES[name], encoding="utf-8")
+        text = re.sub(r"(?m)^expires = .*", f"expires = {today()}", FILES[name])  # the page's own date passes
+        (folder / name).write_text(text, encoding="utf-8")
     for part in run.shown.split("$ ")[1:]:
         command, *shown = part.splitlines()
         code, printed = _done(command, folder, run.slow)

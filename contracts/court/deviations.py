@@ -36,6 +36,7 @@ from contracts.spec.records import Deviation, Item, Violation
 _NUMBER = r"[-+]?(?:\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?|inf|nan)"
 _ALONE = re.compile(rf"(?<![\w.#]){_NUMBER}(?!\w)")
 _WILD = {"#": rf"(?:{_NUMBER}|\#)"}
+LONGEST = datetime.timedelta(days=366)  # an entry that nobody looks at again is no declaration for a time
 _LETTERS = 2  # at least, in the words that a deviation forgives: wildcards alone would forgive everything
 
 
@@ -196,8 +197,11 @@ def _empty(entry: dict[str, object], name: str) -> Refusals:
         for _ in [each for each in named if each == ""] if isinstance(named, list) else ():
             found.add(f"{name}.{field}", "", f"is no {kind}", f"give a {kind}, or a selector over them")
     if "expires" in texts:
+        latest = datetime.datetime.now(datetime.UTC).date() + LONGEST
         try:
-            datetime.date.fromisoformat(texts["expires"])
+            far = datetime.date.fromisoformat(texts["expires"]) > latest
+            found.unless(not far, f"{name}.expires", texts["expires"], f"is more than a year ahead, after {latest}",
+                         "give an earlier day, and look at the fault again before it")  # fmt: skip
         except ValueError:
             found.add(f"{name}.expires", texts["expires"], "is not a date", "write YYYY-MM-DD")
     return found

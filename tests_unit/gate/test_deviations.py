@@ -14,12 +14,15 @@ from contracts.court import deviations, record
 from contracts.court.verdict import verdict
 from contracts.harness import proposed_deviations
 from contracts.harness.cli import main
+from contracts.harness.gate import today
 from contracts.spec import Refused
 from contracts.spec.records import Deviation, Item, Outcome, Result, Run, Violation
 from contracts.spec.violations import Violated, compared, heard, parts_of, require_none
 from tests_unit.test_cli import CANNED
 
 TODAY = datetime.date(2026, 6, 15)
+LATEST = today() + deviations.LONGEST
+LATER = (today() + datetime.timedelta(days=90)).isoformat()
 WQ, WK = (
     Violation(
         words=f"the gradient of {name} differs: L2 error 5.0e-01 over 1e-12; 1 at [0, 3], expected 2", tensor=name
@@ -30,7 +33,7 @@ DP = Violation(words="dp is 4 and not 2, on rank 3")
 PATH = Violation(words="a legal input was refused: load = '/tmp/x1y/iter_2': Expected 2 entries, but got 4; load less")
 LISTS = Violation(words="rank 3 is left with 20 groups: [0, 1], [2, 3], [3]")
 
-OLD = """# Why these stand here.
+OLD = f"""# Why these stand here.
 
 [[deviation]]
 id = "PAR-01"
@@ -38,7 +41,7 @@ case = "*"
 reason = "first"
 issue = "#1"
 owner = "mesh"
-expires = 2099-12-31
+expires = {LATER}
 
 # About the second.
 
@@ -48,7 +51,7 @@ case = "pp*"
 reason = "second"
 issue = "#2"
 owner = "mesh"
-expires = 2099-12-31
+expires = {LATER}
 """
 
 
@@ -132,7 +135,7 @@ def test_a_hash_in_a_deviation_matches_a_number_of_any_form(real: float, whole: 
     words = f"y differs: L2 error {real:.1e} over {real!r}; {whole} at [{whole}, 0], in float32 and layers.1"
     masked = deviations.masked(words)
     assert masked == "y differs: L2 error # over #; # at [#, #], in float32 and layers.1"
-    entry = Deviation(id="A-01", case="*", reason="r", issue="i", owner="o", expires="2099-12-31", says=masked)
+    entry = Deviation(id="A-01", case="*", reason="r", issue="i", owner="o", expires=LATER, says=masked)
     assert deviations.forgives(entry, Violation(words=words))
     assert not deviations.forgives(entry, Violation(words=words.replace("float32", "float64")))
 
@@ -140,7 +143,7 @@ def test_a_hash_in_a_deviation_matches_a_number_of_any_form(real: float, whole: 
 def test_many_asterisks_in_a_deviation_are_matched_quickly() -> None:
     """Four of them took five minutes on three hundred letters: every place of each was tried with every place of the
     others."""
-    entry = Deviation(id="A-01", case="*", reason="r", issue="i", owner="o", expires="2099-12-31", says="a" + "*a" * 40)
+    entry = Deviation(id="A-01", case="*", reason="r", issue="i", owner="o", expires=LATER, says="a" + "*a" * 40)
     assert deviations.forgives(entry, Violation(words="a" * 400))
     assert not deviations.forgives(replace(entry, says=f"{entry.says}b"), Violation(words="a" * 400))
     assert not deviations.forgives(replace(entry, says="dp*3"), Violation(words="dp is 4\nof 3")), "in one line"
@@ -183,7 +186,7 @@ def test_the_command_fills_a_file_and_names_entries_that_no_run_reaches(
 @pytest.mark.parametrize(("besides", "more"), [(2, ""), (3, ""), (4, "; and 1 more"), (5, "; and 2 more")])
 def test_three_undeclared_parts_are_shown_and_the_others_counted(besides: int, more: str) -> None:
     declared = Deviation(
-        id="TOPO-02", case="pp2", reason="the mesh is rebuilt", issue="#7", owner="mesh", expires="2099-12-31",
+        id="TOPO-02", case="pp2", reason="the mesh is rebuilt", issue="#7", owner="mesh", expires=LATER,
         says="dp is #",
     )  # fmt: skip
     others = [Violation(words=f"axis {axis} is lost") for axis in "abcde"[:besides]]
@@ -196,7 +199,7 @@ def test_fill_leaves_cases_outside_the_profile_unchanged() -> None:
     """A case by itself stands for all of its recipes, one with a recipe for that one."""
     declared = Deviation(
         id="PAR-01", case="tp4@pairs", says="the gradient of * differs", reason="r", issue="#1", owner="mesh",
-        expires="2099-12-31",
+        expires=LATER,
     )  # fmt: skip
     judged = run(ended("PAR-01", "tp2@pairs", "holds"))
     for outside, faults in (("PAR-01[tp4]", 0), ("PAR-01[tp4@pairs]", 0), ("PAR-01[tp8]", 1)):
@@ -219,7 +222,7 @@ def test_fill_does_not_change_entries_of_an_included_file(tmp_path: Path) -> Non
     assert text.count("says = ") == 2
 
 
-ENTRY = """
+ENTRY = f"""
 [[deviation]]
 id = "PAR-01"
 case = "tp2"
@@ -227,7 +230,7 @@ says = "dp is #"
 reason = "r"
 issue = "#1"
 owner = "o"
-expires = 2099-12-31
+expires = {LATER}
 """
 
 
@@ -240,10 +243,10 @@ def written(folder: Path, text: str, name: str = "d.toml") -> Path:
 def test_an_entry_is_read_field_by_field(tmp_path: Path) -> None:
     text = f'{ENTRY}device = "cuda"\nversions = ["0.18.*"]\ntensors = ["wq"]\n'
     assert deviations.load(written(tmp_path, text)) == (
-        Deviation(id="PAR-01", case="tp2", says="dp is #", reason="r", issue="#1", owner="o", expires="2099-12-31",
+        Deviation(id="PAR-01", case="tp2", says="dp is #", reason="r", issue="#1", owner="o", expires=LATER,
                   device="cuda", versions=("0.18.*",), tensors=("wq",)),
     )  # fmt: skip
-    assert deviations.load(written(tmp_path, ENTRY.replace("2099-12-31", '"2099-12-31"')))[0].expires == "2099-12-31"
+    assert deviations.load(written(tmp_path, ENTRY.replace(LATER, f'"{LATER}"')))[0].expires == LATER
     assert deviations.load(written(tmp_path, "")) == ()
 
 
@@ -257,10 +260,11 @@ def test_an_entry_is_read_field_by_field(tmp_path: Path) -> None:
         ('"o"', '""', "deviation 1.owner = '': is empty"),
         ('"dp is #"', '""', "deviation 1.says = '': has no word in it"),
         ('"dp is #"', '"# a *_9_b1"', "deviation 1.says = .*: has no word in it"),
-        ("2099-12-31", '"soon"', "deviation 1.expires = 'soon': is not a date"),
-        ("2099-12-31", '"2099-02-30"', "deviation 1.expires = '2099-02-30': is not a date"),
-        ("2099-12-31", "2099-12-31T00:00:00", "deviation 1.expires"),
-        ("2099-12-31", "7", "deviation 1.expires = 7"),
+        (LATER, '"soon"', "deviation 1.expires = 'soon': is not a date"),
+        (LATER, '"2099-02-30"', "deviation 1.expires = '2099-02-30': is not a date"),
+        (LATER, f"{LATER}T00:00:00", "deviation 1.expires"),
+        (LATER, "7", "deviation 1.expires = 7"),
+        (LATER, "9999-12-31", f"deviation 1.expires = '9999-12-31': is more than a year ahead, after {LATEST}; give"),
         ('owner = "o"', "", "deviation 1.*owner"),
         ('owner = "o"', 'owner = "o"\nmood = "x"', "deviation 1.mood = 'x': Deviation has no such field"),
         ('owner = "o"', 'owner = "o"\ntensors = ["wq", ""]', "deviation 1.tensors = '': is no name"),
@@ -286,7 +290,7 @@ def test_the_words_of_a_deviation_may_have_two_letters(says: str, tmp_path: Path
 
 
 def test_every_fault_of_a_file_is_reported_with_the_number_of_its_entry(tmp_path: Path) -> None:
-    first, second = ENTRY.replace('"r"', '""'), ENTRY.replace('"o"', '""').replace("2099-12-31", '"soon"')
+    first, second = ENTRY.replace('"r"', '""'), ENTRY.replace('"o"', '""').replace(LATER, '"soon"')
     third = ENTRY.replace('owner = "o"', "mood = 1").replace('"r"', '""')
     silent = ENTRY.replace('says = "dp is #"\n', "").replace("tp2", "tp4")
     taken = '[[taken]]\nfile = "other.toml"\ncases = ["PAR-01[tp2]", "PAR-00[tp2]", "PAR-01[tp4]"]\n'
@@ -360,7 +364,7 @@ def test_a_deviations_file_can_include_another_but_not_itself(tmp_path: Path) ->
 def test_an_entry_forgives_exactly_the_words_and_tensors_that_it_names(
     says: str, tensors: tuple[str, ...], part: Violation, forgiven: bool
 ) -> None:
-    entry = Deviation(id="A-01", case="*", reason="r", issue="i", owner="o", expires="2099-12-31", says=says,
+    entry = Deviation(id="A-01", case="*", reason="r", issue="i", owner="o", expires=LATER, says=says,
                       tensors=tensors)  # fmt: skip
     assert deviations.forgives(entry, part) == forgiven
 
@@ -377,7 +381,7 @@ def test_an_entry_forgives_exactly_the_words_and_tensors_that_it_names(
 )
 def test_a_deviation_matches_cases_of_its_own_contract_only(id: str, case: str, covered: bool) -> None:
     entry = Deviation(
-        id="A-01", case="tp*", reason="r", issue="i", owner="o", expires="2099-12-31", tensors=("w[qk]", "*.up", "b")
+        id="A-01", case="tp*", reason="r", issue="i", owner="o", expires=LATER, tensors=("w[qk]", "*.up", "b")
     )
     assert deviations.covers(entry, Item(id=id, case=case)) == covered
     named = [Violation(words="w", tensor=name) for name in ("wk", "b")]

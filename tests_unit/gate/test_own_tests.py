@@ -1,10 +1,12 @@
 """The installed plugin in a project's own pytest: what it leaves as it is, and `parametrize_with_contracts`."""
 
+import datetime
 import sys
 from pathlib import Path
 
 import pytest
 
+from contracts.harness.gate import today
 from tests_unit._parties.running import ROOT, Done, environment, metadata, needs, ran, write
 
 OURS = (ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8")
@@ -37,7 +39,8 @@ class Theirs(Ours):
 def test_both(contract):
     contract()
 """
-DECLARED = """
+LATER = today() + datetime.timedelta(days=90)
+DECLARED = f"""
 [[deviation]]
 id = "PAT-01"
 case = "nam56r"
@@ -45,7 +48,7 @@ says = "has # blocks"
 reason = "whole periods until May"
 issue = "#7"
 owner = "patterns"
-expires = 2999-12-31
+expires = {LATER}
 """
 LAW = "from contracts.harness.suite import test_unit as test_law\n__all__ = ['test_law']\n"
 FAULTS = {
@@ -97,7 +100,7 @@ def test_two_workers_see_the_same_tests(project: Path) -> None:
 
 def test_each_stack_has_its_tests_and_a_declared_deviation_is_an_expected_failure(project: Path) -> None:
     done = own_pytest(project, TWO, "--strict-markers", "-W", "error", code=0)
-    assert "XFAIL test_ours.py::test_both[ours-PAT-01-nam56r] - declared by patterns until 2999-12-31" in done.stdout
+    assert f"XFAIL test_ours.py::test_both[ours-PAT-01-nam56r] - declared by patterns until {LATER}" in done.stdout
     assert "test_both[theirs-PAT-01-nam56r]" in done.stdout
 
 
