@@ -1,5 +1,6 @@
 """The figures of a run: the evidence that they need, and how they are defined (RCPT-04, RCPT-05)."""
 
+import contextlib
 import json
 import math
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 from contracts.contract import contract
 from contracts.law._support.answers import refusal_of
 from contracts.law._support.recorded_runs import FACTS, RECEIPT, STEPS
+from contracts.spec import Refused
 from contracts.spec.receipt import Evidence, Receipt, ReportedStep, Weight, Work
 
 F16 = "F16: a figure needs its witness"
@@ -153,6 +155,29 @@ def a_figure_without_its_denominator_is_refused(stack: Evidence, work: Work, wor
     refused = refusal_of(stack.figures, work)
     for word in words:
         assert word in str(refused), f"the refusal does not name {word}: {refused}"
+
+
+# 936.515e12 of 8 · the peak: 756.5e12, 835.5e12, 148e12, 2500e12 and 362.05e12 FLOP/s. A slice has 3 of 7 parts, and
+# 60 of 132 multiprocessors: 0.276 or 0.260.
+FORMS = {
+    "h100-pcie": ("NVIDIA H100 PCIe", 0.154745),
+    "h100-nvl": ("NVIDIA H100 NVL", 0.140113),
+    "h20": ("NVIDIA H20", 0.790976),
+    "gb200": ("NVIDIA GB200", 0.0468258),
+    "l40s": ("NVIDIA L40S", 0.323338),
+    "a-slice": ("NVIDIA H200 MIG 3g.71gb", 0.268),
+}
+
+
+@contract("RCPT-05c", asks="figures", cases=FORMS, source=F17)
+def a_card_has_the_peak_of_its_own_form_or_is_refused(stack: Evidence, device: str, mfu: float) -> None:
+    """A card is not taken for another whose name begins alike: its MFU is of the peak of its own form, or is refused.
+
+    An H100 PCIe has three quarters of the peak of an SXM module, an H20 a seventh. H200 begins with H20.
+    """
+    with contextlib.suppress(Refused):
+        got = stack.figures(replace(H200, device=device)).mfu
+        assert math.isclose(got, mfu, rel_tol=0.05), f"MFU on {device} is {got:.6f}, expected {mfu}"
 
 
 _UNTIED = (

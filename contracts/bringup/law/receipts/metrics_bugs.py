@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 from contracts.law._bugs.broken import broken
+from contracts.stacks.reference.receipts import metrics
 from contracts.stacks.reference.stack import Reference
 
 
@@ -152,6 +153,31 @@ def leaves_attention_out(figures, self, work):
 def guesses_a_peak(figures, self, work):
     """Gives an unknown card the peak of the developer's own card."""
     return figures(self, work if work.device.startswith("NVIDIA") else replace(work, device="NVIDIA H100"))
+
+
+@broken(
+    metrics, "_peak", "RCPT-05c[h100-pcie]: MFU on NVIDIA H100 PCIe is 0.118307, expected 0.154745",
+    "RCPT-05c[h100-nvl]: MFU on NVIDIA H100 NVL is 0.118307", "RCPT-05c[a-slice]: is 0.118307, expected 0.268",
+    bugs=("PRV-13",),
+)  # fmt: skip
+def takes_every_form_for_sxm(_peak, device, dtype):
+    """Reads how the name begins: a PCIe card and a slice have the peak of a whole SXM module."""
+    return _peak(" ".join(device.split()[:2]), dtype)
+
+
+@broken(
+    metrics, "_peak", "RCPT-05c[h20]: MFU on NVIDIA H20 is 0.118307", "RCPT-05c[gb200]: is 0.052029", bugs=("PRV-13",)
+)
+def looks_for_a_name_within_a_name(_peak, device, dtype):
+    """Finds a card by letters that its name shares with another: H20 stands in H200, B200 in GB200."""
+    return _peak({"NVIDIA H20": "NVIDIA H200", "NVIDIA GB200": "NVIDIA B200"}.get(device, device), dtype)
+
+
+@broken(metrics, "_peak", "RCPT-05c[l40s]: MFU on NVIDIA L40S is 0.161669")
+def takes_the_second_figure_of_a_line(_peak, device, dtype):
+    """Takes the figure with sparsity from a line of the data sheet that has both."""
+    peak = _peak(device, dtype)
+    return peak * 2 if peak and "L40S" in device else peak
 
 
 @broken(Reference, "figures", "RCPT-05a[no-time]: was accepted, expected a refusal")

@@ -1,21 +1,37 @@
 """The figures of a run and the counts of a model, by the definitions of `contracts.spec.receipt`."""
 
 import math
+import re
 from collections.abc import Mapping
 
 from contracts.spec import Refusals
 from contracts.spec.receipt import Figures, Weight, WeightCount, Work
 
-PEAK_FLOPS: Mapping[tuple[str, str], float] = {
-    ("NVIDIA H100", "bf16"): 989.5e12,
-    ("NVIDIA H100", "fp8"): 1979e12,
-    ("NVIDIA H200", "bf16"): 989.5e12,
-    ("NVIDIA H200", "fp8"): 1979e12,
-    ("NVIDIA B200", "bf16"): 2250e12,
-    ("NVIDIA B200", "fp8"): 4500e12,
-    ("NVIDIA A100", "bf16"): 312e12,
+PEAK_FLOPS: Mapping[tuple[str, str], Mapping[str, float]] = {
+    ("A100", ""): {"bf16": 312e12},
+    ("A100", "PCIE"): {"bf16": 312e12},
+    ("H100", ""): {"bf16": 989.5e12, "fp8": 1979e12},
+    ("H100", "PCIE"): {"bf16": 756.5e12, "fp8": 1513e12},
+    ("H100", "NVL"): {"bf16": 835.5e12, "fp8": 1670.5e12},
+    ("H200", ""): {"bf16": 989.5e12, "fp8": 1979e12},
+    ("H200", "NVL"): {"bf16": 835.5e12, "fp8": 1670.5e12},
+    ("GH200", ""): {"bf16": 989.5e12, "fp8": 1979e12},
+    ("H20", ""): {"bf16": 148e12, "fp8": 296e12},
+    ("B200", ""): {"bf16": 2250e12, "fp8": 4500e12},
+    ("GB200", ""): {"bf16": 2500e12, "fp8": 5000e12},
+    ("L40S", ""): {"bf16": 362.05e12, "fp8": 733e12},
 }
-"""FLOP/s of one SXM device, dense. NVIDIA's data sheets print H100, H200 and B200 with sparsity, twice this."""
+"""A card and its form (SXM or the only one if empty) → FLOP/s of one device, dense, by NVIDIA's data sheets "A100",
+"H100", "H200", "GH200", "H20", "DGX B200", "GB200 NVL72" and "L40S". Those of A100, H20 and L40S print dense figures;
+the others print figures with sparsity, twice this."""
+
+
+def _peak(device: str, dtype: str) -> float | None:
+    """The peak of a device by the name that its driver gives it; None for a part of a card."""
+    maker, *words = re.split(r"[ -]", device.upper())
+    form = next((each for each in ("PCIE", "NVL") if each in words), "")
+    known = maker == "NVIDIA" and words and "MIG" not in words
+    return PEAK_FLOPS.get((words[0], form), {}).get(dtype) if known else None
 
 
 def figures(work: Work) -> Figures:
@@ -28,8 +44,7 @@ def figures(work: Work) -> Figures:
     for name in ("tokens", "seconds", "world"):
         value = getattr(work, name)
         found.unless(value > 0, name, value, "must be positive", "measure a window in which steps ran")
-    peak = next((peak for (device, dtype), peak in PEAK_FLOPS.items()
-                 if work.device.startswith(device) and dtype == work.dtype), None)  # fmt: skip
+    peak = _peak(work.device, work.dtype)
     found.unless(peak is not None, "device", work.device, f"has no known peak in {work.dtype}",
                  "add its dense peak from the data sheet")  # fmt: skip
     found.raise_any()
