@@ -94,6 +94,41 @@ def test_a_module_that_cannot_be_found_has_no_identity() -> None:
     assert answering("no.such.package", "1", "judge") == ()
 
 
+PARTS = """
+import sys; sys.path.insert(0, sys.argv[1])
+from contracts.stacks.kit.answering import answering_of
+import importlib
+print(answering_of(importlib.import_module(sys.argv[2]).Ours())[-1].digest)
+"""
+
+
+@pytest.mark.parametrize("module", ["ours", "lanes.ours", "whole"])
+def test_an_adapter_consists_of_what_it_imports_from_beside_it(module: str, tmp_path: Path) -> None:
+    imports = "from .parts import deeper\n" if "." in module else "def later():\n    from parts import deeper\n"
+    folder = tmp_path / module.rpartition(".")[0].replace(".", "/")
+    own = folder / ("whole/__init__.py" if module == "whole" else "ours.py")
+    inner = "from lanes import deep\n" if "." in module else "import deep\n"
+    write(folder, {str(own): OURS + imports, "parts/__init__.py": inner, "parts/deeper.py": "", "deep.py": "",
+                   "other.py": "", "deep.txt": ""})  # fmt: skip
+
+    def digest() -> str:
+        words = [sys.executable, "-c", PARTS, str(tmp_path), module]
+        return subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+    before = digest()
+    for changed in ("other.py", "deep.txt"):
+        (folder / changed).write_text("X = 1\n", encoding="utf-8")
+    assert digest() == before, "it imports neither"
+    for changed in ("parts/__init__.py", "parts/deeper.py", "deep.py"):
+        (folder / changed).write_text(f"{(folder / changed).read_text()}X = 1\n", encoding="utf-8")
+        assert digest() != before, changed
+        before = digest()
+    metadata(tmp_path, "installed", "1")
+    installed = digest()
+    (folder / "deep.py").write_text("", encoding="utf-8")
+    assert digest() == installed, "what is installed beside it is another package's"
+
+
 def code(**changed: str) -> Answering:
     return Answering(**{"process": "judge", "module": "ours", "path": "/a", "version": "1", "digest": "d" * 64,
                         "python": "3.11.7 /a/python", "torch": "2.13.0", **changed})  # type: ignore[arg-type]  # fmt: skip

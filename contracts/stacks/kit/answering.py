@@ -64,32 +64,69 @@ def answering_of(party: object, process: str = JUDGE) -> tuple[Answering, ...]:
         return said
     package = kind.__module__.partition(".")[0]
     whole = package if getattr(_spec(package), "has_location", False) else kind.__module__  # a namespace is no package
-    return (*said, *answering(whole, str(getattr(party, "version", "")), process))
+    return (*said, *answering(whole, str(getattr(party, "version", "")), process, kind.__module__))
 
 
-def answering(module: str, version: str, process: str) -> tuple[Answering, ...]:
-    """What this process would import under a module's name; nothing where it finds none."""
+def answering(module: str, version: str, process: str, adapter: str = "") -> tuple[Answering, ...]:
+    """What this process would import under a module's name; nothing where it finds none.
+
+    Args:
+        adapter: the module of an adapter, where it is one's: what it imports from beside it is a part of it.
+    """
     place = located(module)
     if place is None:
         return ()
     commit, dirty = commit_of(place)
+    begins = located(adapter) if adapter else None
+    digest = digest_of(place, beside=_beside(begins, place.parents[module.count(".")]) if begins else ())
     return (
         Answering(
-            process=process, module=module, path=str(place), version=version, digest=digest_of(place), commit=commit,
-            dirty=dirty, torch=_metadata("torch") or "", python=f"{platform.python_version()} {sys.executable}",
+            process=process, module=module, path=str(place), version=version, digest=digest, commit=commit, dirty=dirty,
+            torch=_metadata("torch") or "", python=f"{platform.python_version()} {sys.executable}",
         ),
     )  # fmt: skip
 
 
 @functools.cache
-def digest_of(place: Path) -> str:
-    """The SHA-256 of a file, or of what a package has to be run: its files but for what was compiled from them."""
+def digest_of(place: Path, beside: tuple[Path, ...] = ()) -> str:
+    """The SHA-256 of a file, or of what a package has to be run: its files but for what was compiled from them; and of
+    the files beside it."""
     digest = hashlib.sha256()
-    for file in [place] if place.is_file() else sorted(_files(place)):
-        name = file.name if file == place else file.relative_to(place).as_posix()
+    own = [place] if place.is_file() else sorted(_files(place))
+    for file in (*own, *(each for each in beside if each not in own)):
+        name = file.relative_to(place).as_posix() if file.is_relative_to(place) and file != place else file.name
         content = hashlib.sha256(file.read_bytes()).hexdigest()
         digest.update(f"{name} {content}\n".encode())
     return digest.hexdigest()
+
+
+def _beside(module: Path, root: Path) -> tuple[Path, ...]:
+    """The files below a folder that a module imports from there, and that these import. What is installed beside it is
+    another package's."""
+    waiting = [] if any(root.glob("*.dist-info")) else [module / "__init__.py" if module.is_dir() else module]
+    found = {*waiting}
+    while waiting:
+        new = {*_imported(waiting.pop(), root)} - found
+        found |= new
+        waiting += new
+    return tuple(sorted(found))
+
+
+def _imported(file: Path, root: Path) -> Iterator[Path]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        level = getattr(node, "level", 0)
+        package = file.relative_to(root).parts[:-level] if level else ()
+        for each in node.names:
+            at = root
+            for part in (*package, *(getattr(node, "module", "") or "").split("."), *each.name.split(".")):
+                at /= part
+                yield from (held for held in (at.with_suffix(".py"), at / "__init__.py") if part and held.is_file())
 
 
 @functools.cache
