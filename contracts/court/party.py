@@ -171,7 +171,7 @@ def _latest(answers: OrderedDict[str, Any], asked: str, kept: int) -> Any:
 
 def _put(party: Party, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     try:
-        answer = getattr(party, question.name)(*arguments, **named)
+        answer = question.ask(party, arguments, named)
     except (Refused, NotOffered):
         raise
     except Unreachable as error:

@@ -72,6 +72,9 @@ class StartOptions:
     durable: str | None = None
 
 
+PLAIN = StartOptions()
+
+
 class Devices(Party, Protocol):
     """The memory of one device, and a process that trains on it."""
 
@@ -83,7 +86,9 @@ class Devices(Party, Protocol):
         """Start a rank's process in a launch's environment, let it allocate on a device, and report its allocator."""
         ...
 
-    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int, options: StartOptions) -> Started:
+    def started(
+        self, recipe: Recipe, environment: Mapping[str, str], steps: int, options: StartOptions = PLAIN
+    ) -> Started:
         """Start the stack's own training command on a recipe, as one process, to stop after step `steps` of the run.
 
         The process has the variables of this one, less those that a launcher gives its ranks, and then `environment`.

@@ -19,8 +19,8 @@ case that it does not have. Any other exception counts as broken, never as a vio
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from contracts.spec.blending import Blending
@@ -31,6 +31,7 @@ from contracts.spec.codec import hints
 from contracts.spec.compiling import Compiling
 from contracts.spec.delta_rule import DeltaRule
 from contracts.spec.devices import Devices
+from contracts.spec.errors import NotOffered
 from contracts.spec.installation import Installation
 from contracts.spec.kernel_selection import Seams
 from contracts.spec.launch import Lane, Launch, Reading, Reread
@@ -176,13 +177,39 @@ class Stack(Party, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One question with the types of its parameters and of its answer."""
+    """One question with the types of its parameters and of its answer.
+
+    `added` has the parameters that came after the first release of the question, with what stands for their absence:
+    the defaults of the protocol. They are the last ones.
+    """
 
     name: str
     parameters: Mapping[str, Any]
     answer: Any
     doc: str
     of_numbers: bool = False
+    added: Mapping[str, Any] = field(default_factory=dict)
+
+    def ask(self, party: Party, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """A party's answer, which gets an argument that was added later only if it takes it.
+
+        Raises:
+            NotOffered: for an answer that does not take it, in a case that needs it.
+        """
+        answer = getattr(party, self.name)
+        if not self.added:
+            return answer(*arguments, **named)
+        given = {**self.added, **dict(zip(self.parameters, arguments, strict=False)), **named}
+        values = [given[name] for name in self.parameters if name in given]
+        for name, absent in reversed([*self.added.items()]):
+            try:
+                inspect.signature(answer).bind(*values)
+                break
+            except TypeError:
+                if values.pop() != absent:
+                    words = f"its {self.name} takes no `{name}`, which this case gives: add the parameter"
+                    raise NotOffered(f"{party.name}: {words}") from None
+        return answer(*values)
 
 
 NUMERIC = (
@@ -209,7 +236,10 @@ def _read_questions() -> dict[str, Question]:
             types = dict(hints(function))
             answer = types.pop("return")
             doc = inspect.getdoc(function) or ""
-            found[name] = Question(name=name, parameters=types, answer=answer, doc=doc, of_numbers=protocol in NUMERIC)
+            added = {each.name: each.default for each in inspect.signature(function).parameters.values()
+                     if each.default is not each.empty}  # fmt: skip
+            found[name] = Question(name=name, parameters=types, answer=answer, doc=doc, of_numbers=protocol in NUMERIC,
+                                   added=added)  # fmt: skip
     return found
 
 

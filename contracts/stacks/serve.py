@@ -84,7 +84,7 @@ def _answer(party: Party, message: dict[str, object]) -> object:
     if name not in party.offers:
         raise NotOffered(f"{party.name} does not offer {name}")
     values = {key: codec.decode(kind, arguments[key], name=key) for key, kind in question.parameters.items()}
-    answer = getattr(party, name)(**values)
+    answer = question.ask(party, (), values)
     try:
         return codec.encode(answer)
     except Refused as refused:  # the party's fault, not the question's

@@ -3,7 +3,7 @@
 import importlib.util
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +19,17 @@ from contracts.spec import (
     Lack,
     Lane,
     NotOffered,
+    Recipe,
     Refusal,
     Refused,
     Stack,
     Unreachable,
     codec,
 )
+from contracts.spec.devices import Started, StartOptions
 from contracts.spec.records import Fate, Outcome, Result, Violation
 from contracts.stacks.reference.stack import Reference
+from contracts.stacks.serve import reply
 from tests_unit._parties import bad
 
 ANSWERED = {"blocks": f"reference {Reference.version} (unpatched)"}
@@ -92,6 +95,42 @@ def test_a_stack_that_cannot_be_asked_is_broken_and_a_declined_case_says_who_lac
     raising = type("Raising", (Reference,), {"blocks": bad.raises(error)})
     result = judge(_contract(_asks), "only", raising())
     assert (result.outcome, result.words, result.lack) == (outcome, words, lack)
+
+
+class _Older(Reference):
+    """Its training command had no options beside its recipe."""
+
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:  # type: ignore[override]
+        return Started(exit_code=0, steps=steps, words="")
+
+
+class _Newer(Reference):
+    def started(self, *arguments: Any) -> Started:
+        return Started(exit_code=len(arguments), steps=3, words="")
+
+
+SHORT = Recipe(name="r", family="f", pattern="A", depth=1, hidden=8, ffn_hidden=8, heads=1, kv_groups=1, seq_length=8)
+GIVEN: dict[str, tuple[StartOptions, ...]] = {
+    "none": (), "plain": (StartOptions(),), "resumed": (StartOptions(resume=True),)
+}  # fmt: skip
+
+
+def _starts(stack: Any, *options: StartOptions) -> None:
+    ended = stack.started(SHORT, {}, 3, *options)
+    assert ended.steps == 3
+    assert ended.exit_code == 4 * isinstance(stack.subject, _Newer), "it gets all that the question has"
+
+
+def test_a_parameter_that_was_added_later_is_given_only_to_an_answer_that_takes_it() -> None:
+    contract = replace(_contract(_starts, **GIVEN), asks=("started",))
+    older, newer = ([judge(contract, case, stack) for case in GIVEN] for stack in (_Older(), _Newer()))
+    assert [each.outcome for each in newer] == ["holds"] * 3, newer
+    assert [each.outcome for each in older] == ["holds", "holds", "not offered"], older
+    words = "reference: its started takes no `options`, which this case gives: add the parameter"
+    assert (older[2].words, older[2].lack) == (words, "adapter")
+    given = codec.encode({"recipe": SHORT, "environment": {}, "steps": 3, "options": StartOptions(resume=True)})
+    asked = {"protocol": "rankproof/1", "id": 1, "question": "started", "arguments": given}
+    assert reply(_Older(), codec.dumps(asked))["not_offered"] == words
 
 
 class _Counts(Reference):

@@ -27,7 +27,7 @@ from contracts.spec import (
     chosen,
     within,
 )
-from contracts.spec.devices import Devices, StartOptions
+from contracts.spec.devices import PLAIN, Devices, StartOptions
 from contracts.spec.presets import PRESETS
 
 TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
@@ -179,13 +179,13 @@ def the_command_goes_on_where_it_was_left(stack: Devices, saved: bool) -> None:
         first = replace(TINY, data=Data(path=str(text)), checkpoint=Checkpoint(save=str(at / "run"), interval=1))
         again = replace(first, checkpoint=replace(first.checkpoint, load=str(at / "run")))
         if not saved:
-            ended = stack.started(again, {}, 2, StartOptions())
+            ended = stack.started(again, {}, 2)
             words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
             assert ended.steps == 0, f"there is no checkpoint, and it took {words}"
             assert ended.exit_code != 0, f"there is no checkpoint, and it ended after {words}"
             return
         for number, (recipe, steps, want) in enumerate(((first, 2, 2), (again, 3, 1), (again, 5, 2))):
-            ended = stack.started(recipe, _ALONE if number else {}, steps, StartOptions())
+            ended = stack.started(recipe, _ALONE if number else {}, steps)
             words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
             assert (ended.steps, ended.exit_code) == (want, 0), f"start {number + 1} took {words}, expected {want}"
 
@@ -217,7 +217,7 @@ def the_command_stopped_early_leaves_what_it_leaves_at_once(
             load = None
             for stop in stops:
                 kept = Checkpoint(save=str(at / name), load=load, interval=stop)
-                ended = stack.started(replace(recipe, checkpoint=kept), _ALONE if load else {}, stop, StartOptions())
+                ended = stack.started(replace(recipe, checkpoint=kept), _ALONE if load else {}, stop)
                 words = f"started for {stop} steps it ended with {ended.exit_code}: {ended.words[-300:]}"
                 assert ended.exit_code == 0, words
                 load = str(at / name)
@@ -242,7 +242,6 @@ class Saving(Devices, Checkpointing, Protocol):
     """A command that saves, and what it has saved."""
 
 
-PLAIN = StartOptions()
 RESUMED = StartOptions(resume=True)
 APART = StartOptions(save="apart", resume=True)
 KEPT = {  # the interval, the steps after which the starts stop, the checkpoints that they leave, the options

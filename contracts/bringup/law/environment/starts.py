@@ -7,7 +7,7 @@ from pathlib import Path
 from contracts.contract import contract
 from contracts.law._support.saved_states import folder
 from contracts.spec import Batch, Checkpoint, Data, Dsa, Mla, Recipe
-from contracts.spec.devices import Devices, StartOptions
+from contracts.spec.devices import Devices
 from contracts.spec.presets import PRESETS
 
 TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
@@ -35,7 +35,7 @@ def a_malformed_place_ends_the_start(stack: Devices, environment: Mapping[str, s
     """
     with folder() as at:
         recipe = replace(TINY, data=Data(path=_text(at)))
-        ended = stack.started(recipe, {**RENDEZVOUS, **environment}, 1, StartOptions())
+        ended = stack.started(recipe, {**RENDEZVOUS, **environment}, 1)
     said = ", ".join(f"{name}={value!r}" for name, value in environment.items())
     assert ended.steps == 0, f"under {said} it took {ended.steps} steps"
     assert ended.exit_code != 0, f"under {said} it ended with exit code 0"
@@ -55,7 +55,7 @@ def data_that_cannot_be_read_ends_the_start(stack: Devices, data: str) -> None:
     """
     with folder() as at:
         path = str(at / data)
-        ended = stack.started(replace(TINY, data=Data(path=path)), {}, 1, StartOptions())
+        ended = stack.started(replace(TINY, data=Data(path=path)), {}, 1)
     words = f"{ended.steps} steps, exit code {ended.exit_code}: {ended.words[-300:]}"
     assert ended.steps == 0, f"with {data} data it took {words}"
     assert ended.exit_code != 0, f"with {data} data it ended after {words}"
@@ -77,7 +77,7 @@ def a_run_that_fails_half_way_says_so(stack: Devices, there: str) -> None:
         path = at / there
         path.write_bytes(b"")
         kept = Checkpoint(save=str(path), interval=1)
-        ended = stack.started(replace(TINY, data=Data(path=_text(at)), checkpoint=kept), {}, 2, StartOptions())
+        ended = stack.started(replace(TINY, data=Data(path=_text(at)), checkpoint=kept), {}, 2)
     words = f"{ended.steps} steps, exit code {ended.exit_code}: {ended.words[-300:]}"
     assert ended.exit_code != 0, f"where its checkpoints cannot be written it ended after {words}"
     assert str(path) in ended.words, f"where its checkpoints cannot be written no word of {path}, after {words}"
@@ -102,7 +102,7 @@ def a_step_that_finds_no_memory_ends_the_run(stack: Devices, recipe: Recipe) -> 
     every long sequence; on several, one rank leaves out a step that its peers take, or all train on nothing.
     """
     with folder() as at:
-        ended = stack.started(replace(recipe, data=Data(path=_text(at, recipe.seq_length + 1))), {}, 2, StartOptions())
+        ended = stack.started(replace(recipe, data=Data(path=_text(at, recipe.seq_length + 1))), {}, 2)
     words = f"{ended.steps} steps, exit code {ended.exit_code}: {ended.words[-300:]}"
     assert ended.steps == 0, f"where no step finds memory it took {words}"
     assert ended.exit_code != 0, f"where no step finds memory it ended after {words}"
