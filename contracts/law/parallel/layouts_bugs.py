@@ -51,8 +51,6 @@ from contracts.stacks.reference.parallel.placements import full_tensors, placed_
 from contracts.stacks.reference.parallel.tensor_parallel import GroupMean
 
 
-@mutant(of="PAR-01e", case="tp2-sp", says="the gradient of norm.weight differs", bugs=("SP-11",))
-@mutant(of="PAR-02a", case="tp2-sp-muon", says="hold different values of", bugs=("SP-11",))
 @broken(
     parallelize, "spread_experts", "PAR-01a[borrowed-etp2-biased]: on one rank, first with layer 1 (E)",
 )  # fmt: skip
@@ -62,6 +60,8 @@ def adds_the_bias_of_experts_on_every_rank(spread_experts, moe, mesh):
     moe.experts.adds = True
 
 
+@mutant(of="PAR-01e", case="tp2-sp", says="the gradient of norm.weight differs", bugs=("SP-11",))
+@mutant(of="PAR-02a", case="tp2-sp-muon", says="hold different values of", bugs=("SP-11",))
 @broken(TensorParallel, "between", "PAR-01a[tp2-sp]: the gradient of norm.weight differs")
 def leaves_norm_gradients_of_sequence_parallel(between, self, module):
     """Under sequence parallel, each rank sees other tokens through its copy of a norm, and the gradients are not
