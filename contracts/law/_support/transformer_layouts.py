@@ -22,6 +22,7 @@ from contracts.spec.needs import features
 
 L, G, H = LATENT_EXPERTS, GROUPED_EXPERTS, HYBRID_EXPERTS
 PLAIN = replace(DENSE, name="plain", qk_norm=False)
+LATENT = replace(L, name="latent-dense", moe=None)
 SIDE_BY_SIDE = replace(
     PLAIN, name="side-by-side", mamba=H.mamba, parallel_ssm=ParallelSsm(attention_scale=0.75, ssm_scale=1.5)
 )
@@ -35,6 +36,8 @@ CELLS: dict[str, Cell] = {
     "dense-dp2": cell(DENSE, 2),
     "dense-fsdp2": cell(DENSE, 2, fsdp=True),
     "dense-tp2-sp": cell(DENSE, 2, tp=2, sp=True),
+    "dense-tp2": cell(DENSE, 2, tp=2),
+    "latent-tp2": cell(LATENT, 2, tp=2),
     "plain-tp2": cell(PLAIN, 2, tp=2),
     "plain-tp2-dp2": cell(PLAIN, 4, tp=2),
     "side-by-side-dp2": cell(SIDE_BY_SIDE, 2),
@@ -111,8 +114,8 @@ HALF: dict[str, Cell] = {
 def needs_of(cells: Mapping[str, Cell]) -> dict[str, tuple[str, ...]]:
     """The features that each layout is about: experts, and a scan, prediction heads or biases where there are some."""
     hybrid, ahead = ("experts", "mamba"), ("experts", "prediction-heads")
-    about = ((DENSE, ()), (PLAIN, ()), (SIDE_BY_SIDE, ("parallel-ssm",)), (H, hybrid), (MUON_HYBRID, hybrid),
-             (AHEAD_EXPERTS, ahead))  # fmt: skip
+    about = ((DENSE, ()), (PLAIN, ()), (LATENT, ("mla",)), (SIDE_BY_SIDE, ("parallel-ssm",)), (H, hybrid),
+             (MUON_HYBRID, hybrid), (AHEAD_EXPERTS, ahead))  # fmt: skip
     return {
         name: of_biases(recipe) or next((needs for one, needs in about if recipe is one), ("experts",))
         for name, (recipe, _, _) in cells.items()

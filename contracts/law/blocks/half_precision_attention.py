@@ -8,7 +8,7 @@ from contracts.instruments import fixtures, numerics, oracles
 from contracts.law._support.attention_calls import BARE, Lengths, call_of
 from contracts.law._support.late import torch
 from contracts.law._support.model_passes import drawn_weights, one_pass, tensor
-from contracts.law._support.recipes import DENSE, SMALL
+from contracts.law._support.recipes import DENSE, SMALL, SMALL_MLA
 from contracts.spec import BFLOAT16, BFLOAT16_MEAN, BlockCall, Blocks, Element, Recipe, Tokens, Training
 
 Trap = Literal["equal keys", "close scores", "far", "loud"]
@@ -20,6 +20,7 @@ TRAPS: dict[str, tuple[Trap, Recipe, Element, Lengths]] = {
     "close-scores": ("close scores", replace(BARE, rope_theta=10**18), "bfloat16", ((40,),)),
     "close-scores-packed": ("close scores", replace(BARE, rope_theta=10**18), "bfloat16", ((7, 33),)),
     "far": ("far", replace(SMALL, rope_theta=10), "bfloat16", ((400,),)),
+    "far-without-qk-norm": ("far", replace(BARE, rope_theta=10), "bfloat16", ((400,),)),
     "loud-float16": ("loud", SMALL, "float16", ((40,),)),
 }
 
@@ -49,16 +50,27 @@ def attention_in_half_precision_adds_up_in_float32(
     assert not words, f"{trap} in {dtype}: {words}"
 
 
+_FAR = replace(DENSE, name="far", depth=2, rope_theta=10, seq_length=512, dtype="bf16")
 WHOLE_ROWS = {
-    dtype: (replace(DENSE, name="far", depth=2, rope_theta=10, seq_length=512, dtype=dtype),)
-    for dtype in ("bf16", "fp16")
+    "bf16": (_FAR,),
+    "fp16": (replace(_FAR, dtype="fp16"),),
+    "bf16-without-qk-norm": (replace(_FAR, qk_norm=False),),
+    "bf16-latent": (replace(_FAR, mla=SMALL_MLA.mla),),
 }
+"""A stack may have an attention of its own, with its own rope, for each of the last two."""
 FARTHER = 2.0
 """How much more the last tokens may be off than the first, which see fewer keys. Both were equal in a right model;
 frequencies in bfloat16 give 3.6, positions 20."""
 
 
-@contract("BLK-03l", asks=("initial", "run_model"), cases=WHOLE_ROWS, needs=(), float32=False, source="hub naming; F13")
+@contract(
+    "BLK-03l",
+    asks=("initial", "run_model"),
+    cases=WHOLE_ROWS,
+    needs={"": (), "bf16-latent": ("mla",)},
+    float32=False,
+    source="hub naming; F13",
+)
 def a_model_in_half_precision_knows_far_positions(stack: Training, recipe: Recipe) -> None:
     """A whole model in half precision is as near to the same model in float32 at the end of a row of 512 tokens as at
     its beginning.

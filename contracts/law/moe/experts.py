@@ -36,6 +36,7 @@ DRAWN: dict[str, tuple[Any, ...]] = {  # moe, activation, rows, tokens, dtype, f
     "sigmoid-without-losses": (PLAIN_SIGMOID, "swiglu", 3, 5, "float64"),
     "one-expert-without-losses": (replace(PLAIN_SIGMOID, top_k=1, selection_bias=False), "swiglu", 2, 6, "float64"),
     "float32-without-losses": (PLAIN_SIGMOID, "swiglu", 2, 7, "float32"),
+    "groups-relu2-without-losses": (replace(PLAIN_SIGMOID, top_k=4, groups=(4, 2)), "relu2", 2, 7, "float64"),
     "saturated": (PLAIN, "swiglu", 2, 7, "float64", 1000.0),
     "biased": (ROUTED, "swiglu", 2, 7, "float64", 1.0, ("experts", "router")),
     "biased-relu2": (SIGMOID, "relu2", 2, 7, "float64", 1.0, ("experts", "router")),

@@ -6,7 +6,7 @@ from math import exp, log
 from contracts.contract import contract
 from contracts.instruments import numerics
 from contracts.law._support import expert_calls
-from contracts.law._support.expert_calls import PLAIN, PLAIN_SIGMOID, ROUTED, SIGMOID
+from contracts.law._support.expert_calls import PLAIN, PLAIN_SIGMOID, ROUTED, SIGMOID, Activation
 from contracts.law._support.late import Tensor
 from contracts.spec import FLOAT64, Blocks, Moe, chosen, within
 
@@ -81,22 +81,23 @@ def gates_are_the_declared_ones(
 
 
 SHIFTS = {
-    "up": (SIGMOID, 3.0),
-    "down": (replace(SIGMOID, top_k=4, route_scale=1.0), -7.0),
-    "without-losses": (PLAIN_SIGMOID, 3.0),
-    "groups-down": (replace(PLAIN_SIGMOID, top_k=4, groups=(4, 2)), -7.0),
+    "up": (SIGMOID, 3.0, "swiglu"),
+    "down": (replace(SIGMOID, top_k=4, route_scale=1.0), -7.0, "swiglu"),
+    "without-losses": (PLAIN_SIGMOID, 3.0, "swiglu"),
+    "groups-down": (replace(PLAIN_SIGMOID, top_k=4, groups=(4, 2)), -7.0, "swiglu"),
+    "groups-down-relu2": (replace(PLAIN_SIGMOID, top_k=4, groups=(4, 2)), -7.0, "relu2"),
 }
 
 
 @contract("MOE-01d", asks="run_block", cases=SHIFTS, source="arXiv 2408.15664, section 3")
-def the_selection_bias_only_selects(stack: Blocks, moe: Moe, shift: float) -> None:
+def the_selection_bias_only_selects(stack: Blocks, moe: Moe, shift: float, activation: Activation) -> None:
     """Adding one number to every selection bias changes no output, loss or gradient, and the bias itself gets no
     gradient.
 
     A bias in the gates would change the output and the objective. A bias with a gradient would also be moved by the
     optimizer.
     """
-    call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), 2, 7)
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe, activation), 2, 7)
     name = "mixer.router.bias"
     shifted = numerics.array(numerics.tensor(call.weights[name]) + shift)
     one, other = stack.run_block(call), stack.run_block(replace(call, weights={**call.weights, name: shifted}))

@@ -48,7 +48,12 @@ def judges_a_group_by_its_best_expert(of_best_groups, self, scores_BTE, number, 
     return scores_BTgS.masked_fill((scores_BTgS.amax(-1) < edge_BT1).unsqueeze(-1), -torch.inf).flatten(-2)
 
 
-@broken(Router, "of_best_groups", "MOE-01d[groups-down]: with -7 on every selection bias y differs")
+@broken(
+    Router,
+    "of_best_groups",
+    "MOE-01d[groups-down]: with -7 on every selection bias y differs",
+    "MOE-01d[groups-down-relu2]: with -7 on every selection bias y differs",
+)
 def leaves_other_groups_at_zero(of_best_groups, self, scores_BTE, number, chosen):
     """Scores of other groups become 0, which is more than a score that a bias made negative."""
     limited_BTE = of_best_groups(self, scores_BTE, number, chosen)

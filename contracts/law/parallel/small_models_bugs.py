@@ -11,6 +11,7 @@ from contracts.law._bugs.numeric import (
     Linear,
     ParallelTrainer,
     PipelineTrainer,
+    RMSNorm,
     ShardedOptimizer,
     TensorParallel,
     broken,
@@ -84,6 +85,22 @@ def reduces_the_first_stage_of_a_rank(unreduced, self, name):
     layer = layer_of(name)
     second = layer is not None and layer >= self.recipe.depth // 2 and self.execution.schedule == "interleaved"
     return None if second else unreduced(self, name)
+
+
+@broken(
+    TensorParallel,
+    "count_own",
+    "PAR-01e[dense-tp2]: the gradient of layers.2.mixer.q_norm.weight differs",
+    "PAR-01e[latent-tp2]: the gradient of layers.2.mixer.q_norm.weight differs",
+)
+def leaves_norms_of_heads_apart(count_own, self, mixer):
+    """If every rank has all tokens, norms are taken for replicated. Those of heads, and of latents that heads read,
+    have the gradient of a rank's own heads: it is left so.
+    """
+    count_own(self, mixer)
+    for each in (getattr(mixer, name, None) for name in ("q_norm", "k_norm", "kv_norm")):
+        if isinstance(each, RMSNorm):
+            each.summed = self.sequence
 
 
 # biases
