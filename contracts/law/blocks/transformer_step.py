@@ -19,6 +19,9 @@ BOTH: dict[str, tuple[Recipe]] = {
     "latent": (replace(LATENT_EXPERTS, depth=2),),
     "biased": (replace(BIASED_EXPERTS, depth=2),),
     "grouped-tied": (replace(GROUPED_EXPERTS, depth=2, untied_embeddings=False),),
+    "dense-tied": (
+        replace(GROUPED_EXPERTS, name="plain-tied", depth=2, moe=None, qk_norm=False, untied_embeddings=False),
+    ),
 }
 
 
@@ -51,7 +54,9 @@ def _defined(asked: Session) -> tuple[Tensor, dict[str, Tensor]]:
     x_BTD = weights["embedding.weight"][numerics.tensor(batch.tokens)]
     for layer in range(recipe.depth):
         mine = oracles.model.with_prefix(given, f"layers.{layer}.")
-        if layer % 2:
+        if layer % 2 and recipe.moe is None:
+            x_BTD = x_BTD + torch.stack([oracles.mlp.dense(recipe, mine, x_TD) for x_TD in x_BTD])
+        elif layer % 2:
             x_BTD = x_BTD + oracles.experts.block(recipe, mine, x_BTD).y_BTD
         else:
             attends = oracles.attention.grouped if recipe.mla is None else oracles.attention.latent

@@ -3,7 +3,13 @@
 from contracts.law._bugs.numeric import Trainer, broken
 
 
-@broken(Trainer, "reduce", "BLK-01h[grouped-tied]: the gradient of embedding.weight", bugs=("TIE-02",))
+@broken(
+    Trainer,
+    "reduce",
+    "BLK-01h[grouped-tied]: the gradient of embedding.weight",
+    "BLK-01h[dense-tied]: the gradient of embedding.weight",
+    bugs=("TIE-02",),
+)
 def counts_a_tied_weight_by_its_names(reduce, self):
     """Writes main gradients back by name: a weight of two names gets its gradient twice."""
     reduce(self)
