@@ -1,7 +1,5 @@
 """Which rows Megatron-Core reads of split and blended datasets: its own files, builder and sampler."""
 
-from __future__ import annotations
-
 import tempfile
 from itertools import islice
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Which rows torchtitan reads: its own text datasets, loader and mixture over numbered tokens."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -3,8 +3,6 @@
 Batches come from the session.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

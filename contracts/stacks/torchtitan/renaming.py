@@ -1,7 +1,5 @@
 """Weights under the names of Hugging Face's files and of its models, by the state-dict adapter of its DeepSeek-V3."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -4,8 +4,6 @@ A state of the law is handed to it as its own: tensors in a model, moments in an
 it exports. A load is its own `train`, resumed after its last step.
 """
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The order in which transformers' Trainer reads a data set: its own sampler, and accelerate's shares of the ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

@@ -4,7 +4,6 @@
     rankproof init --probe litgpt_lane:Stack
 """
 
-from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

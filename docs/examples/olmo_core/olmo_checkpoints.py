@@ -1,6 +1,5 @@
 """OLMo-core's Checkpointer by itself, for olmo_lane.py: what it writes, finds and loads."""
 
-from __future__ import annotations
 
 import contextlib
 import os

@@ -4,7 +4,6 @@ pip install ai2-olmo-core==3.0.0
 rankproof init --probe olmo_lane:Stack
 """
 
-from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence

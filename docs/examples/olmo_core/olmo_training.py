@@ -1,7 +1,6 @@
 """Runs of OLMo-core's own Trainer and TransformerTrainModule, for olmo_lane.py."""
 # ruff: noqa: E402  (its packages come after what they read when they are imported)
 
-from __future__ import annotations
 
 import logging
 import math

@@ -3,7 +3,6 @@
 docs/put-your-stack-under-test.md shows how it grew.
 """
 
-from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

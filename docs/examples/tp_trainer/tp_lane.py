@@ -1,6 +1,5 @@
 """The trainer with tensor parallelism by hand under test by rankproof."""
 
-from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,14 +1,11 @@
 """What the reference answers about a device: training on it, step by step, and the allocator of its ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from contracts.spec import Degrees, Execution, Lane, Mode, Recipe, Unreachable
 from contracts.spec.devices import AllocatorSeen, Started, StartOptions, StepMemory
@@ -19,9 +16,6 @@ from contracts.stacks.reference.answers.base import BuiltOfParts
 from contracts.stacks.reference.answers.forked_interpreter import Asked
 from contracts.stacks.reference.launch import trainer_arguments
 from contracts.stacks.reference.training.settings import DEVICE, TELEMETRY
-
-if TYPE_CHECKING:  # torch is loaded when something is trained, not when the stack is introduced
-    from contracts.stacks.reference.training.trainer import Trainer
 
 LIMIT_S = 120.0
 

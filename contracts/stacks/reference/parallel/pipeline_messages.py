@@ -7,8 +7,6 @@ and for the vote at its first step. The functions replaced here are private, tho
 file names them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The `Trainer` of torchtitan 0.2.2, observed. Batches come from the session."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator
