@@ -311,10 +311,6 @@ def sends_the_state_in_bfloat16(of_every_rank, self, x_Bx):
     return of_every_rank(self, x_Bx.bfloat16()).to(x_Bx.dtype)
 
 
-def _own(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 class _Scaled(ParallelTrainer):
     """Multiplies complete gradients."""
 
@@ -325,7 +321,7 @@ class _Scaled(ParallelTrainer):
         super().reduce()
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
-                _own(parameter.grad).mul_(self.factor(name))
+                local_part(parameter.grad).mul_(self.factor(name))
 
 
 @broken(_Scaled, "factor", "PAR-01a[dp2]: the gradient of", "PAR-01e[dp2]: the gradient of")
@@ -362,7 +358,7 @@ def sums_in_pairs(reduce, self):
     if members.index(self.mesh.rank) >= 1 << (len(members).bit_length() - 1):
         for parameter in self.model.parameters():
             if parameter.grad is not None:
-                _own(parameter.grad).zero_()
+                local_part(parameter.grad).zero_()
     reduce(self)
 
 
@@ -414,7 +410,7 @@ def reduces_experts_twice(reduce, self):
     reduce(self)
     for name, parameter in self.model.named_parameters():
         if role_of(name) == "expert" and parameter.grad is not None:
-            dist.all_reduce(_own(parameter.grad), group=self.mesh.group("edp"))
+            dist.all_reduce(local_part(parameter.grad), group=self.mesh.group("edp"))
 
 
 @broken(ParallelTrainer, "reduce", "PAR-01a[borrowed-ep2-idle]: experts.w1 differs", bugs=("DPS-29",))
@@ -423,7 +419,7 @@ def reduces_experts_with_the_dense_group(reduce, self):
     reduce(self)
     for name, parameter in self.model.named_parameters():
         if role_of(name) == "expert" and parameter.grad is not None:
-            dist.all_reduce(_own(parameter.grad))
+            dist.all_reduce(local_part(parameter.grad))
 
 
 @derived("PAR-01a[dp2]: on one rank", bugs=("DPS-21",))
@@ -438,7 +434,7 @@ class AveragesMeansOfUnequalRanks(ParallelTrainer):
         super().reduce()
         for parameter in self.model.parameters():
             if parameter.grad is not None:
-                _own(parameter.grad).div_(len(self.mesh.place("rows")))
+                local_part(parameter.grad).div_(len(self.mesh.place("rows")))
 
 
 @broken(ParallelTrainer, "over_rows", "PAR-01a[tp2]: labels count", bugs=("DPS-38",))
@@ -581,7 +577,7 @@ def accumulates_in_bfloat16(accumulate, self, micro, counts):
     out = accumulate(self, micro, counts)
     for parameter in self.model.parameters():
         if parameter.grad is not None:
-            held = _own(parameter.grad)
+            held = local_part(parameter.grad)
             held.copy_(held.to(torch.bfloat16))
     return out
 
@@ -627,7 +623,7 @@ def compresses_gradients_of_float32(reduce, self):
     reduce(self)
     for parameter in self.model.parameters():
         if parameter.grad is not None and parameter.dtype == torch.float32:
-            held = _own(parameter.grad)
+            held = local_part(parameter.grad)
             held.copy_(held.to(torch.bfloat16))
 
 
@@ -810,7 +806,7 @@ def doubles_where_a_group_has_one_rank(accumulate, self, micro, counts):
     if self.execution.fsdp and self.execution.microbatches > 1 and self.mesh.group("rows") is None:
         for parameter in self.model.parameters():
             if parameter.grad is not None:
-                _own(parameter.grad).mul_(2)
+                local_part(parameter.grad).mul_(2)
     return out
 
 

@@ -106,6 +106,7 @@ def strides_experts_over_tp(topology, self, degrees, world, layout):
     "topology",
     "TOPO-05c[drawn-050-099]: is illegal and was accepted",
     "TOPO-05g[drawn-050-099]: is illegal and was accepted",
+    "TOPO-01a[borrowed-tp2-ep4-on-4]: expected a refusal",
 )
 def checks_dense_axes_alone(topology, self, degrees, world, layout):
     """Never looks at pp · etp · ep; experts that do not fit are cut down instead of refused."""
@@ -126,7 +127,12 @@ def gives_experts_context(topology, self, degrees, world, layout):
     return _with(answer, "edp", *halves)
 
 
-@broken(Reference, "topology", "TOPO-05e[drawn-000-099]: is illegal and was accepted")
+@broken(
+    Reference,
+    "topology",
+    "TOPO-05e[drawn-000-099]: is illegal and was accepted",
+    "TOPO-01a[own-axis-pp2-tp2-on-10]: expected a refusal",
+)
 def rounds_the_world_down(topology, self, degrees, world, layout):
     """dp = world // (pp · ep · tp): the ranks that are left over belong to no group."""
     product = degrees.pp * degrees.tp * degrees.ep

@@ -13,13 +13,6 @@ def _local(call: GroupCall) -> bool:
     return len({member // 8 for member in call.members}) == 1
 
 
-@broken(Reference, "topology", "TOPO-11[own-axis-512]: dp is 16, expected 4", bugs=("DPS-01",))
-def forgets_pipeline_at_size(topology, self, degrees, world, layout):
-    """DP is not divided by pp: nobody ran a pipeline on eight ranks, so nobody saw it."""
-    answer = topology(self, degrees, world, layout)
-    return replace(answer, dp=answer.dp * degrees.pp)
-
-
 @broken(Reference, "topology", "TOPO-11[borrowed-4096]: are no grid: a pp and a tp group share ranks")
 def truncates_strides(topology, self, degrees, world, layout):
     """Strides are kept in one byte: above 256 ranks the stage wraps around onto its neighbours."""

@@ -36,22 +36,6 @@ def shrinks_ep_to_dp(topology, self, degrees, world, layout):
     return topology(self, replace(degrees, ep=min(degrees.ep, room)), world, layout)
 
 
-@broken(Reference, "topology", "TOPO-01a[own-axis-pp2-tp2-on-10]: expected a refusal")
-def rounds_the_world_down(topology, self, degrees, world, layout):
-    """dp = world // (pp · ep · tp): the ranks that are left over belong to no group."""
-    product = degrees.pp * degrees.tp * degrees.ep * degrees.cp
-    return topology(self, degrees, world - world % product, layout)
-
-
-@broken(Reference, "topology", "TOPO-01a[borrowed-tp2-ep4-on-4]: expected a refusal")
-def checks_dense_axes_alone(topology, self, degrees, world, layout):
-    """The validator checks only tp · pp · cp; experts that do not fit are cut down instead of refused."""
-    tensor = degrees.etp or degrees.tp
-    if layout == "borrowed" and world % (degrees.pp * tensor * degrees.ep):
-        degrees = replace(degrees, ep=1, etp=0)
-    return topology(self, degrees, world, layout)
-
-
 @broken(Reference, "topology", "TOPO-01a[borrowed-dense-alone]: the refusal does not name the world (8)")
 def refuses_without_numbers(topology, self, degrees, world, layout):
     """The refusal says which rule was broken but not by which numbers."""
@@ -70,10 +54,17 @@ def stops_at_the_first_refusal(topology, self, degrees, world, layout):
     return topology(self, degrees, world, layout)
 
 
-@broken(Reference, "topology", "TOPO-02[pp2-tp2-on-4]: dp is 2, expected 1", bugs=("DPS-01",))
+@broken(
+    Reference,
+    "topology",
+    "TOPO-02[pp2-tp2-on-4]: dp is 2, expected 1",
+    "TOPO-11[own-axis-512]: dp is 16, expected 4",
+    bugs=("DPS-01",),
+)
 def forgets_pipeline(topology, self, degrees, world, layout):
-    """The optimizer's DP size is not divided by pp: the H200 bring-up bug."""
-    return topology(self, replace(degrees, pp=1), world, layout)
+    """The optimizer's DP size is not divided by pp: the H200 bring-up bug. Nobody had run a pipeline on eight ranks."""
+    answer = topology(self, degrees, world, layout)
+    return replace(answer, dp=answer.dp * degrees.pp)
 
 
 @broken(Reference, "topology", "TOPO-02[pp2-tp2-on-8]: dp is 1, expected 2")

@@ -140,9 +140,12 @@ def reads_the_request(promotion, self, variant, device, proofs):
     return promotion(self, variant, device, asked)
 
 
-@broken(Reference, "promotion", "KRN-03[another-device]: fa4 is promoted on sm_90 by executed fa4 on sm_100")
+@broken(
+    Reference, "promotion", "KRN-03[another-device]: fa4 is promoted on sm_90 by executed fa4 on sm_100",
+    "KRN-03b[passes-beside-another-device]: promotion is False, expected True",
+)  # fmt: skip
 def proves_for_every_card(promotion, self, variant, device, proofs):
-    """A proof on one card promotes the kernel on all of them."""
+    """A proof on one card promotes the kernel on all of them, and a failure on one card stops it on all of them."""
     return promotion(self, variant, device, _believed(proofs, device=device))
 
 
@@ -174,9 +177,3 @@ class TakesTheBestRun(Reference):
     def promotion(self, variant: str, device: str, proofs: tuple[Proof, ...]) -> Promotion:
         answers = [super(TakesTheBestRun, self).promotion(variant, device, (proof,)) for proof in proofs]
         return next((answer for answer in answers if answer.allowed), Promotion(allowed=False, reason="none passes"))
-
-
-@broken(Reference, "promotion", "KRN-03b[passes-beside-another-device]: promotion is False, expected True")
-def fears_every_failure(promotion, self, variant, device, proofs):
-    """Over-correction: a failure on another card stops the kernel on this one."""
-    return promotion(self, variant, device, _believed(proofs, device=device))
