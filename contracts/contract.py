@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from contracts.spec import CONVENTIONS, FEATURES, Execution, Layout, Recipe, questions
-from contracts.spec.ladder import rungs, stepped_down
+from contracts.spec import CONVENTIONS, FEATURES, Execution, Layout, Recipe, questions, rungs, stepped_down
 from contracts.spec.needs import features
 
 Tier = Literal["unit", "gpu", "dist"]

@@ -22,19 +22,21 @@ from contracts.court.deadline import Overdue, deadline
 from contracts.court.party import Broken, OnTheStand, words_of
 from contracts.spec import (
     MOST_REFUSALS,
+    Heard,
     Lack,
     Moved,
     NotOffered,
     Party,
     Refused,
     Unreachable,
+    heard,
     in_float32,
     install_by,
     interpreter,
+    parts_of,
     questions,
 )
 from contracts.spec.records import EXIT_CODES, Fate, Kill, Outcome, Result, Violation
-from contracts.spec.violations import Heard, heard, parts_of
 
 NO_TORCH = (
     "torch is not installed, and without it no contract about numbers is judged: "

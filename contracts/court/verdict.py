@@ -13,8 +13,7 @@ from fnmatch import fnmatchcase
 
 from contracts.court.deviations import covers, forgives, unused
 from contracts.court.fitness import MISSED
-from contracts.spec import public
-from contracts.spec.ladder import RUNGS
+from contracts.spec import RUNGS, public
 from contracts.spec.records import (
     OUTCOMES,
     Baseline,

@@ -17,8 +17,7 @@ from typing import Any, cast
 import torch.distributed as dist
 
 from contracts.instruments.ranks import held_groups
-from contracts.spec import Element, Group
-from contracts.spec.messages import Message
+from contracts.spec import Element, Group, Message
 
 SENDS, RECEIVES = dist.isend.__code__, dist.irecv.__code__
 BATCH = dist.batch_isend_irecv.__code__

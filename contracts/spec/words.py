@@ -2,6 +2,7 @@
 
 from contracts.spec.abilities import FEATURES, Abilities, Absence
 from contracts.spec.array import Array, Arrays, Element, Shape
+from contracts.spec.blending import Blend, Blending, Split
 from contracts.spec.blocks import BlockCall, BlockRun, Blocks
 from contracts.spec.checkpointing import Checkpointing, Loaded, Naming, Overtaken, Snapshot, WriteFault, Written
 from contracts.spec.compiling import (
@@ -16,6 +17,8 @@ from contracts.spec.compiling import (
     Outcome,
 )
 from contracts.spec.conventions import CONVENTIONS, chosen, conventions_of, declared_by
+from contracts.spec.delta_rule import DeltaCall, DeltaRule, DeltaRun
+from contracts.spec.devices import AllocatorSeen, Devices, Started, StartOptions, StepMemory
 from contracts.spec.errors import (
     LACKS,
     MOST_REFUSALS,
@@ -33,7 +36,10 @@ from contracts.spec.errors import (
     shown,
 )
 from contracts.spec.kernel_selection import Compute, Computed, Facts, Kernel, Package, Seam, Seams, Site, Wish
+from contracts.spec.ladder import RUNGS, rung_of, rungs, stepped_down
 from contracts.spec.launch import RECORDED_PREFIXES, Lane, Launch, Provenance, Reading, Regime, Reread, Stage, shell
+from contracts.spec.messages import Message, Messages, Messaging
+from contracts.spec.observing import Observing
 from contracts.spec.party import Party, abilities_of, public
 from contracts.spec.pattern import BLOCKS, HybridPattern, LayerNumbers, Pattern, Placement, Translation
 from contracts.spec.recipe import (
@@ -112,4 +118,5 @@ from contracts.spec.training import (
     Training,
     Wrap,
 )
+from contracts.spec.violations import Heard, Violated, compared, heard, parts_of, require_none
 from contracts.spec.world import FabricPass, LeftReceipts, LiveMesh, SeenDevices, Strain, Upset, World

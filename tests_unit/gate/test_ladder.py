@@ -22,8 +22,9 @@ from contracts.spec import (
     Refused,
     codec,
     questions,
+    rung_of,
+    rungs,
 )
-from contracts.spec.ladder import rung_of, rungs
 from contracts.spec.needs import features
 from contracts.spec.records import Item
 from contracts.stacks.megatron.abilities import ABILITIES

@@ -26,9 +26,10 @@ from contracts.spec import (
     Arrays,
     Step,
     Tolerance,
+    heard,
+    parts_of,
 )
 from contracts.spec.records import Violation
-from contracts.spec.violations import heard, parts_of
 
 SHAPES = ((), (1,), (7,), (1, 1), (3, 5), (1, 8), (6, 1))
 TOLERANCES: dict[torch.dtype, Tolerance] = {torch.float64: FLOAT64, torch.float32: FLOAT32}

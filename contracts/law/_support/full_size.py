@@ -11,8 +11,7 @@ from typing import Literal, Protocol
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.multi_rank_run import borrowed, own_axis
 from contracts.law._support.small_models import GROUPED_EXPERTS
-from contracts.spec import Batch, Execution, Group, Moe, Recipe, Rehearsal, Rehearsing, Routing, Sent
-from contracts.spec.ladder import rung_of
+from contracts.spec import Batch, Execution, Group, Moe, Recipe, Rehearsal, Rehearsing, Routing, Sent, rung_of
 from contracts.spec.presets import PRESETS
 
 WHOLE = PRESETS["nam56r_h200_bf16_v1"]  # A 13, E 22, M 13, R 4

@@ -21,9 +21,9 @@ from contracts.spec import (
     Shape,
     Tokens,
     Training,
+    rung_of,
     within,
 )
-from contracts.spec.ladder import rung_of
 
 WHOLE = replace(SMALL, pattern="AEMR", depth=6)
 """A E M R A E: every family, and a depth that the pattern's length does not divide."""

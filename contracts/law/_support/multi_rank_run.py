@@ -8,8 +8,7 @@ from contracts.law._support import training_run
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.step_comparison import on_one_rank_and_many
 from contracts.law._support.training_run import LETTERS, ROWS_OF_16, large_expert_weights
-from contracts.spec import Arrays, Degrees, Execution, Moe, Observed, Recipe, Session, Step, Tokens, Training
-from contracts.spec.ladder import rungs
+from contracts.spec import Arrays, Degrees, Execution, Moe, Observed, Recipe, Session, Step, Tokens, Training, rungs
 
 SPREAD = replace(
     LETTERS,

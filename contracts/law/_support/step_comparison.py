@@ -27,10 +27,10 @@ from contracts.spec import (
     Tolerance,
     Trained,
     Training,
+    compared,
     within,
 )
 from contracts.spec.records import Violation
-from contracts.spec.violations import compared
 
 STATE = {"weights": "the weight", "optimizer": "the optimizer state", "buffers": "the buffer", "seen": "the counter"}
 """What a step holds, and how it is called in words."""

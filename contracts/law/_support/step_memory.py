@@ -4,9 +4,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from contracts.law._support.recipes import SMALL
-from contracts.spec import Batch, Lane, Launch, Mamba, Moe, Recipe
+from contracts.spec import Batch, Devices, Lane, Launch, Mamba, Moe, Recipe
 from contracts.spec.capacity import Capacity
-from contracts.spec.devices import Devices
 
 
 class Stack(Capacity, Devices, Protocol):

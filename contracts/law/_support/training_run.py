@@ -30,8 +30,8 @@ from contracts.spec import (
     Trained,
     Training,
     element_bytes,
+    rung_of,
 )
-from contracts.spec.ladder import rung_of
 
 LETTERS = replace(
     SMALL,

@@ -11,8 +11,7 @@ from contracts.contract import contract
 from contracts.instruments import fixtures, numerics, oracles
 from contracts.law._support.late import Tensor, torch
 from contracts.law._support.scan_calls import PACKED, Lengths
-from contracts.spec import BFLOAT16, FLOAT32_SCAN, FLOAT64, FLOAT64_SCAN, Element
-from contracts.spec.delta_rule import DeltaCall, DeltaRule, DeltaRun
+from contracts.spec import BFLOAT16, FLOAT32_SCAN, FLOAT64, FLOAT64_SCAN, DeltaCall, DeltaRule, DeltaRun, Element
 
 HEADS, KEYS, VALUES = 3, 4, 5
 GIVEN = ("q", "k", "v", "g", "beta")

@@ -32,9 +32,9 @@ from contracts.spec import (
     Training,
     chosen,
     here,
+    stepped_down,
     within,
 )
-from contracts.spec.ladder import stepped_down
 
 _SMALLEST = replace(WHOLE, pattern="AE", depth=2)
 

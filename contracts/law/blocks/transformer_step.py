@@ -11,8 +11,7 @@ from contracts.instruments import numerics, oracles
 from contracts.law._support.late import Tensor, torch
 from contracts.law._support.small_models import BIASED_EXPERTS, GROUPED_EXPERTS, LATENT_EXPERTS, session
 from contracts.law._support.training_run import AHEAD, DENSE, LETTERS, TIED, batch, large_expert_weights, run
-from contracts.spec import FLOAT32_TRANSFORMER, FLOAT64_SCAN, Execution, Recipe, Session, Training, within
-from contracts.spec.violations import require_none
+from contracts.spec import FLOAT32_TRANSFORMER, FLOAT64_SCAN, Execution, Recipe, Session, Training, require_none, within
 
 BOTH: dict[str, tuple[Recipe]] = {
     "grouped": (replace(GROUPED_EXPERTS, depth=2),),

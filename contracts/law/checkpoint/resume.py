@@ -25,8 +25,8 @@ from contracts.spec import (
     Step,
     Tokens,
     Training,
+    rung_of,
 )
-from contracts.spec.ladder import rung_of
 
 SHORT = replace(
     SMALL,

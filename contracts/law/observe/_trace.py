@@ -6,8 +6,7 @@ from pathlib import Path
 
 from contracts.observe.merged import Merged
 from contracts.observe.trace import read
-from contracts.spec import NotOffered
-from contracts.spec.observing import Observing
+from contracts.spec import NotOffered, Observing
 
 RUN = {"one-run": ()}
 """The only case: whatever run was observed."""

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from contracts.contract import contract
 from contracts.law.observe._trace import RUN, none_of, observed
 from contracts.observe.merged import Merged
-from contracts.spec import NotOffered
-from contracts.spec.observing import Observing
+from contracts.spec import NotOffered, Observing
 
 
 @contract("OBS-14", asks="trace", cases=RUN, source="F11", slow=True)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from contracts.contract import contract
 from contracts.law.observe._trace import merged_of, none_of
 from contracts.observe.merged import Merged
-from contracts.spec import NotOffered
-from contracts.spec.observing import Observing
+from contracts.spec import NotOffered, Observing
 
 if TYPE_CHECKING:
     from contracts.observe.diff import Comparison

@@ -10,8 +10,7 @@ from contracts.contract import contract
 from contracts.law.observe._trace import BITS, RUN, merged_of, none_of, observed
 from contracts.observe.merged import Merged, Whole
 from contracts.observe.trace import Line
-from contracts.spec import NotOffered
-from contracts.spec.observing import Observing
+from contracts.spec import NotOffered, Observing
 
 _SUM = re.compile(r"(?:all_reduce|reduce_scatter)\((?:sum|avg)\) ([\dx]+) (\w*float\d+)$")
 KINDS = {

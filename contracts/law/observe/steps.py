@@ -9,8 +9,7 @@ from contracts.law.observe._scale import NEAR, scale
 from contracts.law.observe._trace import RUN, none_of, observed
 from contracts.observe.merged import Merged, last
 from contracts.observe.trace import Line, RankTrace
-from contracts.spec import NotOffered
-from contracts.spec.observing import Observing
+from contracts.spec import NotOffered, Observing
 
 NORM = {"bfloat16": 3e-2, "float16": 1e-2}
 """How far a norm may be off, as a part of it: that of float32 is summed in float32 and clipped in it."""

@@ -16,8 +16,7 @@ from contracts.law._support.small_models import (
 )
 from contracts.law._support.step_comparison import tensor_differences, update_difference
 from contracts.law._support.transformer_layouts import BY_MUON, HALF, STEPPED, UPDATE, cells_named, needs_of
-from contracts.spec import FLOAT32_MOMENTS, Execution, Recipe, Training
-from contracts.spec.violations import require_none
+from contracts.spec import FLOAT32_MOMENTS, Execution, Recipe, Training, require_none
 
 MOVED = STEPPED | BY_MUON
 SMALL_RATE = 1e-7

@@ -37,9 +37,9 @@ from contracts.spec import (
     Tokens,
     Training,
     chosen,
+    require_none,
     within,
 )
-from contracts.spec.violations import require_none
 
 BIASED = replace(
     LETTERS, name="letters-biased",

@@ -6,8 +6,7 @@ from itertools import pairwise
 from typing import get_args
 
 from contracts.contract import contract
-from contracts.spec import Refused, chosen
-from contracts.spec.blending import Blend, Blending, Split
+from contracts.spec import Blend, Blending, Refused, Split, chosen
 
 Rows = tuple[tuple[int, ...], ...]
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -28,9 +28,9 @@ from contracts.spec import (
     Tokens,
     Tolerance,
     Training,
+    require_none,
     within,
 )
-from contracts.spec.violations import require_none
 
 Relation = Literal[
     "weights in another order", "rows in another order", "documents by other numbers", "documents by large numbers",

@@ -27,9 +27,9 @@ from contracts.spec import (
     Refused,
     Session,
     Training,
+    require_none,
     within,
 )
-from contracts.spec.violations import require_none
 
 DRAWN: dict[str, tuple[Recipe, Mode]] = {
     "streams-and-depths": (EVERYTHING, "nemo_native"),

@@ -28,8 +28,7 @@ from contracts.law._support.pipeline_run import (
 from contracts.law._support.saved_states import shared_folder
 from contracts.law._support.step_comparison import loss_difference, on_one_rank, tensor_differences
 from contracts.law._support.training_run import large_expert_weights
-from contracts.spec import Execution, Recipe, Session, Training
-from contracts.spec.messages import Messaging
+from contracts.spec import Execution, Messaging, Recipe, Session, Training
 
 BEGUN: dict[str, Cell] = {
     "two-stages": cell(HALVES, IN_TWO),

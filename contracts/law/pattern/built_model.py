@@ -18,9 +18,8 @@ from contracts.law._support.model_passes import (
 )
 from contracts.law._support.recipes import PARALLEL, SMALL, SMALL_DSA, SMALL_MLA
 from contracts.law._support.small_model import within
-from contracts.spec import FLOAT64, BlockCall, Built, Dsa, Mhc, Mode, Mtp, Recipe, Training
+from contracts.spec import FLOAT64, BlockCall, Built, Dsa, Mhc, Mode, Mtp, Recipe, Training, stepped_down
 from contracts.spec import within as at_most
-from contracts.spec.ladder import stepped_down
 
 ORDERS: dict[str, tuple[Recipe, str]] = {  # recipe → the letter of each layer
     "a-period-and-two": (SMALL, "AEMEAEMEAEMRAE"),

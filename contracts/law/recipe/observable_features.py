@@ -8,8 +8,7 @@ from contracts.contract import contract
 from contracts.law._support import training_run
 from contracts.law._support.model_passes import MOE, WHOLE, batch, drawn_weights, one_pass, tensor
 from contracts.law._support.recipes import PARALLEL, SMALL_DSA, SMALL_MLA
-from contracts.spec import Array, Dsa, Mhc, Mode, Moe, Mtp, Recipe, Session, Stack, Step, Training
-from contracts.spec.ladder import rung_of
+from contracts.spec import Array, Dsa, Mhc, Mode, Moe, Mtp, Recipe, Session, Stack, Step, Training, rung_of
 
 
 class Whole(Stack, Training, Protocol):

@@ -12,8 +12,7 @@ from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.layouts import layout_of
 from contracts.law._support.pipeline_run import AHEAD, BESIDE_DP, HALVES, IN_TWO, Cell, cell, messages_seen
-from contracts.spec import Degrees, Execution, Group, Layout, LiveMesh, NotOffered, Recipe, World, chosen
-from contracts.spec.messages import Messaging
+from contracts.spec import Degrees, Execution, Group, Layout, LiveMesh, Messaging, NotOffered, Recipe, World, chosen
 
 Groups = dict[str, tuple[Group, ...]]
 

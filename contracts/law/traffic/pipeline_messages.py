@@ -15,8 +15,7 @@ from contracts.law._support.pipeline_run import (
     messages_seen,
     shape_and_dtype,
 )
-from contracts.spec import Execution, Recipe
-from contracts.spec.messages import Message, Messages, Messaging
+from contracts.spec import Execution, Message, Messages, Messaging, Recipe
 
 
 @contract(

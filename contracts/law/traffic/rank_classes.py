@@ -23,8 +23,7 @@ from contracts.law._support.full_size import (
     dry_run_step,
 )
 from contracts.law._support.multi_rank_run import own_axis
-from contracts.spec import Group, Recipe, Rehearsal, Routing, Sent
-from contracts.spec.ladder import rung_of
+from contracts.spec import Group, Recipe, Rehearsal, Routing, Sent, rung_of
 
 # rank = 2 pp + tp
 PIPELINE = Lane(

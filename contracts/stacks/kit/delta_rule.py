@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from contracts.instruments import numerics
-from contracts.spec import NotOffered
-from contracts.spec.delta_rule import DeltaCall, DeltaRun
+from contracts.spec import DeltaCall, DeltaRun, NotOffered
 
 CHUNK = 64
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from contracts.instruments.ranks import held_groups
-from contracts.spec import Session, Trained
-from contracts.spec.messages import Messages
+from contracts.spec import Messages, Session, Trained
 
 
 def watched(train: Callable[[Session], Trained], session: Session) -> Messages:

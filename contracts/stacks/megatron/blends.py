@@ -8,8 +8,7 @@ from typing import Any, get_args
 import torch
 from numpy import int32
 
-from contracts.spec import NotOffered, decline, refuse
-from contracts.spec.blending import Blend, Split
+from contracts.spec import Blend, NotOffered, Split, decline, refuse
 from contracts.stacks.megatron.checkpoint_store import training
 from contracts.stacks.megatron.shims import mcore
 

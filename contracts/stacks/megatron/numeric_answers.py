@@ -8,14 +8,18 @@ import torch
 from contracts.spec import (
     Array,
     Arrays,
+    Blend,
     BlockCall,
     BlockRun,
     Built,
     Degrees,
+    DeltaCall,
+    DeltaRun,
     Execution,
     Layout,
     LiveMesh,
     Loaded,
+    Messages,
     Mode,
     NotOffered,
     Pass,
@@ -25,15 +29,13 @@ from contracts.spec import (
     Session,
     Shape,
     Snapshot,
+    Split,
     Tokens,
     Trained,
     WriteFault,
     Written,
 )
 from contracts.spec import pattern as patterns
-from contracts.spec.blending import Blend, Split
-from contracts.spec.delta_rule import DeltaCall, DeltaRun
-from contracts.spec.messages import Messages
 from contracts.stacks.kit import dry_runs
 from contracts.stacks.kit.messages import watched
 from contracts.stacks.megatron import (

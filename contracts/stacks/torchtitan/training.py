@@ -19,6 +19,7 @@ from contracts.instruments.ranks import gathered
 from contracts.spec import (
     Arrays,
     Execution,
+    Messages,
     Mode,
     NotOffered,
     Pass,
@@ -31,7 +32,6 @@ from contracts.spec import (
     Trained,
     refuse,
 )
-from contracts.spec.messages import Messages
 from contracts.stacks.kit import dry_runs, runs, worlds
 from contracts.stacks.kit.messages import watched
 from contracts.stacks.torchtitan import shims, symbols, weight_mapping

@@ -6,8 +6,7 @@ from typing import Protocol
 from contracts.contract import contract
 from contracts.law._support.recorded_runs import FACTS
 from contracts.law._support.step_memory import ONE_CARD, Stack
-from contracts.spec import Degrees, Lane
-from contracts.spec.devices import Devices
+from contracts.spec import Degrees, Devices, Lane
 from contracts.spec.receipt import Evidence
 
 ALLOCATED = {"fsdp2": ("cuda",)}

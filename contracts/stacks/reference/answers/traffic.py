@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from contracts.spec import Execution, NotOffered, Recipe, Rehearsal, Routing, Session, Trained
-from contracts.spec.messages import Messages
+from contracts.spec import Execution, Messages, NotOffered, Recipe, Rehearsal, Routing, Session, Trained
 from contracts.stacks.kit import dry_runs
 from contracts.stacks.kit.messages import watched
 from contracts.stacks.reference.answers.base import BuiltOfParts

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from contracts.instruments import numerics
-from contracts.spec import Built, Mode, Recipe, Refusals, Session, Step, Tokens, Trained, refuse
-from contracts.spec.blending import Blend, Split
+from contracts.spec import Blend, Built, Mode, Recipe, Refusals, Session, Split, Step, Tokens, Trained, refuse
 from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a run is asked for, not when the stack is introduced
