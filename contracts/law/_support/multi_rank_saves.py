@@ -82,8 +82,7 @@ def layout_name(execution: Execution) -> str:
 
 def first_finding(words: str) -> str:
     """The finding of the first rank that has one, on every rank; empty when no rank has any."""
-    told = gathered(words)
-    return next((f"rank {rank}: {each}" for rank, each in enumerate(told) if each), "")
+    return next((f"rank {rank}: {each}" for rank, each in enumerate(gathered(words)) if each), "")
 
 
 def state_difference(got: Step, want: Step) -> str:

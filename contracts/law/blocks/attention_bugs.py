@@ -189,8 +189,7 @@ class JointNorm(Attention):
         )
 
     def joint(self, x_BTHd: Tensor, weight_d: Tensor) -> Tensor:
-        mean = x_BTHd.square().mean((-2, -1), keepdim=True)
-        return x_BTHd * torch.rsqrt(mean + self.q_norm.eps) * weight_d
+        return x_BTHd * torch.rsqrt(x_BTHd.square().mean((-2, -1), keepdim=True) + self.q_norm.eps) * weight_d
 
 
 with_attributes(

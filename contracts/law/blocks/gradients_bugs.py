@@ -279,8 +279,7 @@ class _Normed(torch.autograd.Function):
 @broken(RMSNorm, "forward", "BLK-06h[swiglu]: gradient x differs")
 def leaves_out_the_normaliser(forward, self, x):
     """The backward pass of the norm divides by the root mean square, and forgets that it depends on the input."""
-    normed = _Normed.apply(x, torch.rsqrt(x.detach().square().mean(-1, keepdim=True) + self.eps))
-    return normed * self.weight
+    return _Normed.apply(x, torch.rsqrt(x.detach().square().mean(-1, keepdim=True) + self.eps)) * self.weight
 
 
 class _TilesOfTheFirstRow(torch.autograd.Function):

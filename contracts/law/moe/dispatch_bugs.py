@@ -30,8 +30,7 @@ def weighs_the_input(routed, self, x_BTD, routing, dropped_BTK):
     order_S = routing.experts_BTK.flatten(0, 1).flatten().argsort(stable=True)
     copies = (x_BTD.flatten(0, 1).unsqueeze(1) * gates_NK.unsqueeze(-1)).to(x_BTD.dtype).flatten(0, 1)
     given_SD = self.experts(copies[order_S], routing.counts_E.cumsum(0))
-    ones = torch.ones_like(gates_NK)
-    return self.combine(given_SD, order_S, ones, dropped_BTK.flatten(0, 1)).view(x_BTD.shape)
+    return self.combine(given_SD, order_S, torch.ones_like(gates_NK), dropped_BTK.flatten(0, 1)).view(x_BTD.shape)
 
 
 @broken(MoE, "combine", "MOE-02a[mixed]: expected gate x label")

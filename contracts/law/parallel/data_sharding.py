@@ -105,6 +105,5 @@ def what_one_rank_cannot_read_every_rank_refuses(stack: Training, execution: Exe
         gathered("written")
         path = at / ("elsewhere" if here().rank == blind else "text")
         recipe = replace(SPREAD, data=Data(path=str(path)))
-        refused = refusal_of(stack.train, Session(recipe=recipe, steps=1, execution=execution))
-        told = gathered(str(refused))
+        told = gathered(str(refusal_of(stack.train, Session(recipe=recipe, steps=1, execution=execution))))
     assert all("elsewhere" in words for words in told), f"the refusals do not all name {at / 'elsewhere'}: {told}"

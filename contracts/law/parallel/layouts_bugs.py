@@ -655,8 +655,7 @@ def takes_unmarked_shards_for_copies(norm_of, self, parameters):
     unmarked = {id(each.parameter) for each in self.members if each.role == "ssm" or "out_norm" in each.name}
     given = list(parameters)
     others = norm_of(self, [each for each in given if id(each) not in unmarked])
-    own = _squares(each for each in given if id(each) in unmarked)
-    return float((own + others**2).sqrt())
+    return float((_squares(each for each in given if id(each) in unmarked) + others**2).sqrt())
 
 
 @broken(ShardedOptimizer, "norm", "PAR-03a[tp2-sp-muon]: grad_norm is")

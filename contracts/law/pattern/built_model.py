@@ -58,8 +58,7 @@ def the_reported_counts_are_those_of_the_model(stack: BuiltStack, name: str) -> 
 
     Budgets, MFU and tables of results use the reported counts; the optimizer updates the built parameters.
     """
-    recipe = replace(stack.preset(name, ()), modes=BOTH_MODES)
-    _agree(stack, recipe)
+    _agree(stack, replace(stack.preset(name, ()), modes=BOTH_MODES))
 
 
 TWISTED = {

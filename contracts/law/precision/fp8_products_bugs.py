@@ -119,8 +119,7 @@ class OneScaleForAllTokens(Fp8Matmul):
     """The tokens of all experts are quantised as one tensor before they are dispatched."""
 
     def grouped(self, x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
-        used = x_SI[: int(ends_E[-1])]
-        common = amax(used)
+        common = amax(x_SI[: int(ends_E[-1])])
         self.__dict__["common"] = common
         return super().grouped(x_SI, weight_EOI, ends_E)
 

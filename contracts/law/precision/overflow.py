@@ -50,8 +50,7 @@ def the_loss_scale_rises_again(stack: Training, recipe: Recipe) -> None:
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, _one_thread():
         whole = stack.train(replace(asked, save=folder, save_at=frozenset({SAVED}))).steps
-        left = replace(asked, steps=STEPS - SAVED, batches=asked.batches[SAVED:], load=folder)
-        resumed = stack.train(left).steps
+        resumed = stack.train(replace(asked, steps=STEPS - SAVED, batches=asked.batches[SAVED:], load=folder)).steps
     scales = [scale_of(step) for step in whole]
     lost = next((step.number for step in whole if not math.isfinite(step.grad_norm)), None)
     if lost is not None:

@@ -15,8 +15,7 @@ Calls = tuple[GroupCall, ...]
 )
 def starts_with_its_own_groups(group_calls, self, degrees, world, layout, rank):
     """Every rank first creates the groups it belongs to, then the rest: the same calls in another order."""
-    calls = group_calls(self, degrees, world, layout, rank)
-    return tuple(sorted(calls, key=lambda call: rank not in call.members))
+    return tuple(sorted(group_calls(self, degrees, world, layout, rank), key=lambda call: rank not in call.members))
 
 
 @broken(Reference, "group_calls", "TOPO-06[borrowed-pp3-cp2-tp2-ep4]: on rank 0 and")

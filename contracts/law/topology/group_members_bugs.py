@@ -97,8 +97,7 @@ def strides_experts_over_tp(topology, self, degrees, world, layout):
     saved.
     """
     answer = topology(self, degrees, world, layout)
-    follows = topology(self, replace(degrees, etp=degrees.tp), world, layout)
-    return _with(answer, "ep", *follows.groups["ep"])
+    return _with(answer, "ep", *topology(self, replace(degrees, etp=degrees.tp), world, layout).groups["ep"])
 
 
 @broken(

@@ -144,8 +144,7 @@ def leaves_its_groups_behind(close, self):
 @broken(ProcessMesh, "close", "TOPO-07e[own-axis-ep2-tp2-etp1-on-4]: is left with 1 groups of closed meshes")
 def closes_the_first_alone(close, self):
     """Destroys only the group that it finds first."""
-    first = next(members for members in self._made if self.rank in members)
-    self._dist.destroy_process_group(self._made[first])
+    self._dist.destroy_process_group(self._made[next(members for members in self._made if self.rank in members)])
     self._made.clear()
 
 

@@ -152,8 +152,7 @@ def gathers_shards_as_they_are(norm, self):
         held = grad.to_local() if isinstance(grad, DTensor) else grad
         if held is None or held.dim() > 1:
             continue
-        every = [torch.empty_like(held) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, held.contiguous())
+        dist.all_gather([torch.empty_like(held) for _ in range(dist.get_world_size())], held.contiguous())
     return norm(self)
 
 

@@ -109,8 +109,7 @@ def takes_the_cards_name_for_proof(fit, self, needed_bytes, card, measured):
 @broken(Reference, "fit", "MEM-02l[measured-on-another-card]: proved is True, expected False", bugs=("PRV-26",))
 def carries_the_measurement_over(fit, self, needed_bytes, card, measured):
     """A run on an H200 proves the fit on every card."""
-    answer = fit(self, needed_bytes, card, measured)
-    return replace(answer, proved=measured is not None and bool(measured.receipt))
+    return replace(fit(self, needed_bytes, card, measured), proved=measured is not None and bool(measured.receipt))
 
 
 @broken(Reference, "fit", "MEM-02l[measured-at-step-2]: proved is True, expected False")

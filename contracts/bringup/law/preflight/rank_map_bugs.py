@@ -57,8 +57,7 @@ def keeps_no_nic(rank_map, self, nodes, ranks, need):
 @broken(Reference, "rank_map", "PREF-04a[the-first-nodes-map-for-both]: about 8, 12, 15 and was accepted")
 def takes_one_node_for_all(rank_map, self, nodes, ranks, need):
     """Captures only the first node, because all nodes were ordered together."""
-    same = tuple(replace(node, topology=nodes[0].topology) for node in nodes)
-    return rank_map(self, same, ranks, need)
+    return rank_map(self, tuple(replace(node, topology=nodes[0].topology) for node in nodes), ranks, need)
 
 
 @broken(Reference, "rank_map", "PREF-04a[nobody-knows]: about 7 and was accepted")

@@ -208,5 +208,4 @@ def multiplies_the_table(count_weights, self, weights, experts, top_k):
 def never_multiplies_the_table(count_weights, self, weights, experts, top_k):
     """Over-correction: omits a tied table, though the output projection multiplies by it."""
     count = count_weights(self, weights, experts, top_k)
-    tables = sum(math.prod(weight.shape) for weight in weights if weight.lookup)
-    return replace(count, matmul=count.active - tables)
+    return replace(count, matmul=count.active - sum(math.prod(weight.shape) for weight in weights if weight.lookup))
