@@ -63,6 +63,7 @@ FEATURES: Mapping[str, str] = {
     "linear": "a linear schedule",
     "constant": "a constant rate",
     "WSD": "warm-up, stable, decay",
+    "changing-decay": "a weight decay that changes from step to step",
     "microbatches": "gradient accumulation",
     "uneven-microbatches": "microbatches of unequal size, where sequences do not divide",
     "recompute": "blocks recomputed in the backward pass",

@@ -80,6 +80,7 @@ def _of_router(moe: Moe) -> Iterator[str]:
 def _of_steps(recipe: Recipe) -> Iterator[str]:
     yield recipe.optim.rule
     yield recipe.optim.schedule
+    yield from _chosen(("changing-decay", recipe.optim.end_weight_decay is not None))
 
 
 def _of_execution(recipe: Recipe, execution: Execution) -> Iterator[str]:

@@ -116,7 +116,8 @@ class Fp8:
 class Optim:
     """Optimizer and schedule; `warmup` and `steps` count optimizer steps.
 
-    Under `rule` muon, Muon updates the matrices of the blocks and AdamW everything else.
+    Under `rule` muon, Muon updates the matrices of the blocks and AdamW everything else. If `end_weight_decay` is
+    given, the decay changes step by step from `weight_decay` to it.
     """
 
     rule: Literal["adamw", "muon"] = "adamw"
@@ -126,6 +127,7 @@ class Optim:
     warmup: int = 10
     steps: int = 100
     weight_decay: float = 0.1
+    end_weight_decay: float | None = None
     beta1: float = 0.9
     beta2: float = 0.95
     clip: float = 1.0

@@ -14,7 +14,8 @@ If the recipe leaves it open, a step does this:
   lr; `WSD` does, and falls linearly over the last fifth of the steps. min_lr is met at s = steps and kept.
 - Gradients are multiplied by min(1, clip / (norm + 1e-6)), all by one number; clip 0 means never.
 - AdamW (arXiv 1711.05101) corrects its bias and adds 1e-8 to the root. Its decay is decoupled: a weight loses
-  lr · weight_decay of itself. Norms, biases, A_log, D and dt_bias do not decay; matrices do.
+  lr · weight_decay of itself. Norms, biases, A_log, D and dt_bias do not decay; matrices do. If the recipe has an
+  end_weight_decay, the decay of step s is weight_decay + (end_weight_decay - weight_decay) · min(1, s / steps).
 - Muon updates the matrices and experts of the layers, each expert as a matrix of its own. It does not update the
   embedding, output projection, routers or prediction heads. Nesterov momentum 0.95, five steps of Jordan's quintic
   Newton-Schulz iteration, step lr · 0.2 · sqrt(max(out, in)) (arXiv 2502.16982), decay as above.
@@ -59,6 +60,7 @@ class Parameter:
         layer: 0-based; None outside the layers.
         dtype: the dtype in which it is stored; `compute` is the dtype in which a step uses it.
         optimizer: the rule that updates it; None for a frozen parameter.
+        weight_decay: that of the recipe's `weight_decay`, whatever a schedule of it adds.
         lr_scale: its learning rate divided by the schedule's.
         placement: mesh axis → how the axis holds it (sharded or replicated); empty on one rank.
     """

@@ -16,26 +16,27 @@ def adamw(
     gradients: Sequence[Tensor],
     rates: Sequence[float],
     *,
-    decay: float,
+    decay: float | Sequence[float],
     beta1: float,
     beta2: float,
     epsilon: float = 1e-8,
 ) -> list[Tensor]:
-    """The weight after each step: gradient t (1-based) is applied with learning rate t."""
+    """The weight after each step: gradient t (1-based) is applied with learning rate t, and decay t of several."""
     first, second = torch.zeros_like(weight), torch.zeros_like(weight)
     found = []
-    for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+    for step, (gradient, rate, shrink) in enumerate(zip(gradients, rates, _each(decay, rates), strict=True), start=1):
         first = beta1 * first + (1 - beta1) * gradient
         second = beta2 * second + (1 - beta2) * gradient**2
         unbiased_first = first / (1 - beta1**step)
         unbiased_second = second / (1 - beta2**step)
-        weight = weight - rate * decay * weight - rate * unbiased_first / (unbiased_second.sqrt() + epsilon)
+        weight = weight - rate * shrink * weight - rate * unbiased_first / (unbiased_second.sqrt() + epsilon)
         found.append(weight)
     return found
 
 
 def muon(
-    weight: Tensor, gradients: Sequence[Tensor], rates: Sequence[float], *, decay: float, momentum: float = 0.95,
+    weight: Tensor, gradients: Sequence[Tensor], rates: Sequence[float], *, decay: float | Sequence[float],
+    momentum: float = 0.95,
     half: bool = False,
 ) -> list[Tensor]:  # fmt: skip
     """The weight after each step. Leading dims index matrices, each updated by itself.
@@ -51,12 +52,16 @@ def muon(
         return [torch.stack(step) for step in zip(*parts, strict=True)]
     buffer, found = torch.zeros_like(weight), []
     size = 0.2 * math.sqrt(max(weight.shape))
-    for gradient, rate in zip(gradients, rates, strict=True):
+    for gradient, rate, shrink in zip(gradients, rates, _each(decay, rates), strict=True):
         buffer = momentum * buffer + gradient
         turned = (rounded_newton_schulz if half else newton_schulz)(gradient + momentum * buffer)
-        weight = weight - rate * decay * weight - rate * size * turned
+        weight = weight - rate * shrink * weight - rate * size * turned
         found.append(weight)
     return found
+
+
+def _each(decay: float | Sequence[float], rates: Sequence[float]) -> Sequence[float]:
+    return [decay] * len(rates) if isinstance(decay, float) else decay
 
 
 def newton_schulz(matrix: Tensor) -> Tensor:

@@ -145,7 +145,8 @@ DISTINCT = Recipe(
         aux_loss=3e-4, z_loss=5e-4, route_scale=2.5, capacity_factor=1.25,
     ),
     mtp=Mtp(depth=2, loss_weight=0.35),
-    optim=Optim(lr=7e-4, min_lr=9e-6, warmup=30, steps=700, weight_decay=0.07, beta1=0.87, beta2=0.93, clip=0.6),
+    optim=Optim(lr=7e-4, min_lr=9e-6, warmup=30, steps=700, weight_decay=0.07, end_weight_decay=0.11,
+                beta1=0.87, beta2=0.93, clip=0.6),
     batch=Batch(micro=8, total=192), checkpoint=Checkpoint(save="/ckpt/a", interval=50),
 )  # fmt: skip
 """No two of its numbers are equal: one after another's flag shows."""
@@ -163,6 +164,7 @@ NUMBERS: dict[str, float] = {
     "--mtp-loss-scaling-factor": 0.35, "--mtp-num-layers": 2,
     "--lr": 7e-4, "--min-lr": 9e-6, "--lr-warmup-iters": 30, "--lr-warmup-samples": 30 * 192, "--train-iters": 700,
     "--train-samples": 700 * 192, "--lr-decay-iters": 700, "--lr-decay-samples": 700 * 192, "--weight-decay": 0.07,
+    "--start-weight-decay": 0.07, "--end-weight-decay": 0.11,
     "--adam-beta1": 0.87, "--adam-beta2": 0.93, "--clip-grad": 0.6, "--micro-batch-size": 8,
     "--global-batch-size": 192, "--save-interval": 50,
 }  # fmt: skip

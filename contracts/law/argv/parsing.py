@@ -46,7 +46,7 @@ from contracts.spec import (
 )
 
 STORED = replace(NAM56R, data=Data(path="/data/two words"), checkpoint=Checkpoint(save="/ckpt/two words", interval=250),
-                 optim=Optim(schedule="linear"), activation="swiglu",
+                 optim=Optim(schedule="linear", end_weight_decay=0.3), activation="swiglu",
                  moe=Moe(score="sigmoid", selection_bias=True, aux_loss=0.0, z_loss=1e-3))  # fmt: skip
 BIASED = replace(NAM56R, moe=Moe(shared_hidden=0), biases=("attention", "experts", "router"))
 LAUNCHES = {

@@ -70,6 +70,11 @@ RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...], *tuple[Mapping[str, fl
     "dense-half": (replace(DENSE, name="short-half", dtype="bf16"), Execution(), (2, 1, 2)),
     "dense-tied": (replace(DENSE, name="short-tied", untied_embeddings=False), Execution(), (2, 1, 2)),
     "dense-two-rates": (APART, Execution(), (2, 1, 2), OUTSIDE),
+    "dense-rising-decay": (
+        replace(DENSE, name="short-rising", optim=replace(DENSE.optim, end_weight_decay=0.9)),
+        Execution(),
+        (2, 1, 2),
+    ),
     "scan": (replace(SHORT, name="short-scan", mamba=SCAN.mamba), Execution(), (2, 1, 2)),
     "scan-and-mlp": (replace(SHORT, name="short-scan-mlp", mamba=SCAN.mamba, moe=None), Execution(), (2, 1, 2)),
 }
@@ -82,6 +87,7 @@ HEADED = {
     "mtp-without-clipping": ("checkpoint", "prediction-heads"),
     "every-kind": ("checkpoint", "prediction-heads", "hyper-connections", "mla", "dsa", "parallel-ssm"),
     "dense-two-rates": ("checkpoint", "outer-rates"),
+    "dense-rising-decay": ("checkpoint", "changing-decay"),
     **{name: (*needed, "checkpoint") for name, needed in OF_SCANS.items()},
 }
 """On leaner recipes the batches are given, so that a stack without the recipe's data is asked as well."""

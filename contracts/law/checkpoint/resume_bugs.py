@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from contracts.law._bugs.numeric import Batch, ModelOutput, Optimizer, Reference, Trainer, broken, derived, rng_state
+from contracts.stacks.reference.optim.schedule import weight_decay
 
 Position = Mapping[str, int]
 
@@ -114,6 +115,14 @@ def loads_weights_alone(load, self, state):
 def loads_one_rule_alone(load, self, state):
     """Of two optimizers only the first is loaded: Muon's momentum begins at zero."""
     load(self, {n: torch.zeros_like(each) if "momentum" in n else each for n, each in state.items()})
+
+
+@broken(Trainer, "step_over", "CKPT-01a[dense-rising-decay]: weights: the state")
+def begins_its_decay_anew(step_over, self, window, *given):
+    """The schedule of the decay counts the steps of this process."""
+    self.own = getattr(self, "own", 0) + 1
+    self.decay = lambda optim, step: weight_decay(optim, self.own)
+    return step_over(self, window, *given)
 
 
 @derived("CKPT-01a[muon-accumulated]: weights: the state", bugs=("RSM-17",))

@@ -132,7 +132,7 @@ def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe, mo
 
 def after_muon(
     stack: object, name: str, weights: Mapping[str, Tensor], gradients: Sequence[Mapping[str, Tensor]],
-    rates: Sequence[float], *, decay: float, half: bool = False,
+    rates: Sequence[float], *, decay: float | Sequence[float], half: bool = False,
 ) -> list[Tensor]:  # fmt: skip
     """A matrix after each step of Muon's, from what its gradients were; `half` is for products in bfloat16.
 

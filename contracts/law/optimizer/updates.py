@@ -34,6 +34,7 @@ from contracts.spec import (
     Tokens,
     Trained,
     Training,
+    chosen,
     within,
 )
 
@@ -57,18 +58,27 @@ STEPS: dict[str, tuple[Recipe] | tuple[Recipe, Mapping[str, float]]] = {
     "muon-never-clipped": (_with(MUON, clip=0.0, warmup=0),),
     "two-rates": (DENSE, OUTSIDE),
     "rates-in-layers": (DENSE, {"layers.1.mixer.w2.weight": 0.5, "layers.2.norm.weight": 2.0}),
+    "rising-decay": (_with(DENSE, weight_decay=0.2, end_weight_decay=0.8),),
+    "rising-from-0": (_with(DENSE, weight_decay=0.0, end_weight_decay=0.6, steps=3),),
+    "muon-rising-decay": (_with(MUON, weight_decay=0.2, end_weight_decay=0.8),),
     "muon-rates": (_with(DENSE, rule="muon"), {"layers.1.mixer.w2.weight": 0.5, "layers.2.mixer.wq.weight": 2.0}),
 }
 """Four steps each: two of warm-up, two of decay. Rates, gradients and clip factors differ from step to step."""
-OF_RATES = {"two-rates": ("outer-rates",), "rates-in-layers": ("layer-rates",), "muon-rates": ("layer-rates", "muon")}
+OF_RATES = {
+    **dict.fromkeys(("rising-decay", "rising-from-0"), ("changing-decay",)),
+    "muon-rising-decay": ("changing-decay", "muon"),
+    "two-rates": ("outer-rates",),
+    "rates-in-layers": ("layer-rates",),
+    "muon-rates": ("layer-rates", "muon"),
+}
 
 
 @contract(
     "OPT-04a", asks=("built", "train"), cases=STEPS, sheds=("packed",), source="F01 F09",
-    needs={"": (), "gradients-as-small-as-epsilon": ("float64",), **OF_RATES}, conventions=OF_MUON,
+    needs={"": (), "gradients-as-small-as-epsilon": ("float64",), **OF_RATES}, conventions=(*OF_MUON, "first-rate"),
 )  # fmt: skip
 def weights_after_each_step_are_those_of_the_rule(
-    stack: Training, recipe: Recipe, rates: Mapping[str, float] | None = None
+    stack: Training, recipe: Recipe, shares: Mapping[str, float] | None = None
 ) -> None:
     """Each step moves the weights as AdamW or Muon does, given the step's gradients, clip factor and rate.
 
@@ -76,18 +86,26 @@ def weights_after_each_step_are_those_of_the_rule(
     follows the schedule; Muon has Nesterov momentum and a step of 0.2 · sqrt(max(out, in)). If a weight has a rate of
     its own, all of that is by its share of the schedule's, and no other weight moves otherwise. The check compares
     moves, not weights, because a wrong step of a thousandth disappears in the weights.
+
+    A decay with an end follows its line up to the last step and stays there. What it spares does not depend on where
+    it begins: norms do not decay after a decay of 0.
     """
-    rows = table(stack, recipe)
+    rows = table(stack, _with(recipe, weight_decay=1.0, end_weight_decay=None))
     weights = drawn_weights(rows)
-    trained = run(stack, recipe, batches(4, recipe=recipe), "gradients", "weights", weights=weights, rates=rates)
-    moved = updates(weights, trained)
+    trained = run(stack, recipe, batches(4, recipe=recipe), "gradients", "weights", weights=weights, rates=shares)
+    betas = {"beta1": recipe.optim.beta1, "beta2": recipe.optim.beta2}
+    moved, line = updates(weights, trained), _decays(stack, recipe.optim, len(trained.steps))
     for row in rows:
-        weight, share = numerics.tensor(weights[row.name]), (rates or {}).get(row.name, 1.0)
+        weight, share = numerics.tensor(weights[row.name]), (shares or {}).get(row.name, 1.0)
         what = f"the {row.optimizer} move of {row.name}"
+        rates, decays = [step.lr * share for step in trained.steps], [row.weight_decay * each for each in line]
         if row.optimizer == "muon":
-            wanted, rounded = (_by_muon(stack, row, weights, trained, share, half=half) for half in (False, True))
+            wanted, rounded = (
+                _by_muon(stack, row, weights, trained, rates, decays, half=half) for half in (False, True)
+            )
         else:
-            wanted = rounded = _by_adamw(row, weight, trained, recipe.optim, share)
+            given = _clipped(trained, row.name)
+            wanted = rounded = _moves(weight, oracles.optimizers.adamw(weight, given, rates, decay=decays, **betas))
         for step, (move, want, half) in enumerate(zip(moved, wanted, rounded, strict=True), start=1):
             if row.optimizer == "muon":
                 words = muon_difference(stack, what, move[row.name], want, half)
@@ -96,27 +114,25 @@ def weights_after_each_step_are_those_of_the_rule(
             assert not words, f"{words} (step {step})"
 
 
-def _by_adamw(row: Parameter, weight: Tensor, trained: Trained, optim: Optim, share: float) -> list[Tensor]:
-    """The moves of one parameter by AdamW's oracle."""
-    rates = [step.lr * share for step in trained.steps]
-    betas = {"beta1": optim.beta1, "beta2": optim.beta2}
-    gradients = _clipped(trained, row.name)
-    return _moves(weight, oracles.optimizers.adamw(
-        weight, gradients, rates, decay=row.weight_decay, **betas
-    ))  # fmt: skip
+def _decays(stack: object, optim: Optim, steps: int) -> list[float]:
+    """The weight decay of each step, of what decays by the whole of it."""
+    end = optim.weight_decay if optim.end_weight_decay is None else optim.end_weight_decay
+    before = 1 if chosen(stack, "first-rate") == "step-0" else 0
+    done = [min(1.0, (step - before) / optim.steps) for step in range(1, steps + 1)]
+    return [optim.weight_decay + (end - optim.weight_decay) * each for each in done]
 
 
 def _by_muon(
-    stack: object, row: Parameter, weights: Arrays, trained: Trained, share: float, *, half: bool
-) -> list[Tensor]:
-    """Those by Muon's; `half` is for products in bfloat16."""
+    stack: object, row: Parameter, weights: Arrays, trained: Trained, rates: list[float], decays: list[float], *,
+    half: bool,
+) -> list[Tensor]:  # fmt: skip
+    """The moves of one parameter by Muon's oracle; `half` is for products in bfloat16."""
     start = numerics.tensors(weights)
     given = [
         {name: each * step.clip_coef for name, each in numerics.tensors(step.gradients).items()}
         for step in trained.steps
     ]
-    rates = [step.lr * share for step in trained.steps]
-    return _moves(start[row.name], after_muon(stack, row.name, start, given, rates, decay=row.weight_decay, half=half))
+    return _moves(start[row.name], after_muon(stack, row.name, start, given, rates, decay=decays, half=half))
 
 
 def _moves(weight: Tensor, after: list[Tensor]) -> list[Tensor]:

@@ -41,6 +41,29 @@ def groups_by_decay_alone(groups, self, rule):
     return [{**group, "share": first[group["weight_decay"]]} for group in groups(self, rule)]
 
 
+@broken(Optimizer, "groups", "OPT-04a[rising-from-0]: the adamw move of layers.0.norm.weight differs")
+def tells_what_decays_by_its_decay(groups, self, rule):
+    """Groups differ only by their decay: at a decay of 0 norms are in the group of the matrices."""
+    return [{**group, "decays": group["weight_decay"] == self.optim.weight_decay} for group in groups(self, rule)]
+
+
+@broken(Optimizer, "set_decay", "OPT-04a[muon-rising-decay]: the muon move of layers.")
+def raises_the_decay_of_one_rule(set_decay, self, decay):
+    """The schedule writes to the groups of AdamW, and Muon keeps the decay that it began with."""
+    both, self.rules = self.rules, {"adamw": self.rules["adamw"]}
+    set_decay(self, decay)
+    self.rules = both
+
+
+with_attributes(
+    "RaisesTheDecayForEver",
+    "The decay rises on after the last step.",
+    "OPT-04a[rising-from-0]: the adamw move of embedding.weight differs",
+    owner=Trainer,
+    decay=staticmethod(lambda optim, step: optim.weight_decay + optim.end_weight_decay * step / optim.steps),
+)
+
+
 @broken(Optimizer, "__init__", "OPT-04a[muon-other-betas]: the adamw move of embedding.weight differs")
 def has_betas_of_its_own_beside_muon(init, self, optim, members, *rates):
     """Tensors that Muon leaves to AdamW have constants of their own, whatever the recipe's betas are."""

@@ -140,6 +140,7 @@ ALTERNATIVES: dict[str, object] = {  # field → a legal value that neither reci
     "optim": Optim(lr=1e-3), "optim.rule": "muon", "optim.lr": 1e-4, "optim.min_lr": 0.0,
     "optim.schedule": "linear", "optim.warmup": 0,
     "optim.steps": 7, "optim.weight_decay": 0.0, "optim.beta1": 0.8, "optim.beta2": 0.99, "optim.clip": 0.0,
+    "optim.end_weight_decay": 0.3,
     "batch": Batch(micro=2, total=128), "batch.micro": 2, "batch.total": 128,
     "data": Data(path="/data/shard"), "data.path": "/data/shard", "data.tokenizer": "HuggingFaceTokenizer",
     "checkpoint": Checkpoint(), "checkpoint.save": None, "checkpoint.load": "/ckpt/before", "checkpoint.interval": 50,

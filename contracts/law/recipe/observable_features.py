@@ -154,6 +154,7 @@ STEPS: Mapping[str, tuple[Any, tuple[str, ...]]] = {  # another value, its needs
     "optim.rule": ("muon", ("muon",)), "optim.lr": (5e-3, ()), "optim.min_lr": (5e-3, ()),
     "optim.schedule": ("linear", ("linear",)), "optim.warmup": (1, ()), "optim.steps": (16, ()),
     "optim.weight_decay": (0.5, ()), "optim.beta1": (0.8, ()), "optim.beta2": (0.9, ()), "optim.clip": (1e-3, ()),
+    "optim.end_weight_decay": (0.9, ("changing-decay",)),
     "batch.total": (6, _OWN), "seq_length": (24, _OWN), "seed": (7, _OWN),
     "moe.bias_rate": (0.1, ("experts", "sigmoid", "selection-bias")),
 }  # fmt: skip

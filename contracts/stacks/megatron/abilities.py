@@ -17,7 +17,7 @@ ABILITIES = Abilities(
         "softmax", "sigmoid", "top-1", "selection-bias", "shared-expert", "route-scale", "balance-loss", "z-loss",
         "attention-bias", "mlp-bias", "expert-bias", "router-bias",
         "group-limited", "capacity", "capacity-by-gate", "float64", "float32", "bf16", "fp16",
-        "adamw", "cosine", "linear", "constant", "WSD",
+        "adamw", "cosine", "linear", "constant", "WSD", "changing-decay",
         "microbatches", "recompute", "packed", "checkpoint", "validation", "uneven-validation", "outer-rates",
         "dp", "fsdp", "replicas",
         "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved", "borrowed",

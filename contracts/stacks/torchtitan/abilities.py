@@ -29,6 +29,7 @@ ABILITIES = Abilities(
         *(lacks(f"{kind}expert-bias", "stack", OF_GPT_OSS) for kind in ("", "cut-")),
         lacks("recurrent", "stack", "it has no M²RNN"),
         lacks("dropout", "stack", "it drops nothing"),
+        lacks("changing-decay", "stack", "its schedules are of the rate"),
         lacks("mamba", "stack", "it has no Mamba"),
         lacks("narrow-scan", "stack", "it has no Mamba"),
         lacks("unpaired", "stack", "its layer is attention and then experts, no other order"),

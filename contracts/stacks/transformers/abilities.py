@@ -23,6 +23,7 @@ ABILITIES = Abilities(
         lacks("uneven-validation", "adapter", "its Trainer is given each rank's part of a batch, and all are alike"),
         lacks("float64 ep", "adapter", EP_IN_FLOAT32),
         lacks("outer-rates", "stack", "its Trainer groups parameters by their decay"),
+        lacks("changing-decay", "stack", "its schedules are of the rate"),
         lacks("largest-loss", "stack", "its Trainer logs a mean over ranks"),
         lacks("layer-rates", "stack", "its Trainer groups parameters by their decay"),
         lacks("bias-rates", "stack", "its Trainer moves no selection bias"),

@@ -40,7 +40,8 @@ class Stack(Adapter):
             ("stack", "its router has no auxiliary loss and drops no token", "balance-loss z-loss capacity"),
             ("stack", "the gate of one expert is 1", "top-1"),
             ("stack", "its MLPs are gated by SiLU", "relu2"),
-            ("stack", "it has none", "dsa hyper-connections parallel-ssm prediction-heads muon linear WSD fp16 fp8"),
+            ("stack", "it has none", "dsa hyper-connections parallel-ssm prediction-heads muon linear WSD "
+             "changing-decay fp16 fp8"),
             ("stack", "a row is one document", "packed"),
             ("stack", "its microbatches are of one size", "uneven-microbatches windows"),
             ("adapter", "its `bias` was not tried", "attention-bias mlp-bias expert-bias router-bias"),

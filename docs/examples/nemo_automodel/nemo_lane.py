@@ -84,7 +84,7 @@ class Stack(Adapter, Checkpoints):
             "router-bias", "attention-bias", "float32", "adamw", "cosine", "linear", "constant", "WSD",
             "microbatches", "uneven-microbatches", "validation", "changing-batches", "own-data", "frozen",
             "outer-rates", "layer-rates", "checkpoint", "packed", "recompute", "tied", "mlp-bias", "tp", "sp",
-            "tp-without-sp", "uneven-vocab", "dp", "fsdp", "replicas", "ep", "borrowed",
+            "changing-decay", "tp-without-sp", "uneven-vocab", "dp", "fsdp", "replicas", "ep", "borrowed",
         )),
         lacks=(*(lacks(each.replace("+", " "), kind, reason) for kind, reason, all_ in LACKS for each in all_.split()),
                *(without(questions, kind, reason) for kind, reason, questions in WITHOUT)),

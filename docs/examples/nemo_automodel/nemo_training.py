@@ -314,6 +314,10 @@ def config_of(session: Session, folder: str) -> dict[str, Any]:
             "lr_decay_style": optim.schedule, "lr_warmup_steps": optim.warmup, "lr_decay_steps": optim.steps,
             "init_lr": 0.0 if optim.warmup else optim.lr, "min_lr": optim.min_lr,
             "wsd_decay_steps": max(1, optim.steps // 5), "lr_wsd_decay_style": "linear",
+            **({} if optim.end_weight_decay is None else {
+                "start_wd": optim.weight_decay, "end_wd": optim.end_weight_decay, "wd_incr_steps": optim.steps,
+                "wd_incr_style": "linear",
+            }),
         },
         "step_scheduler": {
             "global_batch_size": rows, "max_steps": 10**6, "num_epochs": 1000, "preemption_signal": None,

@@ -25,7 +25,7 @@ LACKS: tuple[tuple[Lack, str, str], ...] = (
     ("stack", "its norms and rotations compute in float32", "float64"),
     ("stack", "a layer is attention or Mamba-2 and then an MLP or experts", "recurrent unpaired author-dp"),
     ("stack", "its MLPs are gated by SiLU", "relu2"),
-    ("stack", "it has none", "mla dsa hyper-connections parallel-ssm prediction-heads group-limited"),
+    ("stack", "it has none", "changing-decay mla dsa hyper-connections parallel-ssm prediction-heads group-limited"),
     ("stack", "its microbatches have one size", "uneven-microbatches windows"),
     ("stack", "the sequences of a batch are divided evenly among ranks", "uneven-validation"),
     ("stack", "a checkpoint is loaded whatever the model was", "checkpoint-of-a-recipe"),

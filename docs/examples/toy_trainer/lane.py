@@ -36,7 +36,8 @@ class Stack(Adapter):
                 "its linear layers have none": "attention-bias mlp-bias expert-bias router-bias",
                 "it routes none": "softmax sigmoid top-1 selection-bias shared-expert route-scale balance-loss z-loss",
                 "its attention is grouped, its MLP gated": "mla dsa relu2 hyper-connections prediction-heads tied",
-                "it has AdamW and a cosine, in float32": "muon linear WSD bf16 fp16 fp8 recompute compile windows",
+                "it has AdamW and a cosine, in float32": "muon linear WSD changing-decay bf16 fp16 fp8 recompute "
+                "compile windows",
                 "it makes its sequences itself, and reads no file": "own-data",
                 "it has data parallelism by DDP, and nothing beside it": "fsdp replicas tp cp pp ep etp",
             }.items()

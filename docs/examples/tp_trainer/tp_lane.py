@@ -32,8 +32,9 @@ class Stack(Adapter):
             "it routes none": "softmax sigmoid top-1 selection-bias shared-expert route-scale balance-loss z-loss",
             "it has no scan": "parallel-ssm",
             "its linear layers have none": "attention-bias mlp-bias expert-bias router-bias",
-            "it has none": "hyper-connections prediction-heads tied muon linear WSD bf16 fp16 fp8 recompute "
-            "compile windows packed own-data uneven-microbatches checkpoint checkpoint-of-a-recipe validation",
+            "it has none": "hyper-connections prediction-heads tied muon linear WSD changing-decay bf16 fp16 fp8 "
+            "recompute compile windows packed own-data uneven-microbatches checkpoint checkpoint-of-a-recipe "
+            "validation",
             "each rank has equal parts": "uneven-kv",
             "it has tensor and data parallelism": "sp fsdp replicas cp pp ep etp",
         }.items() for feature in features.split()),

@@ -6,7 +6,7 @@ Settings that the launcher cannot express are refused here, before a node is ask
 
 from collections.abc import Callable
 
-from contracts.spec import Degrees, Lane, Pattern, Recipe, Refusals, needs
+from contracts.spec import Degrees, Lane, Optim, Pattern, Recipe, Refusals, needs
 from contracts.spec import pattern as patterns
 
 MEGATRON = ("megatron-core", "0.19.2")
@@ -194,10 +194,22 @@ def _optim(recipe: Recipe) -> Words:
         *_flag("--lr-decay-style", optim.schedule),
         *_flag("--lr-warmup-iters", optim.warmup),
         *_flag("--weight-decay", optim.weight_decay),
+        *_changing_decay(optim),
         *_flag("--adam-beta1", optim.beta1),
         *_flag("--adam-beta2", optim.beta2),
         *_flag("--clip-grad", optim.clip),
         *_flag("--seed", recipe.seed),
+    )
+
+
+def _changing_decay(optim: Optim) -> Words:
+    if optim.end_weight_decay is None:
+        return ()
+    return (
+        *_flag("--start-weight-decay", optim.weight_decay),
+        *_flag("--end-weight-decay", optim.end_weight_decay),
+        "--weight-decay-incr-style",
+        "linear",
     )
 
 

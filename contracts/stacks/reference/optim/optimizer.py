@@ -152,13 +152,16 @@ class Optimizer:
         return self.optim.weight_decay if ROUTES[member.role].decays else 0.0
 
     def groups(self, rule: Rule) -> list[dict[str, Any]]:
-        """The parameter groups of a rule: one for each decay and rate, in the order of the members."""
-        found: dict[tuple[float, float], list[nn.Parameter]] = {}
+        """The parameter groups of a rule, in the order of the members: by what decays, and by rate."""
+        found: dict[tuple[float, bool, float], list[nn.Parameter]] = {}
         for member in self.members:
             if self.rule(member) == rule:
-                of_group = self.decay(member), self.rates.get(member.name, 1.0)
+                of_group = self.decay(member), ROUTES[member.role].decays, self.rates.get(member.name, 1.0)
                 found.setdefault(of_group, []).append(member.parameter)
-        return [{"params": params, "weight_decay": decay, "share": share} for (decay, share), params in found.items()]
+        return [
+            {"params": params, "weight_decay": decay, "decays": decays, "share": share}
+            for (decay, decays, share), params in found.items()
+        ]
 
     def clip(self) -> tuple[float, float]:
         """The global norm of all gradients, and what they were multiplied by: min(1, clip / (norm + 1e-6)).
@@ -179,6 +182,11 @@ class Optimizer:
     def coefficient(self, norm: float) -> float:
         """Clipping makes gradients smaller and never larger; a limit of 0 means none."""
         return min(1.0, self.optim.clip / (norm + 1e-6)) if self.optim.clip > 0 else 1.0
+
+    def set_decay(self, decay: float) -> None:
+        """The decay of the next steps, of the groups that decay."""
+        for group in (group for rule in self.rules.values() for group in rule.param_groups):
+            group["weight_decay"] = decay * group["decays"]
 
     def step(self, lr: float) -> None:
         """One optimizer step at a learning rate."""

@@ -1,4 +1,4 @@
-"""The learning rate of each optimizer step, as spec/training.py defines it."""
+"""The learning rate and the weight decay of each optimizer step, as spec/training.py defines it."""
 
 import math
 
@@ -20,6 +20,13 @@ def learning_rate(optim: Optim, step: int) -> float:
     else:
         left = 1 - _progress(step, max(optim.warmup, optim.steps - cooldown(optim)), optim.steps)
     return optim.min_lr + (optim.lr - optim.min_lr) * left
+
+
+def weight_decay(optim: Optim, step: int) -> float:
+    """The decay of optimizer step `step`, of what decays."""
+    if optim.end_weight_decay is None:
+        return optim.weight_decay
+    return optim.weight_decay + (optim.end_weight_decay - optim.weight_decay) * min(1.0, step / optim.steps)
 
 
 def cooldown(optim: Optim) -> int:

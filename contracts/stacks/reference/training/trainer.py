@@ -74,6 +74,7 @@ class Trainer:
     corpus_class: type[Corpus] = Corpus
     data_order_class: type[DataOrder] = DataOrder
     rate: Callable[..., float] = staticmethod(schedule.learning_rate)
+    decay: Callable[..., float] = staticmethod(schedule.weight_decay)
     rates: Mapping[str, float] = {}
     """The factors of rates, if they are not 1."""
     frozen: frozenset[str] = frozenset()
@@ -142,6 +143,8 @@ class Trainer:
         lr = self.rate(self.recipe.optim, self.number + 1)
         seen = self.over_parts(self.total([_counters(each.seen) for each in passes]))
         if self.follow(norm):
+            if self.recipe.optim.end_weight_decay is not None:
+                self.optimizer.set_decay(self.decay(self.recipe.optim, self.number + 1))
             self.optimizer.step(lr)
             fp8.advance_scales(self.model)
             self.move_biases(seen)
