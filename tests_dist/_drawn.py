@@ -61,7 +61,8 @@ def readers(execution: Execution) -> int:
 def cells(world: int, count: int) -> dict[str, Drawn]:
     """So many layouts of a world, each once, by name; the same ones at every run, on every rank."""
     dice = random.Random(f"layouts of {world}")
-    return {name_of(layout): cell(layout, dice) for layout in dice.sample(layouts(world), count)}
+    chosen = dice.sample(layouts(world), count)
+    return {name_of(layout): cell(layout, dice) for layout in chosen}
 
 
 def name_of(execution: Execution) -> str:

@@ -352,7 +352,8 @@ def test_an_emitted_command_is_unchanged_by_the_shell(runs: dict[str, Done], fol
     inherited = dict.fromkeys(launch["unset"], "inherited")
     subprocess.run(["sh", "-c", runs["emit"].stdout], cwd=folder, check=True, timeout=30,
                    env={**os.environ, **inherited, "PATH": f"{stubs}:{os.environ['PATH']}"})  # fmt: skip
-    assert (folder / "words").read_bytes().decode().split("\0")[:-1][1:] == launch["command"][1:]
+    words = (folder / "words").read_bytes().decode().split("\0")[:-1]
+    assert words[1:] == launch["command"][1:]
     variables = dict(pair.split("=", 1) for pair in (folder / "variables").read_bytes().decode().split("\0")[:-1])
     assert {name: variables.get(name) for name in launch["env"]} == launch["env"]
     assert not set(launch["unset"]) & variables.keys()

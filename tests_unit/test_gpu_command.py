@@ -82,7 +82,8 @@ def test_a_finished_part_is_not_run_again_on_the_same_source(
 ) -> None:
     _run(tmp_path, _part("red", "raise SystemExit(1)"), _part("long", WAITS, 2.0))
     again = (_part("red", "raise SystemExit(0)"), _part("long", "print('now')"))
-    assert {name: each.code for name, each in _run(tmp_path, *again, resume=True).items()} == {"red": 1, "long": 0}
+    ended = _run(tmp_path, *again, resume=True)
+    assert {name: each.code for name, each in ended.items()} == {"red": 1, "long": 0}
     assert "red: ended in an earlier run with 1" in capsys.readouterr().err
     monkeypatch.setattr(gpu, "_commit", lambda: "another")
     assert _run(tmp_path, *again, resume=True)["red"].code == 0

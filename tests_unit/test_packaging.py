@@ -159,7 +159,8 @@ def test_every_install_command_on_a_page_uses_extras_of_the_wheel(wheel: Path) -
     assert metadata["Name"] == NAME
     offered = {*metadata.get_all("Provides-Extra", [])}
     assert not [(where, extras - offered) for where, _, extras, _ in install_words() if extras - offered]
-    assert {f"{word}{rest}" for _, word, _, rest in install_words() if rest.endswith(".whl")} <= {wheel.name}
+    named = {f"{word}{rest}" for _, word, _, rest in install_words() if rest.endswith(".whl")}
+    assert named <= {wheel.name}
 
 
 @pytest.mark.registry

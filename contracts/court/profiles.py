@@ -214,7 +214,8 @@ def nearest(law: Law, text: str) -> list[str]:
     if bracket and found in law.contracts:
         names = [f"{found}[{case}]" for case in _cases(law, found)]
         return difflib.get_close_matches(f"{found}{text[len(id) :]}", names, n=3, cutoff=0.0)
-    return [known[each] for each in difflib.get_close_matches(id.lower(), known, n=3)] or [*NAMED]
+    close = difflib.get_close_matches(id.lower(), known, n=3)
+    return [known[each] for each in close] or [*NAMED]
 
 
 def _widely(words: Sequence[str], entry: _Entry, case: str) -> bool:

@@ -122,7 +122,8 @@ def write(run: Run, today: datetime.date) -> str:
     known = secrets_here(os.environ, sys.argv)
     compared = [] if run.baseline is None else [run.baseline]
     before: list[object] = [run.header, run.plan, *run.deviations, *compared, *run.unfit]
-    text = "".join(f"{line(entry, known)}\n" for entry in [*before, *run.results, *run.unclaimed, *run.kills])
+    entries = [*before, *run.results, *run.unclaimed, *run.kills]
+    text = "".join(f"{line(entry, known)}\n" for entry in entries)
     closing = footer(digest(text), len(run.results), verdict(run, today), run.header.started, key())
     return f"{text}{line(closing)}\n"
 

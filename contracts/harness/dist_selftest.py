@@ -80,7 +80,8 @@ def _fits(contract: Contract, case: str) -> bool:
 
 
 def _mark(trial: Trial) -> pytest.MarkDecorator:
-    return pytest.mark.dist(world=trial.contract.ranks(trial.case), timeout=SLOW_S if trial.contract.slow else None)
+    ranks = trial.contract.ranks(trial.case)
+    return pytest.mark.dist(world=ranks, timeout=SLOW_S if trial.contract.slow else None)
 
 
 def put(trial: Trial, node: pytest.Item) -> None:

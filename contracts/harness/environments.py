@@ -48,7 +48,8 @@ def judge_of(stack: str) -> str:
     own = Path(f".venv-{name}-{version}/bin/rankproof").absolute()
     if not (found.optional and own.exists()):
         words = ["make", "--no-print-directory", found.target, f"{found.variable}={version}"]
-        if subprocess.run(words, stdout=sys.stderr.fileno(), check=False).returncode and not found.optional:
+        made = subprocess.run(words, stdout=sys.stderr.fileno(), check=False)
+        if made.returncode and not found.optional:
             raise Unreachable(f"{stack}: `{' '.join(words)}` could not make its environment")
     return str(own) if own.exists() else here
 

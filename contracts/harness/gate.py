@@ -96,7 +96,8 @@ class Gate:
 
     def prove_the_suite(self) -> None:
         """Judge the mutants of the planned contracts; their fates are part of the record."""
-        matrix = selftest.run(selftest.part_of(LAW, self.plan.promises))
+        law = selftest.part_of(LAW, self.plan.promises)
+        matrix = selftest.run(law)
         self.kills = matrix.kills
         known = {*self.unfit}
         self.unfit = {**matrix.unfit, **self.unfit}
@@ -172,7 +173,8 @@ class Gate:
         power.refuse_without(numbers=self._numbers)
         if not isinstance(self.subject, parties.Absent):
             self.unclaimed = tuple(_unclaimed(self.subject, self.deadline_s, numbers=of_numbers(self.plan)))
-        judged = verdict(self.run(), today())
+        run = self.run()
+        judged = verdict(run, today())
         if self.recorder is not None:
             for entry in (*self.unclaimed, *self.kills):
                 self.recorder.add(entry)
@@ -270,7 +272,8 @@ def _unclaimed(subject: Party, deadline_s: float, *, numbers: bool) -> list[Uncl
         if alone is None:
             continue
         case = next(iter(alone.cases))
-        if judge(alone, case, _Claiming(subject, question.name), deadline_s=deadline_s).outcome == "holds":
+        result = judge(alone, case, _Claiming(subject, question.name), deadline_s=deadline_s)
+        if result.outcome == "holds":
             found.append(Unclaimed(question=question.name, evidence=f"{alone.id}[{case}] holds"))
     return found
 

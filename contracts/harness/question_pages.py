@@ -37,7 +37,8 @@ def page(law: Law) -> str:
     told: set[str] = set()
     groups = [group_of(name, protocol, told) for name, protocol in sides().items()]
     rows = [f"| [{each.name}](#group-{each.name}) | {each.about} | {len(each.methods)} |" for each in groups]
-    lines = [HEAD.format(party=(inspect.getdoc(Party) or "").partition("\n\n")[2], groups="\n".join(rows))]
+    party = (inspect.getdoc(Party) or "").partition("\n\n")[2]
+    lines = [HEAD.format(party=party, groups="\n".join(rows))]
     for group in groups:
         lines += [f"## Group {group.name}", "", f"{group.about}. `{group.module.replace('.', '/')}.py`", ""]
         for method in group.methods:

@@ -56,7 +56,8 @@ def watched() -> Iterator[Seen]:
 
 def _again(frame: FrameType) -> bool:
     """Whether a call comes out of another one, which a mode of torch took up and passes on."""
-    return any(each.f_code is frame.f_code for each in itertools.islice(_callers(frame), 8))
+    callers = itertools.islice(_callers(frame), 8)
+    return any(each.f_code is frame.f_code for each in callers)
 
 
 def _callers(frame: FrameType) -> Iterator[FrameType]:

@@ -26,7 +26,8 @@ def tensors(value: object) -> Iterator[torch.Tensor]:
 
 def contiguous(tensor: torch.Tensor) -> bool:
     """Whether NCCL takes a tensor."""
-    other = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    other = formats.get(tensor.dim())
     return tensor.is_contiguous() or (other is not None and tensor.is_contiguous(memory_format=other))
 
 

@@ -176,7 +176,8 @@ class Abilities:
         """
         wanted, asked = frozenset(needed), frozenset(asks)
         found = [each for each in self.lacks if each.stands_against(wanted, asked)]
-        undeclared = wanted - self.has.union(*(each.features for each in self.lacks))
+        known = self.has.union(*(each.features for each in self.lacks))
+        undeclared = wanted - known
         if undeclared:
             words = "its abilities say nothing about it"
             found.append(Absence(features=frozenset({min(undeclared)}), kind="adapter", reason=words))

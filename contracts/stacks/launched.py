@@ -161,7 +161,8 @@ class Launched:
         """The `answer` of one exchange, not yet decoded."""
         self._number += 1
         asked = {"protocol": PROTOCOL, "id": self._number, "question": name, "arguments": arguments}
-        said = self._exchange((codec.dumps(asked) + "\n").encode("ascii"), name)
+        line = (codec.dumps(asked) + "\n").encode("ascii")
+        said = self._exchange(line, name)
         try:
             return self._open(said)
         except Unreachable:

@@ -119,7 +119,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> dict[str, Done]:
-    return side_by_side(RUNS, folder, _=PROJECT | {f"{name}.toml": text for name, (text, *_) in DEVIATIONS.items()})
+    declared = {f"{name}.toml": text for name, (text, *_) in DEVIATIONS.items()}
+    return side_by_side(RUNS, folder, _=PROJECT | declared)
 
 
 def _judged(folder: Path, name: str) -> tuple[str, set[tuple[str, str, str, str]]]:

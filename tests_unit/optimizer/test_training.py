@@ -141,7 +141,8 @@ def test_a_run_that_fails_leaves_a_receipt_that_says_so(tmp_path: Path) -> None:
     )
     asked = train.read((*SHORT, "--steps", "3", "--save", str(tmp_path / "run")), {})
     train.train(replace(asked, steps=1), record)
-    receipt = json.loads(train.keep_receipt(asked, record, "failed", "RuntimeError: out of luck").read_text())
+    path = train.keep_receipt(asked, record, "failed", "RuntimeError: out of luck")
+    receipt = json.loads(path.read_text())
     assert (receipt["ending"], receipt["exit_code"], receipt["failure"]) == ("failed", 1, "RuntimeError: out of luck")
 
 

@@ -83,7 +83,8 @@ def test_a_rank_that_does_not_dump_its_stacks_is_aborted_after_a_second() -> Non
 
 
 def test_cancelling_one_phase_does_not_cancel_the_next() -> None:
-    rank = rank_of(store())
+    shared = store()
+    rank = rank_of(shared)
     rank.watchdog.agreement.call_off(1, "rank 1 did not pass")
     with rank.watchdog.watched(2, "the teardown", 5):
         rank.tick(0.1)
@@ -93,7 +94,8 @@ def test_cancelling_one_phase_does_not_cancel_the_next() -> None:
 
 def test_a_rank_that_has_left_its_phase_is_not_aborted() -> None:
     """A late cut would hit the group of the next test."""
-    rank = rank_of(store())
+    shared = store()
+    rank = rank_of(shared)
     with rank.watchdog.watched(1, "the call", 5) as region:
         rank.tick(5.1)
     rank.watchdog._bring_back(region, 7.0)

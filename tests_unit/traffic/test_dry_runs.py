@@ -44,7 +44,8 @@ def test_a_dry_run_counts_the_bytes_of_a_ranks_shards_only() -> None:
         mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
         weight = distribute_tensor(torch.ones(8, 3), mesh, [Shard(0)]).requires_grad_()
         weight.grad = torch.zeros_like(weight)
-        found = dry_runs.holding(weight, weight, [{"exp_avg": torch.zeros_like(weight), "step": torch.tensor(1.0)}])
+        state = {"exp_avg": torch.zeros_like(weight), "step": torch.tensor(1.0)}
+        found = dry_runs.holding(weight, weight, [state])
     assert (found.weight, found.gradient, found.state, found.cut) == (24, 24, 24, ("shard",))
 
 

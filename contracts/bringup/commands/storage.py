@@ -48,7 +48,8 @@ def check_storage(map_: str, run: str | None, as_json: bool) -> None:
     if run is not None:
         findings += storage.cache_findings(places, host, run, dict(os.environ))
     if as_json:
-        show_json({"map": codec.encode(places), "findings": codec.encode(findings), "caches": caches})
+        body = {"map": codec.encode(places), "findings": codec.encode(findings), "caches": caches}
+        show_json(body)
     else:
         for name in PLACES:
             click.echo(f"{name:<9} {getattr(places, name)}")

@@ -155,7 +155,8 @@ def _tried(found: Refusals, make: Callable[[], T]) -> T | None:
 
 def _made(asked: Asked, repository: Repository, top: Path | None) -> tuple[Callable[[], Side], Callable[[], Side]]:
     """What makes each side, without its interpreter."""
-    tree = Side(name="", label="", words=asked.words, env=launchers.without(os.environ))
+    env = launchers.without(os.environ)
+    tree = Side(name="", label="", words=asked.words, env=env)
 
     def here() -> Side:
         return replace(tree, **_working_tree(repository)) if top is not None else replace(tree, label=str(Path.cwd()))
@@ -188,7 +189,8 @@ def _working_tree(repository: Repository) -> dict[str, Any]:
     commit = repository.git("rev-parse", "HEAD").strip()
     kept = repository.git(*_AUTHOR, "stash", "create").strip()
     loose = _listed(repository, "--others", "--exclude-standard")
-    count = len(repository.git("diff", "--name-only", "HEAD", "--").splitlines()) + len(loose)
+    edited = repository.git("diff", "--name-only", "HEAD", "--").splitlines()
+    count = len(edited) + len(loose)
     more = f", with {count} changed file{'s' if count > 1 else ''}" if count else ""
     told = f"the working tree of {_subject(repository, commit)}{more}"
     return {"revision": kept or commit, "loose": loose, "label": told}

@@ -23,7 +23,8 @@ def deviations(runs: tuple[Path, ...], fill: Path | None) -> None:
     recorded = [record.load(each)[0] for each in runs]
     if fill is None:
         for run in recorded:
-            click.echo(proposed_deviations.proposal(run, verdict(run, today()).results, today()), nl=False)
+            results = verdict(run, today()).results
+            click.echo(proposed_deviations.proposal(run, results, today()), nl=False)
         return
     declared = deviations_file.read(fill, taken=False)
     if all(each.says for each in declared):

@@ -316,7 +316,8 @@ def _tried(
     if jobs > 1:
         return self_test.shared(law, assistants, jobs, tell)
     collect_seldom()
-    helping = [party for _, party in parties.assistants(parties.load("reference"), assistants, quick=False)]
+    subject = parties.load("reference")
+    helping = [party for _, party in parties.assistants(subject, assistants, quick=False)]
     return self_test.run(law, helping, tell)
 
 

@@ -94,7 +94,8 @@ class _Product(torch.autograd.Function):
 
 def dense(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor) -> Tensor:
     """An E block without experts, including its norm: (B, T, D)."""
-    return _mlp(recipe, weights, "mixer", normed(recipe, weights, x_BTD).flatten(0, 1)).view(x_BTD.shape)
+    h_SD = normed(recipe, weights, x_BTD).flatten(0, 1)
+    return _mlp(recipe, weights, "mixer", h_SD).view(x_BTD.shape)
 
 
 def experts(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor, experts_BTK: Tensor) -> Tensor:

@@ -35,5 +35,6 @@ def launches_of(run: Callable[[], Answer], device: str, tell: Callable[[frozense
     on_cuda = device == "cuda"
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]) as seen:
         answer = run()
-    tell(frozenset(each.key for each in seen.key_averages() if not on_cuda or each.device_time_total > 0))
+    events = seen.key_averages()
+    tell(frozenset(each.key for each in events if not on_cuda or each.device_time_total > 0))
     return answer

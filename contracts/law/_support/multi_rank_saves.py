@@ -82,7 +82,8 @@ def layout_name(execution: Execution) -> str:
 
 def first_finding(words: str) -> str:
     """The finding of the first rank that has one, on every rank; empty when no rank has any."""
-    return next((f"rank {rank}: {each}" for rank, each in enumerate(gathered(words)) if each), "")
+    told = gathered(words)
+    return next((f"rank {rank}: {each}" for rank, each in enumerate(told) if each), "")
 
 
 def state_difference(got: Step, want: Step) -> str:

@@ -179,7 +179,8 @@ def selection_biases(
 
 @functools.lru_cache(maxsize=32)  # every layout of a model starts from the same weights
 def _drawn(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Arrays:
-    return numerics.arrays(fixtures.weights({name: Shape(dtype="float64", shape=shape) for name, shape in shapes}))
+    named = {name: Shape(dtype="float64", shape=shape) for name, shape in shapes}
+    return numerics.arrays(fixtures.weights(named))
 
 
 def updates(weights: Mapping[str, Array], run: Trained) -> list[dict[str, Tensor]]:

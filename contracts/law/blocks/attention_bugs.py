@@ -110,7 +110,8 @@ def window_is_one_short(attend, self, q_BTHd, k_BSHd, v_BSHv, visible_BTS):
 def does_not_see_itself(visible, self, packing):
     """The causal mask excludes the token itself."""
     whole_BTS = visible(self, packing)
-    return torch.where((packing.positions_BT == 0)[..., None], whole_BTS, whole_BTS.tril(-1))
+    lonely_BT1 = (packing.positions_BT == 0)[..., None]
+    return torch.where(lonely_BT1, whole_BTS, whole_BTS.tril(-1))
 
 
 @broken(Attention, "forward", "BLK-03e[gqa]: against the first of the row y differs")
@@ -189,7 +190,8 @@ class JointNorm(Attention):
         )
 
     def joint(self, x_BTHd: Tensor, weight_d: Tensor) -> Tensor:
-        return x_BTHd * torch.rsqrt(x_BTHd.square().mean((-2, -1), keepdim=True) + self.q_norm.eps) * weight_d
+        mean = x_BTHd.square().mean((-2, -1), keepdim=True)
+        return x_BTHd * torch.rsqrt(mean + self.q_norm.eps) * weight_d
 
 
 with_attributes(

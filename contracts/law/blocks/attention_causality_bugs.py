@@ -105,7 +105,8 @@ def rows_follow_each_other(attend, self, q_BTHd, k_BSHd, v_BSHv, visible_BTS):
 
 def _as_one_document(forward, self, x_BTD, packing, state):
     """Whether rows need a mask is asked of any row: beside a row of one document the others have none."""
-    whole = bool((packing.documents_BT == packing.documents_BT[:, :1]).all(1).any())
+    starts_B1 = packing.documents_BT[:, :1]
+    whole = bool((packing.documents_BT == starts_B1).all(1).any())
     return forward(self, x_BTD, packing._replace(boundless=packing.boundless or whole), state)
 
 

@@ -267,6 +267,7 @@ def what_was_written_last_is_read_back(stack: DeltaRule, case: Case) -> None:
     """
     inputs = drawn(case)
     q = inputs.tensors["k"] * 1e4  # so long that the 1e-6 under the root of its norm does not count
-    got = run(stack, case, replace(inputs, tensors={**inputs.tensors, "k": q, "q": q}), backward=False)
+    tensors = {**inputs.tensors, "k": q, "q": q}
+    got = run(stack, case, replace(inputs, tensors=tensors), backward=False)
     words = numerics.difference("y", got.y, inputs.tensors["v"] * KEYS**-0.5, FLOAT64)
     assert not words, f"{words} (v / sqrt({KEYS}))"

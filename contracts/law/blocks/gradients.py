@@ -60,7 +60,8 @@ def gradients_are_the_slope_of_the_loss(stack: Training, recipe: Recipe, mode: M
     """
     weights, tokens = drawn_weights(stack, recipe, mode=mode), batch(recipe, ((2, 3), (4, 1)))
     rows = stack.built(recipe, mode).parameters
-    gradients = numerics.tensors(one_pass(stack, recipe, weights, tokens, backward=True, mode=mode).gradients)
+    run = one_pass(stack, recipe, weights, tokens, backward=True, mode=mode)
+    gradients = numerics.tensors(run.gradients)
     for place in dict.fromkeys(map(_place, rows)):
         names = [row.name for row in rows if _place(row) == place]
         direction = {name: fixtures.normal(f"way {name}", weights[name].shape) for name in names}

@@ -44,7 +44,8 @@ def doubles_gradients_of_branches(branch, self, x_BTD, packing):
 @broken(RMSNorm, "forward", "BLK-07a[streams-and-depths]: gives a slope of")
 def norm_without_its_own_gradient(forward, self, x):
     """The backward pass of a fused norm treats the root mean square as a constant."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps).detach() * self.weight
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps).detach()
+    return x * scale * self.weight
 
 
 @broken(Model, "cross_entropy", "BLK-07a[tied-latent]: gives a slope of", bugs=("PRV-30",))
@@ -279,7 +280,9 @@ class _Normed(torch.autograd.Function):
 @broken(RMSNorm, "forward", "BLK-06h[swiglu]: gradient x differs")
 def leaves_out_the_normaliser(forward, self, x):
     """The backward pass of the norm divides by the root mean square, and forgets that it depends on the input."""
-    return _Normed.apply(x, torch.rsqrt(x.detach().square().mean(-1, keepdim=True) + self.eps)) * self.weight
+    scale = torch.rsqrt(x.detach().square().mean(-1, keepdim=True) + self.eps)
+    normed = _Normed.apply(x, scale)
+    return normed * self.weight
 
 
 class _TilesOfTheFirstRow(torch.autograd.Function):

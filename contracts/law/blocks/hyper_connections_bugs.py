@@ -77,7 +77,8 @@ def ends_on_the_last_stream(narrow, self, x):
 @broken(HyperConnections, "mixing", "BLK-06o[three-streams]: the logits with permuted streams differs")
 def mixes_by_rank(mixing, self, logits_BTNN):
     """A later stream also receives what earlier streams received, so the order of streams matters."""
-    rest = logits_BTNN.flatten(-2).softmax(-1).view_as(logits_BTNN).cumsum(-1)
+    first = logits_BTNN.flatten(-2).softmax(-1).view_as(logits_BTNN)
+    rest = first.cumsum(-1)
     return rest / rest.sum(-2, keepdim=True)
 
 

@@ -104,8 +104,10 @@ class TurnsBAndNotC(Mamba3):
 def biases_before_the_norm(per_head, self, norm, grouped_BTc):
     """The biases of B and C are added before their norms."""
     bias_hn = self.b_bias if norm is self.b_norm else self.c_bias
-    heads = wide(split(grouped_BTc, self.groups)).repeat_interleave(self.heads // self.groups, dim=2)
-    return norm(heads + bias_hn) - bias_hn
+    grouped_BTgn = wide(split(grouped_BTc, self.groups))
+    heads = grouped_BTgn.repeat_interleave(self.heads // self.groups, dim=2)
+    normed = norm(heads + bias_hn)
+    return normed - bias_hn
 
 
 @broken(Mamba3, "per_head", "BLK-04m[three-groups-of-two]: y differs: ")
@@ -125,7 +127,8 @@ def norms_b_and_c_by_its_own_epsilon(init, self, recipe, parts):
 @broken(Mamba3, "per_head", "BLK-04q[last-of-the-first-group]: head 1 reaches parts [1] of wb.weight, expected [0]")
 def tiles_the_groups_of_b_and_c(per_head, self, norm, grouped_BTc):
     """Head i reads group i mod g."""
-    return wide(norm(split(grouped_BTc, self.groups))).repeat(1, 1, self.heads // self.groups, 1)
+    grouped_BTgn = wide(norm(split(grouped_BTc, self.groups)))
+    return grouped_BTgn.repeat(1, 1, self.heads // self.groups, 1)
 
 
 @broken(
@@ -137,7 +140,8 @@ def tiles_the_groups_of_b_and_c(per_head, self, norm, grouped_BTc):
 )
 def sums_group_gradients_over_other_heads(per_head, self, norm, grouped_BTc):
     """Outputs are right, but the backward pass sums heads into the wrong groups. g = 1 and g = h hide it."""
-    tiled = wide(norm(split(grouped_BTc, self.groups))).repeat(1, 1, self.heads // self.groups, 1)
+    grouped_BTgn = wide(norm(split(grouped_BTc, self.groups)))
+    tiled = grouped_BTgn.repeat(1, 1, self.heads // self.groups, 1)
     return tiled + (per_head(self, norm, grouped_BTc) - tiled).detach()
 
 

@@ -206,7 +206,8 @@ def resets_one_token_early(scan, self, x, dt, b, c, packing, state):
 @broken(Mamba2, "scan", "BLK-04d[mamba2]: after row 0 the state ssm differs")
 def leaves_the_state_of_every_document(scan, self, x, dt, b, c, packing, state):
     """Outputs are right, but the state returned to the next call mixes all documents of the row."""
-    return scan(self, x, dt, b, c, packing, state)[0], scan(self, x, dt, b, c, unpacked(packing), state)[1]
+    found = scan(self, x, dt, b, c, packing, state)
+    return found[0], scan(self, x, dt, b, c, unpacked(packing), state)[1]
 
 
 @broken(Mamba3, "before", "BLK-01c[mamba3]: tokens from 21 on in row 0 change the output at token 20 of row 0")

@@ -33,7 +33,8 @@ def smooths_embeddings_over_neighbours(embed, self, tokens_BT):
 @broken(RMSNorm, "forward", "BLK-01e[sparse-attention]: token 8 changed: logits change from position 0 on")
 def norms_over_the_sequence(forward, self, x):
     """The norm covers the whole row, so every position depends on later ones."""
-    return x * torch.rsqrt(x.square().mean(dim=(-2, -1), keepdim=True) + self.eps) * self.weight
+    scale = torch.rsqrt(x.square().mean(dim=(-2, -1), keepdim=True) + self.eps)
+    return x * scale * self.weight
 
 
 @broken(

@@ -162,5 +162,6 @@ def a_depth_sees_exactly_one_token_further(stack: Training, place: int, length: 
     before = one_pass(stack, recipe, weights, tokens).mtp_logits
     after = one_pass(stack, recipe, weights, replace(tokens, tokens=array(changed))).mtp_logits
     for depth, (one, other) in enumerate(zip(before, after, strict=True), start=1):
-        words = not_changed_from(one, other, max(place - depth, 0))
+        first = max(place - depth, 0)
+        words = not_changed_from(one, other, first)
         assert not words, f"depth {depth}, token {place} changed: {words}"

@@ -172,13 +172,15 @@ def copies_the_output_projection(look_ahead, self, hidden_BTD, tokens_BT, pack):
 @broken(Model, "look_ahead", "BLK-06u[in-the-middle]: on, expected 8")
 def sees_its_own_token(look_ahead, self, hidden_BTD, tokens_BT, pack):
     """Depth k reads the token at t + k - 1, which the state below has read already."""
-    return look_ahead(self, hidden_BTD, torch.cat((tokens_BT[:, :1], tokens_BT[:, :-1]), dim=1), pack)
+    before_BT = torch.cat((tokens_BT[:, :1], tokens_BT[:, :-1]), dim=1)
+    return look_ahead(self, hidden_BTD, before_BT, pack)
 
 
 @broken(Model, "look_ahead", "BLK-06u[in-the-middle]: on, expected 8")
 def sees_its_answer(look_ahead, self, hidden_BTD, tokens_BT, pack):
     """Depth k reads the token at t + k + 1, the one that it predicts."""
-    return look_ahead(self, hidden_BTD, torch.cat((tokens_BT[:, 1:], tokens_BT[:, -1:]), dim=1), pack)
+    after_BT = torch.cat((tokens_BT[:, 1:], tokens_BT[:, -1:]), dim=1)
+    return look_ahead(self, hidden_BTD, after_BT, pack)
 
 
 @broken(MtpModule, "forward", "BLK-06u[the-last]: another row changes")

@@ -165,7 +165,8 @@ def _positions(documents_BT: Tensor) -> Packing:
 @broken(M2RNN, "recur", "BLK-02d[packed]: document 0 changes the output at token 3 of another one")
 def recurs_through_documents(recur, self, k, v, f, packing, state):
     """The recurrence ignores documents."""
-    return recur(self, k, v, f, _positions(unpacked(packing).documents_BT), state)
+    whole = unpacked(packing)
+    return recur(self, k, v, f, _positions(whole.documents_BT), state)
 
 
 @broken(M2RNN, "recur", "BLK-02d[packed]: document 0 changes the output at token 3 of another one")

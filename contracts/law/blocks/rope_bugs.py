@@ -48,7 +48,8 @@ def keys_count_from_the_row(place, self, q_BTHd, k_BTGd, packing):
 @broken(LatentAttention, "angles", "BLK-03h[mla]: packed against by itself, y of document")
 def restarts_one_token_late(angles, self, positions_BT, size):
     """Positions restart one token late, so a document's first token continues the previous document's count."""
-    return angles(self, torch.cat((positions_BT[:, :1], positions_BT[:, :-1] + 1), dim=1), size)
+    late_BT = torch.cat((positions_BT[:, :1], positions_BT[:, :-1] + 1), dim=1)
+    return angles(self, late_BT, size)
 
 
 @broken(

@@ -44,7 +44,8 @@ def a_query_selects_k_of_the_keys_it_may_see(
     ones.
     """
     chosen_BTS = _selected(stack.run_block(call_of(stack, sparse_recipe(top_k), lengths, backward=False)))
-    for row, numbers in enumerate(fixtures.documents(lengths).tolist()):
+    documents = fixtures.documents(lengths).tolist()
+    for row, numbers in enumerate(documents):
         for t, count in enumerate(counts[row]):
             keys = [s for s in range(len(numbers)) if bool(chosen_BTS[row, t, s])]
             late = [s for s in keys if s > t]

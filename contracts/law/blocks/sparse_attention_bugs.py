@@ -102,7 +102,8 @@ def leaves_a_little_weight(probabilities, self, scores_BHTS, visible_BTS):
 )
 def backward_is_dense(probabilities, self, scores_BHTS, visible_BTS):
     """The backward pass is dense: unselected keys get gradients."""
-    dense = scores_BHTS.masked_fill(~torch.ones_like(visible_BTS[0]).tril(), -torch.inf).softmax(dim=-1)
+    causal_TS = torch.ones_like(visible_BTS[0]).tril()
+    dense = scores_BHTS.masked_fill(~causal_TS, -torch.inf).softmax(dim=-1)
     return probabilities(self, scores_BHTS, visible_BTS) + (dense - dense.detach())
 
 

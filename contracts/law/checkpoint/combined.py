@@ -202,7 +202,8 @@ def whatever_ranks_combine(stack: Training, recipe: Recipe, execution: Execution
     other, steps = asked.batches[0], asked.batches
     validated = () if execution.degrees.pp > 1 else (other,)
     seed_generators(recipe.seed)
-    whole = stack.train(replace(asked, execution=replace(asked.execution, recompute=False))).steps
+    plain = replace(asked, execution=replace(asked.execution, recompute=False))
+    whole = stack.train(plain).steps
     seed_generators(recipe.seed)
     with shared_folder() as at:
         for number, want in enumerate(whole):

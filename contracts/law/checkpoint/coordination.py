@@ -38,7 +38,8 @@ def ranks_load_one_checkpoint_or_none(
     execution = in_a_layout_of(stack, execution)
     with shared_folder() as at:
         _prepared(stack, execution, at, *views)
-        told = gathered(_resumed(stack, execution, at / views[here().rank]))
+        seen = views[here().rank]
+        told = gathered(_resumed(stack, execution, at / seen))
     steps = [step for step, _ in told]
     assert len(set(steps)) == 1, f"ranks that see {list(views)} resumed after steps {steps} (None: refused)"
     expected = "a refusal" if not allowed else f"a refusal or {sorted(allowed)}"

@@ -52,7 +52,8 @@ def a_resume_in_the_middle_of_an_epoch_goes_on_there(stack: Training, recipe: Re
         text = at / "text.bin"
         text.write_bytes(bytes(3 * k % 59 for k in range(7 * recipe.seq_length + 1)))  # seven sequences
         recipe = replace(recipe, data=Data(path=str(text)))
-        want = [step.samples for step in stack.train(Session(recipe=recipe, steps=sum(parts))).steps]
+        whole = stack.train(Session(recipe=recipe, steps=sum(parts)))
+        want = [step.samples for step in whole.steps]
         flat = [id for ids in want for id in ids]
         assert len(set(flat)) < len(flat), f"no epoch ended within {len(flat)} sequences"
         got: list[tuple[int, ...]] = []

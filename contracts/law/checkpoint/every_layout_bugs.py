@@ -62,7 +62,8 @@ def _as_saved(manifest: Manifest, name: str, each: Tensor) -> Tensor:
 @broken(Checkpoints, "misfits", "CKPT-04h[borrowed-ep2-fsdp]: float64 was loaded into float32 on")
 def casts_what_it_loads(misfits, self, manifest, target):
     """Compares names and shapes, and casts what it copies into another dtype, as DCP does."""
-    return misfits(self, manifest, {name: _as_saved(manifest, name, each) for name, each in target.items()})
+    alike = {name: _as_saved(manifest, name, each) for name, each in target.items()}
+    return misfits(self, manifest, alike)
 
 
 class _Vague(Checkpoints):

@@ -119,7 +119,8 @@ def stacks_as_found(stack, self, experts):
 @broken(WeightNames, "rename", "CKPT-06d[ascending]: lacks layers.1.mixer.router.bias", bugs=("EXB-09",))
 def leaves_buffers_behind(rename, self, tensors, naming):
     """Maps only parameters, but a router's selection bias is a buffer."""
-    return {name: each for name, each in rename(self, tensors, naming).items() if not name.endswith("router.bias")}
+    renamed = rename(self, tensors, naming)
+    return {name: each for name, each in renamed.items() if not name.endswith("router.bias")}
 
 
 def _next(head, tail):

@@ -217,7 +217,8 @@ def leaves_moments_behind(resume, self, folder):
 def takes_the_generators_of_others(resume, self, folder):
     """Each rank loads the generators of its number modulo the old world size."""
     resume(self, folder)
-    lender = self.mesh.rank % self.kept(folder).opened().position.get("layout.world", 1)
+    position = self.kept(folder).opened().position
+    lender = self.mesh.rank % position.get("layout.world", 1)
     torch.manual_seed(lender)
     rng_state.seed_rank_stream(self.recipe.seed, self.number, str(lender))
 

@@ -199,7 +199,8 @@ def begins_the_data(load, self, state, position):
 @broken(Trainer, "put", "CKPT-01a[adamw]: after 1 loads, step 3: losses is", bugs=("RSM-52",))
 def loses_the_experts(put, self, values, into, what):
     """Experts are loaded into a temporary copy; the experts that train keep their initial weights."""
-    put(self, values, {name: each.clone() if "experts" in name else each for name, each in into.items()}, what)
+    copies = {name: each.clone() if "experts" in name else each for name, each in into.items()}
+    put(self, values, copies, what)
 
 
 @broken(Trainer, "restore_generators", "CKPT-01a[adamw]: rng: the state torch differs", bugs=("RSM-22",))

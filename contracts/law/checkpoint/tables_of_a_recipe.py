@@ -65,7 +65,8 @@ def a_run_resumed_under_another_recipe_runs_with_that(
         except Refused:
             return
     (want,) = stack.train(replace(asked, weights=weights)).steps
-    assert abs(got.losses["lm"] - want.losses["lm"]) <= within(1e-9) * want.losses["lm"], (
+    apart = abs(got.losses["lm"] - want.losses["lm"])
+    assert apart <= within(1e-9) * want.losses["lm"], (
         f"resumed with {_said(other)} lm is {got.losses['lm']:.9g}, from the same weights {want.losses['lm']:.9g}"
     )
     what = f"resumed with {_said(other)} the gradient of"

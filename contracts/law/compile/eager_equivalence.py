@@ -78,7 +78,8 @@ def a_compiled_block_is_the_eager_one(stack: Stack, recipe: Recipe, layer: int) 
     A branch that only the compiler takes is code that no eager test has run.
     """
     calls = (_call(stack, recipe, layer, 7), _call(stack, recipe, layer, 11))
-    for call, run in zip(calls, stack.run_compiled(calls, "aot_eager").runs, strict=True):
+    compiled = stack.run_compiled(calls, "aot_eager")
+    for call, run in zip(calls, compiled.runs, strict=True):
         words = apart(f"compiled at length {call.x.shape[1]}:", run, stack.run_block(call))
         assert not words, words
 

@@ -115,7 +115,8 @@ def ep_cuts_routed_experts_and_nothing_else(stack: Capacity, spread: Spread, low
     The shared expert and the router stay with the dense parameters. With etp 1, a TP rank holds whole experts.
     """
     needs_layout(stack, spread.layout)
-    stage = only_stage(stack.budget(replace(SMALL, replicate_ssm_groups=True), spread, ROOMY))
+    recipe = replace(SMALL, replicate_ssm_groups=True)
+    stage = only_stage(stack.budget(recipe, spread, ROOMY))
     within(stage.parameters.get("ep", 0), low, high, f"the ep share of a rank ({spread.degrees})")
 
 
@@ -175,7 +176,8 @@ def training_a_parameter_takes_more_than_its_weight(
     recipe = replace(SMALL, dtype=dtype, batch=Batch(micro=1, total=4))
     layout = any_layout(stack)
     spread = Spread(degrees=Degrees(), world=4, layout=layout, sharding=sharding)
-    state = bytes_of(only_stage(stack.budget(recipe, spread, ROOMY)), "weights", "gradients", "optimizer")
+    stage = only_stage(stack.budget(recipe, spread, ROOMY))
+    state = bytes_of(stage, "weights", "gradients", "optimizer")
     low, high = per_parameter
     each = state / stack.count_parameters(recipe).total
     within(round(each, 2), low, high, f"bytes of training state a {dtype} parameter, sharding {sharding},")

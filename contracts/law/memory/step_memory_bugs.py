@@ -54,7 +54,8 @@ def tells_of_no_first_step(step_memory, self, recipe, mode, device, steps):
 )
 def recomputes_one_class_alone(run, self, layer, x, pack):
     """Layers are wrapped by mixer class, and the list of classes was made for another model."""
-    return run(self, layer, x, pack) if isinstance(layer.mixer, Attention) else layer(x, pack)
+    found = isinstance(layer.mixer, Attention)
+    return run(self, layer, x, pack) if found else layer(x, pack)
 
 
 @broken(Model, "run", "MEM-01i[attention]: bytes on top of its state with recompute")
@@ -94,7 +95,8 @@ def plans_with_flash_attention(budget, self, recipe, spread, card):
 def builds_no_depths(former, self, recipe, mode):
     """The budget counts the prediction head, and the model leaves it out."""
     built = former(self, recipe, mode)
-    return replace(built, parameters=tuple(row for row in built.parameters if "mtp" not in row.name))
+    rows = tuple(row for row in built.parameters if "mtp" not in row.name)
+    return replace(built, parameters=rows)
 
 
 @broken(Reference, "built", "MEM-01a[tiny-nam52r]: bytes of weights, the model")

@@ -112,7 +112,8 @@ def a_balance_loss_does_not_depend_on_labels(stack: Training, recipe: Recipe, mi
     assert moved, "the loss adds nothing to the gradient of any router"
     for name in sorted(few, key=lambda each: ("router" not in each, each)):
         off = float((few[name] - many[name]).abs().max())
-        if not off <= bound * max(float(many[name].abs().max()), scale):
+        size = float(many[name].abs().max())
+        if not off <= bound * max(size, scale):
             got = float((few[name] * many[name]).sum() / many[name].square().sum())
             raise AssertionError(
                 f"what the loss adds to the gradient of {name} is {got:.4g} times as much where few positions have a "

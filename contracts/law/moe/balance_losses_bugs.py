@@ -75,7 +75,8 @@ def counts_chosen_groups(balance_loss, self, probabilities_BTE, experts_BTK):
 @broken(Router, "balance_loss", "MOE-05a[collapsed-k-2]: the balance loss is 6, expected 3")
 def looks_at_chosen_probabilities_only(balance_loss, self, probabilities_BTE, experts_BTK):
     """P is taken from the gates: an expert that is never chosen has none, so nothing draws tokens to it."""
-    masked = probabilities_BTE * F.one_hot(experts_BTK, self.moe.experts).sum(-2)
+    chosen = F.one_hot(experts_BTK, self.moe.experts).sum(-2)
+    masked = probabilities_BTE * chosen
     return balance_loss(self, masked / masked.sum(-1, keepdim=True), experts_BTK)
 
 
@@ -175,7 +176,8 @@ def detaches_the_z_loss(z_loss, self, logits_BTE):
 @broken(Router, "forward", "MOE-05c[both]: gradient of norm.weight differs")
 def keeps_the_losses_from_the_model(forward, self, x_BTD):
     """The losses are computed from a detached input: the router learns to balance, the layers below it do not."""
-    return forward(self, x_BTD)._replace(losses=forward(self, x_BTD.detach()).losses)
+    routing = forward(self, x_BTD)
+    return routing._replace(losses=forward(self, x_BTD.detach()).losses)
 
 
 @broken(MoE, "weight_of", "MOE-05c[both]: gradient of mixer.router.weight differs")

@@ -57,7 +57,8 @@ def a_full_expert_drops_the_declared_tokens(stack: Blocks, factor: float | None,
     run = stack.run_block(routed_call(replace(ROUTED, capacity_factor=factor), routes, "float64"))
     gates = [[dict(zip(wanted, gates_of(ROUTED), strict=True)) for wanted in row] for row in routes]
     _are_dropped(run, gates, lost)
-    for expert, count in enumerate(numerics.tensor(run.seen["counts"]).tolist()):
+    counts = numerics.tensor(run.seen["counts"]).tolist()
+    for expert, count in enumerate(counts):
         number = sum(expert in wanted for row in routes for wanted in row)
         assert count == number, f"expert {expert} was asked {number} times, counts says {count}"
 

@@ -149,7 +149,8 @@ def keeps_one_of_all_experts(drop_faintest, self, routing):
     """One ranking over all experts: as many assignments are kept as there are slots, whoever has them."""
     gates_S = routing.gates_BTK.flatten()
     kept = self.capacity(len(gates_S) // self.moe.top_k) * self.moe.experts
-    return (gates_S.argsort(descending=True).argsort() >= kept).view_as(routing.gates_BTK)
+    place_S = gates_S.argsort(descending=True).argsort()
+    return (place_S >= kept).view_as(routing.gates_BTK)
 
 
 @broken(MoE, "drop_faintest", "MOE-08b[sigmoid-by-gate]: y differs")
@@ -188,7 +189,8 @@ def cuts_tokens_that_lost_a_slot(dispatch, self, x_ND, order_S, dropped_BTK):
 @broken(MoE, "drop", "MOE-08d[601-tokens]: tokens are kept, there are 303 slots")
 def counts_places_in_bfloat16(drop, self, experts_BTK):
     """The running sum over the mask uses the dtype that the mask was cast to for a matmul."""
-    taken_NE = F.one_hot(experts_BTK.flatten(0, 1), self.moe.experts).sum(1).bfloat16().cumsum(0)
+    asked_NE = F.one_hot(experts_BTK.flatten(0, 1), self.moe.experts).sum(1)
+    taken_NE = asked_NE.bfloat16().cumsum(0)
     place_NK = taken_NE.gather(1, experts_BTK.flatten(0, 1))
     return (place_NK > self.capacity(len(place_NK))).view(experts_BTK.shape)
 

@@ -105,7 +105,8 @@ def a_large_call_is_its_sequences(stack: Blocks, moe: Moe, length: int) -> None:
         ("y", whole.y, [part.y for part in parts]),
         ("gradient of x", whole.gradients["x"], [part.gradients["x"] for part in parts]),
     ):
-        words = numerics.difference(what, found, torch.cat([numerics.tensor(each) for each in alone]), FLOAT64)
+        want = torch.cat([numerics.tensor(each) for each in alone])
+        words = numerics.difference(what, found, want, FLOAT64)
         assert not words, f"in a call of {3 * length * moe.top_k} assignments {words}"
     counts = torch.stack([numerics.tensor(part.seen["counts"]) for part in parts]).sum(0)
     words = numerics.difference("counts", whole.seen["counts"], counts, EXACT)

@@ -27,16 +27,19 @@ def tiles_tokens(dispatch, self, x_ND, order_S, dropped_BTK):
 def weighs_the_input(routed, self, x_BTD, routing, dropped_BTK):
     """Gates multiply the inputs of experts: the same for linear experts, but the gate squared for relu²."""
     gates_NK = routing.gates_BTK.flatten(0, 1)
-    order_S = routing.experts_BTK.flatten(0, 1).flatten().argsort(stable=True)
+    slots_NK = routing.experts_BTK.flatten(0, 1)
+    order_S = slots_NK.flatten().argsort(stable=True)
     copies = (x_BTD.flatten(0, 1).unsqueeze(1) * gates_NK.unsqueeze(-1)).to(x_BTD.dtype).flatten(0, 1)
     given_SD = self.experts(copies[order_S], routing.counts_E.cumsum(0))
-    return self.combine(given_SD, order_S, torch.ones_like(gates_NK), dropped_BTK.flatten(0, 1)).view(x_BTD.shape)
+    ones = torch.ones_like(gates_NK)
+    return self.combine(given_SD, order_S, ones, dropped_BTK.flatten(0, 1)).view(x_BTD.shape)
 
 
 @broken(MoE, "combine", "MOE-02a[mixed]: expected gate x label")
 def reads_gates_slot_first(combine, self, given_SD, order_S, gates_NK, dropped_NK):
     """Gates are laid out (k, tokens) and read as (tokens, k): right when every gate is 1/k."""
-    return combine(self, given_SD, order_S, gates_NK.T.reshape(gates_NK.shape), dropped_NK)
+    turned = gates_NK.T.reshape(gates_NK.shape)
+    return combine(self, given_SD, order_S, turned, dropped_NK)
 
 
 @broken(MoE, "combine", "MOE-02a[all-tokens-on-three-experts]: expected gate x label")
@@ -116,14 +119,16 @@ def adds_slots_in_a_loop(combine, self, given_SD, order_S, gates_NK, dropped_NK)
 @broken(Router, "choose", "MOE-04a[sigmoid-with-bias]: y differs")
 def favours_experts_by_number(choose, self, scores_BTE):
     """A tie-break by expert number is large enough to decide where there is no tie."""
-    return choose(self, scores_BTE + torch.linspace(0.1, 0, self.moe.experts, dtype=scores_BTE.dtype))
+    nudge = torch.linspace(0.1, 0, self.moe.experts, dtype=scores_BTE.dtype)
+    return choose(self, scores_BTE + nudge)
 
 
 @broken(MoE, "drop", "MOE-04a[full]: differs")
 def cuts_the_sorted_buffer(drop, self, experts_BTK):
     """All experts share one buffer, filled in the order of their numbers, so the last experts lose their tokens."""
     room = self.capacity(experts_BTK[..., 0].numel()) * self.moe.experts
-    return (experts_BTK.flatten().argsort(stable=True).argsort() >= room).view(experts_BTK.shape)
+    place_S = experts_BTK.flatten().argsort(stable=True).argsort()
+    return (place_S >= room).view(experts_BTK.shape)
 
 
 with_attributes(

@@ -49,7 +49,8 @@ def sends_rows_by_a_call_that_drops_the_graph(through, self, experts, x_SD, coun
 )
 def returns_rows_by_a_call_that_drops_the_graph(through, self, experts, x_SD, counts_E):
     """The same call on the way back: experts never learn, while shared expert and residual carry the loss."""
-    return through(self, experts, x_SD, counts_E).detach() + 0 * x_SD
+    y_SD = through(self, experts, x_SD, counts_E)
+    return y_SD.detach() + 0 * x_SD
 
 
 class _Shares(TokenDispatcher):
@@ -73,7 +74,8 @@ class _Shares(TokenDispatcher):
             gates_BTK=self.gates(routing.gates_BTK.flatten(0, 1))[None],
         )
         dropped = own_rows(dropped_BTK.flatten(0, 1), self.sharers)[None]
-        return self.back(routed(self.run(x_ND)[None], mine, dropped)[0], len(x_ND)).view(x_BTD.shape)
+        y_SD = routed(self.run(x_ND)[None], mine, dropped)[0]
+        return self.back(y_SD, len(x_ND)).view(x_BTD.shape)
 
 
 @broken(_Shares, "gates", "MOE-07a[ep2]: router.weight differs", "PAR-01e[ep2]: the gradient of", bugs=("SP-19",))

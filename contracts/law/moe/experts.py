@@ -103,7 +103,8 @@ def an_idle_expert_has_a_zero_gradient(stack: Blocks, routes: Routes, dtype: Ele
     gradients = stack.run_block(routed_call(ROUTED, routes, dtype, backward=True)).gradients
     for name in ("mixer.experts.w1", "mixer.experts.w2", "mixer.experts.w3"):
         assert name in gradients, f"there is no gradient of {name}"
-        for expert, largest in enumerate(numerics.tensor(gradients[name]).abs().flatten(1).amax(1).tolist()):
+        found = numerics.tensor(gradients[name])
+        for expert, largest in enumerate(found.abs().flatten(1).amax(1).tolist()):
             if expert in idle:
                 assert largest == 0, f"expert {expert} has no token, and the gradient of its {name} is {largest}"
             else:

@@ -107,7 +107,8 @@ def adds_the_shared_expert_twice(routed, self, x_BTD, routing, dropped_BTK):
     if self.shared is None:
         return y_BTD
     packed = Packing(documents_BT=dropped_BTK[..., 0].long(), positions_BT=dropped_BTK[..., 0].long())
-    return y_BTD + self.shared(x_BTD, packed, {}).y_BTD
+    shared = self.shared(x_BTD, packed, {}).y_BTD
+    return y_BTD + shared
 
 
 @broken(MoE, "forward", "MOE-03a[scaled]: expected its label")
@@ -122,7 +123,8 @@ def scales_the_shared_expert(forward, self, x_BTD, packing, state):
 def forgets_tokens_without_a_slot(forward, self, x_BTD, packing, state):
     """Tokens that lost every slot leave the block, and miss the shared expert too."""
     out = forward(self, x_BTD, packing, state)
-    return out._replace(y_BTD=out.y_BTD.masked_fill(out.seen["dropped"].all(-1, keepdim=True), 0))
+    lost = out.seen["dropped"].all(-1, keepdim=True)
+    return out._replace(y_BTD=out.y_BTD.masked_fill(lost, 0))
 
 
 @broken(Experts, "forward", "MOE-02b[saturated]: y is not finite")

@@ -153,7 +153,8 @@ def scores_of_0_poison_nothing(stack: Blocks, moe: Moe) -> None:
     )
     for went in (each for row in expert_calls.rows(run.seen["experts"]) for each in row):
         assert len(went) == len(set(went)) == moe.top_k, f"a token goes to {sorted(went)}, expected {moe.top_k} experts"
-    for n, row in enumerate(numerics.tensor(run.seen["gates"]).flatten(0, 1).tolist()):
+    gates = numerics.tensor(run.seen["gates"]).flatten(0, 1)
+    for n, row in enumerate(gates.tolist()):
         legal = all(0 <= gate <= moe.route_scale for gate in row) and sum(row) <= moe.route_scale * (1 + within(1e-9))
         assert legal, f"the gates of token {n} are {row}, expected numbers from 0 to {moe.route_scale} in all"
     lost = [name for name, each in {"y": run.y, **run.gradients}.items() if not _finite(numerics.tensor(each))]

@@ -152,7 +152,8 @@ def detaches_the_norm(weigh, self, chosen_BTK):
 @broken(Router, "weigh", "MOE-01f[softmax]: gradient of mixer.router.weight differs")
 def gives_logits_the_gates_gradient(weigh, self, chosen_BTK):
     """The backward of the normalisation is skipped, as in a fused router with the backward of a gather."""
-    return weigh(self, chosen_BTK).detach() + chosen_BTK - chosen_BTK.detach()
+    gates = weigh(self, chosen_BTK)
+    return gates.detach() + chosen_BTK - chosen_BTK.detach()
 
 
 @broken(
@@ -209,4 +210,5 @@ def balances_scores_of_nothing(probabilities, self, logits_BTE):
 @broken(Router, "choose", "MOE-01h[sigmoid]: a token goes to [0, 0, 0], expected 3 experts")
 def sends_faint_tokens_to_the_first_expert(choose, self, scores_BTE):
     """Against 0 / 0 a token without scores is called unrouted: all of its slots go to expert 0."""
-    return choose(self, scores_BTE).masked_fill(~scores_BTE.detach().any(-1, keepdim=True), 0)
+    experts_BTK = choose(self, scores_BTE)
+    return experts_BTK.masked_fill(~scores_BTE.detach().any(-1, keepdim=True), 0)

@@ -26,7 +26,8 @@ def biases_logits_instead_of_scores(forward, self, x_BTD):
     routing = forward(self, x_BTD)
     biased = logits_BTE if self.bias is None else logits_BTE + self.bias
     experts_BTK = biased.topk(self.moe.top_k, dim=-1).indices
-    return routing._replace(experts_BTK=experts_BTK, gates_BTK=self.gates(self.scores(logits_BTE), experts_BTK))
+    scores_BTE = self.scores(logits_BTE)
+    return routing._replace(experts_BTK=experts_BTK, gates_BTK=self.gates(scores_BTE, experts_BTK))
 
 
 @broken(Router, "choose", "MOE-01a[softmax-3-of-12]: its best are", bugs=("AUX-19",))

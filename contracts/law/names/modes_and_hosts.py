@@ -39,7 +39,8 @@ def a_lane_is_named_by_its_mode(stack: Stack, mode: Mode, regime: Regime, tp: in
 
     Under one recipe name these are two models, with different kernels, sharding and numbers.
     """
-    launch = stack.launch(stack.preset("nam56r_h200_bf16_v1", ()), Lane(mode=mode, regime=regime))
+    recipe = stack.preset("nam56r_h200_bf16_v1", ())
+    launch = stack.launch(recipe, Lane(mode=mode, regime=regime))
     found = (launch.degrees.tp, launch.degrees.sp)
     assert found == (tp, sp), f"{mode} runs with tp {found[0]} and sp {found[1]}, expected tp {tp} and sp {sp}"
     if launch.launcher == "megatron-core":

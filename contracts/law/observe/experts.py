@@ -62,7 +62,8 @@ def _counters(merged: Merged, step: int) -> Iterator[str]:
 def _biases(merged: Merged, step: int) -> Iterator[str]:
     again = {line["name"].rpartition(".")[0] for _, line in merged.lines("counted", step) if line["again"]}
     counters = {line["name"].rpartition(".")[0] for _, line in merged.lines("counted", step)}
-    for name in dict.fromkeys(line["name"] for _, line in merged.lines("bias", step + 1)):
+    names = dict.fromkeys(line["name"] for _, line in merged.lines("bias", step + 1))
+    for name in names:
         held = [(rank.rank, line["values"]) for rank, line in merged.lines("bias", step + 1) if line["name"] == name]
         unlike = [rank for rank, values in held if values != held[0][1]]
         yield from [""] * (len(held) > 1)

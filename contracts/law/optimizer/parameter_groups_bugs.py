@@ -130,7 +130,8 @@ def moves_prediction_heads_by_muon(rule, self, member):
 @broken(Muon, "direction", "OPT-02b[muon]: (14, 20, 24) moved as by neither rule, expected muon")
 def orthogonalizes_all_experts_as_one(direction, self, grad, buffer, momentum):
     """A stack of experts is flattened to one tall matrix and orthogonalized as one."""
-    return direction(self, grad.flatten(0, -2), buffer.flatten(0, -2), momentum).view_as(grad)
+    flat = direction(self, grad.flatten(0, -2), buffer.flatten(0, -2), momentum)
+    return flat.view_as(grad)
 
 
 # decay

@@ -56,7 +56,8 @@ def the_rate_of_each_step_is_that_of_the_schedule(
     under a warm-up, and the last step of the run is not yet at min_lr. One that declares that it refuses a warm-up as
     long as the run names the warm-up.
     """
-    recipe = replace(LITTLE, optim=Optim(lr=lr, min_lr=low, schedule=kind, warmup=warmup, steps=steps))
+    optim = Optim(lr=lr, min_lr=low, schedule=kind, warmup=warmup, steps=steps)
+    recipe = replace(LITTLE, optim=optim)
     if warmup >= steps and chosen(stack, "warm-up-without-decay") == "refused":
         refused = refusal_of(lambda: run(stack, recipe, (batch("rate", 17, WHOLE[:2]),), declared=True))
         assert "warm" in str(refused), (

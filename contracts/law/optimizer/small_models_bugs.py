@@ -9,7 +9,8 @@ from contracts.law._bugs.numeric import ParallelTrainer, Reference, broken
 def tells_another_decay(built, self, recipe, mode):
     """The table comes from the configuration, and the optimizer from an older copy of it."""
     answer = built(self, recipe, mode)
-    return replace(answer, parameters=tuple(replace(row, weight_decay=0.1) for row in answer.parameters))
+    rows = tuple(replace(row, weight_decay=0.1) for row in answer.parameters)
+    return replace(answer, parameters=rows)
 
 
 @broken(ParallelTrainer, "take", "OPT-05f[bf16-borrowed-ep2]: was given in float32, and is off by")

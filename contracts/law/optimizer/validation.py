@@ -159,7 +159,8 @@ def the_loss_of_a_validation_is_the_mean_over_its_labels(
     over_labels = chosen(stack, "validation-mean") == "labels"
     if not over_labels:  # what a short one weighs is left open, and what the mean of none is
         lengths = tuple(each for each in lengths if len(each) == len(lengths[0]) and each != NONE)
-    weights = drawn_weights(table(stack, recipe))
+    rows = table(stack, recipe)
+    weights = drawn_weights(rows)
     given = tuple(replace(batch(f"told {at}", rows=each, recipe=recipe), documents=None)
                   for at, each in enumerate(lengths))  # fmt: skip
     first = replace(batch("first", rows=FULL, recipe=recipe), documents=None)

@@ -41,7 +41,8 @@ def turns_by_positions_within_the_run(former, self, whole):
 def lets_the_state_fade_from_each_chunk(kept, self, log_decay_BTh, chunk):
     """How much of the state of the rank before is left is counted from the beginning of a chunk, and a rank has two
     (as flash-linear-attention #1115 reads the decay of the first chunk)."""
-    return torch.cat([kept(self, each, chunk) for each in torch.split(log_decay_BTh, chunk, dim=1)], dim=1)
+    parts = torch.split(log_decay_BTh, chunk, dim=1)
+    return torch.cat([kept(self, each, chunk) for each in parts], dim=1)
 
 
 # masks and documents
@@ -155,7 +156,8 @@ def reduces_over_data_parallel_alone(unreduced, self, name):
     """Gradients are reduced over data-parallel ranks only. If there are none, each context-parallel rank trains
     by itself.
     """
-    return None if unreduced(self, name) is None else self.mesh.group("rows")
+    group = unreduced(self, name)
+    return None if group is None else self.mesh.group("rows")
 
 
 @broken(ShardedOptimizer, "norm_of", "PAR-03g[cp2]: grad_norm is")

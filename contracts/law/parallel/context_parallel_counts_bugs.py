@@ -51,7 +51,8 @@ def reads_by_its_rank_in_the_world(own, self, rows):
 @broken(ParallelTrainer, "batch", "PAR-06j[cp2]: labels count", bugs=("ROP-07",))
 def cuts_rows_that_the_model_cuts_again(batch, self, ids):
     """The reader returns half of each row, and the model takes half of that."""
-    return Batch(*[None if each is None else each.chunk(2, dim=1)[0] for each in batch(self, ids)])
+    cut = [None if each is None else each.chunk(2, dim=1)[0] for each in batch(self, ids)]
+    return Batch(*cut)
 
 
 @broken(ContextParallel, "packing", "PAR-05h[cp2-in-microbatches]: on one rank", bugs=("SSM-19",), leanest="")

@@ -176,7 +176,8 @@ def shifts_labels_twice(sequence, self, id):
 def labels_cross_documents(sequence, self, id):
     """The label of a document's last token is the first token of the next document."""
     tokens, labels, documents = sequence(self, id)
-    wide = torch.tensor(list(self.window(id)[1:]))[None]
+    held = self.window(id)
+    wide = torch.tensor(list(held[1:]))[None]
     return tokens, torch.where(labels == IGNORED, wide, labels), documents
 
 

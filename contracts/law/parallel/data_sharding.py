@@ -105,5 +105,6 @@ def what_one_rank_cannot_read_every_rank_refuses(stack: Training, execution: Exe
         gathered("written")
         path = at / ("elsewhere" if here().rank == blind else "text")
         recipe = replace(SPREAD, data=Data(path=str(path)))
-        told = gathered(str(refusal_of(stack.train, Session(recipe=recipe, steps=1, execution=execution))))
+        refused = refusal_of(stack.train, Session(recipe=recipe, steps=1, execution=execution))
+        told = gathered(str(refused))
     assert all("elsewhere" in words for words in told), f"the refusals do not all name {at / 'elsewhere'}: {told}"

@@ -18,7 +18,8 @@ def takes_the_mean_of_means(accumulate, self, micro, counts):
     parts = self.execution.microbatches
     own = {name: each.clamp(min=1) * parts for name, each in self.count(micro).items()}
     out = accumulate(self, micro, own)
-    return out._replace(sums={name: each / own[name] * counts[name] for name, each in out.sums.items()})
+    scaled = {name: each / own[name] * counts[name] for name, each in out.sums.items()}
+    return out._replace(sums=scaled)
 
 
 with_attributes(

@@ -294,7 +294,8 @@ def a_run_starts_from_its_initial_weights(stack: Training, recipe: Recipe) -> No
     session = Session(recipe=recipe, steps=1, batches=given, observe=frozenset({"gradients"}))
     (drawn,) = stack.train(session).steps
     names = {row.name for row in stack.built(recipe, "nemo_native").parameters}
-    weights = {name: each for name, each in stack.initial(recipe, "nemo_native").items() if name in names}
+    whole = stack.initial(recipe, "nemo_native")
+    weights = {name: each for name, each in whole.items() if name in names}
     (taken,) = stack.train(replace(session, weights=weights)).steps
     for name, loss in taken.losses.items():
         found = drawn.losses.get(name, float("nan"))

@@ -278,7 +278,8 @@ def pushes_away_from_its_own_rows_alone(cross_entropy, self, logits_NV, labels_N
     """The loss covers the whole vocabulary; its gradient covers only this rank's rows."""
     exact = cross_entropy(self, logits_NV, labels_N)
     inside_N, row_N = self.own(labels_N, logits_NV.shape[1])
-    alike = -(logits_NV.log_softmax(-1).gather(1, row_N[:, None])[:, 0] * inside_N).sum()
+    own_N = logits_NV.log_softmax(-1).gather(1, row_N[:, None])[:, 0]
+    alike = -(own_N * inside_N).sum()
     return exact.detach() + alike - alike.detach()
 
 
@@ -347,7 +348,8 @@ def drops_by_shares(former, self, routed, x_BTD, routing, dropped_BTK):
         "PAR-01a[tp2-sp-etp1-groups]: on one rank", "PAR-01a[borrowed-ep2-groups]: on one rank")  # fmt: skip
 def chooses_groups_for_all_tokens(of_best_groups, self, scores_BTE, number, chosen):
     """The groups of experts are chosen once for all tokens of a call, as a limit on ranks that a call sends to."""
-    outside_E = of_best_groups(self, scores_BTE.mean((0, 1))[None, None], number, chosen)[0, 0].isinf()
+    mean_E = scores_BTE.mean((0, 1))
+    outside_E = of_best_groups(self, mean_E[None, None], number, chosen)[0, 0].isinf()
     return scores_BTE.masked_fill(outside_E, -torch.inf)
 
 
@@ -459,7 +461,8 @@ def tells_the_loss_of_one_rank(over_parts, self, values):
 @broken(ParallelTrainer, "own", "PAR-01a[dp2]: on one rank")
 def every_rank_reads_the_first_rows(own, self, rows):
     """The loader of every rank gets data-parallel rank 0."""
-    return rows[: len(own(self, rows))]
+    mine = own(self, rows)
+    return rows[: len(mine)]
 
 
 @derived("PAR-05d[dp2]: the gradient of", bugs=("FSD-06",))
@@ -655,7 +658,8 @@ def takes_unmarked_shards_for_copies(norm_of, self, parameters):
     unmarked = {id(each.parameter) for each in self.members if each.role == "ssm" or "out_norm" in each.name}
     given = list(parameters)
     others = norm_of(self, [each for each in given if id(each) not in unmarked])
-    return float((_squares(each for each in given if id(each) in unmarked) + others**2).sqrt())
+    own = _squares(each for each in given if id(each) in unmarked)
+    return float((own + others**2).sqrt())
 
 
 @broken(ShardedOptimizer, "norm", "PAR-03a[tp2-sp-muon]: grad_norm is")
@@ -677,7 +681,8 @@ def skips_the_clip_under_tensor_parallel(coefficient, self, norm):
 def adds_to_what_was_gathered(zero, self):
     """Gradients reuse the memory into which parameters were gathered, and nothing clears it."""
     zero(self)
-    for member in self.members if any(rule.state for rule in self.rules.values()) else ():
+    moved = any(rule.state for rule in self.rules.values())
+    for member in self.members if moved else ():
         if isinstance(member.parameter, DTensor):
             member.parameter.grad = placed_copy(member.parameter.detach())
 
@@ -734,7 +739,8 @@ def cuts_a_packed_projection_evenly(recut, self, projections):
     """x, B and C are one matrix that is cut evenly by rows: the first rank gets most of x and no C."""
 
     def of(index, x_BTD):
-        own_nD = torch.cat([self.whole(each) for each in projections]).chunk(self.size)[self.rank]
+        whole_ND = torch.cat([self.whole(each) for each in projections])
+        own_nD = whole_ND.chunk(self.size)[self.rank]
         rows = [len(local(each.weight)) for each in projections]
         return F.linear(x_BTD, torch.split(own_nD, rows)[index].to(x_BTD.dtype))
 

@@ -37,7 +37,8 @@ def learns_to_predict_padding(accumulate, self, micro, counts):
     """The mask of the labels is made of a token that does not pad here: padding is predicted as text is."""
     after_BT = micro.tokens_BT.roll(-1, 1)
     last_BT = (micro.labels_BT == IGNORED) & (after_BT == self.recipe.vocab - 1)
-    return accumulate(self, micro._replace(labels_BT=torch.where(last_BT, after_BT, micro.labels_BT)), counts)
+    labels_BT = torch.where(last_BT, after_BT, micro.labels_BT)
+    return accumulate(self, micro._replace(labels_BT=labels_BT), counts)
 
 
 @broken(

@@ -245,7 +245,8 @@ class KeepsTheFirstBounds(Stage):
 
     def trunk(self, x: Tensor, pack: Packing) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         self.first = self.first or pack
-        at = torch.arange(pack.documents_BT.shape[1]).clamp(max=self.first.documents_BT.shape[1] - 1)
+        length = pack.documents_BT.shape[1]
+        at = torch.arange(length).clamp(max=self.first.documents_BT.shape[1] - 1)
         kept = pack._replace(
             documents_BT=self.first.documents_BT[:, at], positions_BT=self.first.positions_BT[:, at], boundless=False
         )

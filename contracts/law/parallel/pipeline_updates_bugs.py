@@ -60,7 +60,8 @@ def counts_copies_nowhere(lent, self):
 @broken(StagedOptimizer, "clip", "PAR-08b[beside-shards]: grad_norm is 0", bugs=("CLP-21",))
 def skips_clipping_in_sharded_stages(clip, self):
     """Clipping is not implemented for this combination of axes, and reports a norm of 0."""
-    return (0.0, 1.0) if any(isinstance(member.parameter, DTensor) for member in self.members) else clip(self)
+    sharded = any(isinstance(member.parameter, DTensor) for member in self.members)
+    return (0.0, 1.0) if sharded else clip(self)
 
 
 @derived(
@@ -158,7 +159,8 @@ def joins_neighbours_only(joins, self):
 def routes_the_copy_to_muon(init, self, optim, members, *rates):
     """The embedding is tagged on the first stage only: its copy beside the head is a matrix like any other."""
     held = tuple(members)
-    as_any_matrix = {} if any(member.layer == 0 for member in held) else {"role": "matrix", "layer": 0}
+    tagged = any(member.layer == 0 for member in held)
+    as_any_matrix = {} if tagged else {"role": "matrix", "layer": 0}
     routed = (replace(each, **as_any_matrix) if each.name == "embedding.weight" else each for each in held)
     init(self, optim, routed, *rates)
 

@@ -58,7 +58,8 @@ def the_reported_counts_are_those_of_the_model(stack: BuiltStack, name: str) -> 
 
     Budgets, MFU and tables of results use the reported counts; the optimizer updates the built parameters.
     """
-    _agree(stack, replace(stack.preset(name, ()), modes=BOTH_MODES))
+    recipe = replace(stack.preset(name, ()), modes=BOTH_MODES)
+    _agree(stack, recipe)
 
 
 TWISTED = {
@@ -179,7 +180,8 @@ def a_model_is_its_blocks_in_a_row(stack: BuiltStack, recipe: Recipe, mode: Mode
         x_BTD = x_BTD + tensor(block.y)
         for name, loss in block.losses.items():
             losses[name] = losses.get(name, 0.0) + float(tensor(loss))
-    words = numerics.difference("the logit tensor", run.logits, _headed(recipe, held, x_BTD), FLOAT64)
+    logits_BTV = _headed(recipe, held, x_BTD)
+    words = numerics.difference("the logit tensor", run.logits, logits_BTV, FLOAT64)
     assert not words, words
     for name, want in losses.items():
         got = run.losses[name]

@@ -13,7 +13,8 @@ from contracts.spec.capacity import ParameterCount
 @broken(Reference, "built", "PAT-12a[recurrence-first]: built RAMRAM, the pattern is RAMRAMR", bugs=("HYB-07",))
 def builds_whole_periods(built, self, recipe, mode):
     """The tail of the pattern is dropped."""
-    whole = max(recipe.depth - recipe.depth % len(recipe.pattern.replace("|", "")), 1)
+    period = len(recipe.pattern.replace("|", ""))
+    whole = max(recipe.depth - recipe.depth % period, 1)
     return built(self, replace(recipe, pattern=recipe.pattern.replace("|", ""), depth=whole), mode)
 
 

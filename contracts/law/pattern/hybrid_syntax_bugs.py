@@ -49,14 +49,16 @@ def translates_cuts_away(translate, self, pattern, depth, moe, dsa, mtp_depth):
 @broken(Reference, "translate", "PAT-04a[nam56r]: R is carried for layers () (1-based)", bugs=("HYB-08",))
 def loses_the_recurrence(translate, self, pattern, depth, moe, dsa, mtp_depth):
     """R becomes `M`, and its layer numbers are not passed on."""
-    return replace(translate(self, pattern, depth, moe, dsa, mtp_depth), recurrent=LayerNumbers(base=1, numbers=()))
+    right = translate(self, pattern, depth, moe, dsa, mtp_depth)
+    return replace(right, recurrent=LayerNumbers(base=1, numbers=()))
 
 
 @broken(Reference, "translate", "PAT-04a[cut]: R is carried for layers (1, 5) (1-based)", bugs=("HYB-04",))
 def counts_cuts_as_layers(translate, self, pattern, depth, moe, dsa, mtp_depth):
     """Layer numbers are columns of the written pattern: each `|` moves every later R by one."""
     right = translate(self, pattern, depth, moe, dsa, mtp_depth)
-    columns = tuple(column for column, letter in enumerate(self.render(pattern, depth), start=1) if letter == "R")
+    text = self.render(pattern, depth)
+    columns = tuple(column for column, letter in enumerate(text, start=1) if letter == "R")
     return replace(right, recurrent=LayerNumbers(base=1, numbers=columns))
 
 

@@ -119,7 +119,8 @@ class OneScaleForAllTokens(Fp8Matmul):
     """The tokens of all experts are quantised as one tensor before they are dispatched."""
 
     def grouped(self, x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
-        common = amax(x_SI[: int(ends_E[-1])])
+        used = x_SI[: int(ends_E[-1])]
+        common = amax(used)
         self.__dict__["common"] = common
         return super().grouped(x_SI, weight_EOI, ends_E)
 

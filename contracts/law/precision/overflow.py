@@ -50,7 +50,8 @@ def the_loss_scale_rises_again(stack: Training, recipe: Recipe) -> None:
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, _one_thread():
         whole = stack.train(replace(asked, save=folder, save_at=frozenset({SAVED}))).steps
-        resumed = stack.train(replace(asked, steps=STEPS - SAVED, batches=asked.batches[SAVED:], load=folder)).steps
+        left = replace(asked, steps=STEPS - SAVED, batches=asked.batches[SAVED:], load=folder)
+        resumed = stack.train(left).steps
     scales = [scale_of(step) for step in whole]
     lost = next((step.number for step in whole if not math.isfinite(step.grad_norm)), None)
     if lost is not None:
@@ -137,7 +138,8 @@ def the_data_continues_after_a_step_that_overflows(stack: Training, recipe: Reci
             _is_an_epoch(whole[first : first + EPOCH], lost)
         saves = replace(asked, steps=lost[0], save=str(at / "runs"), save_at=frozenset({lost[0]}))
         stack.train(saves)
-        resumed = stack.train(replace(asked, steps=2 * EPOCH - lost[0], weights={}, load=saves.save)).steps
+        rest = replace(asked, steps=2 * EPOCH - lost[0], weights={}, load=saves.save)
+        resumed = stack.train(rest).steps
     for got, want in zip(resumed, whole[lost[0] :], strict=True):
         for what, one, other in (
             ("sequences", got.samples, want.samples),

@@ -47,7 +47,8 @@ def the_bridge_is_the_own_layer(stack: Offers, recipe: Recipe, layer: int, site:
     bfloat16.
     """
     facts = stack.kernel_facts()
-    if facts.packages.get(TE, Package(state="absent")).state == "absent":
+    found = facts.packages.get(TE, Package(state="absent"))
+    if found.state == "absent":
         raise Unreachable("transformer-engine is not installed: build 2.12 for the device's architecture (docs/gpu.md)")
     wishes: Mapping[Site, Wish] = {site: Wish(kernel=TE, required=True)}
     bridged = stack.run_block(call_of(stack, recipe, layer, "nemo_native", wishes, facts))

@@ -260,7 +260,8 @@ def a_derived_recipe_arrives_whole(stack: Stack, changes: dict[str, object]) -> 
     A checkpoint's meta file that left out one field of the shape rebuilt another model and loaded into it.
     """
     recipe = replace(stack.preset(FLAGSHIP, ()), **changes)  # type: ignore[arg-type]  # a table of fields
-    arrived = stack.read_back(stack.launch(recipe, Lane(mode="nemo_native", regime="fsdp2")).argv).recipe
+    launch = stack.launch(recipe, Lane(mode="nemo_native", regime="fsdp2"))
+    arrived = stack.read_back(launch.argv).recipe
     lost = [name for name in vars(recipe) if getattr(arrived, name) != getattr(recipe, name)]
     told = ", ".join(f"{name} {getattr(recipe, name)!r} as {getattr(arrived, name)!r}" for name in lost)
     assert not lost, f"the trainer reads {told}"

@@ -76,7 +76,8 @@ def ep_keeps_the_local_shard(stack: Stack, degrees: Degrees, mesh: bool, sequenc
     was legal but the math below it was wrong, and an Inductor assertion showed it much later.
     """
     lane = stack.expert_lane(degrees, mesh, sequence, hidden)
-    for name, value in {"ep_active": True, "ep_local": True, "manual_sp": False, "ep_lane": True}.items():
+    expected = {"ep_active": True, "ep_local": True, "manual_sp": False, "ep_lane": True}
+    for name, value in expected.items():
         found = getattr(lane, name)
         assert found is value, f"{name} is {found}, expected {value} ({degrees})"
     local = (1, sequence, hidden)

@@ -55,7 +55,8 @@ def needs_tensor_parallel(expert_lane, self, degrees, expert_tp_mesh, local_sequ
 @broken(Reference, "expert_lane", "TOPO-04[seed-ep2-etp-follows-tp2]: manual_sp is True, expected False")
 def leaves_the_stale_hook(expert_lane, self, degrees, expert_tp_mesh, local_sequence, hidden):
     """The test for EP is fixed, but the hook that was attached to inner.mlp earlier stays."""
-    return replace(expert_lane(self, degrees, expert_tp_mesh, local_sequence, hidden), manual_sp=degrees.sp)
+    lane = expert_lane(self, degrees, expert_tp_mesh, local_sequence, hidden)
+    return replace(lane, manual_sp=degrees.sp)
 
 
 @broken(

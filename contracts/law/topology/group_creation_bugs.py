@@ -15,7 +15,8 @@ Calls = tuple[GroupCall, ...]
 )
 def starts_with_its_own_groups(group_calls, self, degrees, world, layout, rank):
     """Every rank first creates the groups it belongs to, then the rest: the same calls in another order."""
-    return tuple(sorted(group_calls(self, degrees, world, layout, rank), key=lambda call: rank not in call.members))
+    calls = group_calls(self, degrees, world, layout, rank)
+    return tuple(sorted(calls, key=lambda call: rank not in call.members))
 
 
 @broken(Reference, "group_calls", "TOPO-06[borrowed-pp3-cp2-tp2-ep4]: on rank 0 and")
@@ -28,7 +29,8 @@ def skips_foreign_groups(group_calls, self, degrees, world, layout, rank):
 def ends_at_its_own_last_group(group_calls, self, degrees, world, layout, rank):
     """Leaves the loop once it has found its own expert group: early ranks make fewer calls."""
     calls = group_calls(self, degrees, world, layout, rank)
-    return calls[: max(index for index, call in enumerate(calls) if rank in call.members) + 1]
+    last = max(index for index, call in enumerate(calls) if rank in call.members)
+    return calls[: last + 1]
 
 
 @broken(Reference, "group_calls", "TOPO-06a[borrowed-pp3-cp2-tp2-ep4]: no call creates the cp group")
@@ -42,7 +44,8 @@ def creates_a_fresh_pipeline_group(group_calls, self, degrees, world, layout, ra
     """Always calls `new_group` for PP, though the DP group made before PP has the same members."""
     calls = group_calls(self, degrees, world, layout, rank)
     again = tuple(GroupCall(members=call.members, axes=("pp",)) for call in calls if "pp" in call.axes)
-    return tuple(replace(call, axes=("dp",)) if "pp" in call.axes else call for call in calls) + again
+    before = tuple(replace(call, axes=("dp",)) if "pp" in call.axes else call for call in calls)
+    return before + again
 
 
 @broken(Reference, "group_calls", "TOPO-07[borrowed-pp2-tp2-ep6-etp1]: is created twice: for")
@@ -55,7 +58,8 @@ def one_call_for_each_axis(group_calls, self, degrees, world, layout, rank):
 @broken(Reference, "group_calls", "TOPO-07a[own-axis-pp2-tp4-ep3]: pp is served by [0, 12], which is no pp group")
 def reuses_by_size(group_calls, self, degrees, world, layout, rank):
     """Over-correction: PP takes over every DP group of the same size, whoever is in it."""
-    kept = (call for call in group_calls(self, degrees, world, layout, rank) if "pp" not in call.axes)
+    calls = group_calls(self, degrees, world, layout, rank)
+    kept = (call for call in calls if "pp" not in call.axes)
     return tuple(
         replace(call, axes=("pp", *call.axes)) if "dp" in call.axes and len(call.members) == degrees.pp else call
         for call in kept

@@ -35,7 +35,8 @@ def groups_of_sixteen_experts(topology, self, degrees, world, layout):
 def squares_the_mesh(topology, self, degrees, world, layout):
     """Swaps rows and columns when it enumerates: right on 2 × 2, wrong on 2 × 4."""
     answer = topology(self, degrees, world, layout)
-    return replace(answer, groups={**answer.groups, "tp": answer.groups["dp"], "dp": answer.groups["tp"]})
+    groups = {**answer.groups, "tp": answer.groups["dp"], "dp": answer.groups["tp"]}
+    return replace(answer, groups=groups)
 
 
 @broken(Reference, "topology", "TOPO-05a[own-axis-pp2-tp2-ep3]: a dp and a ep group share ranks 0 and 2")
@@ -97,7 +98,8 @@ def strides_experts_over_tp(topology, self, degrees, world, layout):
     saved.
     """
     answer = topology(self, degrees, world, layout)
-    return _with(answer, "ep", *topology(self, replace(degrees, etp=degrees.tp), world, layout).groups["ep"])
+    follows = topology(self, replace(degrees, etp=degrees.tp), world, layout)
+    return _with(answer, "ep", *follows.groups["ep"])
 
 
 @broken(

@@ -38,7 +38,8 @@ def axis_sizes_multiply_to_the_world(stack: Stack, degrees: Degrees, world: int,
     """
     needs_layout(stack, layout)
     sizes = stack.topology(degrees, world, layout).sizes
-    for axis, degree in {"pp": degrees.pp, "tp": degrees.tp, "ep": degrees.ep, "cp": degrees.cp}.items():
+    asked = {"pp": degrees.pp, "tp": degrees.tp, "ep": degrees.ep, "cp": degrees.cp}
+    for axis, degree in asked.items():
         size = sizes.get(axis, 1 if axis == "cp" and layout == "own-axis" else None)
         assert size == degree, f"{axis} has size {size}, asked for {degree}"
     for axes in _TILES[layout]:

@@ -84,7 +84,8 @@ def forgets_experts(topology, self, degrees, world, layout):
 @broken(Reference, "topology", "TOPO-02a[pp2-tp2-ep4-on-64]: dp is 4, expected 16")
 def divides_by_borrowed_experts(topology, self, degrees, world, layout):
     """The rule of the own-axis layout, world / (pp · tp · ep), used where EP is borrowed."""
-    return replace(topology(self, degrees, world, layout), dp=world // (degrees.pp * degrees.tp * degrees.ep))
+    answer = topology(self, degrees, world, layout)
+    return replace(answer, dp=world // (degrees.pp * degrees.tp * degrees.ep))
 
 
 @broken(Reference, "topology", "TOPO-02a[pp3-cp2-tp2-ep4-on-96]: dp is 16, expected 8")

@@ -61,7 +61,8 @@ def forgets_the_group_argument(former, self, axis, contribution):
 def reuses_a_group_of_equal_size(total, self, axis, contribution):
     """Over-correction of the duplicate group: any group of the same size is taken for the same group."""
     size = self.topology.sizes[axis]
-    return total(self, next(name for name, its in self.topology.sizes.items() if its == size), contribution)
+    first = next(name for name, its in self.topology.sizes.items() if its == size)
+    return total(self, first, contribution)
 
 
 @broken(
@@ -144,7 +145,8 @@ def leaves_its_groups_behind(close, self):
 @broken(ProcessMesh, "close", "TOPO-07e[own-axis-ep2-tp2-etp1-on-4]: is left with 1 groups of closed meshes")
 def closes_the_first_alone(close, self):
     """Destroys only the group that it finds first."""
-    self._dist.destroy_process_group(self._made[next(members for members in self._made if self.rank in members)])
+    first = next(members for members in self._made if self.rank in members)
+    self._dist.destroy_process_group(self._made[first])
     self._made.clear()
 
 

@@ -152,7 +152,8 @@ def gathers_shards_as_they_are(norm, self):
         held = grad.to_local() if isinstance(grad, DTensor) else grad
         if held is None or held.dim() > 1:
             continue
-        dist.all_gather([torch.empty_like(held) for _ in range(dist.get_world_size())], held.contiguous())
+        every = [torch.empty_like(held) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, held.contiguous())
     return norm(self)
 
 

@@ -11,7 +11,8 @@ from contracts.law._bugs.numeric import ParallelTrainer, Reference, broken
 @broken(Reference, "rehearse", "TRAF-04g[tp2-sp]: predicted as all_reduce(sum)")
 def rehearses_without_sequence_parallel(rehearse, self, recipe, execution, rank, routing):
     """The dry run leaves out sequence parallelism, so that its plan is for another run."""
-    return rehearse(self, recipe, replace(execution, degrees=replace(execution.degrees, sp=False)), rank, routing)
+    plain = replace(execution, degrees=replace(execution.degrees, sp=False))
+    return rehearse(self, recipe, plain, rank, routing)
 
 
 @broken(

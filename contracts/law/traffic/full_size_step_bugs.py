@@ -160,7 +160,8 @@ def sends_padded_rows(through, self, experts, x_SD, counts_E):
     room = x_SD.new_zeros(slots * len(counts_ne) - len(x_SD), x_SD.shape[1])
     rows = [slots] * len(counts_ne)
     x_RD = all_to_all(torch.cat([x_SD, room]), rows, rows, self.ep)
-    return all_to_all(experts(x_RD, counts_ne.sum(0).cumsum(0)), rows, rows, self.ep)[: len(x_SD)]
+    y_RD = experts(x_RD, counts_ne.sum(0).cumsum(0))
+    return all_to_all(y_RD, rows, rows, self.ep)[: len(x_SD)]
 
 
 @derived("TRAF-04d[borrowed-tp2-sp-ep4-fsdp4-balanced]: experts lie on", bugs=("PG-05", "PG-06"))

@@ -28,7 +28,8 @@ _TEXTS = ("assets/version.txt", "version.txt", "VERSION")  # beside a package th
 
 def located(module: str) -> Path | None:
     """The folder of a package or the file of a module that an import would find; None where it would find none."""
-    spec = getattr(sys.modules.get(module), "__spec__", None) or _spec(module)
+    loaded = getattr(sys.modules.get(module), "__spec__", None)
+    spec = loaded or _spec(module)
     if spec is None:
         return None
     if spec.submodule_search_locations:

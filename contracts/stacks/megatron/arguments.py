@@ -205,7 +205,8 @@ def _dropped(argv: Sequence[str], whole: Outcome, run: Callable[[Sequence[str]],
     given = _given(argv)
     dropped = {}
     for index, each in enumerate(given):
-        if any(other.dest == each.dest for other in given[index + 1 :]) and not _collects(each):
+        later = any(other.dest == each.dest for other in given[index + 1 :])
+        if later and not _collects(each):
             dropped[each.flag] = f"{each.asked} is given again later, and the last one wins"
             continue
         rest = [*argv[: each.words.start], *argv[each.words.stop :]]

@@ -33,7 +33,8 @@ def plan_of(recipe: Recipe, layer: int, dtype: torch.dtype) -> Plan:
     Raises:
         NotOffered: for a letter or a feature that Megatron does not have, or not on a CPU.
     """
-    letter = patterns.parse(recipe.pattern, recipe.depth).letters[layer]
+    parsed = patterns.parse(recipe.pattern, recipe.depth)
+    letter = parsed.letters[layer]
     sparse = recipe.dsa is not None and letter == "A"
     if letter not in "AEM" or sparse:
         lack: Lack = "device" if letter in "AEM" else "stack"

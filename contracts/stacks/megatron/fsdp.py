@@ -82,7 +82,8 @@ def gathered(tensors: list[Any], values: Mapping[int, Any]) -> dict[int, Tensor]
         sharded = {n: each for n, each in enumerate(tensors) if is_sharded(each) and _is_expert(each) is expert}
         if not sharded:
             continue
-        group = next(iter(sharded.values())).megatron_fsdp_dist_index.get_fsdp_group(is_expert_parallel=expert)
+        index = next(iter(sharded.values())).megatron_fsdp_dist_index
+        group = index.get_fsdp_group(is_expert_parallel=expert)
         mine = {n: local_of(values[n]).detach().flatten().cpu() for n in sharded if values.get(n) is not None}
         every: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(every, mine, group=group)

@@ -123,7 +123,8 @@ class NumericAnswers:
         return training.run_model(recipe, execution, weights, batch, backward)
 
     def train(self, session: Session) -> Trained:
-        if session.execution.degrees.ep > 1:
+        degrees = session.execution.degrees
+        if degrees.ep > 1:
             _only_borrowed(session.execution.layout)
         _mixers(session.recipe, session.execution.mode)
         return training.train(session, distributed=self._distributed)

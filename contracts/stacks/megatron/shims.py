@@ -40,7 +40,8 @@ def older() -> bool:
 @functools.cache
 def has_convolution_module() -> bool:
     """Whether the Mamba mixer holds its convolution as a module; from 0.19 on its tensors are the mixer's own."""
-    return "nn.Conv1d(" in inspect.getsource(mcore("ssm.mamba_mixer").MambaMixer.__init__)
+    mixer = mcore("ssm.mamba_mixer").MambaMixer
+    return "nn.Conv1d(" in inspect.getsource(mixer.__init__)
 
 
 @functools.cache

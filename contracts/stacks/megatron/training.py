@@ -174,7 +174,8 @@ class Trainer:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        told = self._forward_backward(_share(batch, self.execution))
+        rows = _share(batch, self.execution)
+        told = self._forward_backward(rows)
         lm, tokens = _mean(told)
         with self._prepared(wanted) as seen:
             lr = self._lr()

@@ -71,7 +71,8 @@ def alone(recipe: Recipe, layer: int) -> tuple[str, Recipe]:
 def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
     """Names and shapes of a block's parameters and buffers; torchtitan stores them in float32."""
     letter, one = alone(recipe, layer)
-    ours = to_canonical(_Block(letter, one, "meta").named(), weight_mapping.block(letter, one))
+    held = _Block(letter, one, "meta").named()
+    ours = to_canonical(held, weight_mapping.block(letter, one))
     return {name: Shape(dtype="float32", shape=tuple(each.shape)) for name, each in sorted(ours.items())}
 
 

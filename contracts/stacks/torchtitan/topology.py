@@ -147,7 +147,8 @@ def _groups(mesh: Any, of: tuple[str, ...]) -> tuple[Group, ...]:
     size = 1
     for index in kept:
         size *= ranks.shape[index]
-    return tuple(sorted(tuple(row) for row in ranks.permute(*rest, *kept).reshape(-1, size).tolist()))
+    rows = ranks.permute(*rest, *kept).reshape(-1, size).tolist()
+    return tuple(sorted(tuple(row) for row in rows))
 
 
 def _members(mesh: Any) -> list[int]:

@@ -63,7 +63,8 @@ def run_block(call: BlockCall) -> BlockRun:
         own = (shims.own_operations(kind.modeling), shims.Wide()) if wide else ()
         for each in (shims.quiet(), *own, _mixed(x_BTD), exact_kernels(call.device)):
             kept.enter_context(each)
-        return _Block(kind, letter, one, config).run(call, x_BTD.requires_grad_(call.dy is not None))
+        block = _Block(kind, letter, one, config)
+        return block.run(call, x_BTD.requires_grad_(call.dy is not None))
 
 
 def _mixed(x_BTD: Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -21,7 +21,8 @@ def the_allocator_overlay_reaches_cuda(stack: Stack, device: str) -> None:
     allocator.
     """
     lane = Lane(mode="author_dp", regime="fsdp2", gpus=1, degrees=Degrees())
-    seen = stack.allocator_seen(stack.launch(replace(ONE_CARD, dtype="bf16"), lane).env, device)
+    environment = stack.launch(replace(ONE_CARD, dtype="bf16"), lane).env
+    seen = stack.allocator_seen(environment, device)
     assert seen.segments > 0, f"no memory was allocated on {seen.device}"
     assert seen.expandable == seen.segments, (
         f"{seen.expandable} of {seen.segments} segments are expandable under PYTORCH_ALLOC_CONF={seen.setting!r}"

@@ -134,7 +134,8 @@ def the_overlay_is_complete(stack: Stack, seed: int) -> None:
         for p in ("", "MY_NCCL_", "TORCHX", "HF_TOKEN_", "nccl_")
         for _ in range(4)
     }
-    launch = _launched_or_refused_for(stack, with_inherited(TWO_NODES, **others, **runtime), tuple(runtime))
+    lane = with_inherited(TWO_NODES, **others, **runtime)
+    launch = _launched_or_refused_for(stack, lane, tuple(runtime))
     if launch is None:
         return
     for variable, value in runtime.items():

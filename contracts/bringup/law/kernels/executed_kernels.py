@@ -69,7 +69,8 @@ def a_profiler_sees_the_kernels_that_are_named(
     The code that runs a kernel notes its name. A fallback below that place, inside a library, keeps the fast kernel's
     name in the receipt.
     """
-    call = call_of(stack, recipe, layer, mode, {}, replace(stack.kernel_facts(), device=device))
+    facts = replace(stack.kernel_facts(), device=device)
+    call = call_of(stack, recipe, layer, mode, {}, facts)
     seen: list[frozenset[str]] = []
     ran = launches_of(lambda: stack.run_block(call), device, seen.append).kernels
     for kernel, mark in LAUNCHED.items():

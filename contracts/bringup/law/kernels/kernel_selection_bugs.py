@@ -35,7 +35,8 @@ def looks_at_no_device(unfit, self, kernel, recipe, facts):
 @broken(Reference, "unfit", "KRN-01a[device-nobody-knows]: attention runs as transformer-engine where it cannot")
 def takes_a_prefix_for_the_device(unfit, self, kernel, recipe, facts):
     """Reads sm_121a as sm_121, so an untested device opens the fast path."""
-    return unfit(self, kernel, recipe, replace(facts, capability=(facts.capability or "").rstrip("abcdef")))
+    known = (facts.capability or "").rstrip("abcdef")
+    return unfit(self, kernel, recipe, replace(facts, capability=known))
 
 
 @broken(Reference, "unfit", "KRN-01a[device-says-nothing]: attention runs as transformer-engine where it cannot")

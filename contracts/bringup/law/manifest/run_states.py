@@ -94,7 +94,8 @@ def no_other_way_is_taken(stack: Lifecycle, manifest: Manifest, event: RunEvent)
     A late result that turns an error into ok, or a second collector that restarts a finished run, makes the manifest
     record what never happened. An empty error reads as "it just failed".
     """
-    words = str(refusal_of(stack.advance, manifest, event))
+    refused = refusal_of(stack.advance, manifest, event)
+    words = str(refused)
     names: dict[EventKind, tuple[str, ...]] = {
         "finished": (manifest.state, "artifacts"), "failed": (manifest.state, "error"), "started": (manifest.state,),
     }  # fmt: skip

@@ -109,7 +109,8 @@ def takes_the_cards_name_for_proof(fit, self, needed_bytes, card, measured):
 @broken(Reference, "fit", "MEM-02l[measured-on-another-card]: proved is True, expected False", bugs=("PRV-26",))
 def carries_the_measurement_over(fit, self, needed_bytes, card, measured):
     """A run on an H200 proves the fit on every card."""
-    return replace(fit(self, needed_bytes, card, measured), proved=measured is not None and bool(measured.receipt))
+    answer = fit(self, needed_bytes, card, measured)
+    return replace(answer, proved=measured is not None and bool(measured.receipt))
 
 
 @broken(Reference, "fit", "MEM-02l[measured-at-step-2]: proved is True, expected False")
@@ -122,7 +123,8 @@ def trusts_the_second_step(fit, self, needed_bytes, card, measured):
 @broken(Reference, "fit", "MEM-02l[measured-beyond-the-plan]: is called 'fits', expected 'too large'")
 def believes_the_plan(fit, self, needed_bytes, card, measured):
     """The plan's number stays although the run took 38 GB more."""
-    return replace(fit(self, needed_bytes, card, measured), word=fit(self, needed_bytes, card, None).word)
+    answer = fit(self, needed_bytes, card, measured)
+    return replace(answer, word=fit(self, needed_bytes, card, None).word)
 
 
 @broken(Reference, "fit", "MEM-02l[measured]: proved is False, expected True")

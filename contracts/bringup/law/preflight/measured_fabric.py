@@ -68,7 +68,8 @@ def a_wrong_sum_is_seen_by_every_rank(stack: World, faulty: int, world: int) -> 
 
     A fabric that is fast and wrong is not fit. A rank that never checks its sum would report it as fit.
     """
-    found = stack.fabric_pass(4096, 3, PATIENCE_S, Upset(offset=1.0 if here().rank == faulty else 0.0))
+    upset = Upset(offset=1.0 if here().rank == faulty else 0.0)
+    found = stack.fabric_pass(4096, 3, PATIENCE_S, upset)
     assert not found.right, (
         f"rank {here().rank} of {world} accepts the sum, though rank {faulty} contributed another last element"
     )

@@ -104,7 +104,8 @@ def leaves_numa_to_the_host(preflight, self, capture, need):
 @broken(Reference, "preflight", "PREF-02[memory-tiering]: numa_balancing is 2 and no finding of PREF-02 says so")
 def takes_the_file_for_a_switch(preflight, self, capture, need):
     """Compares with 1, but since Linux 6.1 the file is a bit mask and 2 moves pages too."""
-    return tuple(each for each in preflight(self, capture, need) if each.promise != "PREF-02" or each.value == "1")
+    found = preflight(self, capture, need)
+    return tuple(each for each in found if each.promise != "PREF-02" or each.value == "1")
 
 
 @broken(Reference, "preflight", "PREF-02[off-without-newline]: which is off, and was refused")

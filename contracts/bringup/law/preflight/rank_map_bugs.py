@@ -57,7 +57,8 @@ def keeps_no_nic(rank_map, self, nodes, ranks, need):
 @broken(Reference, "rank_map", "PREF-04a[the-first-nodes-map-for-both]: about 8, 12, 15 and was accepted")
 def takes_one_node_for_all(rank_map, self, nodes, ranks, need):
     """Captures only the first node, because all nodes were ordered together."""
-    return rank_map(self, tuple(replace(node, topology=nodes[0].topology) for node in nodes), ranks, need)
+    same = tuple(replace(node, topology=nodes[0].topology) for node in nodes)
+    return rank_map(self, same, ranks, need)
 
 
 @broken(Reference, "rank_map", "PREF-04a[nobody-knows]: about 7 and was accepted")
@@ -99,7 +100,8 @@ def counts_the_visible_devices(preflight, self, capture, need):
 @broken(Reference, "preflight", "PREF-04b[all-in-order]: shows the host's own map and was refused")
 def forbids_the_variable(preflight, self, capture, need):
     """Over-correction: refuses every node under a scheduler that sets the whole list in its order."""
-    return preflight(self, replace(capture, environment=dict.fromkeys(capture.environment, "masked")), need)
+    masked = dict.fromkeys(capture.environment, "masked")
+    return preflight(self, replace(capture, environment=masked), need)
 
 
 @broken(Reference, "preflight", "PREF-04b[all-by-uuid]: shows the host's own map and was refused")

@@ -16,7 +16,8 @@ def passes_where_there_is_no_tool(preflight, self, capture, need):
 @broken(Reference, "preflight", "PREF-05[driver-mismatch]: a node with an unreadable capture was accepted")
 def searches_for_bad_words(preflight, self, capture, need):
     """Greps the output for the words of slow paths, and an error message holds none of them."""
-    return preflight(self, capture, need) if re.search("SYS|PHB|NODE|PIX|PXB", capture.topology or "SYS") else ()
+    bad = re.search("SYS|PHB|NODE|PIX|PXB", capture.topology or "SYS")
+    return preflight(self, capture, need) if bad else ()
 
 
 @broken(Reference, "preflight", "PREF-05[two-directions-disagree]: a node with an unreadable capture was accepted")

@@ -151,7 +151,8 @@ def leaves_attention_out(figures, self, work):
 @broken(Reference, "figures", "RCPT-05a[unknown-device]: was accepted, expected a refusal", bugs=("PRV-13",))
 def guesses_a_peak(figures, self, work):
     """Gives an unknown card the peak of the developer's own card."""
-    return figures(self, work if work.device.startswith("NVIDIA") else replace(work, device="NVIDIA H100"))
+    known = work.device.startswith("NVIDIA")
+    return figures(self, work if known else replace(work, device="NVIDIA H100"))
 
 
 @broken(
@@ -188,7 +189,8 @@ def divides_by_almost_nothing(figures, self, work):
 @broken(Reference, "count_weights", "RCPT-05b[tied]: the counts are (287552")
 def counts_tied_tensors_twice(count_weights, self, weights, experts, top_k):
     """Sums over names, so an embedding and an output projection that share storage count twice."""
-    return count_weights(self, tuple(replace(weight, same_as=None) for weight in weights), experts, top_k)
+    apart = tuple(replace(weight, same_as=None) for weight in weights)
+    return count_weights(self, apart, experts, top_k)
 
 
 @broken(Reference, "count_weights", "RCPT-05b[untied]: the counts are (287552, 287552")
@@ -208,4 +210,5 @@ def multiplies_the_table(count_weights, self, weights, experts, top_k):
 def never_multiplies_the_table(count_weights, self, weights, experts, top_k):
     """Over-correction: omits a tied table, though the output projection multiplies by it."""
     count = count_weights(self, weights, experts, top_k)
-    return replace(count, matmul=count.active - sum(math.prod(weight.shape) for weight in weights if weight.lookup))
+    tables = sum(math.prod(weight.shape) for weight in weights if weight.lookup)
+    return replace(count, matmul=count.active - tables)

@@ -45,7 +45,8 @@ def tells_volumes_by_mount_point(check_storage, self, storage, disks):
 )
 def trusts_the_directory(check_storage, self, storage, disks):
     """Takes the directory /mnt/data for a mounted disk, without a look at the mount table."""
-    return tuple(each for each in check_storage(self, storage, disks) if not each.value.startswith("/mnt/data"))
+    found = check_storage(self, storage, disks)
+    return tuple(each for each in found if not each.value.startswith("/mnt/data"))
 
 
 @broken(Reference, "check_storage", "STOR-01[volume-hidden]: nothing was found, expected a finding on durable")

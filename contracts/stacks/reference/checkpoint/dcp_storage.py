@@ -223,7 +223,8 @@ class ShardReader(StorageReader):
     def place(self, content: bytes, item: ReadItem, planner: LoadPlanner) -> None:
         """Copy one part of a file to where the plan wants it."""
         piece = self.pieces[item.storage_index]
-        dtype = cast(torch.dtype, getattr(torch, self.manifest.tensors[item.storage_index.fqn].dtype))
+        held = self.manifest.tensors[item.storage_index.fqn]
+        dtype = cast(torch.dtype, getattr(torch, held.dtype))
         length = prod(piece.sizes) * dtype.itemsize
         raw = bytearray(content[piece.start : piece.start + length])
         box = torch.frombuffer(raw, dtype=dtype).reshape(piece.sizes) if raw else torch.empty(piece.sizes, dtype=dtype)

@@ -106,7 +106,8 @@ class ContextParallel(SequenceView):
     def running_sum(self, u_BTx: Tensor, packing: Packing, state: Tensor | None, chunk: int) -> Tensor:
         own_BTx = running_sum(u_BTx, packing, None, chunk)
         kept_BTx = _like(continuing(packing), own_BTx).to(own_BTx.dtype)
-        return own_BTx + kept_BTx * self.incoming_state(own_BTx[:, -1], kept_BTx[:, -1], packing)[:, None]
+        state_Bx = self.incoming_state(own_BTx[:, -1], kept_BTx[:, -1], packing)
+        return own_BTx + kept_BTx * state_Bx[:, None]
 
     def incoming_state(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
         """The state before this rank's first token (B, …); zero where that token begins a document.

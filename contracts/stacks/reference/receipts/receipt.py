@@ -72,7 +72,8 @@ def build(facts: LaunchedRun) -> Receipt:
     _refuse_what_proves_nothing(facts)
     measured = window(facts.steps, facts.warmup, facts.bounded)
     seen = witness(facts.steps)
-    withheld = _why_withheld(facts.steps[facts.warmup : facts.warmup + facts.bounded], measured, seen)
+    inside = facts.steps[facts.warmup : facts.warmup + facts.bounded]
+    withheld = _why_withheld(inside, measured, seen)
     receipt = Receipt(
         schema=SCHEMA,
         run=facts.lane.run,

@@ -391,7 +391,8 @@ class Trainer:
         if not same:
             self.refuse_own(saved.tensors)
             target = {name: each for name, each in target.items() if not name.startswith(GENERATORS)}
-        self.load(target, kept.load(target, recipe=recipe_digest(self.recipe), step=saved.step).position)
+        loaded = kept.load(target, recipe=recipe_digest(self.recipe), step=saved.step)
+        self.load(target, loaded.position)
         if same:
             self.restore_generators(_under(self.own_generators, target))  # last: building and loading may draw
         else:

@@ -92,7 +92,8 @@ class Attention(Causal):
         q_BTHd, k_BTGd = self.place(q_BTHd, k_BTGd, packing)
         k_BSHd, v_BSHd = (self.repeat(self.row.every(each), q_BTHd.shape[2]) for each in (k_BTGd, v_BTGd))
         visible_BTS = None if packing.boundless else self.visible(packing)
-        return Output(y_BTD=self.wo(self.attend(q_BTHd, k_BSHd, v_BSHd, visible_BTS).flatten(2)))
+        out_BTHd = self.attend(q_BTHd, k_BSHd, v_BSHd, visible_BTS)
+        return Output(y_BTD=self.wo(out_BTHd.flatten(2)))
 
     def split(self, x_BTF: Tensor) -> Tensor:
         return heads_of(x_BTF, self.head_dim)
@@ -177,7 +178,8 @@ class LatentAttention(Causal):
         heads = q_BTHc.shape[2]
         q_BTHd = torch.cat((q_BTHc, q_BTHr), dim=-1)
         k_BSHd = torch.cat((c_BSc, k_BSr), dim=-1)[:, :, None].expand(-1, -1, heads, -1)
-        out_BTHc = self.attend(q_BTHd, k_BSHd, c_BSc[:, :, None].expand(-1, -1, heads, -1), visible_BTS)
+        c_BSHc = c_BSc[:, :, None].expand(-1, -1, heads, -1)
+        out_BTHc = self.attend(q_BTHd, k_BSHd, c_BSHc, visible_BTS)
         return torch.einsum("bthc,hvc->bthv", out_BTHc, value_Hvc)
 
 

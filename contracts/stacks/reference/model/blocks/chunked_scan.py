@@ -47,7 +47,8 @@ def chunked_scan(
 
 def within(log_decay_BQh: Tensor, documents_BQ: Tensor) -> Tensor:
     """How much of token j is left at token i of the same chunk, (B, Q, Q, h): zero after j and across documents."""
-    order = torch.arange(log_decay_BQh.shape[1], device=log_decay_BQh.device)
+    size = log_decay_BQh.shape[1]
+    order = torch.arange(size, device=log_decay_BQh.device)
     later_QQ1 = (order[:, None] > order)[..., None]
     between_BQQh = torch.where(later_QQ1, log_decay_BQh[:, :, None], 0).cumsum(dim=1)  # over j+1 … i
     same_BQQ = documents_BQ[:, :, None] == documents_BQ[:, None]

@@ -77,7 +77,8 @@ class Fp8Matmul(nn.Module):
         if self.scaling == "tensorwise":
             return self.fitting(amax(t_RC), largest)
         if self.scaling == "mxfp8":
-            return self.power_of_two(self.fitting(self.over_blocks(t_RC, MX_BLOCK, along), largest))
+            shared_RC = self.fitting(self.over_blocks(t_RC, MX_BLOCK, along), largest)
+            return self.power_of_two(shared_RC)
         amax_RC = self.over_blocks(t_RC, BLOCK, along)
         if role == WEIGHT:  # a square: the other dim as well
             amax_RC = self.over_blocks(amax_RC, BLOCK, 1 - along)

@@ -72,7 +72,8 @@ class Mamba2(nn.Module):
 
     def per_head(self, grouped_BTc: Tensor) -> Tensor:
         """B or C of each group (B, T, g·n) for each head (B, T, h, n): neighbouring heads share a group."""
-        return wide(split(grouped_BTc, self.groups)).repeat_interleave(self.heads // self.groups, dim=2)
+        grouped_BTgn = wide(split(grouped_BTc, self.groups))
+        return grouped_BTgn.repeat_interleave(self.heads // self.groups, dim=2)
 
     def scan(
         self, x_BThp: Tensor, dt_BTh: Tensor, b_BThn: Tensor, c_BThn: Tensor, packing: Packing, state: Tensor | None

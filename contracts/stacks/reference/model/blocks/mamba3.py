@@ -91,7 +91,8 @@ class Mamba3(nn.Module):
 
     def per_head(self, norm: nn.Module, grouped_BTc: Tensor) -> Tensor:
         """B or C of each group, normed, for each head (B, T, h, n): neighbouring heads share a group."""
-        return wide(norm(split(grouped_BTc, self.groups))).repeat_interleave(self.heads // self.groups, dim=2)
+        grouped_BTgn = wide(norm(split(grouped_BTc, self.groups)))
+        return grouped_BTgn.repeat_interleave(self.heads // self.groups, dim=2)
 
     def scan(
         self,

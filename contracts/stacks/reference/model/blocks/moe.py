@@ -221,7 +221,8 @@ class Experts(nn.Module):
         `torch.nn.functional.grouped_mm` is public from torch 2.10. It needs bfloat16, SM80 or a CPU, and rows of a
         multiple of 16 bytes. It leaves rows after the last end uninitialised, forward and backward.
         """
-        aligned = all(width % 8 == 0 for width in local(self.w1).shape[1:])
+        widths = local(self.w1).shape[1:]
+        aligned = all(width % 8 == 0 for width in widths)
         able = x.device.type == "cpu" or (x.is_cuda and torch.cuda.get_device_capability(x.device) >= (8, 0))
         return "grouped" if x.dtype == torch.bfloat16 and aligned and able else "loop"
 
@@ -277,7 +278,8 @@ class MoE(nn.Module):
         every_E = torch.arange(self.moe.experts, dtype=narrow, device=slots_S.device)
         ends_E = torch.searchsorted(slots_S, every_E, right=True)
         kept_E = ends_E.diff(prepend=ends_E.new_zeros(1))
-        given_SD = self.applied(self.dispatch(x_BTD.flatten(0, 1), order_S, dropped_BTK), kept_E)
+        sent_SD = self.dispatch(x_BTD.flatten(0, 1), order_S, dropped_BTK)
+        given_SD = self.applied(sent_SD, kept_E)
         y_ND = self.combine(given_SD, order_S, routing.gates_BTK.flatten(0, 1), dropped_BTK.flatten(0, 1))
         return y_ND.view(x_BTD.shape)
 
