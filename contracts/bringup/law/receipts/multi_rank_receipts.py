@@ -12,7 +12,19 @@ from contracts.instruments import numerics, process_memory, ranks, traffic
 from contracts.instruments.ranks import gathered, here
 from contracts.law._support.recorded_runs import PROVENANCE
 from contracts.law._support.saved_states import shared_folder
-from contracts.spec import Batch, Degrees, LeftReceipts, Moe, Optim, Recipe, Session, Strain, Training, World
+from contracts.spec import (
+    Batch,
+    Degrees,
+    LeftReceipts,
+    Moe,
+    NotOffered,
+    Optim,
+    Recipe,
+    Session,
+    Strain,
+    Training,
+    World,
+)
 from contracts.spec.receipt import Place, Receipt
 
 if TYPE_CHECKING:
@@ -26,7 +38,7 @@ MORE, AT_LEAST = 512 * MIB, 384 * MIB
 
 # Widths of whole rows of 16 bytes in bfloat16, so that a grouped kernel can run where there is one.
 RECIPE = Recipe(
-    name="told", family="test", pattern="AE", depth=2, hidden=32, ffn_hidden=64, heads=4, kv_groups=2, seq_length=12,
+    name="told", family="test", pattern="AE", depth=2, hidden=32, ffn_hidden=64, heads=4, kv_groups=2, seq_length=20,
     vocab=64, moe=Moe(experts=12, top_k=3, expert_hidden=32, shared_hidden=16, aux_loss=0.5),
     batch=Batch(micro=2, total=8),
     optim=Optim(lr=1e-3, min_lr=1e-4, warmup=1, steps=STEPS), dtype="bf16",
@@ -122,10 +134,18 @@ def _loss(receipt: Receipt, stack: TrainsInAWorld) -> None:
 
 
 def _microbatches(sent: "list[Collective]") -> None:
-    """Under sequence parallel a rank scatters the residual stream of one microbatch at a time."""
-    scattered = [math.prod(shape) for each in sent if each.op == "reduce_scatter" for shape in each.shapes]
-    got, want = max(scattered, default=0) / RECIPE.hidden, RECIPE.batch.micro * RECIPE.seq_length
-    assert got == want, f"a microbatch has {got:g} tokens, expected {want}: {RECIPE.batch.micro} sequences"
+    """Under sequence parallel the residual stream of one microbatch at a time goes between ranks: it is scattered or
+    summed whole, and gathered from its parts. No weight of the recipe has as many rows as sequences have tokens."""
+    moved = [
+        math.prod(shape[:-1]) * (len(each.members) if each.op == "all_gather" else 1)
+        for each in sent if each.op in ("all_gather", "all_reduce", "reduce_scatter")
+        for shape in each.shapes if shape[-1:] == (RECIPE.hidden,)
+    ]  # fmt: skip
+    got = max((rows for rows in moved if rows % RECIPE.seq_length == 0), default=0)
+    want = RECIPE.batch.micro * RECIPE.seq_length
+    if not got:
+        raise NotOffered("it moves no rows of the hidden width between ranks, which would show a microbatch")
+    assert got == want, f"a microbatch has {got} tokens, expected {want}: {RECIPE.batch.micro} sequences"
 
 
 def _labels(stack: TrainsInAWorld) -> tuple[int, ...]:

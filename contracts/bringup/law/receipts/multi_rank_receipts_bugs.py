@@ -105,14 +105,14 @@ def reports_the_objective(timed_step, self, step):
     return replace(done, losses=done.losses | {"lm": done.losses["total"]}), seconds
 
 
-@broken(torchrun_environment, "execution_of", "RCPT-01a[the-first-of-tp2]: a microbatch has 48 tokens, expected 24")
+@broken(torchrun_environment, "execution_of", "RCPT-01a[the-first-of-tp2]: a microbatch has 80 tokens, expected 40")
 def counts_microbatches_over_the_world(execution_of, asked, place, device):
     """Ranks that share sequences are counted as if each had its own: microbatches are fewer and larger."""
     batch = asked.recipe.batch
     return replace(execution_of(asked, place, device), microbatches=max(1, batch.total // (place.world * batch.micro)))
 
 
-@broken(torchrun_environment, "execution_of", "RCPT-01a[the-first-of-tp2]: a microbatch has 12 tokens, expected 24")
+@broken(torchrun_environment, "execution_of", "RCPT-01a[the-first-of-tp2]: a microbatch has 20 tokens, expected 40")
 def takes_one_sequence_at_a_time(execution_of, asked, place, device):
     """Over-correction: every sequence is a microbatch, whatever the recipe says."""
     return replace(execution_of(asked, place, device), microbatches=asked.recipe.batch.total)
