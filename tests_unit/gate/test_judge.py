@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from contracts.contract import Contract, Mutant
+from contracts.contract import LAW, Contract, Mutant
 from contracts.court.judge import NO_TORCH, fate_of, judge, remedy_for, try_mutant, violations_of
 from contracts.court.party import Broken
+from contracts.harness.families import read_checks
 from contracts.spec import (
     MOST_REFUSALS,
     Abilities,
@@ -131,6 +132,17 @@ def test_a_parameter_that_was_added_later_is_given_only_to_an_answer_that_takes_
     given = codec.encode({"recipe": SHORT, "environment": {}, "steps": 3, "options": StartOptions(resume=True)})
     asked = {"protocol": "rankproof/1", "id": 1, "question": "started", "arguments": given}
     assert reply(_Older(), codec.dumps(asked))["not_offered"] == words
+
+
+def test_a_command_may_refuse_to_start_for_no_steps_if_it_says_so() -> None:
+    read_checks("CKPT-01l")
+    contract = LAW.contracts["CKPT-01l"]
+    outcomes = []
+    for words in ("ValueError: max_steps must be positive, got 0", "0 iterations are too few", "error", "    step 0"):
+        ended = Started(exit_code=2, steps=0, words=f"a.py\n{words}\n")
+        refuses = type("Refuses", (Reference,), {"started": lambda *_, ended=ended: ended})
+        outcomes.append(judge(contract, "no-step", refuses()).outcome)
+    assert outcomes == ["holds", "holds", "violated", "violated"]
 
 
 class _Counts(Reference):

@@ -20,6 +20,7 @@ from contracts.law._bugs.numeric import (
 )
 from contracts.law._bugs.numeric import manifest as manifests
 from contracts.spec import Data, refuse
+from contracts.spec.devices import Started
 
 Position = Mapping[str, int]
 
@@ -221,6 +222,15 @@ def counts_saves_from_the_restart(started, self, recipe, environment, steps, opt
 def takes_0_for_none(started, self, recipe, environment, steps, options):
     """Tests the number for truth, so 0 is as if it was not given."""
     return started(self, recipe, environment, steps or recipe.optim.steps, options)
+
+
+@broken(Reference, "started", "CKPT-01l[no-step]: it took 0 steps and exit code 1: Traceback")
+def divides_by_its_steps(started, self, recipe, environment, steps, options):
+    """Crashes where there is no step to take: it reports a mean time."""
+    if steps:
+        return started(self, recipe, environment, steps, options)
+    words = "Traceback (most recent call last):\n    mean = seconds / 0 steps\nZeroDivisionError: division by zero"
+    return Started(exit_code=1, steps=0, words=words)
 
 
 @broken(Reference, "started", "CKPT-01l[ends-on-one]: left checkpoints of steps [4, 3, 2, 1], expected [4, 2]")
