@@ -7,10 +7,11 @@ from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered
 from contracts.law._support.small_models import DENSE, GROUPED_EXPERTS, Cell, cell, session
 from contracts.law._support.step_comparison import on_one_rank
+from contracts.law._support.training_run import ROWS_OF_16, batch
 from contracts.spec import FLOAT32_TRANSFORMER, Execution, Recipe, Tokens, Training
 
 PLAIN = replace(DENSE, name="plain", qk_norm=False)
-RANKS: dict[str, Cell] = {
+WHOLE: dict[str, Cell] = {
     "dense-dp2": cell(PLAIN, 2),
     "fsdp2": cell(GROUPED_EXPERTS, 2, fsdp=True),
     "dp4": cell(PLAIN, 4),
@@ -19,23 +20,31 @@ RANKS: dict[str, Cell] = {
     "dense-cp2-dp2": cell(PLAIN, 4, cp=2),
     "dense-pp2-dp2": cell(replace(PLAIN, pattern="AE|AE"), 4, pp=2, microbatches=2),
 }
+RANKS: dict[str, tuple[Recipe, Execution, int, bool]] = {name: (*each, False) for name, each in WHOLE.items()} | {
+    "packed-dp2": (*cell(PLAIN, 2), True), "packed-cp2-dp2": (*cell(PLAIN, 4, cp=2), True),
+}  # fmt: skip
 OF_A_PART = 3.0
 """How much more than its rows' mean the loss of a rank may be that has some tokens of each of them."""
 
 
 @contract(
     "PAR-01j", asks=("built", "train"), cases=RANKS, tier="dist", source="torchtitan: Trainer.train_step",
-    needs={"": ("largest-loss",)} | dict.fromkeys(("fsdp2", "borrowed-ep2-fsdp"), ("largest-loss", "experts")),
+    needs={"": ("largest-loss",)} | dict.fromkeys(("fsdp2", "borrowed-ep2-fsdp"), ("largest-loss", "experts"))
+    | dict.fromkeys(("packed-dp2", "packed-cp2-dp2"), ("largest-loss", "packed")),
 )  # fmt: skip
-def the_largest_loss_is_the_mean_of_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+def the_largest_loss_is_the_mean_of_one_rank(
+    stack: Training, recipe: Recipe, execution: Execution, world: int, packed: bool
+) -> None:
     """The largest loss that a step reports is the largest of the ranks' losses, each the mean over the labels of that
-    rank's rows.
+    rank's rows, whole or packed.
 
     Ranks have unequal numbers of labels. What divides a rank's sum by the labels of all ranks reports less than the
     mean, and on more ranks less still: a rank with bad data never shows. Under context parallel the loss of a rank may
     be the mean over its own tokens, some of which have a greater one.
     """
     asked = session(stack, recipe, execution, 1, "largest")
+    if packed:
+        asked = replace(asked, batches=(batch("largest", recipe.vocab, ROWS_OF_16),))
     alone = replace(asked, observe=frozenset(), execution=Execution(precision=asked.execution.precision))
     degrees = execution.degrees
     readers = world // (degrees.tp * degrees.cp * degrees.pp)
@@ -52,8 +61,7 @@ def the_largest_loss_is_the_mean_of_one_rank(stack: Training, recipe: Recipe, ex
     )
 
 
-def _of_ranks(batch: Tokens, world: int) -> list[Tokens]:
+def _of_ranks(given: Tokens, world: int) -> list[Tokens]:
     """The rows of each rank."""
-    tokens, labels = (numerics.tensor(each).chunk(world) for each in (batch.tokens, batch.labels))
-    return [Tokens(tokens=numerics.array(one), labels=numerics.array(other))
-            for one, other in zip(tokens, labels, strict=True)]  # fmt: skip
+    cut = {name: map(numerics.array, numerics.tensor(each).chunk(world)) for name, each in vars(given).items() if each}
+    return [Tokens(**dict(zip(cut, parts, strict=True))) for parts in zip(*cut.values(), strict=True)]

@@ -1,6 +1,8 @@
 """Steps that report another largest loss."""
 
-from contracts.law._bugs.numeric import ParallelTrainer, broken
+from torch import Tensor
+
+from contracts.law._bugs.numeric import Batch, ParallelTrainer, broken, derived
 
 
 @broken(
@@ -13,6 +15,19 @@ from contracts.law._bugs.numeric import ParallelTrainer, broken
 def divides_by_the_labels_of_all_ranks(largest, self, total, labels, whole):
     """The loss of a rank is its part of the mean: its sum over the labels of all ranks."""
     return largest(self, total, whole, whole)
+
+
+@derived("PAR-01j[packed-dp2]: the largest loss is")
+class CountsALabelBehindEachDocument(ParallelTrainer):
+    """Counts a label for each token of a row but the last, as in a row of one document: a packed rank reports less."""
+
+    def count(self, micro: Batch) -> dict[str, Tensor]:
+        documents_BT = micro.documents_BT
+        self.ends = 0 if documents_BT is None else int((documents_BT[:, 1:] != documents_BT[:, :-1]).sum())
+        return super().count(micro)
+
+    def largest(self, total: Tensor, labels: Tensor, whole: Tensor) -> float | None:
+        return super().largest(total, labels + self.ends, whole)
 
 
 @broken(ParallelTrainer, "largest", "PAR-01j[dense-cp2-dp2]: the largest loss is")
