@@ -150,6 +150,15 @@ CONVENTIONS: Mapping[str, Convention] = {
         ("epoch", "anywhere in its epoch", "PyTorch: RandomSampler, DistributedSampler; Megatron-Core: GPTDataset"),
         ("buffer", "as far as a buffer that is filled in order", "datasets: IterableDataset.shuffle; tf.data: shuffle"),
     ),
+    "epoch-order": _convention(
+        "in which order a dataset's next epoch is read",
+        (
+            "anew",
+            "in one of its own",
+            "Megatron-Core: GPTDataset, _build_document_index; PyTorch: DistributedSampler.set_epoch",
+        ),
+        ("alike", "in that of the first", "torchtitan: HuggingFaceTextDataset"),
+    ),
     "blend-order": _convention(
         "how the dataset of a blend's next row is chosen",
         ("apportioned", "the one that is furthest below its part", "Megatron-Core: build_blending_indices; Fast-LLM"),

@@ -115,10 +115,12 @@ class LeftReceipts:
     Args:
         own: the name of this rank's receipt.
         kept: name → receipt, of every rank.
+        lines: what the ranks of this rank's node wrote for a launcher; empty if the stack writes none.
     """
 
     own: str
     kept: Mapping[str, Receipt]
+    lines: tuple[str, ...] = ()
 
 
 class World(Party, Protocol):

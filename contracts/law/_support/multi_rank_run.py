@@ -1,9 +1,12 @@
 """Two runs from the same whole weights and batches, on one rank and on several, and in which layouts."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from contracts.instruments.ranks import here
 from contracts.law._support import training_run
 from contracts.law._support.layouts import in_a_layout_of
 from contracts.law._support.step_comparison import on_one_rank_and_many
@@ -89,3 +92,19 @@ def one_rank_and_many(
         at=at,
     )
     return on_one_rank_and_many(stack, session)
+
+
+@contextmanager
+def nodes_of(size: int) -> Iterator[None]:
+    """The variables that torchrun gives a rank if each node has this many."""
+    node, local = divmod(here().rank, size)
+    said = {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": node}
+    before = {name: os.environ.get(name) for name in said}
+    os.environ.update({name: str(value) for name, value in said.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

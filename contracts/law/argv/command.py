@@ -180,17 +180,24 @@ STATED: dict[str, tuple[Recipe, Lane, dict[str, float]]] = {
         replace(DISTINCT, moe=replace(DISTINCT.moe or Moe(), top_k=4, groups=(12, 2))), NATIVE,
         {"--moe-router-num-groups": 12, "--moe-router-group-topk": 2, "--moe-router-topk": 4},
     ),
+    "zeros": (
+        replace(DISTINCT, optim=replace(DISTINCT.optim, min_lr=0.0, warmup=0, weight_decay=0.0, clip=0.0)), NATIVE,
+        {"--clip-grad": 0, "--weight-decay": 0, "--hidden-dropout": 0, "--attention-dropout": 0, "--min-lr": 0},
+    ),
 }  # fmt: skip
+UNSAID = {"--clip-grad": "1.0", "--weight-decay": "0.01", "--hidden-dropout": "0.1", "--attention-dropout": "0.1"}
+"""What Megatron-LM takes where the argv does not say it."""
 
 
 @contract("ARGV-01c", asks="launch", cases=STATED, source="SkyRL #1646; Megatron-Bridge #1135; F15")
 def each_number_stands_behind_its_flag(stack: Stack, recipe: Recipe, lane: Lane, numbers: Mapping[str, float]) -> None:
-    """Each flag of the argv with a number has the number of its own field of the recipe, in the unit of the flag.
+    """Each flag of the argv with a number has the number of its own field of the recipe, in the unit of the flag. It
+    leaves a flag out only if the launcher's own default is that number.
 
     Two ranks of latents, two betas, two coefficients are as easily exchanged as they are equal in every preset. The
     launcher accepts either, and a change of the recipe changes the argv, as it should.
     """
-    words = flag_texts(for_megatron(stack, recipe, lane).argv)
+    words = {**UNSAID, **flag_texts(for_megatron(stack, recipe, lane).argv)}
     stated = [flag for flag in numbers if flag in words]
     if not stated:
         raise NotOffered(f"the argv has none of {', '.join(numbers)}", "case")

@@ -54,6 +54,18 @@ def exchanges_the_ranks_of_latents(former, self, recipe, lane):
     return _saying(_saying(launch, "--q-lora-rank", str(mla.kv_lora)), "--kv-lora-rank", str(mla.q_lora))
 
 
+@broken(Reference, "launch", "ARGV-01c[zeros]: --clip-grad is 1.0, expected 0")
+def leaves_out_what_is_0(former, self, recipe, lane):
+    """A number that is 0 is taken for one that nobody gave, and the launcher has a default of its own."""
+    launch = former(self, recipe, lane)
+    words = [*launch.argv]
+    for flag in ("--clip-grad", "--weight-decay"):
+        if flag in words and float(words[words.index(flag) + 1]) == 0:
+            at = words.index(flag)
+            del words[at : at + 2]
+    return replace(launch, argv=tuple(words))
+
+
 @broken(Reference, "launch", "ARGV-01c[groups]: --moe-router-num-groups is 2, expected 12")
 def exchanges_groups_and_choice(former, self, recipe, lane):
     """How many groups there are stands where it is asked how many are chosen, and the other way round."""

@@ -123,12 +123,17 @@ CHANGED: dict[str, tuple[Recipe, Recipe]] = {
     "batch": (SHORT, replace(SHORT, batch=Batch(micro=1, total=4))),
     "balance": (SHORT, replace(SHORT, moe=replace(SHORT.moe or Moe(), aux_loss=0.2))),
     "tokenizer": (SHORT, replace(SHORT, data=Data(tokenizer="Another"))),
+    "text": (SHORT, replace(SHORT, data=Data(path=__file__))),
 }
 
 
 KNOWN = ("checkpoint", "checkpoint-of-a-recipe")
-NEEDED = {"": KNOWN, **dict.fromkeys(("top-k", "balance"), (*KNOWN, "experts")), "tokenizer": (*KNOWN, "own-data")}
-"""A stack that reads no data of its own has no use for a tokenizer."""
+NEEDED = {
+    "": KNOWN,
+    **dict.fromkeys(("top-k", "balance"), (*KNOWN, "experts")),
+    **dict.fromkeys(("tokenizer", "text"), (*KNOWN, "own-data")),
+}
+"""A stack that reads no data of its own has no use for a tokenizer or a text."""
 
 
 @contract("CKPT-01c", asks="train", cases=CHANGED, needs=NEEDED, sheds=("own-data",), source=FAMILIES)

@@ -228,6 +228,7 @@ def takes_the_generators_of_others(resume, self, folder):
     "resume",
     "CKPT-02c[one-to-two]: draws the same numbers from",
     "CKPT-02c[tp-to-dp]: draws the same numbers from",
+    "CKPT-02c[dp-to-tp]: draws the same numbers from",
 )
 def begins_generators_as_at_the_first_step(resume, self, folder):
     """After a change of layout each rank is seeded as in a run that begins, whatever step it is."""

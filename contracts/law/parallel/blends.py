@@ -243,3 +243,32 @@ def an_epoch_has_each_token_once(stack: Blending, blend: Blend, epochs: float) -
             left = [id for id in range(1, len(of)) if of[id][0] == at and id not in counts]
             said = f"an epoch leaves out {len(left)} tokens of dataset {at}, the first of them {left[:1]}"
             assert len(left) <= held.length, said
+
+
+AGAIN: dict[str, Blend] = {
+    "one-dataset": replace(ONE, split="1", rows=(942, 1, 1)),
+    "two-datasets": replace(TWO, split="1", rows=(1200, 1, 1), weights=(3, 1)),
+}
+
+
+@contract("PAR-20g", asks="rows_of", cases=AGAIN, conventions=("epoch-order",), source="Megatron-LM #697")
+def an_epoch_has_an_order_of_its_own(stack: Blending, blend: Blend) -> None:
+    """A dataset's second epoch is not in the order of its first: of pieces that follow each other in the first, most
+    do not in the second. A stack may declare that every epoch is in the order of the first.
+
+    The order is a function of the seed and of the epoch, and a loader that is made anew has only the seed.
+    """
+    (rows,), of = _read(stack, blend, "train"), _documents(blend)
+    for dataset in range(len(blend.documents)):
+        epochs: tuple[list[int], ...] = ([], [])
+        counts = Counter[int]()
+        for id in (id for row in rows for id in row if of[id][0] == dataset):
+            if counts[id] < 2:
+                epochs[counts[id]].append(id)
+            counts[id] += 1
+        both = {*epochs[0]} & {*epochs[1]}
+        first, second = (list(pairwise(id for id in each if id in both)) for each in epochs)
+        joints = {(one, other) for one, other in first if other != one + 1}
+        kept, alike = len(joints & {*second}), chosen(stack, "epoch-order") == "alike"
+        said = f"of {len(joints)} pairs of pieces of dataset {dataset}, {kept} follow each other in both epochs"
+        assert first == second if alike else 2 * kept < len(joints), said

@@ -159,3 +159,18 @@ def deals_out_tokens(tokens_of, lengths, first, chosen):
 def draws_rows_with_replacement(id, self, position):
     """Each row is drawn from all rows again."""
     return feistel_permutation(position, 2**31, f"{self.seed}".encode()) % self.size
+
+
+@broken(DataOrder, "order", "PAR-20g[one-dataset]: pairs of pieces of dataset 0, ",
+        "PAR-20g[two-datasets]: pairs of pieces of dataset 0, ")  # fmt: skip
+def reads_every_epoch_as_the_first(order, self, epoch, index):
+    """The loader does not know which epoch it is in."""
+    return order(self, 0, index)
+
+
+with_attributes(
+    "DeclaresOneOrderAndHasMany",
+    "Every epoch has an order of its own, and is said to have that of the first.",
+    "PAR-20g[one-dataset]: follow each other in both epochs",
+    conventions={"epoch-order": "alike"},
+)

@@ -1,14 +1,11 @@
 """How ranks are spread over nodes: it changes where a rank runs, and no number."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from contracts.contract import contract
-from contracts.instruments.ranks import backend_of, here
+from contracts.instruments.ranks import backend_of
 from contracts.law._support.layouts import in_a_layout_of
-from contracts.law._support.multi_rank_run import SPREAD, batches, own_axis, with_rungs
+from contracts.law._support.multi_rank_run import SPREAD, batches, nodes_of, own_axis, with_rungs
 from contracts.law._support.step_comparison import gradient_differences, label_difference, on_one_rank
 from contracts.law._support.training_run import large_expert_weights
 from contracts.spec import Execution, NotOffered, Recipe, Session, Training
@@ -36,24 +33,8 @@ def the_rank_is_that_of_the_world(stack: Training, recipe: Recipe, execution: Ex
         recipe=recipe, steps=1, execution=replace(execution, precision="float64"), batches=batches(1, recipe),
         weights=large_expert_weights(stack, recipe), observe=frozenset({"gradients"}),
     )  # fmt: skip
-    with _nodes_of(size):
+    with nodes_of(size):
         (many,) = stack.train(session).steps
     (one,) = on_one_rank(stack, replace(session, execution=Execution(precision="float64"))).steps
     words = label_difference(one, many) or gradient_differences(one, many)
     assert not words, f"on nodes of {size}: {words}"
-
-
-@contextmanager
-def _nodes_of(size: int) -> Iterator[None]:
-    """The variables that torchrun gives a rank if each node has this many."""
-    node, local = divmod(here().rank, size)
-    said = {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": node}
-    before = {name: os.environ.get(name) for name in said}
-    os.environ.update({name: str(value) for name, value in said.items()})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value

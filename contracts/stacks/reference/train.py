@@ -100,7 +100,7 @@ def _steps(settings: Settings, record: Record, ranks: RankReporter, trainer: Tra
             done, seconds = ranks.timed_step(trainer.next)
             step = ReportedStep(
                 number=done.number, seconds=seconds, tokens=done.tokens,
-                loss=figure(done.losses["lm"]), grad_norm=figure(done.grad_norm),
+                loss=figure(done.losses["lm"]), grad_norm=figure(done.grad_norm), skipped=done.skipped,
             )  # fmt: skip
             record.steps.append(step)
             tell(listened, "step", step)

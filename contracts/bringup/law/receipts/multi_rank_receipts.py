@@ -3,6 +3,7 @@
 One rank is made different on purpose, because equal ranks could swap their receipts unnoticed.
 """
 
+import json
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from contracts.contract import contract
 from contracts.instruments import numerics, process_memory, ranks, traffic
 from contracts.instruments.ranks import gathered, here
+from contracts.law._support.multi_rank_run import nodes_of
 from contracts.law._support.recorded_runs import PROVENANCE
 from contracts.law._support.saved_states import shared_folder
 from contracts.spec import (
@@ -91,6 +93,64 @@ def the_receipts_of_a_run_are_about_all_its_ranks(
     for part in ALIKE:
         for rank, said in enumerate(others):
             assert said[part] == others[0][part], f"{part} of rank 0 is {others[0][part]}, of rank {rank} {said[part]}"
+
+
+HALF = replace(RECIPE, name="told-in-half", dtype="fp16", optim=replace(RECIPE.optim, lr=1e4, min_lr=1e4))
+"""Its first step leaves weights with which every later one overflows."""
+SCALED = {"dp2": (Degrees(), 2), "tp2": (Degrees(tp=2, sp=True), 2)}
+
+
+@contract(
+    "RCPT-04c",
+    asks=("run_receipts", "train"),
+    cases=SCALED,
+    source="playbook: minimum useful operator receipt",
+    tier="dist",
+)
+def a_step_that_was_left_out_is_told(stack: TrainsInAWorld, degrees: Degrees, world: int) -> None:
+    """Under float16 a receipt counts the steps that overflowed as skipped, and gives no throughput.
+
+    A trainer that reports each step as taken has the speed of a run that computes and learns nothing.
+    """
+    with shared_folder() as folder:
+        left = stack.run_receipts(HALF, degrees, STEPS, str(folder), PROVENANCE, Strain())
+    gathered("left")
+    receipt, steps = _own(left), stack.train(Session(recipe=HALF, steps=STEPS)).steps
+    lost = [step.number for step in steps if not math.isfinite(step.grad_norm)]
+    if not 0 < len(lost) < STEPS:
+        raise NotOffered(f"of {STEPS} steps those overflow: {lost}, expected some of them", "case")
+    assert receipt is not None, f"rank {here().rank} left {left.own}, and the folder holds {sorted(left.kept)}"
+    assert receipt.witness is not None, f"the receipt of rank {here().rank} has no witness"
+    told = (receipt.witness.steps, receipt.witness.skipped)
+    want = (STEPS - len(lost), len(lost))
+    assert told == want, f"rank {here().rank} reports {told[0]} steps and {told[1]} skipped ones, expected {want}"
+    rate = receipt.tokens_per_second
+    assert rate is None, f"rank {here().rank} reports {rate} tokens per second, and steps {lost} overflowed"
+
+
+@contract("RCPT-01i", asks="run_receipts", cases={"two-nodes": (1, 2), "two-of-two": (2, 4)}, tier="dist",
+          source="playbook: minimum useful operator receipt")  # fmt: skip
+def each_node_hears_its_own_ranks(stack: World, size: int, world: int) -> None:
+    """On several nodes, the launcher of the first hears each step once and no other hears one; each hears the place
+    and the peak of every rank of its node, and of no other.
+
+    The first rank of a node is not the first of the run: a launcher on each node counts the run's tokens again.
+    """
+    with shared_folder() as folder, nodes_of(size):
+        left = stack.run_receipts(replace(RECIPE, dtype="fp32"), Degrees(), STEPS, str(folder), PROVENANCE, Strain())
+        node = here().node
+    heard: dict[int, dict[str, list[int]]] = {}
+    for number, lines in gathered([node, left.lines]):
+        told = [*(json.loads(line) for line in lines)]
+        key = {"step": "number", "place": "local_rank", "memory": "rank"}
+        heard[number] = {kind: sorted(each[kind][at] for each in told if kind in each) for kind, at in key.items()}
+    if not any(each for kinds in heard.values() for each in kinds.values()):
+        raise NotOffered("writes nothing for a launcher", "stack")
+    for number, kinds in heard.items():
+        own = range(number * size, (number + 1) * size)
+        want = {"step": [] if number else [*range(1, STEPS + 1)], "place": [*range(size)], "memory": [*own]}
+        for kind, expected in want.items():
+            assert kinds[kind] == expected, f"node {number} hears of {kind} {kinds[kind]}, expected {expected}"
 
 
 def _own(left: LeftReceipts) -> Receipt | None:

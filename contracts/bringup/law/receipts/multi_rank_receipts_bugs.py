@@ -6,6 +6,7 @@ from typing import Any
 
 from contracts.instruments.ranks import torch_distributed
 from contracts.law._bugs.broken import broken, with_attributes
+from contracts.stacks.reference import train
 from contracts.stacks.reference.launch import torchrun_environment
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.run_facts import RankReporter
@@ -116,6 +117,34 @@ def counts_microbatches_over_the_world(execution_of, asked, place, device):
 def takes_one_sequence_at_a_time(execution_of, asked, place, device):
     """Over-correction: every sequence is a microbatch, whatever the recipe says."""
     return replace(execution_of(asked, place, device), microbatches=asked.recipe.batch.total)
+
+
+@broken(RankReporter, "timed_step", "RCPT-04c[dp2]: reports 3 steps and 0 skipped ones, expected (1, 2)",
+        "RCPT-04c[tp2]: reports 3 steps and 0 skipped ones, expected (1, 2)")  # fmt: skip
+def reports_every_step_as_taken(timed_step, self, step):
+    """Nobody asks the scaler whether it left the step out."""
+    done, seconds = timed_step(self, step)
+    return replace(done, skipped=False), seconds
+
+
+@broken(train, "_steps", "RCPT-01i[two-nodes]: node 1 hears of step [1, 2, 3], expected []",
+        "RCPT-01i[two-of-two]: node 1 hears of step [1, 2, 3], expected []")  # fmt: skip
+def reports_steps_on_each_node(_steps, settings, record, ranks, trainer):
+    """The first rank of each node takes itself for the first of the run."""
+    own = ranks.place
+    ranks.place = replace(own, rank=own.local_rank)
+    try:
+        _steps(settings, record, ranks, trainer)
+    finally:
+        ranks.place = own
+
+
+@broken(train, "_tell_of_ranks", "RCPT-01i[two-nodes]: node 1 hears of place [], expected [0]",
+        "RCPT-01i[two-of-two]: node 0 hears of place [0], expected [0, 1]")  # fmt: skip
+def asks_the_first_rank_alone(_tell_of_ranks, path, ranks, told):
+    """The first rank of the run knows of itself, and speaks for all."""
+    if ranks.place.rank == 0:
+        _tell_of_ranks(path, ranks, told)
 
 
 with_attributes(

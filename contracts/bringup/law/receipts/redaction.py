@@ -66,6 +66,13 @@ PLANTED: dict[str, tuple[LaunchedRun, tuple[str, ...]]] = {  # a run → the sec
     "repeated-by-an-error": (
         exporting(_saying(f"cannot log in with {PLAIN}"), TRACKER_PASSWORD=PLAIN), (PLAIN,)
     ),
+    "override-and-variable-repeated-by-an-error": (
+        replace(
+            _saying(f"cannot log in with {PLAIN} or {PASSWORD}"),
+            lane=replace(FACTS.lane, overrides={"logger.API_KEY": PLAIN}),
+            launch=replace(FACTS.launch, env={**FACTS.launch.env, "HUB_SECRET": PASSWORD}),
+        ), (PLAIN, PASSWORD),
+    ),
     "build-of-a-package": (
         replace(FACTS, provenance=replace(_PROVENANCE, components=(
             Component(name="fork", version="1", build=f"git+https://x-access-token:{GITHUB}@example.com/f@abc"),

@@ -65,6 +65,13 @@ def forgets_what_errors_quote(receipt, self, facts):
     return replace(receipt(self, facts), failure=facts.failure)
 
 
+@broken(Reference, "receipt", "RCPT-03[override-and-variable-repeated-by-an-error]: marmalade-orchard-77 is in")
+def knows_only_what_it_inherited(receipt, self, facts):
+    """Looks in the error for the values of the shell's variables, and not for those of overrides."""
+    known = secrets_of(facts.lane.inherited)
+    return replace(receipt(self, facts), failure=facts.failure and redact(facts.failure, known))
+
+
 @broken(Reference, "receipt", "RCPT-03[build-of-a-package]: is in the receipt")
 def keeps_origins_verbatim(receipt, self, facts):
     """Stores a package's origin as pip wrote it, with the token in its URL."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -44,11 +45,12 @@ def run_with_fault(
     asked = TrainerArguments(recipe=recipe, mode=recipe.modes[0], degrees=degrees, compile="none", run="strained")
     device = torchrun_environment.device_of(os.environ.get(DEVICE) or "auto")
     settings = Settings(asked=asked, argv=(), steps=steps, save=folder, resume=False, log_every=steps, device=device)
+    told = folder / f"node-{here().node}.jsonl"
     record = run_receipt.Record(started=run_receipt.now(), taken=taken)
     ballast, torch = _held(strain.held, device), torch_distributed()[0]
     threads = torch.get_num_threads()
     try:
-        train.train(settings, record, _strained(kind, strain, steps)(_place())).close()
+        train.train(replace(settings, telemetry=told), record, _strained(kind, strain, steps)(_place())).close()
     finally:
         torch.set_num_threads(threads)  # the command has a process of its own
         del ballast
@@ -57,7 +59,8 @@ def run_with_fault(
     gathered("left")
     kept = {each.name: receipt.read(each.read_text(encoding="utf-8")) for each in sorted(folder.glob("*.json"))}
     gathered("read")
-    return LeftReceipts(own=path.name, kept=kept)
+    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else ()
+    return LeftReceipts(own=path.name, kept=kept, lines=tuple(lines))
 
 
 def _place() -> Place:

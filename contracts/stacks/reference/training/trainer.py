@@ -58,6 +58,7 @@ class StepResult:
     samples: tuple[int, ...] = ()
     gradients: dict[str, Tensor] = field(default_factory=dict)
     seen: dict[str, Tensor] = field(default_factory=dict)
+    skipped: bool = False
     own: tuple[Tensor, Tensor, Tensor] | None = None
     """This rank's sum of losses and its labels, and the labels of all ranks."""
 
@@ -142,7 +143,8 @@ class Trainer:
         norm, coefficient = self.optimizer.clip()
         lr = self.rate(self.recipe.optim, self.number + 1)
         seen = self.over_parts(self.total([_counters(each.seen) for each in passes]))
-        if self.follow(norm):
+        taken = self.follow(norm)
+        if taken:
             if self.recipe.optim.end_weight_decay is not None:
                 self.optimizer.set_decay(self.decay(self.recipe.optim, self.number + 1))
             self.optimizer.step(lr)
@@ -161,6 +163,7 @@ class Trainer:
             samples=samples,
             gradients=gradients,
             seen=seen,
+            skipped=not taken,
             own=(sums.get("lm", torch.zeros(())), own["lm"], counts["lm"]),
         )
 
