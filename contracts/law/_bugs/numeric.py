@@ -3,6 +3,7 @@
 Mutants that need no torch take `contracts.law._bugs.broken` and their owner's own file.
 """
 
+from contracts.contract import mutant
 from contracts.law._bugs.broken import broken, derived, with_attributes
 from contracts.stacks.reference.checkpoint import manifest, rng_state
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from contracts.contract import mutant
 from contracts.law._bugs.numeric import (
     IGNORED,
     Attention,
@@ -23,6 +22,7 @@ from contracts.law._bugs.numeric import (
     Router,
     broken,
     derived,
+    mutant,
 )
 from contracts.spec import Mode, Recipe
 

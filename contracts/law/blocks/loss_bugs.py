@@ -3,8 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from contracts.contract import mutant
-from contracts.law._bugs.numeric import IGNORED, Model, broken, with_attributes
+from contracts.law._bugs.numeric import IGNORED, Model, broken, mutant, with_attributes
 
 
 @broken(Model, "cross_entropy", "BLK-06s[unequal-rows]: lm loss is")

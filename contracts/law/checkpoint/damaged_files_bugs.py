@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.law._bugs.numeric import Checkpoints, Manifest, ShardReader, broken, derived, with_attributes
+from contracts.law._bugs.numeric import Checkpoints, Manifest, ShardReader, broken, derived, mutant, with_attributes
 from contracts.law._bugs.numeric import manifest as manifests
 from contracts.spec import Refusals, Refused, codec, refuse
 

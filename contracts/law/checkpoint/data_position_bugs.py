@@ -7,7 +7,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from contracts.contract import mutant
 from contracts.law._bugs.numeric import (
     Checkpoints,
     DataOrder,
@@ -15,6 +14,7 @@ from contracts.law._bugs.numeric import (
     Trainer,
     broken,
     derived,
+    mutant,
     trainer,
     with_attributes,
 )

@@ -10,7 +10,6 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 from torch.distributed.tensor import DTensor
 
-from contracts.contract import mutant
 from contracts.law._bugs.numeric import (
     GENERATORS,
     Manifest,
@@ -21,6 +20,7 @@ from contracts.law._bugs.numeric import (
     broken,
     derived,
     local_part,
+    mutant,
     rng_state,
     with_attributes,
 )

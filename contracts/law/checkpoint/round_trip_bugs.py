@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.law._bugs.numeric import Checkpoints, Manifest, broken, derived
+from contracts.law._bugs.numeric import Checkpoints, Manifest, broken, derived, mutant
 from contracts.law._bugs.numeric import manifest as manifests
 from contracts.spec import Refusals, Refused
 from contracts.stacks.reference.checkpoint.checkpoint import State

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
 from contracts.instruments import inductor_indexing
 from contracts.law._bugs.numeric import (
     Attention,
@@ -20,6 +19,7 @@ from contracts.law._bugs.numeric import (
     State,
     broken,
     derived,
+    mutant,
 )
 from contracts.spec import AllowedBreak, Execution, Outcome, Recipe
 

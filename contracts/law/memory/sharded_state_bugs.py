@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
-from contracts.contract import mutant
 from contracts.law._bugs.numeric import (
     Experts,
     Model,
@@ -20,6 +19,7 @@ from contracts.law._bugs.numeric import (
     TensorParallel,
     broken,
     mesh,
+    mutant,
     parallelize,
 )
 

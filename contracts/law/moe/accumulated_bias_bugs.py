@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.law._bugs.numeric import Batch, ModelOutput, MoE, Trainer, broken, derived
+from contracts.law._bugs.numeric import Batch, ModelOutput, MoE, Trainer, broken, derived, mutant
 
 
 @derived("MOE-06b[three]: router.bias after step 1 differs")

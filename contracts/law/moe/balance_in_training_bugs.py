@@ -1,7 +1,6 @@
 """Losses of a router that depend on the layout or on the labels of a step."""
 
-from contracts.contract import mutant
-from contracts.law._bugs.numeric import IGNORED, ParallelTrainer, Router, Trainer, broken, with_attributes
+from contracts.law._bugs.numeric import IGNORED, ParallelTrainer, Router, Trainer, broken, mutant, with_attributes
 
 
 @broken(

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from contracts.contract import mutant
 from contracts.law._bugs import written_out
-from contracts.law._bugs.numeric import Parts, Router, broken, derived, with_attributes
+from contracts.law._bugs.numeric import Parts, Router, broken, derived, mutant, with_attributes
 from contracts.spec import Recipe
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from contracts.contract import mutant
 from contracts.law._bugs.numeric import (
     Indexer,
     LatentAttention,
@@ -19,6 +18,7 @@ from contracts.law._bugs.numeric import (
     Trainer,
     broken,
     derived,
+    mutant,
     orthogonalise,
     with_attributes,
 )

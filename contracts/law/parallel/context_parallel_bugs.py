@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contracts.contract import mutant
 from contracts.law._bugs.multi_rank import routed
 from contracts.law._bugs.numeric import (
     WHOLE_SEQUENCE,
@@ -19,6 +18,7 @@ from contracts.law._bugs.numeric import (
     broken,
     collectives,
     derived,
+    mutant,
     packing,
     with_attributes,
 )

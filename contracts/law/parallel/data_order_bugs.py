@@ -5,8 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.law._bugs.numeric import IGNORED, DataOrder, Trainer, broken, derived, with_attributes
+from contracts.law._bugs.numeric import IGNORED, DataOrder, Trainer, broken, derived, mutant, with_attributes
 from contracts.spec import Recipe
 from contracts.stacks.reference.data import Corpus, feistel_permutation
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from contracts.contract import mutant
-from contracts.law._bugs.numeric import ParallelTrainer, ShardedOptimizer, broken, local_part
+from contracts.law._bugs.numeric import ParallelTrainer, ShardedOptimizer, broken, local_part, mutant
 
 
 # what a run begins with

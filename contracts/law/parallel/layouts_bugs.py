@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from contracts.contract import mutant
 from contracts.law._bugs.numeric import (
     Batch,
     ContextParallel,
@@ -40,6 +39,7 @@ from contracts.law._bugs.numeric import (
     local,
     local_part,
     mesh,
+    mutant,
     orthogonalise,
     parallel_trainer,
     parallelize,

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from contracts.contract import mutant
 from contracts.law._bugs.dead import EveryRankDoesAll
 from contracts.law._bugs.numeric import (
     Causal,
     ContextParallel,
     Reference,
     broken,
+    mutant,
     parallel_trainer,
     parallelize,
     with_attributes,

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from contracts.contract import mutant
-from contracts.law._bugs.numeric import M2RNN, Layer, Model, Reference, broken
+from contracts.law._bugs.numeric import M2RNN, Layer, Model, Reference, broken, mutant
 from contracts.spec import Built, Mode, Recipe
 from contracts.spec.capacity import ParameterCount
 

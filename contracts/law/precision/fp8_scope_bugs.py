@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from contracts.contract import mutant
 from contracts.law._bugs.numeric import (
     Experts,
     Fp8Matmul,
@@ -16,6 +15,7 @@ from contracts.law._bugs.numeric import (
     RMSNorm,
     Router,
     broken,
+    mutant,
     with_attributes,
 )
 from contracts.spec import Computed, Mode, Recipe

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from contracts.contract import mutant
 from contracts.law._bugs.numeric import (
     Batch,
     ModelOutput,
@@ -15,6 +14,7 @@ from contracts.law._bugs.numeric import (
     broken,
     derived,
     local_part,
+    mutant,
     with_attributes,
 )
 

@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contracts.contract import mutant
-from contracts.law._bugs.numeric import Batch, ModelOutput, Pipeline, PipelineTrainer, broken, with_attributes
+from contracts.law._bugs.numeric import Batch, ModelOutput, Pipeline, PipelineTrainer, broken, mutant, with_attributes
 
 
 class _Reporting(PipelineTrainer):

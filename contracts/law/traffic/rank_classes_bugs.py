@@ -3,8 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from contracts.contract import mutant
-from contracts.law._bugs.numeric import ParallelTrainer, PipelineTrainer, TokenDispatcher, all_to_all, broken
+from contracts.law._bugs.numeric import ParallelTrainer, PipelineTrainer, TokenDispatcher, all_to_all, broken, mutant
 
 
 @broken(
