@@ -90,11 +90,11 @@ def the_balance_loss_is_the_declared_one(
     share of the sequence's assignments, P its mean router probability in the sequence.
 
     A balanced sequence has a loss of 1 for every k, every number of experts and both score functions, so one
-    coefficient serves all. The selection bias never enters P. It may enter f: a stack may count the experts it chose,
-    while eq. 18 counts only by score. An assignment that capacity drops still counts in f. A stack may declare that
-    its balance loss is over a microbatch, which this call is, or over the global batch. However faint the sigmoids are,
-    their shares add up to 1: a router can push sigmoids below an epsilon in their sum, and so the loss to 0. A stack
-    that declares such an epsilon for its gates may have it here.
+    coefficient serves all. The selection bias never enters P. It may enter f, and so may groups: a stack may count the
+    experts it chose, while eq. 18 counts only by score, as Megatron-Core does. An assignment that capacity drops still
+    counts in f. A stack may declare that its balance loss is over a microbatch, which this call is, or over the global
+    batch. However faint the sigmoids are, their shares add up to 1: a router can push sigmoids below an epsilon in
+    their sum, and so the loss to 0. A stack that declares such an epsilon for its gates may have it here.
     """
     got = _loss(stack, "aux", moe, logits, bias)
     aux = aux if pooled is None or chosen(stack, "balance-over") == "sequence" else pooled
