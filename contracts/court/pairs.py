@@ -23,6 +23,7 @@ APART: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("mla", "gqa"), ("mlp", "experts"), ("relu2", "swiglu"), ("softmax", "sigmoid"), ("adamw", "muon"),
         ("cosine", "linear", "constant", "WSD"), ("float64", "float32", "bf16", "fp16"), ("own-axis", "borrowed"),
         ("sp", "tp-without-sp"), ("own-data", "windows"), ("fsdp", "ep-without-fsdp"), ("ep", "etp-without-ep"),
+        ("fsdp", "tp-without-fsdp"),
     ),
     "a bias that chooses experts needs sigmoids": (("selection-bias", "softmax"),),
     "sparse attention needs latent attention": (("dsa", "gqa"),),

@@ -96,6 +96,7 @@ FEATURES: Mapping[str, str] = {
     "etp-without-ep": "experts cut otherwise than the dense layers, and all of them on each rank",
     "ep-with-etp": "experts cut by ep and by tensor parallelism at once",
     "tp-without-sp": "tensor parallelism with whole sequences",
+    "tp-without-fsdp": "tensor parallelism beside data-parallel ranks that shard nothing",
     "cp": "context parallelism",
     "ep": "expert parallelism",
     "etp": "experts cut otherwise than the dense layers",

@@ -94,6 +94,7 @@ def _of_execution(recipe: Recipe, execution: Execution) -> Iterator[str]:
         ("tp", degrees.tp > 1),
         ("sp", degrees.sp),
         ("tp-without-sp", degrees.tp > 1 and not degrees.sp),
+        ("tp-without-fsdp", degrees.tp > 1 and not execution.fsdp and data > 1),
         ("uneven-kv", recipe.mla is None and recipe.kv_groups % degrees.tp != 0),
         ("uneven-vocab", recipe.vocab % degrees.tp != 0),
         ("ep-with-etp", degrees.ep > 1 and degrees.expert_tp > 1),

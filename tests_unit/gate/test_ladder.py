@@ -88,10 +88,12 @@ def test_a_layout_is_needed_only_if_experts_are_parallel() -> None:
         return features(RICH, Execution(world=4, degrees=Degrees(**degrees)))  # type: ignore[arg-type]  # no sp
 
     assert not {"own-axis", "borrowed"} & of(tp=2, etp=1)
-    assert {"tp", "etp", "dp", "tp-without-sp"} <= of(tp=2, etp=1)
+    assert {"tp", "etp", "dp", "tp-without-sp", "tp-without-fsdp"} <= of(tp=2, etp=1)
     assert {"own-axis", "ep", "ep-without-fsdp"} <= of(ep=2)
     assert "etp-without-ep" in of(tp=2, etp=1)
-    assert not {"ep-without-fsdp", "etp-without-ep"} & of(tp=4, ep=4, etp=1)  # no rank but those of tp
+    assert not {"ep-without-fsdp", "etp-without-ep", "tp-without-fsdp"} & of(
+        tp=4, ep=4, etp=1
+    )  # no rank but those of tp
 
 
 def test_declared_abilities_say_whether_stack_adapter_or_device_lacks_a_feature() -> None:

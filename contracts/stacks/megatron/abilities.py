@@ -21,7 +21,7 @@ ABILITIES = Abilities(
         "microbatches", "recompute", "packed", "checkpoint", "validation", "uneven-validation", "outer-rates",
         "dp", "fsdp", "replicas",
         "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved", "borrowed",
-        "author-dp", "ep-without-fsdp", "etp-without-ep",
+        "author-dp", "ep-without-fsdp", "tp-without-fsdp", "etp-without-ep",
     )),
     lacks=(
         lacks("frozen", "adapter", "it was not asked to freeze anything"),

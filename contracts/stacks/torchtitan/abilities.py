@@ -17,7 +17,7 @@ ABILITIES = Abilities(
         "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw", "muon", "cosine", "linear",
         "constant", "WSD", "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep",
         "etp", "pp", "interleaved", "borrowed", "compile", "compiled-blocks", "recompute", "validation",
-        "group-limited", "outer-rates", "layer-rates", "bias-rates", "largest-loss",
+        "group-limited", "outer-rates", "layer-rates", "bias-rates", "largest-loss", "tp-without-fsdp",
     )),
     lacks=(
         lacks("checkpoint pp selection-bias", "stack",

@@ -66,7 +66,8 @@ ABILITIES = Abilities(
           for cut in ("fsdp", "ep")),
         lacks("checkpoint-of-a-recipe", "stack", "its Trainer compares no configuration with a checkpoint's"),
         lacks("tp", "device", "accelerate takes tensor parallel only on accelerators"),
-        lacks("tp-without-sp", "device", "accelerate takes tensor parallel only on accelerators"),
+        *(lacks(f"tp-without-{other}", "device", "accelerate takes tensor parallel only on accelerators")
+          for other in ("sp", "fsdp")),
         lacks("etp-without-ep", "device", "accelerate takes tensor parallel only on accelerators"),
         lacks("uneven-kv", "device", "accelerate takes tensor parallel only on accelerators"),
         lacks("uneven-vocab", "device", "accelerate takes tensor parallel only on accelerators"),

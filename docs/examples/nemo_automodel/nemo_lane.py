@@ -39,6 +39,7 @@ LACKS: tuple[tuple[Lack, str, str], ...] = (
     ("stack", "DTensors of experts lie on EP's mesh, which wants FSDP", "ep-without-fsdp own-axis"),
     ("stack", "its models with experts have no tensor parallelism", "tp+experts"),
     ("stack", "its tensor parallelism divides KV heads", "uneven-kv"),
+    ("stack", "its DDP takes no other axis, and its FSDP2 refuses replicas without shards", "tp-without-fsdp"),
     ("stack", "experts are cut by EP only", "etp ep-with-etp etp-without-ep cut-expert-bias"),
     ("device", "its Mamba-2 is mamba_ssm's kernels", "mamba narrow-scan"),
     ("device", "its sparse attention is TileLang's and cuDNN's", "dsa"),

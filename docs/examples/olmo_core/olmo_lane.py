@@ -70,7 +70,7 @@ class Stack(Adapter, Checkpoints):
             "attention", "mamba", "narrow-scan", "mlp", "gqa", "qk-norm", "swiglu", "tied", "float32", "bf16", "adamw",
             "recompute", "cosine", "linear", "constant", "WSD", "microbatches", "changing-batches", "checkpoint", "dp",
             "own-data", "validation", "dropout", "attention-bias", "mlp-bias", "frozen", "outer-rates", "layer-rates",
-            "fsdp", "replicas", "tp", "sp", "uneven-vocab", "cp",
+            "fsdp", "replicas", "tp", "sp", "tp-without-fsdp", "uneven-vocab", "cp",
         )),
         lacks=(*(lacks(each.replace("+", " "), kind, reason) for kind, reason, all_ in LACKS for each in all_.split()),
                *(without(questions, kind, reason) for kind, reason, questions in WITHOUT),

@@ -25,7 +25,7 @@ class Stack(Adapter):
     abilities = Abilities(
         has=frozenset((
             "attention", "mlp", "gqa", "swiglu", "adamw", "cosine", "constant", "float32", "float64", "microbatches",
-            "dp", "tp", "tp-without-sp", "uneven-vocab",
+            "dp", "tp", "tp-without-sp", "tp-without-fsdp", "uneven-vocab",
         )),
         lacks=tuple(lacks(feature, "stack", reason) for reason, features in {
             "it has attention and gated MLPs": "experts mamba narrow-scan recurrent unpaired mla dsa qk-norm relu2",
