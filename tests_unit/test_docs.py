@@ -102,7 +102,19 @@ def test_the_index_has_every_family_of_the_law_and_no_other() -> None:
 OTHERS = ("Megatron-Core", "Megatron-LM's", "mamba-ssm", "cppmega", "torchtitan", "nccl-tests", "torchrun -m pytest",
             "pytorch 2.13", "NVIDIA's data sheets", "torch", "Transformer Engine", "transformers",
             "flaxformer", "apex")  # fmt: skip
+
+
 # In a rule of the kernel catalogue what follows the first semicolon is a fact, and no further source.
+def test_rows_of_the_law_without_a_check_are_held_by_contracts() -> None:
+    rows = re.findall(r"^\| ([A-Z]+-\d+) \| .* \| (.*) \|$", _text("docs/index.md"), re.MULTILINE)
+    assert [row for row, _ in rows] == ["PAR-15", "PAR-17", "OBS-19"]
+    for row, held in rows:
+        named = re.findall(r"[A-Z]+-\d+[a-z]?", held)
+        assert row not in LAW.contracts
+        assert named
+        assert {*named} <= LAW.contracts.keys(), row
+
+
 SOURCES = sorted({*(each.source for each in LAW.contracts.values()), *(r.source.partition(";")[0] for r in CATALOGUE)})
 
 
