@@ -1,5 +1,6 @@
 """Runs of several ranks that save what only one of them holds, or load what another one held."""
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -234,6 +235,14 @@ def begins_generators_as_at_the_first_step(resume, self, folder):
     """After a change of layout each rank is seeded as in a run that begins, whatever step it is."""
     resume(self, folder)
     rng_state.seed_rank_stream(self.recipe.seed, 0, self.stream())
+
+
+@broken(rng_state, "seed_rank_stream", "CKPT-02c[one-to-two]: draws the same numbers from python")
+def leaves_the_generator_of_python(seed_rank_stream, seed, step, whose):
+    """After a change of layout torch's and NumPy's generators begin anew, and Python's goes on from its old state."""
+    held = random.getstate()
+    seed_rank_stream(seed, step, whose)
+    random.setstate(held)
 
 
 @broken(ParallelTrainer, "layout", "CKPT-02c[tp-without-sp-to-dp]: 2 ranks have 1 states of the generator")
