@@ -75,6 +75,7 @@ RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...], *tuple[Mapping[str, fl
         Execution(),
         (2, 1, 2),
     ),
+    "dense-accumulated": (DENSE, Execution(microbatches=5), (2, 1, 2)),
     "scan": (replace(SHORT, name="short-scan", mamba=SCAN.mamba), Execution(), (2, 1, 2)),
     "scan-and-mlp": (replace(SHORT, name="short-scan-mlp", mamba=SCAN.mamba, moe=None), Execution(), (2, 1, 2)),
 }
@@ -88,6 +89,7 @@ HEADED = {
     "every-kind": ("checkpoint", "prediction-heads", "hyper-connections", "mla", "dsa", "parallel-ssm"),
     "dense-two-rates": ("checkpoint", "outer-rates"),
     "dense-rising-decay": ("checkpoint", "changing-decay"),
+    "dense-accumulated": ("checkpoint", "microbatches"),
     **{name: (*needed, "checkpoint") for name, needed in OF_SCANS.items()},
 }
 """On leaner recipes the batches are given, so that a stack without the recipe's data is asked as well."""

@@ -189,10 +189,11 @@ class Rows(list[dict[str, Tensor]]):
 
 
 def microbatches(session: Session, before: int) -> Rows:
-    """Every rank's microbatches, step after step. Those of the `before` steps already done are skipped unread."""
+    """Every rank's microbatches, step after step. In place of those of the `before` steps that are done and skipped
+    the first of the others stands: who trains on it has another loss.
+    """
     ranks, cuts = session.execution.world, session.execution.microbatches
-    nothing: dict[str, Tensor] = {}
-    found = Rows([nothing] * (before * ranks * cuts))
+    found = Rows()
     windows = session.windows or tuple((batch,) for batch in session.batches)
     for window in windows:
         parts = cuts // len(window)
@@ -203,7 +204,7 @@ def microbatches(session: Session, before: int) -> Rows:
                 for rank in range(ranks):
                     first = rank * size + sum(sizes[:cut])
                     found.append(_inputs(batch, slice(first, first + sizes[cut])))
-    return found
+    return Rows([*(found[:1] or Rows([{}])) * (before * ranks * cuts), *found])
 
 
 def schedule(recipe: Recipe) -> dict[str, Any]:
