@@ -157,7 +157,7 @@ CONVENTIONS: Mapping[str, Convention] = {
             "in one of its own",
             "Megatron-Core: GPTDataset, _build_document_index; PyTorch: DistributedSampler.set_epoch",
         ),
-        ("alike", "in that of the first", "torchtitan: HuggingFaceTextDataset"),
+        ("alike", "in that of the first", "datasets: IterableDataset.shuffle, without set_epoch"),
     ),
     "blend-order": _convention(
         "how the dataset of a blend's next row is chosen",

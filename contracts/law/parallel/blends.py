@@ -253,8 +253,8 @@ AGAIN: dict[str, Blend] = {
 
 @contract("PAR-20g", asks="rows_of", cases=AGAIN, conventions=("epoch-order",), source="Megatron-LM #697")
 def an_epoch_has_an_order_of_its_own(stack: Blending, blend: Blend) -> None:
-    """A dataset's second epoch is not in the order of its first: of pieces that follow each other in the first, most
-    do not in the second. A stack may declare that every epoch is in the order of the first.
+    """A dataset's second epoch is not in the order of its first: of pieces that follow each other in the second, most
+    do not in the first. A stack may declare that every epoch is in the order of the first.
 
     The order is a function of the seed and of the epoch, and a loader that is made anew has only the seed.
     """
@@ -268,7 +268,7 @@ def an_epoch_has_an_order_of_its_own(stack: Blending, blend: Blend) -> None:
             counts[id] += 1
         both = {*epochs[0]} & {*epochs[1]}
         first, second = (list(pairwise(id for id in each if id in both)) for each in epochs)
-        joints = {(one, other) for one, other in first if other != one + 1}
-        kept, alike = len(joints & {*second}), chosen(stack, "epoch-order") == "alike"
+        joints = {(one, other) for one, other in second if other != one + 1}
+        kept, alike = len(joints & {*first}), chosen(stack, "epoch-order") == "alike"
         said = f"of {len(joints)} pairs of pieces of dataset {dataset}, {kept} follow each other in both epochs"
         assert first == second if alike else 2 * kept < len(joints), said

@@ -96,7 +96,6 @@ CONVENTIONS = {
     "muon-products": "bfloat16",
     "last-rate": "step-before",
     "communicators": "purpose",
-    "epoch-order": "alike",
     "blend-order": "drawn",
     "rows-of-ranks": "documents",
 }
