@@ -91,7 +91,8 @@ def judged(fault: Fault, at: str, python: Path, out: Path) -> tuple[str, str]:
              "--json", "--deviations", ROOT / f"docs/deviations/{fault.package}.toml", "--report", out / fault.id,
              *(("--ranks", str(fault.ranks)) if fault.ranks > 1 else ()))  # fmt: skip
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=LONGEST_S)
-    told = json.loads(done.stdout)
+    nothing = {"results": (), "headline": done.stderr.strip()[-200:]}
+    told = json.loads(done.stdout) if done.stdout.startswith("{") else nothing
     for fate, outcome in (("named", "violated"), ("broken", "broken")):
         for each in told["results"]:
             if each["outcome"] == outcome:
