@@ -8,8 +8,9 @@ from contracts.law._support.multi_rank_run import SPREAD
 from contracts.law._support.training_run import Rows
 from contracts.spec import Tokens
 
-HALVES: Rows = (((16,), 13), ((8, 8), 0), ((7, 2, 7), 6), ((9, 7), 0))
-"""Rows of 16 tokens, cut at 8; the first rank has no label in the first of them."""
+HALVES: Rows = (((16,), 13), ((8, 8), 0), ((7, 3, 6), 6), ((9, 7), 0))
+"""Rows of 16 tokens, cut at 8; the first rank has no label in the first of them. Of the document that begins one token
+before the cut, a token after it has a label, so that a loss shows a layer that loses what is before the cut."""
 
 THIRDS: Rows = (((18,), 13), ((6, 12), 0), ((5, 8, 5), 3), ((13, 5), 2))
 """Rows of 18 tokens, cut at 6 and 12."""

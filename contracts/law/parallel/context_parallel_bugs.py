@@ -63,6 +63,19 @@ def ends_a_document_at_the_border(packing, self, whole):
     )
 
 
+@broken(ContextParallel, "packing", "PAR-01g[cp2]: on one rank, already with only layer 0 (A)")
+def continues_only_documents_that_fill_the_rank_before(packing, self, whole):
+    """A document continues from the rank before only if it is the one with which that rank begins."""
+    cut = packing(self, whole)
+    length = cut.documents_BT.shape[1]
+    begins_BC = cut.whole_row[:, ::length]
+    apart_BC = 100 * (begins_BC.diff(prepend=begins_BC[:, :1]) != 0).cumsum(1)
+    return cut._replace(
+        documents_BT=cut.documents_BT + apart_BC[:, self.rank, None],
+        row_BS=cut.whole_row + apart_BC.repeat_interleave(length, dim=1),
+    )
+
+
 @mutant(of="PAR-01h", case="cp2", says="whose document does not count")
 @broken(ContextParallel, "packing", "PAR-01g[cp2]: lm is", bugs=("ROP-28",))
 def numbers_documents_on_each_rank_from_nought(packing, self, whole):
