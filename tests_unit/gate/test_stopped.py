@@ -188,7 +188,7 @@ def is_no_verdict(tmp_path: Path, *command: object) -> None:
     run = asked(tmp_path, *command)
     try:
         for pid in marked(run.mark):
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (64, 64))
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (512, 512))  # lines of progress fit into the log
         (tmp_path / "answer").touch()
         run.process.wait(PATIENCE_S)
     finally:
