@@ -19,9 +19,8 @@ TYPES: Mapping[type, str] = {
     "qk-head-dim qk-pos-emb-head-dim v-head-dim mtp-num-layers dsa-indexer-n-heads dsa-indexer-head-dim "
     "dsa-indexer-topk save-interval recompute-num-layers",
     float: "norm-epsilon attention-dropout hidden-dropout moe-aux-loss-coeff moe-z-loss-coeff lr min-lr weight-decay "
-    "start-weight-decay end-weight-decay "
     "adam-beta1 adam-beta2 clip-grad mtp-loss-scaling-factor moe-router-bias-update-rate "
-    "moe-router-topk-scaling-factor moe-expert-capacity-factor",
+    "moe-router-topk-scaling-factor moe-expert-capacity-factor start-weight-decay end-weight-decay",
     str: "position-embedding-type normalization hybrid-layer-pattern moe-router-score-function moe-router-dtype "
     "moe-token-dispatcher-type moe-router-load-balancing-type lr-decay-style tokenizer-type fp8-format fp8-recipe "
     "save load ckpt-format moe-token-drop-policy recompute-granularity recompute-method weight-decay-incr-style",
