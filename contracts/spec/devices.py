@@ -72,7 +72,7 @@ class StartOptions:
     durable: str | None = None
 
 
-PLAIN = StartOptions()
+NO_OPTIONS = StartOptions()
 
 
 class Devices(Party, Protocol):
@@ -87,7 +87,7 @@ class Devices(Party, Protocol):
         ...
 
     def started(
-        self, recipe: Recipe, environment: Mapping[str, str], steps: int, options: StartOptions = PLAIN
+        self, recipe: Recipe, environment: Mapping[str, str], steps: int, options: StartOptions = NO_OPTIONS
     ) -> Started:
         """Start the stack's own training command on a recipe, as one process, to stop after step `steps` of the run.
 

@@ -115,7 +115,8 @@ class LeftReceipts:
     Args:
         own: the name of this rank's receipt.
         kept: name → receipt, of every rank.
-        lines: what the ranks of this rank's node wrote for a launcher; empty if the stack writes none.
+        lines: what the ranks of this rank's node reported to its launcher, in the form of docs/receipts.md; empty if
+            the stack reports nothing.
     """
 
     own: str

@@ -36,8 +36,7 @@ def adamw(
 
 def muon(
     weight: Tensor, gradients: Sequence[Tensor], rates: Sequence[float], *, decay: float | Sequence[float],
-    momentum: float = 0.95,
-    half: bool = False,
+    momentum: float = 0.95, half: bool = False,
 ) -> list[Tensor]:  # fmt: skip
     """The weight after each step. Leading dims index matrices, each updated by itself.
 
@@ -61,7 +60,7 @@ def muon(
 
 
 def _each(decay: float | Sequence[float], rates: Sequence[float]) -> Sequence[float]:
-    return [decay] * len(rates) if isinstance(decay, float) else decay
+    return decay if isinstance(decay, Sequence) else [decay] * len(rates)
 
 
 def newton_schulz(matrix: Tensor) -> Tensor:

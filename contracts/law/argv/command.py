@@ -145,8 +145,7 @@ DISTINCT = Recipe(
         aux_loss=3e-4, z_loss=5e-4, route_scale=2.5, capacity_factor=1.25,
     ),
     mtp=Mtp(depth=2, loss_weight=0.35),
-    optim=Optim(lr=7e-4, min_lr=9e-6, warmup=30, steps=700, weight_decay=0.07, end_weight_decay=0.11,
-                beta1=0.87, beta2=0.93, clip=0.6),
+    optim=Optim(lr=7e-4, min_lr=9e-6, warmup=30, steps=700, weight_decay=0.07, beta1=0.87, beta2=0.93, clip=0.6),
     batch=Batch(micro=8, total=192), checkpoint=Checkpoint(save="/ckpt/a", interval=50),
 )  # fmt: skip
 """No two of its numbers are equal: one after another's flag shows."""
@@ -164,7 +163,6 @@ NUMBERS: dict[str, float] = {
     "--mtp-loss-scaling-factor": 0.35, "--mtp-num-layers": 2,
     "--lr": 7e-4, "--min-lr": 9e-6, "--lr-warmup-iters": 30, "--lr-warmup-samples": 30 * 192, "--train-iters": 700,
     "--train-samples": 700 * 192, "--lr-decay-iters": 700, "--lr-decay-samples": 700 * 192, "--weight-decay": 0.07,
-    "--start-weight-decay": 0.07, "--end-weight-decay": 0.11,
     "--adam-beta1": 0.87, "--adam-beta2": 0.93, "--clip-grad": 0.6, "--micro-batch-size": 8,
     "--global-batch-size": 192, "--save-interval": 50,
 }  # fmt: skip
@@ -179,6 +177,10 @@ STATED: dict[str, tuple[Recipe, Lane, dict[str, float]]] = {
     "groups": (
         replace(DISTINCT, moe=replace(DISTINCT.moe or Moe(), top_k=4, groups=(12, 2))), NATIVE,
         {"--moe-router-num-groups": 12, "--moe-router-group-topk": 2, "--moe-router-topk": 4},
+    ),
+    "rising-decay": (
+        replace(DISTINCT, optim=replace(DISTINCT.optim, end_weight_decay=0.11)), NATIVE,
+        {"--start-weight-decay": 0.07, "--end-weight-decay": 0.11},
     ),
     "zeros": (
         replace(DISTINCT, optim=replace(DISTINCT.optim, min_lr=0.0, warmup=0, weight_decay=0.0, clip=0.0)), NATIVE,
@@ -197,11 +199,11 @@ def each_number_stands_behind_its_flag(stack: Stack, recipe: Recipe, lane: Lane,
     Two ranks of latents, two betas, two coefficients are as easily exchanged as they are equal in every preset. The
     launcher accepts either, and a change of the recipe changes the argv, as it should.
     """
-    words = {**UNSAID, **flag_texts(for_megatron(stack, recipe, lane).argv)}
-    stated = [flag for flag in numbers if flag in words]
-    if not stated:
+    said = flag_texts(for_megatron(stack, recipe, lane).argv)
+    if not said.keys() & numbers.keys():
         raise NotOffered(f"the argv has none of {', '.join(numbers)}", "case")
-    for flag in stated:
+    words = {**UNSAID, **said}
+    for flag in (flag for flag in numbers if flag in words):
         got, want = words[flag], numbers[flag]
         assert math.isclose(float(got), want, rel_tol=1e-9), f"{flag} is {got}, expected {want:.10g}"
 

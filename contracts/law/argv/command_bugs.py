@@ -88,6 +88,14 @@ def exchanges_the_betas(former, self, recipe, lane):
     return _saying(_saying(launch, "--adam-beta1", str(optim.beta2)), "--adam-beta2", str(optim.beta1))
 
 
+@broken(Reference, "launch", "ARGV-01c[rising-decay]: --start-weight-decay is 0.11, expected 0.07")
+def exchanges_the_ends_of_the_decay(former, self, recipe, lane):
+    """The decay falls from its last value to its first."""
+    launch, optim = former(self, recipe, lane), recipe.optim
+    ends = _saying(launch, "--start-weight-decay", str(optim.end_weight_decay))
+    return _saying(ends, "--end-weight-decay", str(optim.weight_decay))
+
+
 @broken(Reference, "launch", "ARGV-01c[grouped]: --lr-warmup-iters is 5760, expected 30")
 def warms_up_in_sequences(launch, self, recipe, lane):
     """Counts the warm-up in sequences in the flag that counts iterations."""

@@ -27,7 +27,7 @@ from contracts.spec import (
     chosen,
     within,
 )
-from contracts.spec.devices import PLAIN, Devices, StartOptions
+from contracts.spec.devices import NO_OPTIONS, Devices, StartOptions
 from contracts.spec.presets import PRESETS
 
 TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
@@ -250,11 +250,11 @@ class Saving(Devices, Checkpointing, Protocol):
 RESUMED = StartOptions(resume=True)
 APART = StartOptions(save="apart", resume=True)
 KEPT = {  # the interval, the steps after which the starts stop, the checkpoints that they leave, the options
-    "every-third": (3, (7,), (7, 6, 3), PLAIN),
-    "longer-than-the-run": (5, (2,), (2,), PLAIN),
-    "ends-on-one": (2, (4,), (4, 2), PLAIN),
-    "started-again": (3, (2, 7), (7, 6, 3, 2), PLAIN),
-    "no-step": (1, (0,), (), PLAIN),
+    "every-third": (3, (7,), (7, 6, 3), NO_OPTIONS),
+    "longer-than-the-run": (5, (2,), (2,), NO_OPTIONS),
+    "ends-on-one": (2, (4,), (4, 2), NO_OPTIONS),
+    "started-again": (3, (2, 7), (7, 6, 3, 2), NO_OPTIONS),
+    "no-step": (1, (0,), (), NO_OPTIONS),
     "resumed": (3, (2, 7), (7, 6, 3, 2), RESUMED),
     "another-folder-beside-a-load": (2, (1, 3, 4), (4, 3, 2, 1), APART),
     "the-newest-two": (1, (3, 5), (5, 4), replace(RESUMED, keep=2)),

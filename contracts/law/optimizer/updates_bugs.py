@@ -60,7 +60,9 @@ with_attributes(
     "The decay rises on after the last step.",
     "OPT-04a[rising-from-0]: the adamw move of embedding.weight differs",
     owner=Trainer,
-    decay=staticmethod(lambda optim, step: optim.weight_decay + optim.end_weight_decay * step / optim.steps),
+    decay=staticmethod(
+        lambda optim, step: (end := optim.end_weight_decay) and optim.weight_decay + end * step / optim.steps
+    ),
 )
 
 

@@ -106,15 +106,17 @@ def inner(optimizer: Any) -> list[Any]:
 def rate_of(recipe: Recipe, optimizer: Any) -> Any:
     """Megatron's schedule, which counts completed steps: the first step has the rate of step 0."""
     optim = recipe.optim
-    end = optim.end_weight_decay
+    end = optim.weight_decay if optim.end_weight_decay is None else optim.end_weight_decay
+    if end < optim.weight_decay:
+        raise NotOffered("Megatron-Core: its weight decay only rises", "stack")
     style = {"cosine": "cosine", "linear": "linear", "constant": "constant", "WSD": "WSD"}[optim.schedule]
     later = {"wsd_decay_steps": max(1, optim.steps // 5), "lr_wsd_decay_style": "linear"} if style == "WSD" else {}
     try:
         return mcore("optimizer_param_scheduler").OptimizerParamScheduler(
             optimizer, init_lr=0.0, max_lr=optim.lr, min_lr=optim.min_lr, lr_warmup_steps=optim.warmup,
             lr_decay_steps=optim.steps, lr_decay_style=style, start_wd=optim.weight_decay,
-            end_wd=optim.weight_decay if end is None else end, wd_incr_steps=0 if end is None else optim.steps,
-            wd_incr_style="constant" if end is None else "linear",
+            end_wd=end, wd_incr_steps=optim.steps,
+            wd_incr_style="constant" if optim.end_weight_decay is None else "linear",
             use_checkpoint_opt_param_scheduler=False, override_opt_param_scheduler=False, **later,
         )  # fmt: skip
     except AssertionError as error:

@@ -189,8 +189,8 @@ class Rows(list[dict[str, Tensor]]):
 
 
 def microbatches(session: Session, before: int) -> Rows:
-    """Every rank's microbatches, step after step. In place of those of the `before` steps that are done and skipped
-    the first of the others stands: who trains on it has another loss.
+    """Every rank's microbatches, step after step. The Trainer skips those of the `before` steps that were taken
+    earlier: copies of the first one stand in their place, so that a wrong number of them changes the loss.
     """
     ranks, cuts = session.execution.world, session.execution.microbatches
     found = Rows()

@@ -246,6 +246,10 @@ def refuse_what_it_cannot_express(
     if recipe.optim.schedule == "WSD":
         problem = "needs the length of its last phase, which a recipe does not say and Megatron-LM does not guess"
         found.add("optim.schedule", "WSD", problem, "use cosine, linear or constant, or the fsdp2 regime")
+    end = recipe.optim.end_weight_decay
+    if end is not None and end < recipe.optim.weight_decay:
+        problem = f"is below optim.weight_decay ({recipe.optim.weight_decay:g}), and {MEGATRON[0]}'s decay only rises"
+        found.add("optim.end_weight_decay", end, problem, "give a larger one, or use the fsdp2 regime")
     if recipe.optim.rule == "muon":
         problem = f"is our trainer's rule; {MEGATRON[0]} {MEGATRON[1]} has one of its own, with other constants"
         found.add("optim.rule", "muon", problem, "use adamw, or the fsdp2 regime")

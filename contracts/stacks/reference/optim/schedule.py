@@ -22,10 +22,10 @@ def learning_rate(optim: Optim, step: int) -> float:
     return optim.min_lr + (optim.lr - optim.min_lr) * left
 
 
-def weight_decay(optim: Optim, step: int) -> float:
-    """The decay of optimizer step `step`, of what decays."""
+def weight_decay(optim: Optim, step: int) -> float | None:
+    """The weight decay of optimizer step `step`; None if the recipe has one for the whole run."""
     if optim.end_weight_decay is None:
-        return optim.weight_decay
+        return None
     return optim.weight_decay + (optim.end_weight_decay - optim.weight_decay) * min(1.0, step / optim.steps)
 
 

@@ -75,7 +75,7 @@ class Trainer:
     corpus_class: type[Corpus] = Corpus
     data_order_class: type[DataOrder] = DataOrder
     rate: Callable[..., float] = staticmethod(schedule.learning_rate)
-    decay: Callable[..., float] = staticmethod(schedule.weight_decay)
+    decay: Callable[..., float | None] = staticmethod(schedule.weight_decay)
     rates: Mapping[str, float] = {}
     """The factors of rates, if they are not 1."""
     frozen: frozenset[str] = frozenset()
@@ -145,8 +145,9 @@ class Trainer:
         seen = self.over_parts(self.total([_counters(each.seen) for each in passes]))
         taken = self.follow(norm)
         if taken:
-            if self.recipe.optim.end_weight_decay is not None:
-                self.optimizer.set_decay(self.decay(self.recipe.optim, self.number + 1))
+            decay = self.decay(self.recipe.optim, self.number + 1)
+            if decay is not None:
+                self.optimizer.set_decay(decay)
             self.optimizer.step(lr)
             fp8.advance_scales(self.model)
             self.move_biases(seen)
